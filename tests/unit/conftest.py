@@ -1,0 +1,19 @@
+"""What one-process tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from trainer.comm.protocol import Comm
+from trainer.comm.torch_backend import TorchBackend
+from trainer.world import World
+from tests.jobs import tiny_job
+
+
+@pytest.fixture
+def alone() -> Iterator[Comm]:
+    """A real process group of one rank."""
+    comm = TorchBackend(tiny_job(), World(0, 1, 0, 1, "here", "test"), torch.device("cpu"))
+    yield comm
+    comm.close()

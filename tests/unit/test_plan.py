@@ -1,0 +1,50 @@
+"""How a global batch is cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.plan import plan, schedule
+
+
+def _job(global_batch: int, limit: int | None = None, **length: int) -> Job:
+    optim = {"global_batch_size": global_batch, "max_batch_size_per_gpu": limit, **(length or {"steps": 1})}
+    return Job.model_validate({"name": "n", "data": {"train": ("x.tar",)}, "optim": optim})
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 100))
+def test_every_cut_is_equal_and_within_the_limit(ranks: int, per_rank: int, limit: int) -> None:
+    cut = plan(_job(ranks * per_rank, limit), ranks)
+    assert cut.micro_batch_size * cut.accumulation * cut.world_size == cut.global_batch_size == ranks * per_rank
+    assert 1 <= cut.micro_batch_size <= limit
+
+
+@given(st.integers(1, 64), st.integers(1, 100))
+def test_no_cut_is_finer_than_it_must_be(per_rank: int, limit: int) -> None:
+    cut = plan(_job(per_rank, limit), 1)
+    coarser = [k for k in range(1, cut.accumulation) if per_rank % k == 0]
+    assert all(per_rank // k > limit for k in coarser)
+
+
+def test_without_a_limit_a_share_passes_at_once() -> None:
+    assert plan(_job(4096), 8).accumulation == 1
+
+
+def test_a_world_that_does_not_divide_the_batch_is_refused_with_what_fits() -> None:
+    with pytest.raises(InputError, match=r"100 cannot be shared equally by 8 ranks: use 96 or 104.*2, 4, 5, 10"):
+        plan(_job(100), 8)
+
+
+def test_epochs_become_whole_steps() -> None:
+    assert schedule(_job(32, epochs=3), 100).steps == 9
+
+
+def test_steps_go_before_epochs_of_data() -> None:
+    assert schedule(_job(32, steps=1000), 100) == schedule(_job(32, steps=1000), 127)
+
+
+def test_fewer_samples_than_a_global_batch_are_refused() -> None:
+    with pytest.raises(InputError, match=r"31 samples are fewer than optim.global_batch_size = 32"):
+        schedule(_job(32), 31)

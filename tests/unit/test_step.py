@@ -1,0 +1,123 @@
+"""One optimizer step in one process: accumulation, randomness, precision, clipping, locked towers, batch norm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.jobs import RESNET, VIT, tiny_job
+from trainer import model, optim
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.plan import plan
+from trainer.step import MicroBatch, TrainStep
+
+SAMPLES = 16
+
+
+def _step(job: Job, comm: Comm) -> TrainStep:
+    cut = plan(job, 1)
+    clip = model.build(job, cut, comm).model.train()
+    return TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
+
+
+def _batches(clip: nn.Module, size: int) -> list[MicroBatch]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator, dtype=next(clip.parameters()).dtype)
+    tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)
+    return [MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)]
+
+
+def _gradients(step: TrainStep, size: int) -> dict[str, Tensor | None]:
+    step.gradients(_batches(step.model, size), step=0)
+    return {name: None if p.grad is None else p.grad.clone() for name, p in step.model.named_parameters()}
+
+
+def _accumulating(size: int, **sections: Any) -> Job:
+    optim_keys = {"max_batch_size_per_gpu": size, **sections.pop("optim", {})}
+    return tiny_job(optim=optim_keys, **sections)
+
+
+def _with_model(job: Job, **keys: Any) -> Job:
+    return job.model_copy(update={"model": job.model.model_copy(update=keys)})
+
+
+@pytest.fixture
+def dropout_model(tmp_path: Path) -> str:
+    """The tiny ViT with patch dropout, which draws random numbers in its forward pass."""
+    config = json.loads(Path(VIT).read_text())
+    config["vision_cfg"]["patch_dropout"] = 0.5
+    path = tmp_path / "tiny-dropout.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_the_second_pass_of_accumulation_repeats_the_dropout_of_the_first(alone: Comm, dropout_model: str) -> None:
+    step = _step(_accumulating(4, model=dropout_model), alone)
+    passes: list[Tensor] = []
+    step.model.visual.register_forward_hook(lambda _module, _input, out: passes.append(out.detach().clone()))
+    _gradients(step, 4)
+    first, second = passes[:4], passes[4:]
+    assert len(first) == len(second) == 4
+    for once, again in zip(first, second, strict=True):
+        assert torch.equal(once, again)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_dropout_draws_anew_in_each_step_and_repeats_with_the_seed(alone: Comm, dropout_model: str) -> None:
+    step = _step(tiny_job(model=dropout_model), alone)
+    batches = _batches(step.model, SAMPLES)
+    losses = [float(step.gradients(batches, number)) for number in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize("locked", ["lock_image", "lock_text"])
+@pytest.mark.parametrize("size", [4, SAMPLES])
+def test_a_locked_tower_gets_no_gradient_and_the_other_one_does(alone: Comm, locked: str, size: int) -> None:
+    gradients = _gradients(_step(_with_model(_accumulating(size), **{locked: True}), alone), size)
+    image = [grad for name, grad in gradients.items() if name.startswith("visual.")]
+    assert all(grad is None for grad in image) == (locked == "lock_image")
+    assert gradients["logit_scale"] is not None
+
+
+def test_gradient_is_clipped_to_the_norm_and_the_log_shows_it_before(alone: Comm) -> None:
+    step = _step(tiny_job(optim={"grad_clip_norm": 1e-3}), alone)
+    result = step(_batches(step.model, SAMPLES), 0)
+    after = torch.stack([p.grad.norm() for p in step.model.parameters() if p.grad is not None]).norm()
+    assert float(result.grad_norm) > 1e-3
+    assert float(after) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_logit_scale_stays_below_one_hundred(alone: Comm) -> None:
+    step = _step(tiny_job(optim={"lr": 100.0}), alone)
+    for number in range(3):
+        step(_batches(step.model, SAMPLES), number)
+        assert 0 <= step.model.logit_scale.item() <= model.MAX_LOGIT_SCALE
+
+
+@pytest.mark.parametrize("size", [4, SAMPLES])
+def test_bf16_autocast_keeps_parameters_gradients_and_loss_in_float32(alone: Comm, size: int) -> None:
+    step = _step(_with_model(_accumulating(size), precision="bf16"), alone)
+    result = step(_batches(step.model, size), 0)
+    assert result.loss_share.dtype == torch.float32
+    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("size", [4, SAMPLES])
+def test_fp16_scaler_skips_a_step_that_overflows_and_halves_its_factor(alone: Comm, size: int) -> None:
+    step = _step(_with_model(_accumulating(size), precision="fp16"), alone)
+    before = [p.detach().clone() for p in step.model.parameters()]
+    step.scaler.scale(torch.ones(1))
+    step.scaler.update(1e38)
+    step(_batches(step.model, size), 0)
+    assert all(torch.equal(p, old) for p, old in zip(step.model.parameters(), before, strict=True))
+    assert step.scaler.get_scale() < 1e38
+
+
+def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
+    with pytest.raises(InputError, match="batch norm.*4 micro-batches"):
+        _step(_accumulating(4, model=RESNET), alone)

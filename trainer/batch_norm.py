@@ -1,0 +1,92 @@
+"""Batch norm over the global batch, on either backend and on CPUs too, where torch's and Horovod's own refuse."""
+
+import torch
+from timm.layers import BatchNormAct2d
+from torch import Tensor, nn
+
+from trainer.comm.autograd import sum_with_grad
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Does any part of the model take statistics over the batch?"""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def synchronise_batch_norm(model: nn.Module, comm: Comm) -> None:
+    """Make every batch norm take its statistics over all ranks; names in the state dict stay as they are.
+
+    Raises InputError for a kind of batch norm that it does not know.
+    """
+    for name, module in list(model.named_modules()):
+        for child_name, child in list(module.named_children()):
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(module, child_name, _synchronised(child, comm, f"{name}.{child_name}".lstrip(".")))
+
+
+def _synchronised(norm: nn.Module, comm: Comm, name: str) -> nn.Module:
+    kinds: dict[type[nn.Module], type[nn.Module]] = {
+        nn.BatchNorm1d: SyncBatchNorm,
+        nn.BatchNorm2d: SyncBatchNorm,
+        nn.BatchNorm3d: SyncBatchNorm,
+        BatchNormAct2d: SyncBatchNormAct,
+    }
+    kind = kinds.get(type(norm))
+    if kind is None:
+        raise InputError(f"model.sync_batch_norm does not know {type(norm).__name__} at {name}: set it to false, or choose another model")
+    replacement = kind.__new__(kind)
+    replacement.__dict__.update(norm.__dict__)
+    replacement.comm = comm  # type: ignore[assignment]  # not a module: kept out of the state dict
+    return replacement
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Takes over a torch batch norm. Input [B, C, ...]; B is the same on all ranks."""
+
+    comm: Comm
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected [batch, channels, ...], got {tuple(input.shape)}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        return _normalise(self, input) if self.training else super().forward(input)
+
+
+class SyncBatchNormAct(BatchNormAct2d):  # type: ignore[misc]  # timm has no types
+    """Takes over timm's batch norm with activation."""
+
+    comm: Comm
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)  # type: ignore[no-any-return]
+        return self.act(self.drop(_normalise(self, x)))  # type: ignore[no-any-return]
+
+
+def _normalise(norm: SyncBatchNorm | SyncBatchNormAct, x: Tensor) -> Tensor:
+    """Normalise with the statistics of all ranks and move the running ones. Collective, and so is its backward pass."""
+    dims = [0, *range(2, x.dim())]
+    count = x.numel() // x.shape[1] * norm.comm.world.size
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    mean_C = sum_with_grad(norm.comm, wide.sum(dims)) / count
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    centred = wide - mean_C.view(shape)
+    variance_C = sum_with_grad(norm.comm, centred.square().sum(dims)) / count
+    _move_running(norm, mean_C.detach(), variance_C.detach() * (count / max(count - 1, 1)))
+    normal = centred * torch.rsqrt(variance_C + norm.eps).view(shape)
+    if norm.affine:
+        normal = torch.addcmul(norm.bias.view(shape), normal, norm.weight.view(shape))
+    return normal.to(x.dtype)
+
+
+def _move_running(norm: SyncBatchNorm | SyncBatchNormAct, mean_C: Tensor, unbiased_C: Tensor) -> None:
+    if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
+        return
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    weight = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean_C.to(norm.running_mean.dtype), weight)
+    norm.running_var.lerp_(unbiased_C.to(norm.running_var.dtype), weight)

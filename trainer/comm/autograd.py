@@ -1,0 +1,48 @@
+"""Collectives that the gradient passes through, exact on both backends.
+
+Each rank's loss is its share of a sum over the ranks, so the backward pass of a gather adds up what every rank's share owes to a tensor.
+(Horovod's own gather divides that sum by the number of ranks.)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.comm.protocol import Comm
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, comm: Comm) -> Tensor:
+        ctx.comm, ctx.rows = comm, tensor.shape[0]
+        return comm.all_gather(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        whole = ctx.comm.all_reduce(grads[0].contiguous())
+        start = ctx.comm.world.rank * ctx.rows
+        return whole[start : start + ctx.rows], None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, comm: Comm) -> Tensor:
+        ctx.comm = comm
+        return comm.all_reduce(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.comm.all_reduce(grads[0].contiguous()), None
+
+
+def gather_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
+    """Collective, and so is its backward pass: [n, d] -> [world_size * n, d], rank after rank."""
+    gathered: Tensor = _Gather.apply(tensor, comm)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def sum_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
+    """Collective, and so is its backward pass: the sum over the ranks, same shape."""
+    total: Tensor = _Sum.apply(tensor, comm)  # type: ignore[no-untyped-call]
+    return total

@@ -1,0 +1,54 @@
+"""From a world to a communication backend on the right device. Horovod is imported only by a job that asks for it."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+import torch
+
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.world import World, device_index, rendezvous, shared_devices
+
+
+def connect(job: Job, world: World, env: Mapping[str, str]) -> Comm:
+    """Collective: take this rank's device and meet the others. Raises InputError where that cannot work."""
+    device = _device(world)
+    comm = _backend(job, world, device, env)
+    if device.type == "cuda":
+        shared_devices(comm.all_gather_object((world.rank, world.node, str(torch.cuda.get_device_properties(device).uuid))))
+    return comm
+
+
+def _device(world: World) -> torch.device:
+    index = device_index(world, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    if index is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _backend(job: Job, world: World, device: torch.device, env: Mapping[str, str]) -> Comm:
+    if job.comm.backend == "horovod":
+        return _horovod(job, world, device)
+    from trainer.comm.torch_backend import TorchBackend
+
+    if world.size > 1:
+        _reachable(*rendezvous(env, world))
+    return TorchBackend(job, world, device)
+
+
+def _horovod(job: Job, world: World, device: torch.device) -> Comm:
+    try:
+        from trainer.comm.horovod_backend import HorovodBackend
+    except ImportError as error:
+        raise InputError(f"comm.backend = horovod, but Horovod cannot be imported ({error}): `make horovod` builds it, or use backend = torch")
+    return HorovodBackend(job, world, device)
+
+
+def _reachable(host: str, port: int) -> None:
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InputError(f"MASTER_ADDR = {host!r} cannot be resolved on {os.uname().nodename}: {error}") from error

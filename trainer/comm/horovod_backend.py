@@ -1,0 +1,134 @@
+"""Horovod, over NCCL, MPI or gloo. One of the two places that name a communication library."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+
+from trainer.comm.meter import Meter
+from trainer.comm.protocol import Reducer
+from trainer.errors import InputError
+from trainer.job import HorovodComm, Job
+from trainer.world import World
+
+_POLL_S = 0.01
+
+
+class HorovodBackend:
+    """Implements `protocol.Comm` on Horovod's sums; nothing here uses its averaging gather."""
+
+    def __init__(self, job: Job, world: World, device: torch.device) -> None:
+        self.world, self.device = world, device
+        self._settings = job.comm.horovod
+        self._find_unused = job.comm.find_unused_parameters
+        self._meter = Meter(device)
+        self.name = "horovod"
+        hvd.init()
+        if (hvd.rank(), hvd.size()) != (world.rank, world.size):
+            raise InputError(
+                f"Horovod says rank {hvd.rank()} of {hvd.size()}, the launcher's variables say rank {world.rank} of {world.size}: "
+                "start the ranks with mpirun, horovodrun or srun --mpi=pmix, and with the MPI that Horovod was built for"
+            )
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        with self._meter.span():
+            gathered: Tensor = hvd.allgather(tensor.detach().contiguous())
+        return gathered
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with self._meter.span():
+            total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
+        return total
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+        here = hvd.broadcast(tensor.detach().to(self.device).contiguous(), root_rank=root)
+        tensor.detach().copy_(here)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        return hvd.broadcast_object(value, root_rank=root)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        values: list[Any] = hvd.allgather_object(value)
+        return values
+
+    def barrier(self, timeout_s: float) -> None:
+        handle = hvd.allreduce_async(torch.zeros(1), name="clipship.barrier", op=hvd.Sum)
+        limit = time.monotonic() + timeout_s
+        while not hvd.poll(handle):
+            if time.monotonic() > limit:
+                raise TimeoutError(f"not all ranks reached the barrier within {timeout_s:g} s (Horovod's stall check names them)")
+            time.sleep(_POLL_S)
+        hvd.synchronize(handle)
+
+    def reducer(self, model: nn.Module) -> Reducer:
+        return _Reducer(model, self._settings, self._find_unused, self._meter, self.world.size)
+
+    def pop_seconds(self) -> float:
+        return self._meter.pop()
+
+    def versions(self) -> Mapping[str, str]:
+        from horovod import __version__
+
+        built = [name for name, has in (("nccl", hvd.nccl_built()), ("mpi", hvd.mpi_built()), ("gloo", hvd.gloo_built())) if has]
+        return {"horovod": __version__, "horovod_built_with": ",".join(built)}
+
+    def close(self) -> None:
+        hvd.shutdown()
+
+
+class _Reducer:
+    """Sends each gradient off as soon as the last backward pass has made it, and waits for all of them in `finish`."""
+
+    def __init__(self, model: nn.Module, settings: HorovodComm, find_unused: bool, meter: Meter, world_size: int) -> None:
+        self.module = model
+        self._find_unused, self._meter, self._world_size = find_unused, meter, world_size
+        self._compression = hvd.Compression.fp16 if settings.compression == "fp16" else hvd.Compression.none
+        self._accumulating = False
+        self._sent: dict[str, tuple[Any, Any]] = {}  # name -> (handle, what decompression needs)
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names = {id(p): name for name, p in self._parameters.items()}
+        for parameter in self._parameters.values():
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    def _ready(self, parameter: Tensor) -> None:
+        if not self._accumulating:
+            self._send(self._names[id(parameter)], parameter)
+
+    def _send(self, name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        # Divided before it travels: a sum of fp16 gradients could overflow.
+        parameter.grad.div_(self._world_size)
+        wire, context = self._compression.compress(parameter.grad)
+        self._sent[name] = hvd.allreduce_async_(wire, name=f"grad.{name}", op=hvd.Sum), context
+
+    def finish(self) -> None:
+        with self._meter.span():
+            self._send_missing()
+            for name, (handle, context) in self._sent.items():
+                self._parameters[name].grad = self._compression.decompress(hvd.synchronize(handle), context)
+            self._sent.clear()
+
+    def _send_missing(self) -> None:
+        """A parameter that some rank used needs a gradient from every rank."""
+        missing = [name for name in self._parameters if name not in self._sent]
+        if missing and not self._find_unused:
+            raise RuntimeError(f"no gradient for {', '.join(missing[:5])}: set comm.find_unused_parameters = true, or lock the tower")
+        if not self._find_unused:
+            return
+        used = hvd.allreduce(torch.tensor([float(name in self._sent) for name in self._parameters]), op=hvd.Sum)
+        for (name, parameter), count in zip(self._parameters.items(), used.tolist(), strict=True):
+            if count and name in missing:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                self._send(name, parameter)

@@ -1,0 +1,101 @@
+"""Equal parameters and optimizer state on every rank: make them so, and prove that they are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.comm.protocol import Comm
+
+
+def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root: int = 0) -> None:
+    """Collective: parameters, buffers and the whole optimizer state (tensors and numbers) of rank `root` go to all."""
+    for tensor in model.state_dict().values():
+        comm.broadcast_(tensor, root)
+    packed, tensors = _pack(optimizer.state_dict())
+    shapes = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
+    packed, shapes = comm.broadcast_object((packed, shapes), root)
+    if comm.world.rank != root:
+        tensors = [torch.empty(shape, dtype=dtype, device=comm.device if kind != "cpu" else "cpu") for shape, dtype, kind in shapes]
+    for tensor in tensors:
+        comm.broadcast_(tensor, root)
+    if comm.world.rank != root:
+        optimizer.load_state_dict(_unpack(packed, tensors))
+
+
+class ReplicaError(RuntimeError):
+    """Ranks hold different values; the text names ranks and tensors."""
+
+
+def check_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer) -> None:
+    """Collective: raises ReplicaError on every rank where some rank's parameters or optimizer state differ from rank 0's."""
+    names, sums = [], []
+    for name, tensor in _named_tensors(model, optimizer):
+        names.append(name)
+        sums.append(_checksum(tensor))
+    everyone = comm.all_gather_object((names, sums))
+    wrong = {rank: _differing(everyone[0], other) for rank, other in enumerate(everyone)}
+    lines = [f"rank {rank}: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}" for rank, bad in wrong.items() if bad]
+    if lines:
+        raise ReplicaError("parameters or optimizer state differ from rank 0's on\n" + "\n".join(lines))
+
+
+def _differing(first: tuple[list[str], list[Any]], other: tuple[list[str], list[Any]]) -> list[str]:
+    if first[0] != other[0]:
+        return sorted(set(first[0]) ^ set(other[0])) or ["order of tensors"]
+    return [name for name, a, b in zip(first[0], first[1], other[1], strict=True) if a != b]
+
+
+def _named_tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    yield from model.state_dict().items()
+    names = {id(p): name for name, p in model.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                yield f"{names[id(parameter)]} ({key})", value
+
+
+def _checksum(tensor: Tensor) -> tuple[int, int]:
+    """Sums of the bytes, plain and weighted by their place, modulo 2**64: differs when one bit does."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    plain = weighted = 0
+    for start in range(0, raw.numel(), _CHUNK):
+        piece = raw[start : start + _CHUNK].to(torch.int64)
+        plain += int(piece.sum())
+        weighted += int((piece * torch.arange(start + 1, start + 1 + piece.numel(), device=piece.device)).sum())
+    return plain, weighted % 2**64
+
+
+_CHUNK = 1 << 24  # bytes summed at a time: 128 MiB of int64
+
+
+def _pack(state: Any) -> tuple[Any, list[Tensor]]:
+    """The state with each tensor replaced by its number, and the tensors."""
+    tensors: list[Tensor] = []
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return _Slot(len(tensors) - 1)
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        return [walk(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return walk(state), tensors
+
+
+def _unpack(packed: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(packed, _Slot):
+        return tensors[packed.number]
+    if isinstance(packed, dict):
+        return {key: _unpack(item, tensors) for key, item in packed.items()}
+    return [_unpack(item, tensors) for item in packed] if isinstance(packed, list) else packed
+
+
+class _Slot:
+    """Stands for a tensor in a packed state."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number

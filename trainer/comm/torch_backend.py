@@ -1,0 +1,146 @@
+"""torch.distributed: NCCL on GPUs, gloo on CPUs. One of the two places that name a communication library."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.comm.meter import Mark, Meter
+from trainer.comm.protocol import Reducer
+from trainer.job import Job, TorchComm
+from trainer.world import World
+
+# torch 2.14 renamed both, and warns of the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_SYNC_BUFFERS = next(
+    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DistributedDataParallel).parameters
+)
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "none": default_hooks.allreduce_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+}
+
+
+class TorchBackend:
+    """Implements `protocol.Comm`; collectives that carry tensors run on `device`, the others over gloo."""
+
+    def __init__(self, job: Job, world: World, device: torch.device) -> None:
+        self.world, self.device = world, device
+        self._settings = job.comm.torch
+        self._find_unused = job.comm.find_unused_parameters
+        self._meter = Meter(device)
+        chosen = self._settings.device_backend
+        self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
+        self.name = f"torch ({self._backend})"
+        dist.init_process_group(
+            self._backend,
+            store=_store(world, job.timeouts.init_s),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=job.timeouts.collective_s),
+        )
+        # Objects and barriers stay off the GPUs.
+        self._control = dist.new_group(backend="gloo") if self._backend == "nccl" else dist.group.WORLD
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
+        with self._meter.span():
+            _all_gather(gathered, tensor.detach().contiguous())
+        return gathered
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        with self._meter.span():
+            dist.all_reduce(total)
+        return total
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+        here = tensor.detach().to(self.device).contiguous()
+        dist.broadcast(here, root)
+        tensor.detach().copy_(here)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, root, group=self._control)
+        return box[0]
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world.size
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    def barrier(self, timeout_s: float) -> None:
+        # Not monitored_barrier: there only rank 0 keeps the limit, and the others wait for ever for a rank 0 that is late.
+        arrivals = dist.all_reduce(torch.zeros(1), group=self._control, async_op=True)
+        try:
+            arrivals.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise TimeoutError(f"not all ranks reached the barrier within {timeout_s:g} s: {error}") from error
+
+    def reducer(self, model: nn.Module) -> Reducer:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("the model has no parameter to train")
+        return _Reducer(model, self._settings, self._find_unused, self._meter, self.device)
+
+    def pop_seconds(self) -> float:
+        return self._meter.pop()
+
+    def versions(self) -> Mapping[str, str]:
+        if self._backend != "nccl":
+            return {"gloo": torch.__version__}
+        return {"nccl": ".".join(str(part) for part in torch.cuda.nccl.version())}
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class _Reducer:
+    """DistributedDataParallel; the losses of its ranks are averaged, and so are the gradients."""
+
+    def __init__(self, model: nn.Module, settings: TorchComm, find_unused: bool, meter: Meter, device: torch.device) -> None:
+        self._meter = meter
+        self._last_bucket: Mark | None = None
+        self._hook = _HOOKS[settings.compression]
+        self.module = self._ddp = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=settings.bucket_mb,
+            static_graph=settings.static_graph,
+            gradient_as_bucket_view=settings.gradient_as_bucket_view,
+            find_unused_parameters=find_unused,
+            **{_SYNC_BUFFERS: False},  # synchronised batch norm keeps them equal
+        )
+        self._ddp.register_comm_hook(None, self._reduce_bucket)
+
+    def _reduce_bucket(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """The library's own hook; notes when the last bucket left, since what the backward pass takes after that is waiting."""
+        self._last_bucket = self._meter.mark()
+        future: torch.futures.Future[Tensor] = self._hook(None, bucket)
+        return future
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        with self._ddp.no_sync():
+            yield
+
+    def finish(self) -> None:
+        if self._last_bucket is not None:  # DDP has waited at the end of the backward pass
+            self._meter.since(self._last_bucket)
+            self._last_bucket = None
+
+
+def _store(world: World, init_s: float) -> dist.Store:
+    """Where ranks meet: MASTER_ADDR and MASTER_PORT, served by rank 0, or by torchrun's agent where it says so."""
+    if world.size == 1:
+        return dist.HashStore()
+    store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=timedelta(seconds=init_s)))
+    return store

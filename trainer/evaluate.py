@@ -1,0 +1,92 @@
+"""Zero-shot classification, shared by all ranks.
+
+Samples and classes are cut into fixed blocks, and block b belongs to rank b modulo world_size. A block is computed the same way whoever owns
+it, and only integers and rows that one rank owns are added up: any number of ranks gives the same result, to the last digit.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.comm.protocol import Comm
+from trainer.data.loader import EvalBlock, eval_blocks
+from trainer.data.source import Source
+from trainer.job import Job, Precision
+from trainer.model import Clip, autocast
+
+CLASSES_PER_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """Counts over the whole set."""
+
+    samples: int
+    top1: int
+    top5: int
+
+    def metrics(self) -> dict[str, float | int]:
+        """The names of result.json."""
+        return {
+            "zero_shot_samples": self.samples,
+            "zero_shot_top1": self.top1 / self.samples,
+            "zero_shot_top5": self.top5 / self.samples,
+        }
+
+
+def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Sequence[str], job: Job, comm: Comm) -> ZeroShot:
+    """Collective: how often the right one of `names` is the nearest, and among the five nearest, by the averaged features of `templates`."""
+    with _evaluating(clip.model):
+        classes_CD = class_features(clip, names, templates, job.model.precision, comm)
+        counts = torch.zeros(3, dtype=torch.int64, device=comm.device)
+        for block in eval_blocks(
+            source,
+            rank=comm.world.rank,
+            world_size=comm.world.size,
+            block=job.eval.batch_size,
+            transform=clip.eval_transform,
+            workers=job.data.workers,
+        ):
+            counts += _hits(clip, block, classes_CD, job.model.precision)
+    samples, top1, top5 = comm.all_reduce(counts).tolist()
+    return ZeroShot(samples, top1, top5)
+
+
+def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> Tensor:
+    """Samples, hits among the nearest one and among the nearest five: int64 [3]."""
+    device = classes_CD.device
+    with autocast(device, precision):
+        images_BD = clip.model.encode_image(block.images.to(device), normalize=True)  # type: ignore[operator]
+    nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, len(classes_CD))).indices[: block.valid]
+    hits = nearest == block.labels[: block.valid, None].to(device)
+    return torch.stack([torch.tensor(block.valid, device=device), hits[:, 0].sum(), hits.any(1).sum()])
+
+
+def class_features(clip: Clip, names: Sequence[str], templates: Sequence[str], precision: Precision, comm: Comm) -> Tensor:
+    """Collective: a unit vector for each class, [classes, D] float32: the mean of its sentences' features (arXiv 2103.00020, 3.1.4)."""
+    mine: dict[int, Tensor] = {}
+    for first in range(comm.world.rank * CLASSES_PER_BLOCK, len(names), comm.world.size * CLASSES_PER_BLOCK):
+        for place in range(first, min(first + CLASSES_PER_BLOCK, len(names))):
+            tokens = clip.tokenizer([template.format(names[place]) for template in templates]).to(comm.device)
+            with autocast(comm.device, precision):
+                sentences = clip.model.encode_text(tokens, normalize=True)  # type: ignore[operator]
+            mine[place] = torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
+    width = comm.all_reduce(torch.tensor([next(iter(mine.values())).numel() if comm.world.rank == 0 else 0], device=comm.device))
+    features_CD = torch.zeros(len(names), int(width), device=comm.device)
+    for place, row in mine.items():
+        features_CD[place] = row
+    return comm.all_reduce(features_CD)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

@@ -1,0 +1,130 @@
+"""Models, tokenizers and transforms: open_clip's, made the same way on every rank."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from torch import Tensor, nn
+
+from trainer import job as jobs
+from trainer.batch_norm import has_batch_norm, synchronise_batch_norm
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.plan import Plan
+
+MAX_LOGIT_SCALE = math.log(100)  # arXiv 2103.00020, section 2.5
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A model and what turns samples into its input."""
+
+    model: nn.Module
+    tokenizer: Callable[[list[str]], Tensor]
+    """Texts -> int64 [n, context length]."""
+    train_transform: Callable[[Any], Tensor]
+    """PIL image -> float32 [3, height, width], cropped at random."""
+    eval_transform: Callable[[Any], Tensor]
+
+
+def build(job: Job, plan: Plan, comm: Comm) -> Clip:
+    """Collective: the job's model on this rank's device, weights from its seed or fetched once a node. Raises InputError."""
+    if comm.world.local_rank == 0:
+        clip = untrained(job)
+    comm.barrier(job.timeouts.init_s)  # the others find the files in the cache
+    if comm.world.local_rank != 0:
+        clip = untrained(job)
+    _place(clip.model, job.model, comm.device)
+    if has_batch_norm(clip.model):
+        _prepare_batch_norm(clip.model, job, plan, comm)
+    return clip
+
+
+def features(model: nn.Module, images: Tensor, tokens: Tensor, precision: jobs.Precision) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Unit vectors [n, D] of images [n, 3, H, W] and tokens [n, L], the logit scale and the logit bias (or None), all float32 or wider."""
+    with autocast(images.device, precision):
+        out = model(images, tokens)
+    image, text, scale, *bias = (_wide(tensor) for tensor in out)
+    return image, text, scale, bias[0] if bias else None
+
+
+def autocast(device: torch.device, precision: jobs.Precision) -> torch.autocast:
+    """The job's precision for forward passes; parameters stay float32."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return torch.autocast(device.type, dtype=dtype if precision != "fp32" else torch.bfloat16, enabled=precision != "fp32")
+
+
+def clamp_logit_scale(model: nn.Module) -> None:
+    """Keep the temperature in [1, 100]."""
+    scale = getattr(model, "logit_scale", None)
+    if isinstance(scale, Tensor):
+        with torch.no_grad():
+            scale.clamp_(0, MAX_LOGIT_SCALE)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def untrained(job: Job) -> Clip:
+    """The job's model on the CPU, weights from its seed or from `pretrained`; says nothing to other ranks."""
+    name = _register(job.model.name)
+    torch.manual_seed(job.seed)
+    model = open_clip.create_model(
+        name,
+        pretrained=job.model.pretrained,
+        cache_dir=job.model.cache_dir,
+        output_dict=False,
+        weights_only=True,
+        **_initial_logits(job.optim.loss),
+    )
+    preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
+    shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
+    crop = open_clip.AugmentationCfg(scale=job.data.crop_scale)
+    return Clip(
+        model,
+        open_clip.get_tokenizer(name, cache_dir=job.model.cache_dir),
+        open_clip.image_transform(preprocess.size, is_train=True, aug_cfg=crop, **shared),
+        open_clip.image_transform(preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared),
+    )
+
+
+def _register(name: str) -> str:
+    """open_clip's name of a model, which may be a config file beside the job."""
+    if name.endswith(".json"):
+        open_clip.add_model_config(name)
+        return Path(name).stem
+    return name
+
+
+def _initial_logits(loss: str) -> dict[str, float]:
+    """SigLIP starts colder, and with a bias that makes most pairs negative (arXiv 2303.15343, section 3.2)."""
+    return {"init_logit_scale": math.log(10), "init_logit_bias": -10.0} if loss == "siglip" else {}
+
+
+def _place(model: nn.Module, settings: jobs.Model, device: torch.device) -> None:
+    """Lock towers, choose the memory layout, move to the device."""
+    if settings.lock_image:
+        model.lock_image_tower()  # type: ignore[operator]
+    if settings.lock_text:
+        model.lock_text_tower()  # type: ignore[operator]
+    if settings.grad_checkpointing:
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    convolutional = not hasattr(model.visual, "transformer")
+    wanted = settings.channels_last if settings.channels_last is not None else convolutional and device.type == "cuda"
+    model.to(device=device, memory_format=torch.channels_last if wanted else torch.preserve_format)
+
+
+def _prepare_batch_norm(model: nn.Module, job: Job, plan: Plan, comm: Comm) -> None:
+    if plan.accumulation > 1:
+        raise InputError(
+            f"{job.model.name} has batch norm, whose statistics cannot be those of the whole batch when {plan.accumulation} micro-batches are "
+            "accumulated: use more ranks, a larger optim.max_batch_size_per_gpu, a smaller optim.global_batch_size, or a model without batch norm"
+        )
+    if job.model.sync_batch_norm and comm.world.size > 1:
+        synchronise_batch_norm(model, comm)

@@ -1,0 +1,117 @@
+"""The run folder, the same everywhere: what a run was asked, what it said, what came out. Written by rank 0, but for the logs."""
+
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trainer import jobfile
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+from trainer.inputs import check_run_folder
+from trainer.job import Job
+
+log = logging.getLogger("clipship")
+
+PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The places in a run folder."""
+
+    folder: Path
+
+    @property
+    def job(self) -> Path:
+        return self.folder / "job.toml"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / "environment.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+def open_run(job: Job, comm: Comm) -> Run:
+    """Collective: make the job's run folder, or go on in it; this rank's log file is open when it returns. Raises InputError on every rank."""
+    run = Run(Path(job.logging.runs) / job.name)
+    problem = _prepare(job, run) if comm.world.rank == 0 else None
+    problem = comm.broadcast_object(problem)
+    if problem is not None:
+        raise InputError(problem)
+    _log_to(run.logs / f"rank-{comm.world.rank:05d}.log")
+    environments = comm.all_gather_object(_environment(comm))
+    if comm.world.rank == 0:
+        write_json(run.environment, environments)
+    return run
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all: written beside, flushed, renamed."""
+    beside = path.with_name(f".{path.name}.partial")
+    with open(beside, "w") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _prepare(job: Job, run: Run) -> str | None:
+    """What is wrong with the folder, or None when it is ready."""
+    try:
+        check_run_folder(job)
+        run.logs.mkdir(parents=True, exist_ok=True)
+        if not run.job.exists():
+            beside = run.job.with_name(".job.toml.partial")
+            beside.write_text(jobfile.dump(job))
+            os.replace(beside, run.job)
+    except InputError as error:
+        return str(error)
+    except OSError as error:
+        return f"the run folder {run.folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
+    return None
+
+
+def _log_to(path: Path) -> None:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+
+
+def _environment(comm: Comm) -> Mapping[str, str]:
+    world = comm.world
+    return {
+        "rank": str(world.rank),
+        "node": world.node,
+        "launcher": world.launcher,
+        "backend": comm.name,
+        "device": str(comm.device),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        **{name: version(name) for name in PACKAGES},
+        **comm.versions(),
+    }

@@ -1,0 +1,104 @@
+"""What a run says while it trains: one console line and one JSON object every N steps, with the time split by what it went into."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+log = logging.getLogger("clipship")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One logged step. Times are seconds of one step, averaged since the record before, on rank 0."""
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    lr: float
+    grad_norm: float
+    logit_scale: float
+    samples_per_s: float
+    step_s: float
+    data_s: float
+    compute_s: float
+    comm_s: float
+    checkpoint_s: float
+
+
+class Clock:
+    """Splits the time of steps: what is not data, communication or checkpoint is compute."""
+
+    def __init__(self) -> None:
+        self._restart()
+
+    def _restart(self) -> None:
+        self._start = time.perf_counter()
+        self._spent = {"data_s": 0.0, "checkpoint_s": 0.0}
+        self._steps = 0
+
+    @contextmanager
+    def spent_on(self, part: str) -> Iterator[None]:
+        """Count the block as `data_s` or `checkpoint_s`."""
+        start = time.perf_counter()
+        yield
+        self._spent[part] += time.perf_counter() - start
+
+    def step_done(self) -> None:
+        """One more step since the last `pop`."""
+        self._steps += 1
+
+    def pop(self, comm_s: float) -> dict[str, float]:
+        """Seconds of one step by part, and `step_s`, since the last call; `comm_s` is the communication of all these steps."""
+        whole = time.perf_counter() - self._start
+        steps = max(1, self._steps)
+        parts = {**self._spent, "comm_s": comm_s}
+        parts["compute_s"] = max(0.0, whole - sum(parts.values()))
+        self._restart()
+        return {"step_s": whole / steps, **{part: seconds / steps for part, seconds in parts.items()}}
+
+
+class Telemetry:
+    """Rank 0's console line and metrics.jsonl; other ranks give it no path and it stays silent."""
+
+    def __init__(self, path: Path | None, steps: int) -> None:
+        self._steps = steps
+        self._file: IO[str] | None = open(path, "a") if path is not None else None  # noqa: SIM115  # closed by __exit__
+
+    def __enter__(self) -> "Telemetry":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, record: Record) -> None:
+        """One record, flushed, and its console line."""
+        if self._file is None:
+            return
+        self._file.write(json.dumps(asdict(record)) + "\n")
+        self._file.flush()
+        log.info(console_line(record, self._steps))
+
+
+def console_line(record: Record, steps: int) -> str:
+    """Fixed order, so that eyes and tools find the same thing at the same place."""
+    share = {part: getattr(record, f"{part}_s") / record.step_s for part in ("data", "comm", "checkpoint")}
+    return (
+        f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch}  loss {record.loss:.4f}  lr {record.lr:.2e}  "
+        f"grad {record.grad_norm:.3f}  scale {record.logit_scale:.2f}  {record.samples_per_s:.0f} samples/s  "
+        f"data {share['data']:.0%} comm {share['comm']:.0%} ckpt {share['checkpoint']:.0%}  ETA {duration((steps - record.step) * record.step_s)}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

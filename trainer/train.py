@@ -1,0 +1,158 @@
+"""What one rank runs: `python -m trainer.train JOB`, however it was started.
+
+Reads from top to bottom: who am I, meet the others, open the run folder, build, train, evaluate, write. Never imports `trainer.launch`.
+"""
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from trainer import checkpoint, inputs, jobfile, model, optim
+from trainer.comm.connect import connect
+from trainer.comm.protocol import Comm
+from trainer.comm.replicas import broadcast_replicas, check_replicas
+from trainer.data.source import Source, open_labelled, open_source
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
+from trainer.evaluate import zero_shot
+from trainer.exits import ExitRecord, record_exit
+from trainer.job import Job
+from trainer.loop import Loop
+from trainer.plan import Plan, plan, schedule
+from trainer.run import Run, open_run, write_json
+from trainer.step import TrainStep
+from trainer.world import World, detect
+
+log = logging.getLogger("clipship")
+
+
+def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
+    """Run this rank of the job; returns its exit code. A rank that fails leaves at once, so that the launcher ends the others."""
+    world = detect(os.environ, os.uname().nodename)
+    _log_to_console(world)
+    try:
+        job = jobfile.load(job_path, overrides)
+        comm = connect(job, world, os.environ)
+        ready = prepare(job, comm)
+    except InputError as error:
+        if world.rank == 0:  # all ranks find the same
+            print(f"clipship: {error}", file=sys.stderr)
+        _leave(world, EXIT_BAD_INPUT, str(error))
+    except Exception as error:
+        _fail(world, error)
+    try:
+        train(ready)
+        comm.barrier(job.timeouts.collective_s)
+        comm.close()
+    except InputError as error:
+        print(f"clipship: rank {world.rank} on {world.node}: {error}", file=sys.stderr)
+        _leave(world, EXIT_BAD_INPUT, str(error))
+    except Exception as error:
+        _fail(world, error)
+    return EXIT_DONE
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that can begin: everything that may be wrong with the input has been looked at."""
+
+    run: Run
+    loop: Loop
+    source: Source
+    started: float
+
+
+def prepare(job: Job, comm: Comm) -> Ready:
+    """Collective: open the run folder, build what the loop needs, equal on all ranks. Raises InputError on all ranks alike."""
+    started = time.monotonic()
+    cut = plan(job, comm.world.size)
+    source = open_source(job.data)
+    length = schedule(job, len(source))
+    run = open_run(job, comm)
+    _announce(job, comm, run, cut, len(source), length.epoch_steps, length.steps)
+    clip = model.build(job, cut, comm)
+    optimizer = optim.build(clip.model, job.optim, comm.device)
+    broadcast_replicas(comm, clip.model, optimizer)
+    check_replicas(comm, clip.model, optimizer)
+    step = TrainStep(job, cut, comm, clip.model, optimizer)
+    return Ready(run, Loop(job, comm, run, cut, clip, step, length.steps), source, started)
+
+
+def train(ready: Ready) -> None:
+    """Collective: all steps, the evaluation, the checkpoint, and result.json last, which says that the run is done."""
+    loop, run = ready.loop, ready.run
+    last = loop.run(ready.source)
+    metrics = {"steps": last.step, "samples": last.samples, "loss": last.loss, **_evaluate(loop.job, loop.comm, loop.clip)}
+    if loop.comm.world.rank:
+        return
+    if loop.job.checkpoint.final:
+        about = {"model": loop.job.model.name, "samples": last.samples}
+        log.info("checkpoint   %s", checkpoint.save(run.checkpoints, last.step, loop.clip.model, about))
+    seconds = round(time.monotonic() - ready.started, 1)
+    write_json(run.result, {"exit_code": EXIT_DONE, "reason": "done", **metrics, "world_size": loop.comm.world.size, "seconds": seconds})
+    log.info("result       %s", run.result)
+
+
+def _announce(job: Job, comm: Comm, run: Run, cut: Plan, samples: int, epoch_steps: int, steps: int) -> None:
+    """What will run, and why where the job left it open."""
+    world = comm.world
+    left_out = samples - epoch_steps * cut.global_batch_size
+    limit = job.optim.max_batch_size_per_gpu
+    why = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu: a rank's share in one pass"
+    log.info("run folder   %s", run.folder)
+    log.info("world        %d ranks, %d of them on %s, started by %s", world.size, world.local_size, world.node, world.launcher)
+    log.info("backend      %s on %s (%s)", comm.name, comm.device, ", ".join(f"{name} {value}" for name, value in comm.versions().items()))
+    log.info("model        %s, %s, %s loss", job.model.name, job.model.precision, job.optim.loss)
+    log.info("batch        %d = %d ranks x %d accumulated x %d (%s)", cut.global_batch_size, world.size, cut.accumulation, cut.micro_batch_size, why)
+    log.info("data         %d samples: %d steps an epoch, %d samples left out of each; %d steps in all", samples, epoch_steps, left_out, steps)
+
+
+def _evaluate(job: Job, comm: Comm, clip: model.Clip) -> dict[str, Any]:
+    if not job.eval.zero_shot:
+        return {}
+    names, templates = inputs.lines(job.eval.class_names), inputs.lines(job.eval.templates)
+    found = zero_shot(clip, open_labelled(job.eval), names, templates, job, comm)
+    log.info("zero-shot    top-1 %.2f %%, top-5 %.2f %% of %d images", 100 * found.top1 / found.samples, 100 * found.top5 / found.samples, found.samples)
+    return found.metrics()
+
+
+def _fail(world: World, error: Exception) -> NoReturn:
+    log.error("rank %d on %s failed\n%s", world.rank, world.node, "".join(traceback.format_exception(error)))
+    _leave(world, EXIT_FAILED, f"{type(error).__name__}: {error}")
+
+
+def _leave(world: World, exit_code: int, reason: str) -> NoReturn:
+    """The reason into a file, then out at once: the others wait for this rank in a collective, and its clean-up may wait for them."""
+    record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time()), os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _log_to_console(world: World) -> None:
+    """Rank 0 speaks on stdout; the others only when something is wrong. Every rank's log file, opened later, has it all."""
+    handler = logging.StreamHandler(sys.stdout if world.rank == 0 else sys.stderr)
+    handler.setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
+    handler.addFilter(lambda record: record.name == "clipship" or record.levelno >= logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    logging.captureWarnings(True)
+
+
+@click.command(help="Run one rank of JOB, started by torchrun, srun, mpirun or horovodrun.")
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
+def command(job: Path, overrides: tuple[str, ...]) -> None:
+    sys.exit(main(job, overrides))
+
+
+if __name__ == "__main__":
+    command()
