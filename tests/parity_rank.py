@@ -1,6 +1,6 @@
 """One rank of `make parity`: the gradient of the trainer's own step against one process that holds the whole batch.
 
-Started by a launcher, like a rank of a real run. The reference knows nothing of ranks: open_clip's model, open_clip's loss, one backward pass.
+Started by a launcher, like a rank of a real run. The reference knows nothing of ranks: open_clip's model and loss, one backward pass.
 Rank 0 prints a JSON line for each case.
 """
 
@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import torch
-from timm.layers import to_2tuple
+from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from trainer import model, optim
@@ -37,7 +38,14 @@ def main(backend: str) -> None:
         job = _job(backend, name, loss, GLOBAL_BATCH // world.size // accumulation)
         error = comm.all_gather_object(_worst_error(job, comm))
         if world.rank == 0:
-            row = {"ranks": world.size, "backend": backend, "launcher": world.launcher, "model": name, "loss": loss, "accumulation": accumulation}
+            row = {
+                "ranks": world.size,
+                "backend": backend,
+                "launcher": world.launcher,
+                "model": name,
+                "loss": loss,
+                "accumulation": accumulation,
+            }
             print(json.dumps({**row, "relative_error": max(error)}), flush=True)
     comm.barrier(60)
     comm.close()
@@ -73,14 +81,16 @@ def _worst_error(job: Job, comm: Comm) -> float:
     expected = _reference(job, images, tokens)
     step = TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
     own = slice(comm.world.rank * cut.batch_size_per_rank, (comm.world.rank + 1) * cut.batch_size_per_rank)
-    micro = [MicroBatch(i, t) for i, t in zip(images[own].split(cut.micro_batch_size), tokens[own].split(cut.micro_batch_size), strict=True)]
+    micro = [
+        MicroBatch(i, t) for i, t in zip(images[own].split(cut.micro_batch_size), tokens[own].split(cut.micro_batch_size), strict=True)
+    ]
     step.gradients(micro, step=0)
     floor = ROUNDING * torch.stack([grad.norm() for grad in expected.values()]).norm()
     scale = {name: norm if (norm := grad.norm()) > floor else floor / ROUNDING for name, grad in expected.items()}
-    return max(float((p.grad - expected[name]).norm() / scale[name]) for name, p in clip.named_parameters())
+    return max(float((_grad(p) - expected[name]).norm() / scale[name]) for name, p in clip.named_parameters())
 
 
-def _whole_batch(clip: nn.Module) -> tuple[Tensor, Tensor]:
+def _whole_batch(clip: Any) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     height, width = to_2tuple(clip.visual.image_size)
     images = torch.randn(GLOBAL_BATCH, 3, height, width, generator=generator, dtype=torch.float64)
@@ -94,7 +104,12 @@ def _reference(job: Job, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     out = clip(images, tokens)
     losses = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
     losses[job.optim.loss](*out).backward()
-    return {name: parameter.grad for name, parameter in clip.named_parameters()}
+    return {name: _grad(parameter) for name, parameter in clip.named_parameters()}
+
+
+def _grad(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Batch norm over the global batch, on either backend and on CPUs too, where torch's and Horovod's own refuse."""
 
 import torch
-from timm.layers import BatchNormAct2d
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from trainer.comm.autograd import sum_with_grad
@@ -46,23 +46,23 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     comm: Comm
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected [batch, channels, ...], got {tuple(input.shape)}")
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.dim() < 2:
+            raise ValueError(f"expected [batch, channels, ...], got {tuple(x.shape)}")
 
-    def forward(self, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
-        return _normalise(self, input) if self.training else super().forward(input)
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)
+        return _normalise(self, x) if self.training else super().forward(x)
 
 
-class SyncBatchNormAct(BatchNormAct2d):  # type: ignore[misc]  # timm has no types
+class SyncBatchNormAct(BatchNormAct2d):
     """Takes over timm's batch norm with activation."""
 
     comm: Comm
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
-            return super().forward(x)  # type: ignore[no-any-return]
+            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
         return self.act(self.drop(_normalise(self, x)))  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,7 @@
 """Zero-shot classification, shared by all ranks.
 
-Samples and classes are cut into fixed blocks, and block b belongs to rank b modulo world_size. A block is computed the same way whoever owns
-it, and only integers and rows that one rank owns are added up: any number of ranks gives the same result, to the last digit.
+Samples and classes are cut into fixed blocks, and block b belongs to rank b modulo world_size. A block is computed the same way whoever
+owns it, and only integers and rows that one rank owns are added up: any number of ranks gives the same result, to the last digit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainer.comm.protocol import Comm
 from trainer.data.loader import EvalBlock, eval_blocks
 from trainer.data.source import Source
+from trainer.errors import InputError
 from trainer.job import Job, Precision
 from trainer.model import Clip, autocast
 
@@ -38,7 +39,7 @@ class ZeroShot:
 
 
 def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Sequence[str], job: Job, comm: Comm) -> ZeroShot:
-    """Collective: how often the right one of `names` is the nearest, and among the five nearest, by the averaged features of `templates`."""
+    """Collective: how often the right one of `names`, said with `templates`, is the nearest, and among the five nearest."""
     with _evaluating(clip.model):
         classes_CD = class_features(clip, names, templates, job.model.precision, comm)
         counts = torch.zeros(3, dtype=torch.int64, device=comm.device)
@@ -58,10 +59,15 @@ def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Seque
 def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> Tensor:
     """Samples, hits among the nearest one and among the nearest five: int64 [3]."""
     device = classes_CD.device
+    labels = block.labels[: block.valid]
+    if labels.numel() and int(labels.max()) >= len(classes_CD):
+        raise InputError(
+            f"eval.zero_shot has a sample of class {int(labels.max())}, but eval.class_names gives {len(classes_CD)} names, from 0"
+        )
     with autocast(device, precision):
         images_BD = clip.model.encode_image(block.images.to(device), normalize=True)  # type: ignore[operator]
     nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, len(classes_CD))).indices[: block.valid]
-    hits = nearest == block.labels[: block.valid, None].to(device)
+    hits = nearest == labels[:, None].to(device)
     return torch.stack([torch.tensor(block.valid, device=device), hits[:, 0].sum(), hits.any(1).sum()])
 
 

@@ -77,5 +77,5 @@ class Loop:
         samples = self.plan.global_batch_size
         loss = float(self.comm.all_reduce(result.loss_share))
         times = clock.pop(self.comm.pop_seconds())
-        scale = float(self.clip.model.logit_scale.detach().exp())  # type: ignore[union-attr,operator]
+        scale = float(self.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
         return Record(done, epoch, done * samples, loss, rate, float(result.grad_norm), scale, samples / times["step_s"], **times)

@@ -117,14 +117,17 @@ def _place(model: nn.Module, settings: jobs.Model, device: torch.device) -> None
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     convolutional = not hasattr(model.visual, "transformer")
     wanted = settings.channels_last if settings.channels_last is not None else convolutional and device.type == "cuda"
-    model.to(device=device, memory_format=torch.channels_last if wanted else torch.preserve_format)
+    model.to(device)
+    if wanted:
+        model.to(memory_format=torch.channels_last)
 
 
 def _prepare_batch_norm(model: nn.Module, job: Job, plan: Plan, comm: Comm) -> None:
     if plan.accumulation > 1:
         raise InputError(
-            f"{job.model.name} has batch norm, whose statistics cannot be those of the whole batch when {plan.accumulation} micro-batches are "
-            "accumulated: use more ranks, a larger optim.max_batch_size_per_gpu, a smaller optim.global_batch_size, or a model without batch norm"
+            f"{job.model.name} has batch norm, whose statistics cannot be those of the whole batch when {plan.accumulation} micro-batches "
+            "are accumulated: use more ranks, a larger optim.max_batch_size_per_gpu, a smaller optim.global_batch_size, "
+            "or a model without batch norm"
         )
     if job.model.sync_batch_norm and comm.world.size > 1:
         synchronise_batch_norm(model, comm)

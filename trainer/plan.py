@@ -61,6 +61,7 @@ def schedule(job: Job, samples: int) -> Schedule:
     epoch_steps = samples // job.optim.global_batch_size
     if not epoch_steps:
         raise InputError(
-            f"{samples} samples are fewer than optim.global_batch_size = {job.optim.global_batch_size}: give more data, or a smaller global batch"
+            f"{samples} samples are fewer than optim.global_batch_size = {job.optim.global_batch_size}: "
+            "give more data, or a smaller global batch"
         )
     return Schedule(epoch_steps, job.optim.steps or (job.optim.epochs or 0) * epoch_steps)

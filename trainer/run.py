@@ -54,7 +54,7 @@ class Run:
 
 
 def open_run(job: Job, comm: Comm) -> Run:
-    """Collective: make the job's run folder, or go on in it; this rank's log file is open when it returns. Raises InputError on every rank."""
+    """Collective: make the job's run folder, or go on in it, and open this rank's log file. Raises InputError on every rank."""
     run = Run(Path(job.logging.runs) / job.name)
     problem = _prepare(job, run) if comm.world.rank == 0 else None
     problem = comm.broadcast_object(problem)

@@ -66,7 +66,7 @@ class TrainStep:
         return StepResult(loss_share, grad_norm)
 
     def gradients(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
-        """Leaves the gradient of the global batch's loss, times the scaler's factor, in every `grad`; returns this rank's share of the loss."""
+        """Leaves the gradient of the global batch's loss, times the scaler's factor, in every `grad`; returns the rank's share of it."""
         self.optimizer.zero_grad(set_to_none=True)
         whole = self._at_once(batches[0], step) if len(batches) == 1 else self._accumulated(batches, step)
         self._reducer.finish()

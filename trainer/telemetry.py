@@ -93,7 +93,8 @@ def console_line(record: Record, steps: int) -> str:
     return (
         f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch}  loss {record.loss:.4f}  lr {record.lr:.2e}  "
         f"grad {record.grad_norm:.3f}  scale {record.logit_scale:.2f}  {record.samples_per_s:.0f} samples/s  "
-        f"data {share['data']:.0%} comm {share['comm']:.0%} ckpt {share['checkpoint']:.0%}  ETA {duration((steps - record.step) * record.step_s)}"
+        f"data {share['data']:.0%} comm {share['comm']:.0%} ckpt {share['checkpoint']:.0%}  "
+        f"ETA {duration((steps - record.step) * record.step_s)}"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from trainer import checkpoint, inputs, jobfile, model, optim
+from trainer import checkpoint, jobfile, model, optim
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas, check_replicas
@@ -23,9 +23,10 @@ from trainer.data.source import Source, open_labelled, open_source
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
 from trainer.evaluate import zero_shot
 from trainer.exits import ExitRecord, record_exit
+from trainer.inputs.evaluation import class_names, templates
 from trainer.job import Job
 from trainer.loop import Loop
-from trainer.plan import Plan, plan, schedule
+from trainer.plan import Plan, Schedule, plan, schedule
 from trainer.run import Run, open_run, write_json
 from trainer.step import TrainStep
 from trainer.world import World, detect
@@ -76,7 +77,7 @@ def prepare(job: Job, comm: Comm) -> Ready:
     source = open_source(job.data)
     length = schedule(job, len(source))
     run = open_run(job, comm)
-    _announce(job, comm, run, cut, len(source), length.epoch_steps, length.steps)
+    _announce(job, comm, run, cut, len(source), length)
     clip = model.build(job, cut, comm)
     optimizer = optim.build(clip.model, job.optim, comm.device)
     broadcast_replicas(comm, clip.model, optimizer)
@@ -94,32 +95,38 @@ def train(ready: Ready) -> None:
         return
     if loop.job.checkpoint.final:
         about = {"model": loop.job.model.name, "samples": last.samples}
-        log.info("checkpoint   %s", checkpoint.save(run.checkpoints, last.step, loop.clip.model, about))
+        _say("checkpoint", str(checkpoint.save(run.checkpoints, last.step, loop.clip.model, about)))
     seconds = round(time.monotonic() - ready.started, 1)
     write_json(run.result, {"exit_code": EXIT_DONE, "reason": "done", **metrics, "world_size": loop.comm.world.size, "seconds": seconds})
-    log.info("result       %s", run.result)
+    _say("result", str(run.result))
 
 
-def _announce(job: Job, comm: Comm, run: Run, cut: Plan, samples: int, epoch_steps: int, steps: int) -> None:
+def _announce(job: Job, comm: Comm, run: Run, cut: Plan, samples: int, length: Schedule) -> None:
     """What will run, and why where the job left it open."""
     world = comm.world
-    left_out = samples - epoch_steps * cut.global_batch_size
     limit = job.optim.max_batch_size_per_gpu
-    why = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu: a rank's share in one pass"
-    log.info("run folder   %s", run.folder)
-    log.info("world        %d ranks, %d of them on %s, started by %s", world.size, world.local_size, world.node, world.launcher)
-    log.info("backend      %s on %s (%s)", comm.name, comm.device, ", ".join(f"{name} {value}" for name, value in comm.versions().items()))
-    log.info("model        %s, %s, %s loss", job.model.name, job.model.precision, job.optim.loss)
-    log.info("batch        %d = %d ranks x %d accumulated x %d (%s)", cut.global_batch_size, world.size, cut.accumulation, cut.micro_batch_size, why)
-    log.info("data         %d samples: %d steps an epoch, %d samples left out of each; %d steps in all", samples, epoch_steps, left_out, steps)
+    why = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu, so a rank's share passes at once"
+    left_out = samples - length.epoch_steps * cut.global_batch_size
+    _say("run folder", str(run.folder))
+    _say("world", f"{world.size} ranks, {world.local_size} of them on {world.node}, started by {world.launcher}")
+    _say("backend", f"{comm.name} on {comm.device} ({', '.join(f'{name} {value}' for name, value in comm.versions().items())})")
+    _say("model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss")
+    _say("batch", f"{cut.global_batch_size} = {world.size} ranks x {cut.accumulation} accumulated x {cut.micro_batch_size} ({why})")
+    _say(
+        "data", f"{samples} samples: {length.epoch_steps} steps an epoch, {left_out} samples left out of each; {length.steps} steps in all"
+    )
+
+
+def _say(what: str, text: str) -> None:
+    log.info("%-12s %s", what, text)
 
 
 def _evaluate(job: Job, comm: Comm, clip: model.Clip) -> dict[str, Any]:
     if not job.eval.zero_shot:
         return {}
-    names, templates = inputs.lines(job.eval.class_names), inputs.lines(job.eval.templates)
-    found = zero_shot(clip, open_labelled(job.eval), names, templates, job, comm)
-    log.info("zero-shot    top-1 %.2f %%, top-5 %.2f %% of %d images", 100 * found.top1 / found.samples, 100 * found.top5 / found.samples, found.samples)
+    source = open_labelled(job.eval, job.data.image_key)
+    found = zero_shot(clip, source, class_names(job.eval), templates(job.eval), job, comm)
+    _say("zero-shot", f"top-1 {found.top1 / found.samples:.2%}, top-5 {found.top5 / found.samples:.2%} of {found.samples} images")
     return found.metrics()
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.comm.torch_backend import TorchBackend
 from trainer.world import World
-from tests.jobs import tiny_job
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def dropout_model(tmp_path: Path) -> str:
 def test_the_second_pass_of_accumulation_repeats_the_dropout_of_the_first(alone: Comm, dropout_model: str) -> None:
     step = _step(_accumulating(4, model=dropout_model), alone)
     passes: list[Tensor] = []
-    step.model.visual.register_forward_hook(lambda _module, _input, out: passes.append(out.detach().clone()))
+    step.model.get_submodule("visual").register_forward_hook(lambda _module, _input, out: passes.append(out.detach().clone()))
     _gradients(step, 4)
     first, second = passes[:4], passes[4:]
     assert len(first) == len(second) == 4
@@ -96,7 +96,7 @@ def test_logit_scale_stays_below_one_hundred(alone: Comm) -> None:
     step = _step(tiny_job(optim={"lr": 100.0}), alone)
     for number in range(3):
         step(_batches(step.model, SAMPLES), number)
-        assert 0 <= step.model.logit_scale.item() <= model.MAX_LOGIT_SCALE
+        assert 0 <= step.model.get_parameter("logit_scale").item() <= model.MAX_LOGIT_SCALE
 
 
 @pytest.mark.parametrize("size", [4, SAMPLES])
@@ -119,5 +119,5 @@ def test_fp16_scaler_skips_a_step_that_overflows_and_halves_its_factor(alone: Co
 
 
 def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
-    with pytest.raises(InputError, match="batch norm.*4 micro-batches"):
+    with pytest.raises(InputError, match=r"batch norm.*4 micro-batches"):
         _step(_accumulating(4, model=RESNET), alone)

@@ -38,11 +38,11 @@ class _Sum(torch.autograd.Function):
 
 def gather_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
     """Collective, and so is its backward pass: [n, d] -> [world_size * n, d], rank after rank."""
-    gathered: Tensor = _Gather.apply(tensor, comm)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _Gather.apply(tensor, comm)
     return gathered
 
 
 def sum_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
     """Collective, and so is its backward pass: the sum over the ranks, same shape."""
-    total: Tensor = _Sum.apply(tensor, comm)  # type: ignore[no-untyped-call]
+    total: Tensor = _Sum.apply(tensor, comm)
     return total

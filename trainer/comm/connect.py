@@ -43,7 +43,9 @@ def _horovod(job: Job, world: World, device: torch.device) -> Comm:
     try:
         from trainer.comm.horovod_backend import HorovodBackend
     except ImportError as error:
-        raise InputError(f"comm.backend = horovod, but Horovod cannot be imported ({error}): `make horovod` builds it, or use backend = torch")
+        raise InputError(
+            f"comm.backend = horovod, but Horovod cannot be imported ({error}): `make horovod` builds it, or use backend = torch"
+        ) from None
     return HorovodBackend(job, world, device)
 
 

@@ -12,8 +12,9 @@ from trainer.world import World
 class Reducer(Protocol):
     """Averages gradients over the ranks, once an optimizer step, overlapping the last backward pass where the backend can."""
 
-    module: nn.Module
-    """What the forward pass calls instead of the model."""
+    @property
+    def module(self) -> nn.Module:
+        """What the forward pass calls instead of the model."""
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Forward and backward passes inside only add to the local gradients."""

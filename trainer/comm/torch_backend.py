@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket, HashStore, Store
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.comm.meter import Mark, Meter
@@ -19,9 +21,8 @@ from trainer.world import World
 
 # torch 2.14 renamed both, and warns of the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_SYNC_BUFFERS = next(
-    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DistributedDataParallel).parameters
-)
+_DDP_KEYS = inspect.signature(DistributedDataParallel).parameters
+_UNSYNCED_BUFFERS: dict[str, Any] = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in _DDP_KEYS): False}
 
 _HOOKS: dict[str, Callable[..., Any]] = {
     "none": default_hooks.allreduce_hook,
@@ -49,7 +50,7 @@ class TorchBackend:
             timeout=timedelta(seconds=job.timeouts.collective_s),
         )
         # Objects and barriers stay off the GPUs.
-        self._control = dist.new_group(backend="gloo") if self._backend == "nccl" else dist.group.WORLD
+        self._control: Any = dist.new_group(backend="gloo") if self._backend == "nccl" else None
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
@@ -81,6 +82,7 @@ class TorchBackend:
     def barrier(self, timeout_s: float) -> None:
         # Not monitored_barrier: there only rank 0 keeps the limit, and the others wait for ever for a rank 0 that is late.
         arrivals = dist.all_reduce(torch.zeros(1), group=self._control, async_op=True)
+        assert arrivals is not None
         try:
             arrivals.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
@@ -117,11 +119,11 @@ class _Reducer:
             static_graph=settings.static_graph,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             find_unused_parameters=find_unused,
-            **{_SYNC_BUFFERS: False},  # synchronised batch norm keeps them equal
+            **_UNSYNCED_BUFFERS,  # synchronised batch norm keeps them equal
         )
         self._ddp.register_comm_hook(None, self._reduce_bucket)
 
-    def _reduce_bucket(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _reduce_bucket(self, _state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The library's own hook; notes when the last bucket left, since what the backward pass takes after that is waiting."""
         self._last_bucket = self._meter.mark()
         future: torch.futures.Future[Tensor] = self._hook(None, bucket)
@@ -138,9 +140,10 @@ class _Reducer:
             self._last_bucket = None
 
 
-def _store(world: World, init_s: float) -> dist.Store:
+def _store(world: World, init_s: float) -> Store:
     """Where ranks meet: MASTER_ADDR and MASTER_PORT, served by rank 0, or by torchrun's agent where it says so."""
     if world.size == 1:
-        return dist.HashStore()
-    store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=timedelta(seconds=init_s)))
+        return HashStore()
+    store: Store
+    store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timedelta(seconds=init_s)))
     return store

@@ -1,0 +1,104 @@
+# Sets everything up and runs it. `make` alone lists the targets; `make -n TARGET` shows what one would do.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.SUFFIXES:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/wheels
+PINS := docker/requirements.txt docker/requirements-build.txt tests/requirements.txt
+
+# The first Python that can make an environment; the pins were made for 3.11.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+DEMO_ARGS ?=
+PARITY_ARGS ?=
+TEST_ARGS ?=
+HOROVOD_ARGS ?=
+
+# Named after the content of the pins: a second `make venv` costs nothing, an interrupted one is done again.
+INSTALLED := $(VENV)/installed-$(shell cat $(PINS) pyproject.toml | sha256sum | cut -c 1-16)
+# Which wheel is installed, or why there is none; tests marked `horovod` are skipped only where the second file is.
+HOROVOD := $(VENV)/horovod-wheel
+NO_HOROVOD := $(VENV)/horovod-missing
+
+.PHONY: help venv horovod check fmt test test-gpu demo parity lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
+	    printf '  make %-10s %s\n' "$$target" "$$text"
+	done
+
+venv: $(INSTALLED) ## make .venv from the pinned requirements (Python >= 3.11, no root)
+
+$(INSTALLED):
+	@if ! grep -qs '$(CURDIR)/$(VENV)/' $(VENV)/bin/pip; then # none, or one that was copied from another folder
+	    [[ -n '$(PYTHON)' ]] || { echo 'No Python >= 3.11 with the module venv was found: install python3.11 and python3.11-venv,' \
+	        'or name one with make PYTHON=/path/to/python3' >&2; exit 2; }
+	    echo 'making $(VENV) with $(PYTHON)'
+	    $(PYTHON) -m venv --clear $(VENV)
+	fi
+	echo 'installing the pinned packages into $(VENV): 6 GB, some minutes the first time'
+	$(PY) -m pip install --disable-pip-version-check --require-hashes $(PINS:%=-r %)
+	$(PY) -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	rm -f $(VENV)/installed-*
+	touch $@
+
+horovod: venv ## build Horovod against the torch in .venv, or take it from the cache
+	@status=0
+	wheel=$$(docker/build-horovod.sh --python $(PY) --cache '$(WHEELS)' $(HOROVOD_ARGS)) || status=$$?
+	if ((status == 3)); then
+	    echo 'Horovod cannot be built on this machine; `make horovod` says what it lacks' | tee $(NO_HOROVOD)
+	elif ((status)); then
+	    exit $$status
+	elif [[ ! -e $(HOROVOD) || $$(<$(HOROVOD)) != "$$wheel" || ! -x $(VENV)/bin/horovodrun ]]; then
+	    $(PY) -m pip install --disable-pip-version-check --quiet --no-deps --force-reinstall "$$wheel"
+	    rm -f $(NO_HOROVOD)
+	    echo "$$wheel" >$(HOROVOD)
+	fi
+
+check: venv ## format, lint and types, as CI runs them
+	@$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	if command -v shellcheck >/dev/null; then shellcheck docker/*.sh .ci/run; else echo 'shellcheck is not installed: shell scripts unchecked'; fi
+
+fmt: venv ## format the code and mend what the linter can
+	@$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks some
+	@status=0
+	$(PY) -m pytest -m 'not gpu' $(TEST_ARGS) || status=$$?
+	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
+	exit $$status
+
+test-gpu: venv horovod ## the tests that need a GPU
+	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+	    echo 'torch sees no GPU on this machine: the GPU tests were not run'
+	    exit 0
+	fi
+	$(PY) -m pytest -m gpu $(TEST_ARGS)
+
+demo: venv ## train a small CLIP on real images, show what it learned; DEMO_ARGS='--help'
+	@$(PY) -m trainer.demo $(DEMO_ARGS)
+
+parity: venv horovod ## the gradient on 1, 2 and 4 ranks, both backends, against one process
+	@$(PY) -m tests.parity $(PARITY_ARGS)
+
+lock: ## pin the requirements anew: names, versions, hashes
+	@tools=$$(mktemp -d)
+	trap 'rm -rf "$$tools"' EXIT
+	$(PYTHON) -m venv "$$tools"
+	"$$tools/bin/pip" install --disable-pip-version-check --quiet uv
+	for pins in $(PINS); do
+	    "$$tools/bin/uv" pip compile --quiet --python-version 3.11 --generate-hashes --allow-unsafe --no-header \
+	        --no-emit-index-url --no-emit-find-links --output-file "$$pins" "$${pins%.txt}.in" $(LOCK_ARGS)
+	done
+
+clean: ## remove .venv and the tools' caches; built wheels stay in the cache outside the checkout
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,194 @@
+"""`start_ranks` with real launchers: each rank finds its world and environment, and no rank outlives a failure, a signal or the call."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.ssh_hosts import missing_program, two_hosts
+from tests.jobs import tiny_job
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.launch import local, processes
+from trainer.launch.hosts import parse_hosts
+from trainer.launch.local import start_ranks
+
+PROBE = (sys.executable, "-P", str(Path(__file__).with_name("rank_probe.py")))
+needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+needs_sshd = pytest.mark.skipif(missing_program() is not None, reason=f"{missing_program()} is missing: apt-get install openssh-server")
+TORCHRUN = pytest.param("torchrun")
+MPIRUN = pytest.param("mpirun", marks=pytest.mark.mpi)
+HOROVODRUN = pytest.param("horovodrun", marks=[pytest.mark.horovod, needs_horovod])
+every_launcher = pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN, HOROVODRUN])
+NAMES = {"torchrun": "torchrun", "mpirun": "Open MPI", "horovodrun": "horovodrun"}
+
+
+def job_for(launcher: str) -> Job:
+    return tiny_job(comm={"launcher": launcher, "nccl": {"debug": "WARN", "algo": "Ring,Tree"}})
+
+
+def records(output: str) -> list[dict[str, Any]]:
+    """What the probes printed, by rank; horovodrun puts `[rank]<stdout>:` before each line."""
+    lines = [line[line.index("{") :] for line in output.splitlines() if '{"rank"' in line]
+    return sorted((json.loads(line) for line in lines), key=lambda record: int(record["rank"]))
+
+
+def assert_ended(found: Sequence[dict[str, Any]]) -> None:
+    """No rank is left: its process is gone, or its number belongs to another one."""
+    probes = [record["pid"] for record in found if b"rank_probe" in command_line(record["pid"])]
+    assert found
+    assert not probes
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@every_launcher
+def test_each_rank_finds_its_world_and_the_jobs_environment(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert start_ranks(PROBE, job_for(launcher), nproc=3, hosts=None) == 0
+    found = records(capfd.readouterr().out)
+    assert [(record["rank"], record["local_rank"]) for record in found] == [(0, 0), (1, 1), (2, 2)]
+    assert all((record["size"], record["local_size"], record["launcher"]) == (3, 3, NAMES[launcher]) for record in found)
+    wanted = {"CLIPSHIP_WORLD_SIZE": "3", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring,Tree", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    assert all(wanted.items() <= record["env"].items() for record in found)
+    assert {record["env"]["MASTER_ADDR"] for record in found} == {"127.0.0.1"}
+    assert len({record["env"]["MASTER_PORT"] for record in found}) == 1
+
+
+@every_launcher
+def test_words_of_the_rank_command_arrive_as_they_are(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "name='two  words'", '"', "$HOME", "a;b", "*", "--np=9", ""]
+    command = [sys.executable, "-c", "import json, sys; print('words', json.dumps(sys.argv[1:]))", *words]
+    assert start_ranks(command, job_for(launcher), nproc=1, hosts=None) == 0
+    assert json.loads(capfd.readouterr().out.partition("words ")[2]) == words
+
+
+@every_launcher
+def test_failed_rank_ends_all_ranks_with_its_exit_code(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert start_ranks([*PROBE, "fail", "1", "75"], job_for(launcher), nproc=2, hosts=None) == 75
+    captured = capfd.readouterr()
+    assert_ended(records(captured.out))
+    assert f"clipship: rank 1 on {os.uname().nodename} ended the run with exit code 75: told to fail" in captured.err
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN])
+def test_rank_that_leaves_no_reason_still_gives_its_exit_code(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert start_ranks([*PROBE, "leave", "1", "5"], job_for(launcher), nproc=2, hosts=None) == 5
+    captured = capfd.readouterr()
+    assert_ended(records(captured.out))
+    assert "Traceback" not in captured.err
+
+
+@every_launcher
+def test_killed_rank_ends_all_ranks_and_the_run_fails(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code = start_ranks([*PROBE, "die", "0"], job_for(launcher), nproc=2, hosts=None)
+    assert code == 1 if launcher == "horovodrun" else 128 + signal.SIGKILL
+    assert_ended(records(capfd.readouterr().out))
+
+
+@every_launcher
+def test_rank_that_ignores_sigterm_does_not_keep_a_failed_run_alive(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 2.0)
+    assert start_ranks([*PROBE, "hold", "1", "3"], job_for(launcher), nproc=2, hosts=None) == 3
+    assert_ended(records(capfd.readouterr().out))
+
+
+START = """
+import sys
+from tests.integration.test_launch import PROBE, job_for
+from trainer.launch.local import start_ranks
+sys.exit(start_ranks([*PROBE, "wait", "nobody"], job_for(sys.argv[1]), nproc=2, hosts=None))
+"""
+
+
+@every_launcher
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", START, launcher], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        found = records(run.stdout.readline() + run.stdout.readline())
+        run.send_signal(number)
+        assert run.wait() == code
+    assert len(found) == 2
+    for _ in range(150):  # a run that is killed cannot wait for its launcher
+        if number != signal.SIGKILL or not any(b"rank_probe" in command_line(record["pid"]) for record in found):
+            break
+        time.sleep(0.1)
+    assert_ended(found)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN])
+def test_modules_of_the_working_folder_are_not_taken_for_ours(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("trainer", "torch", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    assert start_ranks(PROBE, job_for(launcher), nproc=1, hosts=None) == 0
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not Path("/usr/bin/mpirun").exists(), reason="no system mpirun beside the environment's")
+def test_system_mpirun_starts_the_same_world(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(local, "_open_mpi", lambda: "/usr/bin/mpirun")
+    assert start_ranks(PROBE, job_for("mpirun"), nproc=2, hosts=None) == 0
+    assert [(record["rank"], record["size"], record["local_size"]) for record in records(capfd.readouterr().out)] == [(0, 2, 2), (1, 2, 2)]
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """ssh reaches node-a and node-b."""
+    with two_hosts(tmp_path) as programs:
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        yield
+
+
+over_ssh = pytest.mark.parametrize("launcher", [pytest.param("auto", marks=pytest.mark.mpi), HOROVODRUN])
+
+
+@needs_sshd
+@over_ssh
+@pytest.mark.usefixtures("ssh")
+def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert start_ranks(PROBE, job_for(launcher), nproc=None, hosts=parse_hosts("node-b:1,node-a:2")) == 0
+    found = records(capfd.readouterr().out)
+    reached = [record["env"]["SSH_CONNECTION"].split()[2] for record in found]
+    assert reached == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
+    assert [(record["rank"], record["size"], record["local_rank"]) for record in found] == [(0, 3, 0), (1, 3, 0), (2, 3, 1)]
+    wanted = {"CLIPSHIP_WORLD_SIZE": "3", "NCCL_ALGO": "Ring,Tree", "MASTER_ADDR": "127.0.0.2", "OMP_NUM_THREADS": "8"}
+    assert all(wanted.items() <= record["env"].items() for record in found)
+
+
+@needs_sshd
+@over_ssh
+@pytest.mark.usefixtures("ssh")
+def test_failed_rank_ends_the_ranks_of_every_host(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert start_ranks([*PROBE, "fail", "2", "7"], job_for(launcher), nproc=None, hosts=parse_hosts("node-a:2,node-b:1")) == 7
+    assert_ended(records(capfd.readouterr().out))
+
+
+@needs_sshd
+@pytest.mark.usefixtures("ssh")
+def test_first_host_out_of_reach_is_named_before_anything_starts() -> None:
+    with pytest.raises(InputError, match=r"ssh nowhere\.invalid .*resolve"):
+        start_ranks(PROBE, job_for("auto"), nproc=None, hosts=parse_hosts("nowhere.invalid:1,node-b:1"))
+
+
+@needs_sshd
+@pytest.mark.mpi
+@pytest.mark.usefixtures("ssh")
+def test_another_host_out_of_reach_fails_the_run() -> None:
+    job = tiny_job(comm={"backend": "horovod"})  # mpirun alone reaches the hosts: Horovod needs no meeting point
+    assert start_ranks(PROBE, job, nproc=None, hosts=parse_hosts("node-b:1,nowhere.invalid:1")) not in (0, 2)

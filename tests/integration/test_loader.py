@@ -1,0 +1,125 @@
+"""The loader with real loader processes: the same batches, errors that name their cause, and ranks that MPI started."""
+
+import importlib.util
+import io
+import json
+import os
+import re
+import signal
+import tarfile
+from collections.abc import Iterator
+from hashlib import blake2b
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from open_clip import get_tokenizer
+from open_clip.transform import AugmentationCfg, image_transform
+
+from tests.integration.loader_rank import load as load_rank
+from tests.integration.loader_rank import samples
+from tests.start import STARTS, start
+from trainer.data.loader import Batch, eval_blocks, start_process_server, train_batches
+from trainer.data.sample import Source
+from trainer.data.source import open_labelled, open_source
+from trainer.demo_data import DigitSet, pack_digits
+from trainer.errors import InputError
+from trainer.job import Data, Eval
+from trainer.plan import Plan
+
+PLAN = Plan(world_size=2, global_batch_size=64, batch_size_per_rank=32, micro_batch_size=16, accumulation=2)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> DigitSet:
+    start_process_server()
+    return pack_digits(tmp_path_factory.mktemp("data") / "digits")
+
+
+def load(source: Source, workers: int, rank: int = 0) -> Iterator[Batch]:
+    transform = image_transform(32, is_train=True, aug_cfg=AugmentationCfg(scale=(0.5, 1.0)))
+    return train_batches(
+        source,
+        plan=PLAN,
+        rank=rank,
+        seed=1,
+        window=300,
+        transform=transform,
+        tokenizer=get_tokenizer("ViT-B-32"),
+        workers=workers,
+        epochs=1,
+    )
+
+
+def digest(batches: Iterator[Batch]) -> str:
+    """Of every byte and every name in the batches, in order."""
+    found = blake2b()
+    for batch in batches:
+        found.update(batch.images.numpy().tobytes() + batch.tokens.numpy().tobytes() + batch.positions.numpy().tobytes())
+        found.update(json.dumps([batch.epoch, batch.batch_in_epoch, batch.micro_batch, batch.captions, batch.keys]).encode())
+    return found.hexdigest()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")  # more than cores: meant
+def test_any_number_of_loader_processes_gives_the_same_bytes(digits: DigitSet) -> None:
+    source = open_source(Data(train=(digits.train,)))
+    assert len({digest(load(source, workers)) for workers in (0, 1, 4)}) == 1
+    assert digest(load(source, 1, rank=1)) != digest(load(source, 1))
+
+
+def test_evaluation_blocks_are_the_same_from_loader_processes(digits: DigitSet) -> None:
+    source = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=digits.class_names))
+    transform = image_transform(32, is_train=False)
+    here, there = (list(eval_blocks(source, rank=1, world_size=2, block=64, transform=transform, workers=workers)) for workers in (0, 2))
+    assert [(b.first, b.valid) for b in here] == [(b.first, b.valid) for b in there]
+    assert all(torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_picture_is_bad_input_without_a_workers_traceback(tmp_path: Path, workers: int) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for number in range(64):
+            for ending, content in (("png", b"not a picture"), ("txt", b"a caption")):
+                info = tarfile.TarInfo(f"{number:03d}.{ending}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(InputError) as caught:
+        list(load(open_source(Data(train=(str(tmp_path / "0.tar"),))), workers))
+    assert re.fullmatch(r".*/0\.tar: sample \d{3}: the image is of no known format: 13 bytes .*", str(caught.value))
+
+
+def test_the_death_of_a_loader_process_is_told(digits: DigitSet) -> None:
+    stream = load(open_source(Data(train=(digits.train,))), workers=1)
+    next(stream)
+    (worker,) = active_children()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"a loader process died .*out-of-memory"):
+        list(stream)
+
+
+def test_loader_processes_end_with_their_iterator(digits: DigitSet) -> None:
+    stream = load(open_source(Data(train=(digits.train,))), workers=2)
+    next(stream)
+    assert len(active_children()) == 2
+    del stream
+    assert active_children() == []
+
+
+def shard_ranks(backend: str, launcher: str) -> Any:
+    needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+    marks = [pytest.mark.mpi] * (launcher == "mpirun") + [pytest.mark.horovod, needs_horovod] * (backend == "horovod")
+    return pytest.param(backend, launcher, marks=marks)
+
+
+@pytest.mark.parametrize(("backend", "launcher"), [shard_ranks(*pair) for pair in STARTS])
+def test_ranks_share_an_epoch_that_one_process_would_see(digits: DigitSet, backend: str, launcher: str) -> None:
+    run = start(backend, launcher, 2, "tests.integration.loader_rank", backend, digits.train)
+    assert run.returncode == 0, run.stderr
+    per_rank = json.loads(next(line[line.index("[[[") :] for line in run.stdout.splitlines() if "[[[" in line))
+    assert [len(of_rank) for of_rank in per_rank] == [704, 704]
+    together = sorted(tuple(found) for of_rank in per_rank for found in of_rank)
+    assert len({key for _, key, _, _ in together}) == 1408
+    assert together == samples(load_rank(digits.train, Plan(1, 64, 64, 64, 1), 0, workers=0))

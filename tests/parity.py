@@ -1,0 +1,46 @@
+"""`make parity`: the gradient on 1, 2 and 4 ranks, both backends, every launcher, against one process that holds the whole batch.
+
+Prints a line a case and ends with one line of JSON; exit code 1 where a case is above the bound. Without Horovod its half is left out,
+and the last line says so.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tests.start import STARTS, start
+
+BOUND = 1e-10  # relative, float64
+RANKS = (1, 2, 4)
+
+
+def main() -> int:
+    has_horovod = importlib.util.find_spec("horovod") is not None
+    print(f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'accumulation':>12} {'relative error':>15}")
+    rows = [row for backend, launcher in STARTS if backend != "horovod" or has_horovod for row in _rows(backend, launcher)]
+    worst = max(row["relative_error"] for row in rows)
+    left_out = [] if has_horovod else ["horovod"]
+    print(json.dumps({"worst_relative_error": worst, "bound": BOUND, "rows": len(rows), "left_out": left_out}))
+    return int(worst > BOUND)
+
+
+def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
+    for ranks in RANKS:
+        done = start(backend, launcher, ranks, "tests.parity_rank", backend)
+        if done.returncode:
+            raise SystemExit(f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n{done.stdout}{done.stderr}")
+        for line in done.stdout.splitlines():
+            if line.startswith('{"ranks"'):
+                row = json.loads(line)
+                print(
+                    f"{row['ranks']:>5} {row['backend']:8} {row['launcher']:14} {row['model']:12} {row['loss']:7} "
+                    f"{row['accumulation']:>12} {row['relative_error']:>15.2e}",
+                    flush=True,
+                )
+                yield row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""docker/build-horovod.sh: what it refuses before it builds, and what the library that came out names."""
+
+import os
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "docker" / "build-horovod.sh"
+
+
+def build(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the script for this test's own environment."""
+    command = [SCRIPT, "--python", sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --wheel-dir and --cache"),
+        (["--wheel-dir", "a", "--cache", "b"], "give one of --wheel-dir and --cache"),
+        (["--wheel"], "option --wheel is unknown or has no value"),
+        (["--cache", "b", "--ops", "rocm"], "--ops is rocm; it can be auto, cpu or nccl"),
+        (["--cache", "b", "--arch-list", "8.0"], "--arch-list is 8.0"),
+        (["--cache", "b", "--jobs", "0"], "--jobs is 0"),
+        (["--cache", "b", "--python", "/no/python"], "there is no Python at /no/python"),
+        (["--cache", "b", "--ops", "nccl", "--cuda-home", "/no/cuda"], "--ops nccl, but"),
+    ],
+)
+def test_build_refuses_bad_options(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = build(*(str(tmp_path / "b") if argument == "b" else argument for argument in arguments))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_build_names_a_missing_compiler_with_a_code_of_its_own(tmp_path: Path) -> None:
+    done = build("--cache", tmp_path, CXX="no-such-compiler")
+    assert done.returncode == 3
+    assert "there is no C++ compiler (no-such-compiler)" in done.stderr
+
+
+def test_build_refuses_an_environment_without_torch(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    done = build("--cache", tmp_path / "cache", "--python", tmp_path / "bare" / "bin" / "python")
+    assert done.returncode == 2
+    assert "torch is not installed in this environment" in done.stderr
+
+
+@pytest.mark.horovod
+def test_build_refuses_another_sdist_and_leaves_nothing(tmp_path: Path) -> None:
+    sdist = tmp_path / "horovod-0.28.1.tar.gz"
+    sdist.write_bytes(b"something else")
+    done = build("--cache", tmp_path / "cache", "--ops", "cpu", "--sdist", sdist)
+    assert done.returncode == 2
+    assert "has another sha256" in done.stderr
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.horovod
+def test_library_names_no_folder_of_the_environment_it_was_built_in() -> None:
+    library = next(file for file in metadata.files("horovod") or [] if file.match("mpi_lib_v2*.so"))
+    dynamic = subprocess.run(["readelf", "-d", library.locate()], capture_output=True, text=True, check=True).stdout
+    folders = dynamic.partition("runpath: [")[2].partition("]")[0].split(":")
+    assert "$ORIGIN/../../torch/lib" in folders
+    assert not [folder for folder in folders if folder.startswith(sys.prefix)]

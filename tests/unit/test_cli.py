@@ -1,0 +1,208 @@
+"""The command line: what goes to stdout, what to stderr, which exit code; and that it stays light."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.launch import cli
+from trainer.launch.presets import preset_names, preset_text
+
+Capture = pytest.CaptureFixture[str]
+
+SYNTHETIC = 'name = "x"\n[data]\nformat = "synthetic"\n[model]\nname = "ViT-S-32-alt"\n[optim]\nglobal_batch_size = 32\nepochs = 2\n'
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def job() -> str:
+    Path("job.toml").write_text(SYNTHETIC)
+    return "job.toml"
+
+
+def files() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_init_writes_the_preset_and_says_what_is_next(name: str, capsys: Capture) -> None:
+    assert cli.main(["init", "--preset", name, "my.toml"]) == 0
+    assert Path("my.toml").read_text() == preset_text(name)
+    assert capsys.readouterr() == ("", "wrote my.toml; next: clipship check my.toml\n")
+
+
+def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
+    Path("job.toml").write_text("mine")
+    assert cli.main(["init", "--preset", "laptop"]) == 2
+    assert Path("job.toml").read_text() == "mine"
+    assert "--force" in capsys.readouterr().err
+    assert cli.main(["init", "--preset", "laptop", "--force"]) == 0
+    assert Path("job.toml").read_text() == preset_text("laptop")
+    assert files() == ["job.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["init"], "kubernetes, laptop, slurm"),
+        (["init", "--preset", "lapto"], "'laptop'"),
+        (["init", "--preset", "laptop", "no/job.toml"], "cannot be written: No such file or directory"),
+        (["init", "--preset", "laptop", "."], "is a folder"),
+        (["check"], "Missing argument 'JOB'"),
+        (["check", "no.toml"], "no.toml: no such job file"),
+        (["check", "job.toml", "--nproc", "0"], "--nproc"),
+        (["check", "job.toml", "--nproc", "3"], "cannot be shared equally by 3 ranks"),
+        (["check", "job.toml", "--set", "optim.rl=1"], "--set optim.rl: unknown key; did you mean optim.lr?"),
+        (["check", "job.toml", "--set", "optim.global_batch_size=0"], "must be at least 1 (given 0)"),
+        (["check", "job.toml", "--set", "optim.lr=-1"], "must be greater than 0 (given -1)"),
+        (["check", "job.toml", "--set", "model.name=ViT-B-33"], "did you mean ViT-B-32"),
+        (["check", "job.toml", "--set", "optim.global_batch_size=2048"], "1024 samples are fewer"),
+        (["check", "job.toml", "--set", "data.format=auto", "--set", "data.train="], "names no shard and no table"),
+        (["check", "job.toml", "--set", "data.format=webdataset", "--set", "data.train=no/*.tar"], "no/*.tar: no file matches"),
+        (["check", "job.toml", "--set", "data.format=webdataset", "--set", 'data.train=""'], "must not be empty"),
+        (["check", "job.toml", "--set", "logging.runs=job.toml"], "is a file"),
+        (["check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=torchrun"], "cannot start comm.backend = horovod"),
+        (["run", "job.toml", "--nproc", "2", "--hosts", "a:1"], "exclude each other"),
+        (["run", "job.toml", "--hosts", "a:b"], "a:b"),
+        (["run", "job.toml", "--nproc", "3"], "cannot be shared equally by 3 ranks"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_message_with_exit_code_2_and_nothing_written(
+    job: str, arguments: list[str], expected: str, capsys: Capture
+) -> None:
+    before = files()
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+    assert files() == before
+
+
+def test_check_says_what_will_run_and_writes_nothing(job: str, capsys: Capture, tmp_path: Path) -> None:
+    assert cli.main(["check", job, "--nproc", "2", "--set", "optim.max_batch_size_per_gpu=8", "--set", "name=two words"]) == 0
+    assert capsys.readouterr().out == (
+        "job         two words, seed 0\n"
+        "model       ViT-S-32-alt, fp32, clip loss\n"
+        "data        synthetic, 1,024 samples an epoch\n"
+        "world       2 ranks on this machine\n"
+        "batch       32 samples = 2 ranks x 2 passes x 8 (at most 8 a pass)\n"
+        "backend     torch, ranks started by torchrun (auto)\n"
+        "steps       64 = 2 epochs x 32\n"
+        "learning    lr 0.0005 after 0 warm-up steps, then a cosine to 0\n"
+        "evaluation  none ([eval] zero_shot names no shards)\n"
+        f"run folder  {tmp_path}/runs/two words\n"
+    )
+    assert files() == ["job.toml"]
+
+
+def test_check_takes_the_world_from_resources(job: str, capsys: Capture) -> None:
+    assert cli.main(["check", job, "--set", "resources.nodes=2", "--set", "resources.gpus_per_node=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "world       8 ranks: 2 nodes of 4 GPUs ([resources])\n" in shown
+    assert "backend     torch, ranks started by mpirun (auto)\n" in shown
+
+
+def test_check_says_that_shards_without_record_are_counted_later(job: str, capsys: Capture) -> None:
+    for number in (1, 2):
+        Path(f"{number}.tar").touch()
+    assert cli.main(["check", job, "--set", "data.format=auto", "--set", "data.train=*.tar"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 shards, samples are counted at the start" in shown
+    assert "steps       2 epochs; samples are counted at the start" in shown
+
+
+def test_check_says_how_many_samples_an_epoch_leaves_out(job: str, capsys: Capture) -> None:
+    assert cli.main(["check", job, "--set", "data.synthetic_samples=70"]) == 0
+    assert "steps       4 = 2 epochs x 2, 6 samples of each left out\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optim.global_batch_size=8", "a global batch of 8"),
+        ("optim.warmup_steps=65", "warmup_steps 65 is longer than the run of 64 steps"),
+        ("model={name='ViT-S-32-alt', lock_image=true, lock_text=true}", "both towers are locked"),
+    ],
+)
+def test_check_warns_of_what_is_seldom_meant(job: str, override: str, expected: str, capsys: Capture) -> None:
+    assert cli.main(["check", job]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert cli.main(["check", job, "--set", override]) == 0
+    assert f"warning     {expected}" in capsys.readouterr().out
+
+
+def test_the_laptop_preset_passes_its_check_as_it_is(capsys: Capture) -> None:
+    assert cli.main(["init", "--preset", "laptop"]) == 0
+    assert cli.main(["check", "job.toml", "--nproc", "2"]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_the_version_goes_to_stdout(capsys: Capture) -> None:
+    assert cli.main(["--version"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("clipship ")
+    assert shown.err == ""
+
+
+def test_init_lists_presets_on_stdout(capsys: Capture) -> None:
+    assert cli.main(["init", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == preset_names()
+
+
+def test_every_command_is_listed_explained_and_shows_an_example(capsys: Capture) -> None:
+    assert cli.main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for name in cli.cli.list_commands(None):  # type: ignore[arg-type]
+        assert f"\n  {name} " in listed
+        assert cli.main([name, "--help"]) == 0
+        assert f"clipship {name}" in capsys.readouterr().out.split("Examples:")[1]
+
+
+def test_an_interrupt_is_quiet(job: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.inputs.check", interrupt)
+    assert cli.main(["check", job]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_bug_keeps_its_traceback(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("trainer.inputs.check", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["check", job])
+
+
+HEAVY = ("torch", "numpy", "open_clip", "webdataset", "horovod")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["--help"], (*HEAVY, "pydantic", "trainer.job", "importlib.metadata")),
+        (["init", "--preset", "laptop", "new.toml"], (*HEAVY, "pydantic", "trainer.job")),
+        (["check", "job.toml"], HEAVY),
+        (["check", "job.toml", "--set", "data.format=table", "--set", "data.train=t.csv"], ("torch", "open_clip", "webdataset", "horovod")),
+    ],
+)
+def test_commands_of_the_login_node_import_nothing_heavy(job: str, arguments: list[str], unwanted: tuple[str, ...]) -> None:
+    Path("t.csv").write_text("image,caption\n" + "job.toml,a\n" * 32)
+    program = (
+        "import sys; from trainer.launch.cli import main; code = main(sys.argv[2:]); "
+        "print(code, *[name for name in sys.argv[1].split(',') if name in sys.modules], file=sys.stderr)"
+    )
+    root = Path(cli.__file__).parents[2]
+    words = [sys.executable, "-c", program, ",".join(unwanted), *arguments]
+    ran = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True)
+    assert ran.stderr.splitlines()[-1] == "0"

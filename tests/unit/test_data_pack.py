@@ -1,0 +1,132 @@
+"""Packing: tables and the demo's digits become shards, whole or not at all."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import webdataset
+from click.testing import CliRunner
+from PIL import Image
+
+from trainer.data.pack import pack, whole_folder
+from trainer.data.source import open_labelled, open_source
+from trainer.demo_data import pack_digits
+from trainer.errors import InputError
+from trainer.job import Data, Eval
+from trainer.launch.pack import command
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Seven rows of tiny pictures, one of them twice."""
+    for n in range(6):
+        Image.new("RGB", (2, 2), (n, 0, 0)).save(tmp_path / f"{n}.{'JPG' if n == 3 else 'png'}")
+    rows = [f"{n}.{'JPG' if n == 3 else 'png'},caption {n}" for n in range(6)] + ['0.png,"two\nlines"']
+    (tmp_path / "t.csv").write_text("image,caption\n" + "\n".join(rows) + "\n")
+    return tmp_path / "t.csv"
+
+
+def test_packed_rows_are_the_rows_of_the_table(table: Path, tmp_path: Path) -> None:
+    shards = pack(table, tmp_path / "out", samples_per_shard=3)
+    packed, rows = open_source(Data(train=tuple(map(str, shards)))), open_source(Data(train=(str(table),)))
+    assert packed.shard_sizes() == [3, 3, 1]
+    assert [(s.image, s.captions) for s in map(packed.read, range(7))] == [(s.image, s.captions) for s in map(rows.read, range(7))]
+    assert packed.read(6).captions == ("two lines",)
+    assert json.loads((tmp_path / "out/sizes.json").read_text()) == {"shard-000000.tar": 3, "shard-000001.tar": 3, "shard-000002.tar": 1}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset never closes its shard
+def test_webdataset_reads_packed_shards(table: Path, tmp_path: Path) -> None:
+    (shard,) = pack(table, tmp_path / "out")
+    samples = list(webdataset.WebDataset(str(shard), shardshuffle=False).decode("rgb8"))
+    assert [s["txt"] for s in samples][:2] == ["caption 0", "caption 1"]
+    assert samples[3]["jpg"].shape == (2, 2, 3)
+    assert samples[1]["png"][0, 0].tolist() == [1, 0, 0]
+
+
+def test_packing_twice_gives_the_same_bytes(table: Path, tmp_path: Path) -> None:
+    one, two = pack(table, tmp_path / "one"), pack(table, tmp_path / "two")
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+
+
+def test_rows_without_a_usable_image_are_named_before_anything_is_written(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.gif").write_bytes(b"gif")
+    with table.open("a") as file:
+        file.write("gone.png,x\nx.gif,y\n")
+    with pytest.raises(InputError) as caught:
+        pack(table, tmp_path / "out")
+    assert "image file missing in row 9" in str(caught.value)
+    assert "another kind than .jpg, .jpeg, .png, .webp in row 10" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pack(table, out)
+    with pytest.raises(InputError, match=r"not empty .*--force"):
+        pack(table, out, samples_per_shard=3)
+    assert len(pack(table, out, samples_per_shard=3, force=True)) == 3
+    (out / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"holds thesis\.tex.*only shards packed before"):
+        pack(table, out, force=True)
+    assert (out / "thesis.tex").exists()
+    with pytest.raises(InputError, match="is a file"):
+        pack(table, table)
+
+
+def test_an_empty_folder_is_filled(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert pack(table, tmp_path / "out")[0].exists()
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
+    def fill_and_fail() -> None:
+        with whole_folder(tmp_path / "out") as folder:
+            (folder / "shard").write_bytes(b"half")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fill_and_fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(table: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written: Not a directory"):
+        pack(table, table / "below" / "out")
+
+
+def test_the_command_prints_what_a_job_file_takes(table: Path, tmp_path: Path) -> None:
+    arguments = [str(table), str(tmp_path / "out"), "--samples-per-shard", "3"]
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.stdout == f"{tmp_path}/out/shard-{{000000..000002}}.tar\n"
+    assert len(open_source(Data(train=(result.stdout.strip(),)))) == 7
+
+
+def test_the_command_imports_no_torch() -> None:
+    program = "import sys, trainer.launch.pack, trainer.data.pack; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_demo_holds_out_a_fifth_of_each_digit(tmp_path: Path) -> None:
+    digits = pack_digits(tmp_path / "digits")
+    train, held_out = open_source(Data(train=(digits.train,))), open_source(Data(train=(digits.held_out,)))
+    assert len(train) + len(held_out) == 1797
+    keys = [{source.read(n).key for n in range(len(source))} for source in (train, held_out)]
+    assert not keys[0] & keys[1]
+    labelled = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=digits.class_names, templates=digits.templates))
+    labels = [labelled.read(n).label for n in range(len(labelled))]
+    assert len(labels) == len(held_out)
+    assert all(34 <= labels.count(digit) <= 37 for digit in range(10))
+    first = train.read(0)
+    assert first.captions[0] == "a handwritten zero"
+    assert len(first.captions) == len(digits.templates) == 5
+
+
+def test_the_demo_is_packed_once(tmp_path: Path) -> None:
+    pack_digits(tmp_path / "digits")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "digits").rglob("*")}
+    pack_digits(tmp_path / "digits")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "digits").rglob("*")} == before

@@ -1,0 +1,37 @@
+"""Synthetic samples: a function of the number, and different enough to be learnt."""
+
+import numpy as np
+import pytest
+
+from trainer.data.source import open_source
+from trainer.data.synthetic import SyntheticSource
+from trainer.job import Data
+
+
+def test_a_sample_follows_from_its_number() -> None:
+    one, other = SyntheticSource(200), open_source(Data(train=("ignored",), format="synthetic", synthetic_samples=150))
+    assert len(other) == 150
+    assert other.shard_sizes() == [150]
+    for number in (0, 7, 149):
+        assert one.read(number).captions == other.read(number).captions
+        assert np.array_equal(one.read(number).image, other.read(number).image)
+
+
+def test_what_a_caption_says_is_what_the_picture_shows() -> None:
+    """Pictures of one caption differ by noise below 64 only; pictures of different captions differ in the shape's pixels."""
+    source = SyntheticSource(200)
+    samples = [source.read(number) for number in range(200)]
+    assert len({sample.captions for sample in samples}) == 100
+    flat = np.stack([np.asarray(sample.image, dtype=np.int16).ravel() for sample in samples])
+    distance = np.abs(flat[:100, None] - flat[None, 100:]).max(-1)
+    assert (distance.diagonal() < 64).all()
+    assert (distance[~np.eye(100, dtype=bool)] > 64).all()
+
+
+def test_pictures_are_rgb_bytes() -> None:
+    image = SyntheticSource(1).read(0).image
+    assert isinstance(image, np.ndarray)
+    assert image.shape == (64, 64, 3)
+    assert image.dtype == np.uint8
+    with pytest.raises(IndexError):
+        SyntheticSource(1).read(1)

@@ -1,0 +1,96 @@
+"""Tables of images and captions: what is read, what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.data.source import open_source
+from trainer.data.tables import Table, TableSource, list_rows, missing_images, read_table
+from trainer.errors import InputError
+from trainer.job import Data
+
+
+def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def read(path: Path, separator: str | None = None) -> Table:
+    return read_table(path, "image", "caption", separator)
+
+
+def refusal(path: Path, separator: str | None = None) -> str:
+    with pytest.raises(InputError) as caught:
+        read(path, separator)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_columns_are_found_by_name_and_images_beside_the_table(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    table = write(tmp_path / "t.csv", f'id,caption, image \n1,"one, two",a.png\n2,other,{tmp_path}/a.png\n')
+    source = open_source(Data(train=(str(table),)))
+    assert [(s.key, s.image, s.captions, s.origin) for s in map(source.read, range(2))] == [
+        ("a.png", b"pixels", ("one, two",), f"{table}: row 2"),
+        (f"{tmp_path}/a.png", b"pixels", ("other",), f"{table}: row 3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "between"), [("t.tsv", None, "\t"), ("t.csv", None, ","), ("t.txt", None, ","), ("t.csv", ";", ";")]
+)
+def test_the_separator_follows_from_the_job_or_the_ending(tmp_path: Path, name: str, separator: str | None, between: str) -> None:
+    table = read(write(tmp_path / name, f"image{between}caption\na.png{between}hello\n"), separator)
+    assert (table.images, table.captions) == (("a.png",), ("hello",))
+
+
+def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
+    table = read(write(tmp_path / "t.csv", 'image,caption\r\na.png,"two\r\nlines"\r\n\r\n,\r\nb.png,x\r\n', "utf-8-sig"))
+    assert (table.images, table.captions, table.rows) == (("a.png", "b.png"), ("two lines", "x"), (2, 5))
+
+
+def test_several_tables_are_several_shards(tmp_path: Path) -> None:
+    tables = [Table(tmp_path / f"{n}.csv", ("i",) * n, ("c",) * n, tuple(range(2, n + 2))) for n in (2, 3)]
+    assert TableSource(tables).shard_sizes() == [2, 3]
+
+
+def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path / "t.csv", "image,captions,url\na,b,c\n"))
+    assert "no caption column 'caption', did you mean 'captions'?" in message
+    assert "'image', 'captions', 'url'" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "none, the file is empty"),
+        ("image,caption\n", "no rows below the header"),
+        ("image,caption\na.png,x\nb.png, \nc.png\n", "column 'caption' is empty in rows 3, 4: fill in"),
+        ("image,caption\n,x\nb.png,y\n", "column 'image' is empty in row 2: fill in"),
+        ("image,caption\na.png,\nb.png,\n", "column 'caption' is empty in every row"),
+        ('image,caption\na.png,x\nb.png,"never closed\nc.png,y\n', "row 3 cannot be read"),
+        ("image,caption\na.png,x\nb.png,caf\udce9\n", "not UTF-8 text"),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_rows(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    assert problem in refusal(path)
+
+
+def test_a_table_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "gone.csv")
+    assert "Is a directory" in refusal(tmp_path)
+
+
+def test_missing_images_are_found_by_row_and_named_when_read(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    table = read(write(tmp_path / "t.csv", "image,caption\na.png,x\ngone.png,y\n"))
+    assert missing_images(table) == [3]
+    with pytest.raises(InputError, match=r"t\.csv: row 3: image .*gone\.png cannot be read: No such file"):
+        TableSource([table]).read(1)
+
+
+def test_long_lists_of_rows_are_cut() -> None:
+    assert list_rows([7]) == "row 7"
+    assert list_rows(range(2, 30)) == "rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 18 more"

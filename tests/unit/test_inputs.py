@@ -1,0 +1,278 @@
+"""What a job names is looked at before anything starts: files, tables, models, the run folder."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import inputs
+from trainer.errors import InputError
+from trainer.inputs.models import check_pretrained
+from trainer.job import Data, Eval, Job
+from trainer.jobfile import dump, load
+
+JOB = 'name = "run"\n[data]\ntrain = "*.tar"\n[optim]\nglobal_batch_size = 4\nsteps = 2\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three empty shards and a job file over them."""
+    for number in (1, 2, 10):
+        (tmp_path / f"s-{number}.tar").touch()
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path
+
+
+def job_in(folder: Path, *overrides: str) -> Job:
+    return load(folder / "job.toml", overrides)
+
+
+def problem(call: object, *arguments: object) -> str:
+    assert callable(call)
+    with pytest.raises(InputError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_globs_come_in_natural_order_and_patterns_in_the_order_given(folder: Path) -> None:
+    assert [Path(name).name for name in inputs.expand_shards([f"{folder}/*.tar"])] == ["s-1.tar", "s-2.tar", "s-10.tar"]
+    names = inputs.expand_shards([f"{folder}/s-10.tar", f"{folder}/s-{{2..1}}.tar"])
+    assert [Path(name).name for name in names] == ["s-10.tar", "s-2.tar", "s-1.tar"]
+
+
+def test_names_that_are_no_paths_are_expanded_and_not_looked_for() -> None:
+    assert inputs.expand_shards(["s3://b/{00..01}.tar", "pipe:cat x.tar"]) == ["s3://b/00.tar", "s3://b/01.tar", "pipe:cat x.tar"]
+
+
+@pytest.mark.parametrize("name", ["a[1]", "b{2}", "c*", "d,e", "f\\g", "h i"])
+def test_a_job_in_a_folder_with_special_characters_finds_its_shards(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "x.tar").touch()
+    (folder / "job.toml").write_text(JOB)
+    for pattern in ("x.tar", "*.tar", "{x..x}.tar"):
+        assert inputs.expand_shards(job_in(folder, f"data.train='{pattern}'").data.train) == [f"{folder}/x.tar"]
+
+
+def test_a_name_that_looks_like_a_pattern_is_the_file_if_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a[1].tar").touch()
+    assert inputs.expand_shards([f"{tmp_path}/a[1].tar"]) == [f"{tmp_path}/a[1].tar"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("{folder}/*.csv", "{folder}/*.csv: no file matches; the folder {folder} holds job.toml, s-1.tar, s-2.tar and 1 more"),
+        ("{folder}/no/*.tar", "{folder}/no/*.tar: no file matches; there is no folder {folder}/no"),
+        ("{folder}/a.tar", "{folder}/a.tar: no such file; the folder {folder} holds"),
+        ("{folder}/s-{{0..9}}.tar", "8 of 10 files are missing: s-0.tar, s-3.tar, s-4.tar and 5 more; the folder {folder} holds"),
+        ("{folder}", "{folder} is a folder: name the files, for example {folder}/*.tar"),
+        ("{folder}/s-{{1", "cannot expand its braces"),
+        ("{folder}/{{0..99999999999}}", "its braces stand for 100,000,000,000 names; 1,000,000 is the most"),
+        (" ", "an empty pattern names no file"),
+    ],
+)
+def test_a_pattern_that_finds_nothing_says_where_it_looked_and_what_is_there(folder: Path, pattern: str, expected: str) -> None:
+    assert expected.format(folder=folder) in problem(inputs.expand_shards, [pattern.format(folder=folder)])
+
+
+def test_every_bad_pattern_is_told(folder: Path) -> None:
+    assert len(problem(inputs.expand_shards, ["", f"{folder}/x.tar", f"{folder}/y.tar"]).splitlines()) == 3
+
+
+def test_a_shard_named_twice_is_refused(folder: Path) -> None:
+    assert "s-2.tar named more than once" in problem(inputs.expand_shards, [f"{folder}/*.tar", f"{folder}/s-2.tar"])
+
+
+def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
+    assert f"the folder {tmp_path} is empty" in problem(inputs.expand_shards, [f"{tmp_path}/*.tar"])
+
+
+def table(folder: Path, content: str, *, images: int = 3) -> Data:
+    (folder / "data.csv").write_text(content)
+    for number in range(images):
+        (folder / f"{number}.png").touch()
+    return Data(train=(f"{folder}/data.csv",))
+
+
+def test_a_good_table_is_counted(tmp_path: Path) -> None:
+    assert inputs.check_data(table(tmp_path, "image,caption\n0.png,a\n1.png,b\n2.png,c\n")) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("file,text\n0.png,a\n", ["column 'image'", "'file', 'text'"]),
+        ("image,caption\n0.png,\n1.png,\n", ["column 'caption' is empty"]),
+        ("image,caption\n0.png,\n1.png,b\n2.png,\n", ["column 'caption' is empty", "2", "4"]),
+        ("image,caption\n0.png,a\n7.png,b\n8.png,c\n", ["2 of 3 image files", "rows 3, 4", "7.png"]),
+        ("image,caption\n", ["no rows"]),
+        ("", ["empty"]),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_told_by_column_and_row(tmp_path: Path, content: str, expected: list[str]) -> None:
+    found = problem(inputs.check_data, table(tmp_path, content))
+    assert [part for part in expected if part not in found] == []
+
+
+def test_every_bad_table_is_told(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x,y\n1,2\n")
+    found = problem(inputs.check_data, Data(train=(f"{tmp_path}/*.csv",), format="table"))
+    assert [line.split(":")[0] for line in found.splitlines()] == [f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"]
+
+
+def test_tables_among_shards_are_refused(folder: Path) -> None:
+    table(folder, "image,caption\n0.png,a\n")
+    assert "data.csv is a table among shards" in problem(inputs.check_data, Data(train=(f"{folder}/*.tar", f"{folder}/data.csv")))
+
+
+def test_shards_are_counted_where_every_one_is_recorded(folder: Path) -> None:
+    shards = inputs.expand_shards([f"{folder}/*.tar"])
+    assert inputs.recorded_samples(shards) is None
+    (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 3, "s-2.tar": 4}))
+    assert inputs.recorded_samples(shards) is None
+    (folder / "s-10_stats.json").write_text(json.dumps({"successes": 5}))
+    assert inputs.recorded_samples(shards) == 12
+
+
+def test_fewer_samples_than_a_global_batch_are_refused(folder: Path) -> None:
+    (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 1, "s-2.tar": 1, "s-10.tar": 1}))
+    assert "3 samples are fewer than optim.global_batch_size = 4" in problem(inputs.check, job_in(folder), 1)
+
+
+def test_known_models_are_those_of_open_clip() -> None:
+    import open_clip
+
+    assert inputs.known_models() == sorted(open_clip.list_models())
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("ViT-B32", "ViT-B-32"), ("vit-b-16-siglip", "ViT-B-16-SigLIP"), ("resnet50", "RN50"), ("0", "for example")]
+)
+def test_an_unknown_model_is_refused_with_the_nearest_names(name: str, near: str) -> None:
+    assert near in problem(inputs.check_model, name)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B/32", "hf-hub:org/model"])
+def test_models_that_open_clip_takes_are_taken(name: str) -> None:
+    inputs.check_model(name)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "no such config file"),
+        ("{", "is not JSON"),
+        ('{"embed_dim": 1}', "lacks vision_cfg, text_cfg"),
+        ("[]", "lacks embed_dim, vision_cfg"),
+    ],
+)
+def test_a_model_config_that_cannot_be_one_is_refused(tmp_path: Path, content: str | None, expected: str) -> None:
+    path = tmp_path / "model.json"
+    if content is not None:
+        path.write_text(content)
+    assert expected in problem(inputs.check_model, str(path))
+
+
+def test_a_folder_without_a_model_config_is_refused(tmp_path: Path) -> None:
+    assert "holds no open_clip_config.json" in problem(inputs.check_model, f"local-dir:{tmp_path}")
+
+
+def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    assert "no weights file" in problem(check_pretrained, f"{tmp_path}/w.pt")
+    check_pretrained("laion2b_s34b_b79k")
+
+
+def evaluation(folder: Path, **values: object) -> Eval:
+    return Eval.model_validate({"zero_shot": (f"{folder}/*.tar",), "class_names": ("cat", "dog"), **values})
+
+
+def test_class_names_and_templates_come_from_files_or_the_job(folder: Path) -> None:
+    (folder / "names.txt").write_text("cat\ndog \n\n")
+    assert inputs.class_names(evaluation(folder, class_names=f"{folder}/names.txt")) == ("cat", "dog")
+    assert inputs.templates(evaluation(folder)) == ("a photo of a {}.",)
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "expected"),
+    [
+        ("class_names", "cat\n\ndog\n", "names.txt:2: an empty line"),
+        ("class_names", "", "names.txt:1: an empty line"),
+        ("class_names", None, "cannot be read (No such file or directory)"),
+        ("templates", "a {}\na photo\n", "names.txt:2: a template without {}"),
+    ],
+)
+def test_a_bad_file_of_lines_is_named_with_its_line(folder: Path, key: str, content: str | None, expected: str) -> None:
+    path = folder / "names.txt"
+    if content is not None:
+        path.write_text(content)
+    found = problem(inputs.check_evaluation, evaluation(folder, **{key: str(path)}))
+    assert expected in found
+    assert found.startswith(f"eval.{key}: ")
+
+
+def test_the_evaluations_shards_are_looked_for(folder: Path) -> None:
+    assert problem(inputs.check_evaluation, evaluation(folder, zero_shot=(f"{folder}/x.tar",))).startswith("eval.zero_shot: ")
+    inputs.check_evaluation(evaluation(folder))
+
+
+def test_a_run_folder_with_the_same_job_is_taken_wherever_it_runs(folder: Path) -> None:
+    job = job_in(folder)
+    inputs.check_run_folder(job)
+    inputs.run_folder(job).mkdir(parents=True)
+    inputs.check_run_folder(job)
+    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
+    inputs.check_run_folder(job)
+    inputs.check_run_folder(job_in(folder, "resources.nodes=2", "logging.every_steps=1"))
+
+
+def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) -> None:
+    job = job_in(folder)
+    inputs.run_folder(job).mkdir(parents=True)
+    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
+    found = problem(inputs.check_run_folder, job_in(folder, "optim.lr=0.25", "optim.grad_clip_norm=1.0"))
+    assert "optim.lr is 0.0005 there and 0.25 here; optim.grad_clip_norm is not set there and 1.0 here;" in found
+    assert "--set name=" in found
+
+
+@pytest.mark.parametrize(("name", "expected"), [("notes.txt", "so it is no run"), ("job.toml", "cannot be read")])
+def test_a_run_folder_that_holds_something_else_is_left_alone(folder: Path, name: str, expected: str) -> None:
+    job = job_in(folder)
+    inputs.run_folder(job).mkdir(parents=True)
+    (inputs.run_folder(job) / name).write_text("x")
+    assert expected in problem(inputs.check_run_folder, job)
+
+
+def test_a_run_folder_below_a_file_is_refused(folder: Path) -> None:
+    assert "is a file" in problem(inputs.check_run_folder, job_in(folder, "logging.runs=s-1.tar"))
+    assert "is a file" in problem(inputs.check_run_folder, job_in(folder, "logging.runs=.", "name=s-1.tar"))
+
+
+@pytest.fixture
+def _without_roots_rights() -> Iterator[None]:
+    """Root may write anywhere: the test goes on as nobody, and root's rights come back after it."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    yield
+    os.setresuid(0, 0, 0)
+
+
+def test_a_run_folder_without_permission_is_refused(folder: Path, request: pytest.FixtureRequest) -> None:
+    job = job_in(folder)
+    (folder / "runs").mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+    request.getfixturevalue("_without_roots_rights")
+    assert "no permission to write" in problem(inputs.check_run_folder, job)
+
+
+def test_all_problems_of_a_job_are_told_together(folder: Path) -> None:
+    job = job_in(
+        folder, "data.train=no.tar", "model.name=ViT-B-3", "model.pretrained=no.pt", "logging.runs=s-1.tar", "optim.global_batch_size=5"
+    )
+    found = problem(inputs.check, job, 2).splitlines()
+    assert [line.split(" ")[0] for line in found] == ["data.train:", "optim.global_batch_size", "model.name:", "model.pretrained:", "run"]

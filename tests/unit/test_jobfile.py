@@ -1,0 +1,257 @@
+"""The job file: what is read, what is refused and how, what is written."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.jobfile import dump, load, resolve_paths
+from trainer.launch.presets import preset_names, preset_text
+from trainer.toml_lines import key_lines
+
+SMALLEST = 'name = "x"\n[data]\ntrain = "a.tar"\n[optim]\nglobal_batch_size = 8\nsteps = 2\n'
+
+text = st.text(min_size=1, max_size=30).filter(lambda value: "\x00" not in value)
+texts = st.lists(text, min_size=1, max_size=3).map(tuple)
+positive = st.integers(min_value=1, max_value=10**12)
+
+
+@pytest.fixture
+def job_path(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(SMALLEST)
+    return path
+
+
+def problems(path: Path, content: str, *overrides: str) -> list[str]:
+    """What load says about the content, with the folder's name cut off."""
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        load(path, overrides)
+    return [line.replace(f"{path.parent}/", "") for line in str(caught.value).splitlines()]
+
+
+def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None:
+    content = 'name = "x"\nseed = "1"\n\n[data]\ntrain = "a.tar"\nworkers = 300\n[optim]\nglobal_batch_size = 0\nlr = -0.1\nsteps = 1\n'
+    assert problems(job_path, content) == [
+        'job.toml:2: seed: expected a whole number (given "1")',
+        "job.toml:6: data.workers: must be at most 256 (given 300)",
+        "job.toml:8: optim.global_batch_size: must be at least 1 (given 0)",
+        "job.toml:9: optim.lr: must be greater than 0 (given -0.1)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("nmae = 1", "nmae: unknown key; did you mean name?"),
+        ("data.trian = 1", "data.trian: unknown key; did you mean data.train?"),
+        ("learning_rate = 1", "learning_rate: unknown key; a job file has: name, seed, data"),
+        ("warmup_steps = 1", "warmup_steps: unknown key; did you mean optim.warmup_steps?"),
+        ("comm.socket_ifname = 1", "comm.socket_ifname: unknown key; did you mean comm.nccl.socket_ifname?"),
+        ("model.precision = 'fp61'", 'must be one of "fp32", "bf16", "fp16" (given "fp61"); did you mean "fp16"?'),
+        ("model.precision = 16", 'must be one of "fp32", "bf16", "fp16" (given 16)'),
+        ("model.lock_image = 1", "model.lock_image: expected true or false (given 1)"),
+        ("model = 1", "model: expected a section (given 1)"),
+        ("model.name = ''", 'model.name: must not be empty (given "")'),
+        ("model.name = 3", "model.name: expected text in quotes (given 3)"),
+        ('model.name = "a\\u0000"', "model.name: must hold no NUL character"),
+        ("slurm.time = 12:30:00", 'the bare date or time 12:30:00: write it in quotes, "12:30:00"'),
+        ("eval.class_names = 3", "eval.class_names: expected text in quotes or a list in brackets (given 3)"),
+        ("eval.zero_shot = ['a.tar', 7]", "eval.zero_shot: expected text in quotes (given 7)"),
+        ("eval.zero_shot = 'a.tar'", "eval: zero_shot needs class_names"),
+        ("data.crop_scale = [0.5]", "data.crop_scale: expected more values (given [0.5])"),
+        ("data.crop_scale = [0.5, 2.0]", "data.crop_scale: must be two numbers"),
+        ("timeouts.init_s = inf", "timeouts.init_s: must be at most 604800 (given inf)"),
+        ("optim.eps = nan", "optim.eps: must be"),
+        ("resources.nodes = 1.0", "resources.nodes: expected a whole number (given 1.0)"),
+        ("resources.nodes = true", "resources.nodes: expected a whole number (given true)"),
+    ],
+)
+def test_a_wrong_line_is_explained_in_the_users_words(job_path: Path, line: str, expected: str) -> None:
+    found = [problem for problem in problems(job_path, f"{line}\nx = 1") if problem.startswith("job.toml:1: ")]
+    assert expected in found[0]
+
+
+def test_missing_keys_and_sections_are_named(job_path: Path) -> None:
+    assert problems(job_path, "[data]\ntrain = 'a.tar'\n[optim]\nsteps = 1\n") == [
+        "job.toml: name: missing; it must be given at the top of the file",
+        "job.toml:3: optim.global_batch_size: missing; it must be given in section [optim]",
+    ]
+    assert "job.toml: optim: missing; a job needs the section [optim] with global_batch_size" in problems(job_path, "name = 'x'")
+
+
+def test_data_without_files_is_refused_but_for_synthetic(job_path: Path) -> None:
+    content = SMALLEST.replace('train = "a.tar"', "workers = 0")
+    assert problems(job_path, content)[0].startswith("job.toml:2: data: train names no shard and no table")
+    assert load(job_path, ["data.format=synthetic"]).data.kind == "synthetic"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('name = "x"\nseed = \n', "job.toml:2: not valid TOML, column 8: Invalid value"),
+        ('name = "x"\n[data\n', "job.toml:2: not valid TOML"),
+        ('name = "x"\nname = "y"\n', "job.toml:2: not valid TOML"),
+        ('name = """x\n\n', "job.toml:3: not valid TOML: Unterminated string"),
+        (f"seed = {'9' * 5000}", "job.toml:1: not valid TOML"),
+        (f"seed = {'[' * 5000}", "nested too deeply"),
+    ],
+)
+def test_a_syntax_error_names_its_line(job_path: Path, content: str, expected: str) -> None:
+    assert expected in problems(job_path, content)[0]
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"name = '\xff'")
+    for path, expected in ((tmp_path / "no.toml", "clipship init"), (tmp_path, "is a folder"), (tmp_path / "binary.toml", "not UTF-8")):
+        with pytest.raises(InputError, match=expected):
+            load(path)
+
+
+def test_a_byte_order_mark_is_passed_over(job_path: Path) -> None:
+    job_path.write_bytes(b"\xef\xbb\xbf" + SMALLEST.encode())
+    assert load(job_path).name == "x"
+
+
+def test_overrides_are_read_as_toml_else_as_text(job_path: Path) -> None:
+    job = load(job_path, ["optim.lr=1e-3", "name=it is = mine", "comm.torch.bucket_mb=4", "data.train=['a','b']", "slurm.time=12:30:00"])
+    assert (job.optim.lr, job.name, job.comm.torch.bucket_mb, job.slurm.time) == (1e-3, "it is = mine", 4, "12:30:00")
+    assert [Path(name).name for name in job.data.train] == ["a", "b"]
+
+
+def test_the_last_override_wins_and_an_empty_one_takes_the_default(job_path: Path) -> None:
+    job = load(job_path, ["optim.lr=1.0", "optim.lr=2.0", "optim.steps=", "optim.epochs=3"])
+    assert (job.optim.lr, job.optim.steps, job.optim.epochs) == (2.0, None, 3)
+
+
+def test_an_override_brings_no_lines_of_its_own(job_path: Path) -> None:
+    assert load(job_path, ["logging.runs='a'\nseed = 7"]).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optim.lr=-1", "--set optim.lr: must be greater than 0 (given -1)"),
+        ("optim.rl=1", "--set optim.rl: unknown key; did you mean optim.lr?"),
+        ("optim.epochs=1", "--set optim.epochs: optim: give epochs or steps, one of the two"),
+        ("data.train.x=1", "--set data.train.x: data.train is a value, it has no keys of its own"),
+        ("optim.lr", "--set 'optim.lr': expected key=value, for example optim.lr=1e-3 or data.train=shards/*.tar"),
+        ("=1", "--set '=1': expected key=value, for example optim.lr=1e-3 or data.train=shards/*.tar"),
+        ("a..b=1", "--set 'a..b=1': expected key=value, for example optim.lr=1e-3 or data.train=shards/*.tar"),
+    ],
+)
+def test_a_wrong_override_is_placed_on_the_command_line(job_path: Path, override: str, expected: str) -> None:
+    assert problems(job_path, SMALLEST, override) == [expected]
+
+
+@pytest.mark.parametrize("time", ["90", "30:00", "12:30:00", "2-12", "2-12:30", "2-12:30:00", "0"])
+def test_slurm_times_are_taken(job_path: Path, time: str) -> None:
+    assert load(job_path, [f'slurm.time="{time}"']).slurm.time == time
+
+
+@pytest.mark.parametrize("time", ["12h", "1:60", "2-24", "2-", "-1", "1:2:3", "1:00:00:00", "90\n", "٣", "1 day"])
+def test_other_slurm_times_are_refused_with_the_forms(job_path: Path, time: str) -> None:
+    assert "HH:MM:SS" in problems(job_path, SMALLEST + f"[slurm]\ntime = {time!r}")[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("kubernetes.namespace", "Team_A"), ("kubernetes.namespace", "a" * 64), ("image.tag", "A B"), ("slurm.partition", "a b")],
+)
+def test_names_that_a_cluster_refuses_are_refused(job_path: Path, key: str, value: str) -> None:
+    assert problems(job_path, SMALLEST, f"{key}={value}")[0].startswith(f"--set {key}: ")
+
+
+@pytest.mark.parametrize("tag", ["clipship", "clipship:0.1", "localhost:5000/a/b-c:x", "registry.example/ml/clipship@sha256:" + "0" * 64])
+def test_image_names_are_taken(job_path: Path, tag: str) -> None:
+    assert load(job_path, [f"image.tag={tag}"]).image.tag == tag
+
+
+def test_relative_paths_start_at_the_job_files_folder(
+    job_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    monkeypatch.setenv("HOME", "/home/me")
+    shards = '["s/{0..1}.tar", "/abs/*.tar", "~/a.tar", "pipe:cat x.tar", "s3://bucket/x.tar"]'
+    job = load(job_path, [f"data.train={shards}", "model.name=tiny.json", "model.pretrained=w.pt", "eval.class_names=names.txt"])
+    here = str(job_path.parent)
+    assert job.data.train == (f"{here}/s/{{0..1}}.tar", "/abs/*.tar", "/home/me/a.tar", "pipe:cat x.tar", "s3://bucket/x.tar")
+    assert (job.model.name, job.model.pretrained, job.logging.runs) == (f"{here}/tiny.json", f"{here}/w.pt", f"{here}/runs")
+    assert job.eval.class_names == f"{here}/names.txt"
+    assert job.eval.templates == ("a photo of a {}.",)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", "hf-hub:org/model"])
+def test_names_of_models_and_tags_are_no_paths(job_path: Path, name: str) -> None:
+    job = load(job_path, [f"model.name={name}", "model.pretrained=laion2b_s34b_b79k"])
+    assert (job.model.name, job.model.pretrained) == (name, "laion2b_s34b_b79k")
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    steps = draw(positive)
+    finite = st.floats(min_value=1e-12, max_value=1e6)
+    return Job.model_validate(
+        {
+            "name": draw(st.from_regex(r"[A-Za-z0-9 '\"\\$`#é-]{0,20}x", fullmatch=True).map(str.strip)),
+            "seed": draw(st.integers(min_value=0, max_value=2**31 - 1)),
+            "data": {
+                "train": draw(texts),
+                "separator": draw(st.sampled_from([None, "\t", ";"])),
+                "crop_scale": (draw(st.floats(0.01, 1)), 1.0),
+            },
+            "model": {"name": draw(text), "pretrained": draw(st.none() | text), "lock_image": draw(st.booleans())},
+            "optim": {"global_batch_size": draw(positive), "steps": steps, "lr": draw(finite), "grad_clip_norm": draw(st.none() | finite)},
+            "comm": {"nccl": {"socket_ifname": draw(st.none() | text)}, "torch": {"bucket_mb": draw(finite)}},
+            "eval": {"class_names": draw(text | texts)},
+            "logging": {"runs": draw(text)},
+        }
+    )
+
+
+@settings(deadline=None)
+@given(job=jobs())
+def test_what_is_dumped_loads_to_an_equal_job(tmp_path_factory: pytest.TempPathFactory, job: Job) -> None:
+    path = tmp_path_factory.getbasetemp() / "dumped.toml"
+    resolved = resolve_paths(job, Path("/base [1]/{2}"))
+    path.write_bytes(dump(resolved).encode())
+    assert load(path) == resolved
+
+
+@settings(deadline=None)
+@given(keys=st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4, unique=True), values=st.lists(text, min_size=4, max_size=4))
+def test_lines_of_quoted_keys_are_found_after_values_of_several_lines(keys: list[str], values: list[str]) -> None:
+    def quoted(value: str) -> str:
+        return '"' + "".join(f"\\U{ord(c):08x}" for c in value) + '"'
+
+    lines = ["# [no.section] = 1"]
+    expected = {}
+    for key, value in zip(keys, values, strict=False):
+        expected[key,] = len(lines) + 1
+        lines += [f"{quoted(key)} = [ # ]", f"  {quoted(value)}, ''']''', '''", 'a = "1"', "''' ]", ""]
+    content = "\n".join(lines)
+    assert list(tomllib.loads(content)) == keys
+    assert key_lines(content) == expected
+
+
+def test_lines_of_headers_and_dotted_keys_are_found() -> None:
+    content = 'a = 1\n[b.c] # x\nd."e.f" = { g = 1 }\n\n[ "h i" ]\nj = """\nk = 1\n"""\n'
+    assert key_lines(content) == {("a",): 1, ("b", "c"): 2, ("b", "c", "d", "e.f"): 3, ("h i",): 5, ("h i", "j"): 6}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_are_valid_and_explain_themselves(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(preset_text(name))
+    job = load(path)
+    assert job.name
+    assert preset_text(name).count("#") >= 20
+
+
+def test_the_presets_are_those_promised() -> None:
+    assert preset_names() == ["kubernetes", "laptop", "slurm"]

@@ -1,0 +1,47 @@
+"""The pinned requirements, pyproject.toml and the Makefile agree with one another."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PINS = sorted([*ROOT.glob("docker/requirements*.txt"), *ROOT.glob("tests/requirements*.txt")])
+
+
+def pinned(path: Path) -> dict[str, str]:
+    """Version by normalized name."""
+    return {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE)}
+
+
+def test_every_dependency_of_the_package_is_pinned_within_its_bound() -> None:
+    pins = pinned(ROOT / "docker/requirements.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["mpi"])]
+    outside = [str(need) for need in wanted if not need.specifier.contains(pins.get(canonicalize_name(need.name), "0"))]
+    assert outside == []
+
+
+@pytest.mark.parametrize("path", PINS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_pins_carry_hashes_and_no_address(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"://|--(extra-)?index|--find-links|^-f", text, re.MULTILINE)
+    blocks = re.split(r"\n(?=\S)", text)
+    assert [block.splitlines()[0] for block in blocks if "==" in block and "--hash=sha256:" not in block] == []
+
+
+def test_files_that_share_a_package_pin_the_same_version() -> None:
+    versions: dict[str, set[str]] = {}
+    for path in PINS:
+        for name, version in pinned(path).items():
+            versions.setdefault(name, set()).add(version)
+    assert {name: sorted(found) for name, found in versions.items() if len(found) > 1} == {}
+
+
+def test_every_make_target_is_phony_and_explained() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
+    assert phony == set(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE))

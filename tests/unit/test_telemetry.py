@@ -1,0 +1,53 @@
+"""What a run says while it trains."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.telemetry import Clock, Record, Telemetry, console_line, duration
+
+RECORD = Record(
+    step=20, epoch=1, samples=640, loss=1.25, lr=5e-4, grad_norm=0.5, logit_scale=14.3,
+    samples_per_s=320.0, step_s=0.1, data_s=0.01, compute_s=0.07, comm_s=0.02, checkpoint_s=0.0,
+)  # fmt: skip
+
+
+def test_console_line_has_everything_in_fixed_order() -> None:
+    assert console_line(RECORD, 1000) == (
+        "step   20/1000  epoch 1  loss 1.2500  lr 5.00e-04  grad 0.500  scale 14.30  320 samples/s  data 10% comm 20% ckpt 0%  ETA 1:38"
+    )
+
+
+def test_metrics_are_one_object_a_line_and_added_to_what_is_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Telemetry(tmp_path / "metrics.jsonl", 1000) as telemetry:
+            telemetry.write(RECORD)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert lines[0]["loss"] == 1.25
+
+
+def test_ranks_without_a_path_stay_silent(caplog: pytest.LogCaptureFixture) -> None:
+    with Telemetry(None, 10) as telemetry:
+        telemetry.write(RECORD)
+    assert caplog.records == []
+
+
+def test_time_is_split_into_parts_that_add_up_to_the_step() -> None:
+    clock = Clock()
+    with clock.spent_on("data_s"):
+        time.sleep(0.02)
+    time.sleep(0.01)
+    clock.step_done()
+    clock.step_done()
+    parts = clock.pop(comm_s=0.004)
+    assert parts["data_s"] >= 0.01
+    assert parts["comm_s"] == 0.002
+    assert sum(parts[part] for part in ("data_s", "compute_s", "comm_s", "checkpoint_s")) == pytest.approx(parts["step_s"])
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3723, "1:02:03")])
+def test_duration_reads_like_a_clock(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

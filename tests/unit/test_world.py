@@ -1,0 +1,214 @@
+"""`trainer.world`: each launcher's variables give the world they describe, and everything else is refused by name."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.errors import InputError
+from trainer.world import ROWS, SINGLE, World, detect, device_index, rendezvous, shared_devices
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_RANK": "5",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+HOROVODRUN = {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4"}
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}
+BATCH_SHELL = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+}
+BY_HAND = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+ONE_TASK_A_NODE = {**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher"),
+    [
+        (TORCHRUN, "torchrun"),
+        (OPEN_MPI, "Open MPI"),
+        (HYDRA, "MPICH"),
+        (HOROVODRUN, "horovodrun"),
+        (SRUN, "Slurm"),
+        ({**SRUN, "PMIX_RANK": "5"}, "Slurm"),
+        ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "8"}, "Slurm"),
+        (BY_HAND, "environment"),
+    ],
+)
+def test_each_launcher_gives_its_world(env: dict[str, str], launcher: str) -> None:
+    assert detect(env, "n2") == World(5, 8, 1, 4, "n2", launcher)
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"HOME": "/root"}, BATCH_SHELL, {**BATCH_SHELL, "SLURM_STEP_ID": "4294967291"}, {**BATCH_SHELL, "SLURM_STEP_ID": "batch"}]
+)
+def test_without_a_launcher_there_is_one_process(env: dict[str, str]) -> None:
+    assert detect(env, "here") == World(0, 1, 0, 1, "here", SINGLE)
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher"),
+    [
+        ({**ONE_TASK_A_NODE, "PMIX_RANK": "1", **TORCHRUN}, "torchrun"),
+        ({**ONE_TASK_A_NODE, **OPEN_MPI}, "Open MPI"),
+        ({**ONE_TASK_A_NODE, **HYDRA}, "MPICH"),
+        ({**BATCH_SHELL, **OPEN_MPI}, "Open MPI"),
+        ({**BATCH_SHELL, **HOROVODRUN}, "horovodrun"),
+        ({**OPEN_MPI, **TORCHRUN, "RANK": "6", "LOCAL_RANK": "2"}, "torchrun"),
+    ],
+)
+def test_innermost_launcher_wins_over_the_one_around_it(env: dict[str, str], launcher: str) -> None:
+    assert detect(env, "n2").launcher == launcher
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        ({**SRUN, "RANK": "0", "WORLD_SIZE": "1"}, ("SLURM_PROCID=5", "RANK=0")),
+        ({**SRUN, "WORLD_SIZE": "1"}, ("SLURM_STEP_NUM_TASKS=8", "WORLD_SIZE=1")),
+        ({**SRUN, "PMIX_RANK": "4"}, ("SLURM_PROCID=5", "PMIX_RANK=4")),
+        ({**OPEN_MPI, "PMIX_RANK": "0"}, ("OMPI_COMM_WORLD_RANK=5", "PMIX_RANK=0")),
+        ({**OPEN_MPI, **BY_HAND, "WORLD_SIZE": "16"}, ("OMPI_COMM_WORLD_SIZE=8", "WORLD_SIZE=16")),
+        ({**OPEN_MPI, **HOROVODRUN, "HOROVOD_RANK": "0"}, ("OMPI_COMM_WORLD_RANK=5", "HOROVOD_RANK=0")),
+        ({**HYDRA, **BY_HAND, "LOCAL_RANK": "0"}, ("MPI_LOCALRANKID=1", "LOCAL_RANK=0")),
+    ],
+)
+def test_contradicting_variables_are_named_with_their_values(env: dict[str, str], names: tuple[str, str]) -> None:
+    with pytest.raises(InputError) as refused:
+        detect(env, "n2")
+    assert all(name in str(refused.value) for name in names)
+
+
+@pytest.mark.parametrize("env", [{}, TORCHRUN, BATCH_SHELL, SRUN, OPEN_MPI])
+def test_a_world_of_another_size_than_the_launcher_expects_is_refused(env: dict[str, str]) -> None:
+    seen = detect(env, "here").size
+    assert detect({**env, "CLIPSHIP_WORLD_SIZE": str(seen)}, "here").size == seen
+    with pytest.raises(InputError, match=rf"CLIPSHIP_WORLD_SIZE=16 .* a world of {seen} "):
+        detect({**env, "CLIPSHIP_WORLD_SIZE": "16"}, "here")
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        ({"RANK": "1"}, "WORLD_SIZE"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_RANK, LOCAL_WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "without RANK"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "place on its node"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1"),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ({**SRUN, "SLURM_NODEID": "2"}, "SLURM_NODEID=2"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4x2"}, "SLURM_STEP_TASKS_PER_NODE='4x2'"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK=8 is not below WORLD_SIZE=8"),
+        ({**HYDRA, "MPI_LOCALRANKID": "4"}, "MPI_LOCALRANKID=4 is not below MPI_LOCALNRANKS=4"),
+        ({**HYDRA, "MPI_LOCALNRANKS": "9"}, "MPI_LOCALNRANKS=9 is above PMI_SIZE=8"),
+        ({**TORCHRUN, "WORLD_SIZE": "eight"}, "WORLD_SIZE='eight'"),
+        ({**TORCHRUN, "WORLD_SIZE": ""}, "WORLD_SIZE=''"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK='-1'"),
+        ({"CLIPSHIP_WORLD_SIZE": "two"}, "CLIPSHIP_WORLD_SIZE='two'"),
+    ],
+)
+def test_what_makes_no_world_is_refused_by_name(env: dict[str, str], names: str) -> None:
+    with pytest.raises(InputError) as refused:
+        detect(env, "here")
+    assert names in str(refused.value)
+
+
+@pytest.mark.parametrize(("node", "tasks"), [("0", 4), ("1", 4), ("2", 3), ("3", 1)])
+def test_slurm_tasks_per_node_are_counted_in_its_short_form(node: str, tasks: int) -> None:
+    env = {**SRUN, "SLURM_STEP_NUM_TASKS": "12", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3,1", "SLURM_NODEID": node, "SLURM_LOCALID": "0"}
+    assert detect(env, "n").local_size == tasks
+
+
+def test_open_mpi_5_on_unequal_hosts_is_believed_about_ranks() -> None:
+    """Every node is told the local size of the last one (observed with 5.0.11 on hosts with 3 and 1 slots)."""
+    env = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    assert detect(env, "n1") == World(5, 8, 2, 3, "n1", "Open MPI")
+
+
+NAMES = sorted({name for row in ROWS for alternatives in row.variables for name in alternatives})
+ALSO = ["TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "SLURM_NODEID", "CLIPSHIP_WORLD_SIZE"]
+VALUES = st.one_of(
+    st.integers(0, 4).map(str),
+    st.sampled_from(["", "-1", "1.5", "4(x2),3", "4(x999999999)", "9" * 5000, "٣", "batch", " 1"]),
+    st.text(max_size=4),
+)
+ENVIRONMENTS = st.builds(
+    lambda launchers, changes: {**{name: value for launcher in launchers for name, value in launcher.items()}, **changes},
+    st.lists(st.sampled_from([TORCHRUN, OPEN_MPI, HYDRA, HOROVODRUN, SRUN, BATCH_SHELL, BY_HAND, ONE_TASK_A_NODE]), max_size=3),
+    st.dictionaries(st.sampled_from(NAMES + ALSO), VALUES, max_size=5),
+)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(ENVIRONMENTS)
+def test_any_environment_gives_a_sound_world_or_a_refusal(env: dict[str, str]) -> None:
+    try:
+        world = detect(env, "here")
+    except InputError:
+        return
+    assert 0 <= world.rank < world.size
+    assert 0 <= world.local_rank < world.local_size <= world.size
+    assert env.get("CLIPSHIP_WORLD_SIZE", str(world.size)).lstrip("0") == str(world.size)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "local_size", "visible", "index"),
+    [(0, 1, 0, None), (3, 4, 0, None), (3, 4, 1, 0), (0, 4, 4, 0), (3, 4, 4, 3), (1, 2, 8, 1)],
+)
+def test_device_comes_from_the_visible_ones(local_rank: int, local_size: int, visible: int, index: int | None) -> None:
+    assert device_index(World(local_rank, local_size, local_rank, local_size, "n1", "Slurm"), visible) == index
+
+
+def test_more_ranks_than_visible_devices_are_refused() -> None:
+    with pytest.raises(InputError, match=r"rank 6 .* node n1.* 2 GPUs"):
+        device_index(World(6, 8, 2, 4, "n1", "Slurm"), 2)
+
+
+def test_two_ranks_on_one_device_are_named_with_node_and_device() -> None:
+    shared_devices([(0, "n1", "GPU-a"), (1, "n1", "GPU-b"), (2, "n2", "GPU-a")])
+    with pytest.raises(InputError, match="ranks 1 and 3 on node n1 have the same GPU, GPU-b"):
+        shared_devices([(3, "n1", "GPU-b"), (0, "n1", "GPU-a"), (1, "n1", "GPU-b"), (2, "n2", "GPU-b")])
+
+
+WORLD = World(1, 2, 1, 2, "n1", "Slurm")
+
+
+def test_rendezvous_is_what_the_launcher_exports() -> None:
+    assert rendezvous({"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, WORLD) == ("n1", 29500)
+
+
+def test_rendezvous_of_a_single_process_needs_nothing_and_leaves_the_port_open() -> None:
+    assert rendezvous({"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}, World(0, 1, 0, 1, "here", SINGLE)) == ("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({}, "MASTER_ADDR and MASTER_PORT not set"),
+        ({"MASTER_ADDR": "n1"}, "MASTER_PORT not set"),
+        ({"MASTER_ADDR": "", "MASTER_PORT": "1"}, "MASTER_ADDR not set"),
+        ({"MASTER_ADDR": "n1", "MASTER_PORT": "65536"}, "MASTER_PORT=65536"),
+        ({"MASTER_ADDR": "n1", "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
+    ],
+)
+def test_rendezvous_never_falls_back_to_this_host(env: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        rendezvous(env, WORLD)
+    assert message in str(refused.value)

@@ -1,0 +1,142 @@
+"""CSV and TSV tables of image files and captions. No torch."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from trainer.data.sample import Numbering, RawSample
+from trainer.errors import InputError
+
+SHOWN_ROWS = 10
+LONGEST_CELL = 2**24
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with an image and a caption in every row."""
+
+    path: Path
+    images: tuple[str, ...]
+    """Paths as the table gives them: relative ones start at the table's folder."""
+    captions: tuple[str, ...]
+    """One for each image, in one line: any run of white space is a single space."""
+    rows: tuple[int, ...]
+    """Row numbers as a spreadsheet shows them: the header is row 1."""
+
+    def image_path(self, number: int) -> Path:
+        """The file of the image, counted from 0 without the header."""
+        return self.path.parent / self.images[number]
+
+    def origin(self, number: int) -> str:
+        """Table and row, for messages."""
+        return f"{self.path}: row {self.rows[number]}"
+
+    def read_image(self, number: int) -> bytes:
+        """The image file's content; InputError where it cannot be read."""
+        try:
+            return self.image_path(number).read_bytes()
+        except OSError as error:
+            raise InputError(f"{self.origin(number)}: image {self.image_path(number)} cannot be read: {error.strerror}") from error
+
+
+class TableSource:
+    """The samples of several tables; images are files beside them."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = tuple(tables)
+        self._numbering = Numbering(self.shard_sizes())
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        return {}
+
+    def __len__(self) -> int:
+        return self._numbering.samples
+
+    def shard_sizes(self) -> list[int]:
+        return [len(table.rows) for table in self._tables]
+
+    def read(self, index: int) -> RawSample:
+        table_number, number = self._numbering.locate(index)
+        table = self._tables[table_number]
+        return RawSample(table.images[number], table.origin(number), table.read_image(number), (table.captions[number],))
+
+
+def read_table(path: str | Path, image_column: str, caption_column: str, separator: str | None = None) -> Table:
+    """Raises InputError for a missing column (those there are listed) and for rows without image or caption. Looks at no image file.
+
+    `separator` None: a tab where the name ends in .tsv, else a comma.
+    """
+    path = Path(path)
+    rows = _rows(path, separator or ("\t" if path.suffix == ".tsv" else ","))
+    header = [cell.strip() for cell in rows[0][1]] if rows else []
+    image_at, caption_at = _column(path, header, "image", image_column), _column(path, header, "caption", caption_column)
+    table = Table(
+        path,
+        images=tuple(_cell(row, image_at).strip() for _, row in rows[1:]),
+        # A cell may hold line breaks; in a shard each line would be a caption of its own.
+        captions=tuple(" ".join(_cell(row, caption_at).split()) for _, row in rows[1:]),
+        rows=tuple(number for number, _ in rows[1:]),
+    )
+    _check_filled(table, image_column, caption_column)
+    return table
+
+
+def missing_images(table: Table) -> list[int]:
+    """The rows whose image file is not there."""
+    return [row for number, row in enumerate(table.rows) if not table.image_path(number).is_file()]
+
+
+def list_rows(rows: Sequence[int]) -> str:
+    """The first of the row numbers, for a message."""
+    shown = ", ".join(str(row) for row in rows[:SHOWN_ROWS])
+    return f"row{'s' if len(rows) > 1 else ''} {shown}" + (f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else "")
+
+
+def _rows(path: Path, separator: str) -> list[tuple[int, list[str]]]:
+    """The rows that are not blank, each with its number from 1."""
+    csv.field_size_limit(LONGEST_CELL)
+    rows: list[tuple[int, list[str]]] = []
+    number = 0
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            # strict: a quote that is never closed would else swallow all rows that follow, in silence.
+            for number, row in enumerate(csv.reader(file, delimiter=separator, strict=True), start=1):
+                if any(cell.strip() for cell in row):
+                    rows.append((number, row))
+    except OSError as error:
+        raise InputError(f"{path}: the table cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text after row {number} ({error.reason}): save the table as UTF-8") from error
+    except csv.Error as error:
+        advice = "a cell that begins with a quote must end with one, and a quote inside it is doubled"
+        raise InputError(f"{path}: row {number + 1} cannot be read ({error}): {advice}") from error
+    return rows
+
+
+def _cell(row: Sequence[str], column: int) -> str:
+    """Empty where the row is cut short."""
+    return row[column] if column < len(row) else ""
+
+
+def _column(path: Path, header: Sequence[str], kind: str, name: str) -> int:
+    if name in header:
+        return header.index(name)
+    near = get_close_matches(name, header, n=1)
+    listed = ", ".join(map(repr, header)) or "none, the file is empty"
+    raise InputError(
+        f"{path}: no {kind} column {name!r}{f', did you mean {near[0]!r}?' if near else ''} Its columns are: {listed}. "
+        f"Set the {kind} column, or the separator where names run together"
+    )
+
+
+def _check_filled(table: Table, image_column: str, caption_column: str) -> None:
+    problems = [] if table.rows else [f"{table.path}: no rows below the header"]
+    for column, cells in ((image_column, table.images), (caption_column, table.captions)):
+        if empty := [row for row, cell in zip(table.rows, cells, strict=True) if not cell]:
+            every = "every row" if len(empty) == len(table.rows) > 1 else list_rows(empty)
+            problems.append(f"{table.path}: column {column!r} is empty in {every}: fill in the cells or remove the rows")
+    if problems:
+        raise InputError("\n".join(problems))

@@ -1,0 +1,54 @@
+"""Checks of what a job names - files, tables, model, run folder - before anything starts. Imports no torch and no open_clip."""
+
+from collections.abc import Callable
+
+from trainer.errors import InputError
+from trainer.inputs.evaluation import check_evaluation, class_names, lines, templates
+from trainer.inputs.models import check_model, check_pretrained, known_models
+from trainer.inputs.run_folder import check_run_folder, run_folder
+from trainer.inputs.samples import check_data, recorded_samples
+from trainer.inputs.shards import expand_shards
+from trainer.job import Job
+from trainer.plan import plan, schedule
+
+__all__ = [
+    "check",
+    "check_data",
+    "check_evaluation",
+    "check_model",
+    "check_run_folder",
+    "class_names",
+    "expand_shards",
+    "known_models",
+    "lines",
+    "recorded_samples",
+    "run_folder",
+    "templates",
+]
+
+
+def check(job: Job, world_size: int) -> int | None:
+    """The number of training samples, None where nothing counts them before the start. Raises InputError listing every problem."""
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: plan(job, world_size),
+        lambda: check_model(job.model.name),
+        lambda: check_pretrained(job.model.pretrained),
+        lambda: check_evaluation(job.eval),
+        lambda: check_run_folder(job),
+    )
+    problems: list[str] = []
+    samples = None
+    try:
+        samples = check_data(job.data)
+        if samples is not None:
+            schedule(job, samples)
+    except InputError as problem:
+        problems.append(str(problem))
+    for look in checks:
+        try:
+            look()
+        except InputError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise InputError("\n".join(problems))
+    return samples

@@ -1,0 +1,63 @@
+"""Class names and templates of the zero-shot evaluation, from the job or from a file. Imports no torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.errors import InputError
+from trainer.inputs.shards import expand_key
+from trainer.job import Eval
+
+
+def class_names(evaluation: Eval) -> tuple[str, ...]:
+    """The names by class number. Raises InputError as `lines` does."""
+    return _of_key("eval.class_names", evaluation.class_names)
+
+
+def templates(evaluation: Eval) -> tuple[str, ...]:
+    """Sentences with `{}` for the class name. Raises InputError as `lines` does, and for a line without `{}`."""
+    found = _of_key("eval.templates", evaluation.templates)
+    wrong = [number for number, line in enumerate(found, start=1) if "{}" not in line]
+    if wrong:
+        raise InputError(f"eval.templates: {evaluation.templates}:{wrong[0]}: a template without {{}} for the class name")
+    return found
+
+
+def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The entries themselves, or the lines of the file that a text names. Raises InputError where it cannot be read or a line is empty."""
+    if isinstance(given, tuple):
+        return given
+    try:
+        text = Path(given).read_text(encoding="utf-8-sig").rstrip()
+    except OSError as problem:
+        raise InputError(f"{given} cannot be read ({problem.strerror}): give a file with one a line, or a list in brackets") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{given} is not UTF-8 text") from None
+    found = tuple(line.strip() for line in text.split("\n"))
+    if "" in found:
+        raise InputError(f"{given}:{found.index('') + 1}: an empty line; one entry is expected on each")
+    return found
+
+
+def check_evaluation(evaluation: Eval) -> None:
+    """Raises InputError listing what is wrong with the evaluation's shards, class names and templates; fine where none is asked for."""
+    problems: list[str] = []
+    looks: tuple[Callable[[], object], ...] = (
+        lambda: expand_key("eval.zero_shot", evaluation.zero_shot),
+        lambda: class_names(evaluation),
+        lambda: templates(evaluation),
+    )
+    for look in looks:
+        try:
+            if evaluation.zero_shot:
+                look()
+        except InputError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _of_key(key: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return lines(given)
+    except InputError as problem:
+        raise InputError(f"{key}: {problem}") from None

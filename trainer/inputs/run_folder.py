@@ -1,0 +1,77 @@
+"""Whether the run folder can be made, and is not another job's. Writes nothing; imports no torch."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.jobfile import load
+
+JOB_FILE = "job.toml"
+_WAYS_ON = "take another name with --set name=..., remove the folder, or go on with the settings it was started with"
+_PLACE = {
+    "image",
+    "resources",
+    "slurm",
+    "kubernetes",
+    "timeouts",
+    "logging",
+}  # where a job runs is not what it computes: a resume may change it
+
+
+def run_folder(job: Job) -> Path:
+    """Where the run writes: [logging] runs / the job's name."""
+    return Path(job.logging.runs) / job.name
+
+
+def check_run_folder(job: Job) -> None:
+    """Raises InputError where the folder cannot be written, or holds another job's run (the first keys that differ are named)."""
+    folder = run_folder(job)
+    if not os.path.lexists(folder):
+        _check_writable(folder.parent)
+    elif not folder.is_dir():
+        raise InputError(f"run folder {folder} is a file: remove it, or take another name with --set name=...")
+    else:
+        _check_writable(folder)
+        _check_same_job(job, folder)
+
+
+def _check_writable(folder: Path) -> None:
+    """Looks at the nearest folder that exists: the others are made by the run."""
+    existing = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), folder)
+    if not existing.is_dir():
+        raise InputError(f"run folder: {existing} is a file, so {folder} cannot be made: change it with --set logging.runs=...")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"run folder: no permission to write in {existing}: take another folder with --set logging.runs=...")
+
+
+def _check_same_job(job: Job, folder: Path) -> None:
+    file = folder / JOB_FILE
+    if not file.exists():
+        if any(folder.iterdir()):
+            raise InputError(f"run folder {folder} holds files but no {JOB_FILE}, so it is no run: {_WAYS_ON}")
+        return
+    try:
+        before = load(file)
+    except InputError as problem:
+        raise InputError(f"run folder {folder} holds a run whose job cannot be read: {_WAYS_ON}\n{problem}") from None
+    differences = list(_differences(before.model_dump(exclude=_PLACE), job.model_dump(exclude=_PLACE)))
+    if differences:
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise InputError(f"run folder {folder} holds another job's run: {'; '.join(differences[:3])}{more}; {_WAYS_ON}")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """`key is old there and new here` for each key that differs, in the model's order."""
+    for key, new in now.items():
+        old = before[key]
+        if isinstance(new, dict):
+            yield from _differences(old, new, f"{section}{key}.")
+        elif old != new:
+            yield f"{section}{key} is {_shown(old)} there and {_shown(new)} here"
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else str(list(value) if isinstance(value, tuple) else value)

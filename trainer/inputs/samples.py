@@ -1,0 +1,87 @@
+"""Checks the training data a job names and says how many samples it holds, where that is written down. Imports no torch."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.errors import InputError
+from trainer.inputs.shards import expand_key
+from trainer.job import Data, is_remote
+
+_TABLES = (".csv", ".tsv")
+
+
+def check_data(data: Data) -> int | None:
+    """The number of samples; None for shards that nothing beside them counts. Raises InputError listing what is missing or unreadable."""
+    if data.kind == "synthetic":
+        return data.synthetic_samples
+    files = expand_key("data.train", data.train)
+    _check_readable(files)
+    if data.kind == "table":
+        return _check_tables(files, data)
+    _check_no_tables(files)
+    return recorded_samples(files)
+
+
+def recorded_samples(shards: Sequence[str]) -> int | None:
+    """The samples that `sizes.json` ({shard name: samples}) or img2dataset's `NAME_stats.json` beside the shards count; None if not all."""
+    total = 0
+    sizes: dict[Path, dict[str, object]] = {}
+    for shard in map(Path, shards):
+        if shard.parent not in sizes:
+            sizes[shard.parent] = _json(shard.parent / "sizes.json")
+        count = sizes[shard.parent].get(shard.name)
+        if count is None:
+            count = _json(shard.parent / f"{shard.stem}_stats.json").get("successes")
+        if not isinstance(count, int):
+            return None
+        total += count
+    return total
+
+
+def _json(file: Path) -> dict[str, object]:
+    """A hint beside the shards, not the data: what cannot be read counts as absent."""
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _check_readable(files: Sequence[str]) -> None:
+    refused = [file for file in files if not is_remote(file) and not os.access(file, os.R_OK)]
+    if refused:
+        raise InputError(f"data.train: no permission to read {len(refused)} of {len(files)} files, the first is {refused[0]}")
+
+
+def _check_tables(files: Sequence[str], data: Data) -> int:
+    from trainer.data.tables import list_rows, missing_images, read_table  # brings numpy, which no other check needs
+
+    rows = 0
+    problems: list[str] = []
+    for file in files:
+        try:
+            table = read_table(file, data.image_column, data.caption_column, data.separator)
+        except InputError as problem:
+            problems.append(str(problem))
+            continue
+        rows += len(table.rows)
+        missing = missing_images(table)
+        if missing:
+            first = table.image_path(table.rows.index(missing[0]))
+            problems.append(
+                f"{file}: {len(missing)} of {len(table.rows)} image files of column {data.image_column!r} are missing: "
+                f"{list_rows(missing)}; the first is {first} (relative names start at the table's folder)"
+            )
+    if problems:
+        raise InputError("\n".join(problems))
+    return rows
+
+
+def _check_no_tables(files: Sequence[str]) -> None:
+    tables = [file for file in files if file.endswith(_TABLES)]
+    if tables:
+        raise InputError(
+            f"data.train: {tables[0]} is a table among shards: name tables or shards, not both (format = webdataset takes .tar)"
+        )

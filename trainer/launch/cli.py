@@ -1,0 +1,196 @@
+"""The command `clipship`: what a researcher types. Imports the rest of the package when a command needs it, and never torch.
+
+`--help` answers in a blink because nothing heavy is imported up here: no pydantic, no model, no launcher.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError
+from trainer.launch.presets import preset_names, preset_summary, write_preset
+
+if TYPE_CHECKING:
+    from trainer.job import Job
+
+EXIT_INTERRUPTED = 130
+
+LAZY_COMMANDS = {"pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions.")}
+"""Commands that live in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship --help`)."""
+
+
+class Commands(click.Group):
+    """A group that imports the modules of LAZY_COMMANDS only when their command is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands, *LAZY_COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in LAZY_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = LAZY_COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, command.get_short_help_str(formatter.width)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows + [(name, summary) for name, (_, summary) in LAZY_COMMANDS.items()])
+
+
+def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version  # slow to import, seldom asked
+
+        try:
+            click.echo(f"clipship {version('clipship')}")
+        except PackageNotFoundError:
+            click.echo("clipship (a checkout that is not installed)")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""\b
+A first run, on made-up pictures:
+  clipship init --preset laptop job.toml
+  clipship check job.toml
+  clipship run job.toml --nproc 2 --set optim.lr=1e-3
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.""",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
+def cli() -> None:
+    """Train CLIP from one job file: on this machine, over ssh, on a cluster."""
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
+_set_option: Decorator = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value takes the default. May be repeated.",
+)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  clipship init --list
+  clipship init --preset laptop
+  clipship init --preset slurm cc3m.toml"""
+)
+@click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default="job.toml")
+@click.option("--preset", type=click.Choice(preset_names()), help="Which example to write.")
+@click.option("--list", "list_only", is_flag=True, help="Show the presets and write nothing.")
+@click.option("--force", is_flag=True, help="Replace JOB if it exists.")
+def init(job_path: Path, preset: str | None, list_only: bool, force: bool) -> None:
+    """Write a commented job file to start from (default: job.toml)."""
+    if list_only:
+        for name in preset_names():
+            click.echo(f"{name:<12}{preset_summary(name)}")
+        return
+    if preset is None:
+        raise InputError(f"which example? Give --preset with one of {', '.join(preset_names())}; `clipship init --list` describes them")
+    write_preset(preset, job_path, force=force)
+    click.echo(f"wrote {job_path}; next: clipship check {job_path}", err=True)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  clipship check job.toml
+  clipship check job.toml --nproc 2 --set optim.global_batch_size=256"""
+)
+@_job_argument
+@_set_option
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine; without it, those of [resources].")
+def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None) -> None:
+    """Say what JOB will run, and everything that is wrong with it. Starts and writes nothing."""
+    from trainer.launch.describe import describe
+
+    job, world_size, samples = _checked(job_path, overrides, nproc)
+    local = nproc is not None or job.resources.nodes == 1
+    click.echo(describe(job, world_size, samples, local=local), nl=False)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  clipship run job.toml --nproc 2
+  clipship run job.toml --hosts node1:4,node2:4
+  clipship run job.toml --nproc 1 --set name=try-2 --set optim.lr=1e-3
+
+Hosts are reached by ssh without a password, and find the job file, the data and this environment at the same paths."""
+)
+@_job_argument
+@_set_option
+@click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine; without it, those of [resources].")
+@click.option("--hosts", metavar="HOST:N,...", help="Hosts and the ranks on each, started over ssh.")
+def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None) -> int:
+    """Train JOB here or on hosts over ssh."""
+    from trainer.launch import local
+    from trainer.launch.describe import warnings
+    from trainer.launch.hosts import parse_hosts
+
+    if nproc is not None and hosts is not None:
+        raise InputError("--nproc and --hosts exclude each other: --nproc starts ranks here, --hosts on the hosts named")
+    places = None if hosts is None else parse_hosts(hosts)
+    job, _, samples = _checked(job_path, overrides, nproc if places is None else sum(place.slots for place in places))
+    for warning in warnings(job, samples):
+        click.echo(f"clipship: warning: {warning}", err=True)
+    return local.run(job_path, job, overrides, nproc=nproc, hosts=places)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  torchrun --nproc-per-node 4 --no-python clipship train job.toml
+  srun clipship train job.toml"""
+)
+@_job_argument
+@_set_option
+def train(job_path: Path, overrides: tuple[str, ...]) -> int:
+    """Run one rank of JOB; a launcher starts it once for each rank."""
+    from trainer.train import main as run_rank  # the one import that brings torch
+
+    return run_rank(job_path, overrides)
+
+
+def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None) -> tuple["Job", int, int | None]:
+    """The job, its world size and the number of samples, where known. Raises InputError listing every problem."""
+    from trainer import inputs, jobfile
+
+    job = jobfile.load(job_path, overrides)
+    world_size = job.resources.world_size if ranks is None else ranks
+    return job, world_size, inputs.check(job, world_size)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Bad input is one message on stderr, a bug keeps its traceback."""
+    try:
+        code = cli.main(arguments, prog_name="clipship", standalone_mode=False)
+    except InputError as problem:
+        click.echo(f"clipship: {problem}", err=True)
+        return EXIT_BAD_INPUT
+    except click.ClickException as problem:
+        problem.show()
+        return EXIT_BAD_INPUT
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has left (`clipship check job.toml | head -1`); nothing more can be said
+        return EXIT_FAILED
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

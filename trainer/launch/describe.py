@@ -1,0 +1,117 @@
+"""What `clipship check` prints: the run that a job and a world make. Writes nothing; imports no torch."""
+
+import os
+from collections.abc import Iterator
+
+from trainer.inputs import expand_shards, run_folder
+from trainer.job import Data, Job
+from trainer.launch.local import launcher_for
+from trainer.plan import Plan, plan
+
+_SMALL_CONTRAST = 16
+_ANY_GPU = "/dev/nvidiactl"
+
+
+def describe(job: Job, world_size: int, samples: int | None, *, local: bool) -> str:
+    """Aligned lines, one a topic, warnings last; `samples` None: not counted yet, `local`: ranks of this machine, not of [resources].
+
+    Raises InputError where the launcher cannot start the backend.
+    """
+    cut = plan(job, world_size)
+    rows = [
+        ("job", f"{job.name}, seed {job.seed}"),
+        ("model", _model(job)),
+        ("data", _data(job.data, samples)),
+        ("world", _world(job, world_size, local=local)),
+        ("batch", _batch(job, cut)),
+        ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
+        ("steps", _steps(job, samples)),
+        ("learning", _learning(job)),
+        ("evaluation", _evaluation(job)),
+        ("run folder", str(run_folder(job))),
+        *(("warning", text) for text in warnings(job, samples)),
+    ]
+    return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
+
+
+def warnings(job: Job, samples: int | None) -> Iterator[str]:
+    """What is allowed and seldom meant."""
+    optim = job.optim
+    if optim.loss == "clip" and optim.global_batch_size < _SMALL_CONTRAST:
+        yield f"a global batch of {optim.global_batch_size} gives each pair few others to be told from: hundreds and more learn better"
+    steps = _total_steps(job, samples)
+    if steps is not None and optim.warmup_steps > steps:
+        yield f"warmup_steps {optim.warmup_steps} is longer than the run of {steps} steps: lr {optim.lr:g} is never reached"
+    if job.model.precision == "fp16" and not os.path.exists(_ANY_GPU):
+        yield "precision fp16 needs a GPU for each rank, and this machine shows none: bf16 and fp32 also run on CPUs"
+    if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
+        yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+
+
+def _model(job: Job) -> str:
+    start = f", from {job.model.pretrained}" if job.model.pretrained else ""
+    locked = [name for name, lock in (("image", job.model.lock_image), ("text", job.model.lock_text)) if lock]
+    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}" + (
+        f", {' and '.join(locked)} tower locked" * bool(locked)
+    )
+
+
+def _data(data: Data, samples: int | None) -> str:
+    if data.kind == "synthetic":
+        return f"synthetic, {samples:,} samples an epoch"
+    files = expand_shards(data.train)
+    unit = "table" if data.kind == "table" else "shard"
+    counted = "samples are counted at the start" if samples is None else f"{samples:,} samples"
+    return f"{_many(len(files), unit)}, {counted}: {files[0]}" + (f" ... {files[-1]}" if len(files) > 1 else "")
+
+
+def _world(job: Job, world_size: int, *, local: bool) -> str:
+    if local:
+        return f"{_many(world_size, 'rank')} on this machine"
+    nodes, per_node = job.resources.nodes, job.resources.gpus_per_node
+    return f"{_many(world_size, 'rank')}: {_many(nodes, 'node')} of {_many(per_node, 'GPU')} ([resources])"
+
+
+def _batch(job: Job, cut: Plan) -> str:
+    limit = job.optim.max_batch_size_per_gpu
+    reason = f"at most {limit} a pass" if limit else "no max_batch_size_per_gpu: a rank's share in one pass"
+    passes = f" x {_many(cut.accumulation, 'pass', 'passes')}"
+    return f"{cut.global_batch_size} samples = {_many(cut.world_size, 'rank')}{passes} x {cut.micro_batch_size} ({reason})"
+
+
+def _launcher(job: Job, *, local: bool) -> str:
+    launcher = launcher_for(job.comm, several_hosts=not local and job.resources.nodes > 1)
+    return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
+
+
+def _total_steps(job: Job, samples: int | None) -> int | None:
+    if job.optim.steps is not None:
+        return job.optim.steps
+    return None if samples is None else (job.optim.epochs or 0) * (samples // job.optim.global_batch_size)
+
+
+def _steps(job: Job, samples: int | None) -> str:
+    size, epochs = job.optim.global_batch_size, job.optim.epochs
+    if samples is None:
+        return f"{job.optim.steps:,}" if epochs is None else f"{_many(epochs, 'epoch')}; samples are counted at the start"
+    an_epoch, left_out = divmod(samples, size)
+    tail = f", {left_out:,} samples of each left out" if left_out else ""
+    total = f"{_total_steps(job, samples):,}"
+    about = f" = {_many(epochs, 'epoch')} x {an_epoch:,}" if epochs else f"; an epoch has {an_epoch:,}"
+    return f"{total}{about}{tail}"
+
+
+def _learning(job: Job) -> str:
+    optim = job.optim
+    clip = f", gradient norm at most {optim.grad_clip_norm:g}" if optim.grad_clip_norm else ""
+    return f"lr {optim.lr:g} after {_many(optim.warmup_steps, 'warm-up step')}, then a cosine to {optim.min_lr:g}{clip}"
+
+
+def _evaluation(job: Job) -> str:
+    if not job.eval.zero_shot:
+        return "none ([eval] zero_shot names no shards)"
+    return f"zero-shot on {_many(len(expand_shards(job.eval.zero_shot)), 'shard')} at the end"
+
+
+def _many(count: int, one: str, several: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else several or one + 's'}"

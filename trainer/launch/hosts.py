@@ -1,0 +1,110 @@
+"""The hosts of `clipship run --hosts`, and where torch's ranks meet on them. Asks ssh, whose config names users, ports, keys. No torch."""
+
+import ipaddress
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.errors import InputError
+
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
+"""A password prompt or a dead host would otherwise hang the start: nobody sees the prompt of a launcher's ssh."""
+
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<slots>[0-9]{1,5}))?")
+_FREE_PORT = "import socket, sys; s = socket.create_server((sys.argv[1], 0), family=int(sys.argv[2])); print(s.getsockname()[1])"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as ssh knows it (name, alias or address), and how many ranks it runs."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Read `a:4,b:4`; one rank where no number follows; IPv6 addresses in brackets, `[fd00::2]:4`.
+
+    Raises InputError with every host that cannot be read, and for a host named twice.
+    """
+    hosts, problems = [], []
+    for part in text.split(","):
+        match = _HOST.fullmatch(part.strip())
+        slots = int(match["slots"] or 1) if match else 0
+        if match and slots:
+            hosts.append(Host(match["ipv6"] or match["name"], slots))
+        else:
+            problems.append(
+                f"--hosts: {part.strip()!r} is no host: write name:ranks, like a:4,b:4 or [fd00::2]:4 (users and ports: ~/.ssh/config)"
+            )
+    names = [host.name for host in hosts]
+    problems += [
+        f"--hosts: {name} is named {names.count(name)} times: give it all its ranks at once"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if problems:
+        raise InputError("\n".join(problems))
+    return tuple(hosts)
+
+
+def meeting_point(hosts: Sequence[Host]) -> tuple[str, int]:
+    """Address of the first host as the others reach it, and a TCP port that is free there now.
+
+    Raises InputError where ssh cannot reach that host, or where its address means "myself" to the others.
+    """
+    address = address_of(hosts[0])
+    if _is_loopback(address) and not all(_is_loopback(address_of(host)) for host in hosts[1:]):
+        raise InputError(
+            f"--hosts: the first host, {hosts[0].name}, has the address {address}, which the other hosts take for themselves: "
+            f"name it as they reach it"
+        )
+    try:
+        return address, free_port(address)
+    except OSError:  # not an address of this machine
+        return address, _free_port_there(hosts[0], address)
+
+
+def address_of(host: Host) -> str:
+    """What ssh's config puts in the place of an alias; the name itself where there is no alias."""
+    answer = _ssh("-G", host.name)
+    return next((line.split()[1] for line in answer.stdout.splitlines() if line.startswith("hostname ")), host.name)
+
+
+def free_port(address: str) -> int:
+    """A TCP port that is free on this machine's `address`. Raises OSError where the address is another machine's."""
+    with socket.create_server((address, 0), family=_family(address)) as server:
+        return int(server.getsockname()[1])
+
+
+def _free_port_there(host: Host, address: str) -> int:
+    question = shlex.join([sys.executable, "-c", _FREE_PORT, address, f"{_family(address):d}"])
+    answer = _ssh(*SSH_OPTIONS, host.name, question)
+    if answer.returncode or not answer.stdout.strip().isdigit():
+        raise InputError(
+            f"--hosts: ssh {host.name} could not find a free port with {sys.executable}: {answer.stderr.strip() or answer.stdout.strip()}\n"
+            f"each host needs this environment at the same path, and ssh must reach it without a password"
+        )
+    return int(answer.stdout)
+
+
+def _ssh(*arguments: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(["ssh", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise InputError("--hosts needs ssh, which is not on PATH: install openssh-client") from None
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
