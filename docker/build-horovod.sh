@@ -133,8 +133,8 @@ fi
 # Beside the wheel's folder: the finished folder then appears by one rename.
 mkdir -p "$(dirname "$wheel_dir")"
 scratch=$(mktemp -d "$(dirname "$(realpath -m "$wheel_dir")")/.build-XXXXXX")
-trap 'rm -rf "$scratch"' EXIT
-log=$(mktemp "${TMPDIR:-/tmp}/build-horovod-XXXXXX.log")
+log=$(mktemp "${TMPDIR:-/tmp}/build-horovod-XXXXXX.log") keep_log=''
+trap 'rm -rf "$scratch"; [[ -n $keep_log ]] || rm -f "$log"' EXIT
 
 likely_cause() {
     local pattern cause
@@ -158,6 +158,7 @@ fail() {
     tail -n 25 "$log" >&2
     grep -m 3 -E '(fatal )?error: |CMake Error|cannot find -l' "$log" >&2 || true
     likely_cause
+    keep_log=yes
     exit 1
 }
 
@@ -290,6 +291,5 @@ else
     mkdir -p "$wheel_dir"
     mv "$wheel" "$wheel_dir/"
 fi
-rm "$log"
 say "done in $SECONDS s"
 wheel_in "$wheel_dir"

@@ -6,6 +6,7 @@ and the last line says so.
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -31,15 +32,19 @@ def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
         done = start(backend, launcher, ranks, "tests.parity_rank", backend)
         if done.returncode:
             raise SystemExit(f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n{done.stdout}{done.stderr}")
-        for line in done.stdout.splitlines():
-            if line.startswith('{"ranks"'):
-                row = json.loads(line)
-                print(
-                    f"{row['ranks']:>5} {row['backend']:8} {row['launcher']:14} {row['model']:12} {row['loss']:7} "
-                    f"{row['accumulation']:>12} {row['relative_error']:>15.2e}",
-                    flush=True,
-                )
-                yield row
+        rows = [json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)]  # horovodrun puts the rank before each line
+        if not rows:
+            raise SystemExit(f"{backend} on {ranks} ranks under {launcher} printed no case\n{done.stdout}{done.stderr}")
+        for row in rows:
+            print(_line(row), flush=True)
+        yield from rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['ranks']:>5} {row['backend']:8} {row['launcher']:14} {row['model']:12} {row['loss']:7} "
+        f"{row['accumulation']:>12} {row['relative_error']:>15.2e}"
+    )
 
 
 if __name__ == "__main__":

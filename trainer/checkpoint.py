@@ -30,6 +30,14 @@ def save(checkpoints: Path, step: int, model: nn.Module, about: Mapping[str, Any
     return folder
 
 
+def newest(checkpoints: Path) -> Path:
+    """The folder of the latest step. Raises FileNotFoundError where there is none."""
+    folders = sorted(checkpoints.glob("step-*"))
+    if not folders:
+        raise FileNotFoundError(f"no checkpoint in {checkpoints}")
+    return folders[-1]
+
+
 def _seal(path: Path) -> dict[str, Any]:
     """Flush a file to its disk; its size and checksum."""
     with open(path, "rb") as file:

@@ -1,7 +1,9 @@
 """Models, tokenizers and transforms: open_clip's, made the same way on every rank."""
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,14 +77,15 @@ def untrained(job: Job) -> Clip:
     """The job's model on the CPU, weights from its seed or from `pretrained`; says nothing to other ranks."""
     name = _register(job.model.name)
     torch.manual_seed(job.seed)
-    model = open_clip.create_model(
-        name,
-        pretrained=job.model.pretrained,
-        cache_dir=job.model.cache_dir,
-        output_dict=False,
-        weights_only=True,
-        **_initial_logits(job.optim.loss),
-    )
+    with _quiet(job.model.pretrained is None):
+        model = open_clip.create_model(
+            name,
+            pretrained=job.model.pretrained,
+            cache_dir=job.model.cache_dir,
+            output_dict=False,
+            weights_only=True,
+            **_initial_logits(job.optim.loss),
+        )
     preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
     shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
     crop = open_clip.AugmentationCfg(scale=job.data.crop_scale)
@@ -92,6 +95,18 @@ def untrained(job: Job) -> Clip:
         open_clip.image_transform(preprocess.size, is_train=True, aug_cfg=crop, **shared),
         open_clip.image_transform(preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared),
     )
+
+
+@contextmanager
+def _quiet(wanted: bool) -> Iterator[None]:
+    """open_clip warns of random weights, which is what training from the beginning asks for."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR if wanted else level)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 def _register(name: str) -> str:

@@ -89,12 +89,14 @@ class Telemetry:
 
 def console_line(record: Record, steps: int) -> str:
     """Fixed order, so that eyes and tools find the same thing at the same place."""
+    # The first step waits for loaders to start and says nothing of the others.
+    left = duration((steps - record.step) * record.step_s) if record.step > 1 else "..."
     share = {part: getattr(record, f"{part}_s") / record.step_s for part in ("data", "comm", "checkpoint")}
     return (
         f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch}  loss {record.loss:.4f}  lr {record.lr:.2e}  "
         f"grad {record.grad_norm:.3f}  scale {record.logit_scale:.2f}  {record.samples_per_s:.0f} samples/s  "
         f"data {share['data']:.0%} comm {share['comm']:.0%} ckpt {share['checkpoint']:.0%}  "
-        f"ETA {duration((steps - record.step) * record.step_s)}"
+        f"ETA {left}"
     )
 
 

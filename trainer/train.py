@@ -19,6 +19,7 @@ from trainer import checkpoint, jobfile, model, optim
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas, check_replicas
+from trainer.data.loader import start_process_server
 from trainer.data.source import Source, open_labelled, open_source
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
 from trainer.evaluate import zero_shot
@@ -77,7 +78,9 @@ def prepare(job: Job, comm: Comm) -> Ready:
     source = open_source(job.data)
     length = schedule(job, len(source))
     run = open_run(job, comm)
-    _announce(job, comm, run, cut, len(source), length)
+    _announce(job, comm, run, cut, source, length)
+    if job.data.workers:
+        start_process_server()
     clip = model.build(job, cut, comm)
     optimizer = optim.build(clip.model, job.optim, comm.device)
     broadcast_replicas(comm, clip.model, optimizer)
@@ -101,20 +104,23 @@ def train(ready: Ready) -> None:
     _say("result", str(run.result))
 
 
-def _announce(job: Job, comm: Comm, run: Run, cut: Plan, samples: int, length: Schedule) -> None:
+def _announce(job: Job, comm: Comm, run: Run, cut: Plan, source: Source, length: Schedule) -> None:
     """What will run, and why where the job left it open."""
     world = comm.world
     limit = job.optim.max_batch_size_per_gpu
     why = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu, so a rank's share passes at once"
-    left_out = samples - length.epoch_steps * cut.global_batch_size
+    tail = len(source) - length.epoch_steps * cut.global_batch_size
     _say("run folder", str(run.folder))
     _say("world", f"{world.size} ranks, {world.local_size} of them on {world.node}, started by {world.launcher}")
     _say("backend", f"{comm.name} on {comm.device} ({', '.join(f'{name} {value}' for name, value in comm.versions().items())})")
     _say("model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss")
     _say("batch", f"{cut.global_batch_size} = {world.size} ranks x {cut.accumulation} accumulated x {cut.micro_batch_size} ({why})")
     _say(
-        "data", f"{samples} samples: {length.epoch_steps} steps an epoch, {left_out} samples left out of each; {length.steps} steps in all"
+        "data",
+        f"{len(source)} samples, {length.epoch_steps} steps an epoch (the last {tail} of its order are left out), {length.steps} in all",
     )
+    for cause, count in source.left_out.items():
+        _say("", f"{count} samples not used: {cause}")
 
 
 def _say(what: str, text: str) -> None:

@@ -24,7 +24,7 @@ from tests.start import STARTS, start
 from trainer.data.loader import Batch, eval_blocks, start_process_server, train_batches
 from trainer.data.sample import Source
 from trainer.data.source import open_labelled, open_source
-from trainer.demo_data import DigitSet, pack_digits
+from trainer.demo.data import DigitSet, pack_digits
 from trainer.errors import InputError
 from trainer.job import Data, Eval
 from trainer.plan import Plan

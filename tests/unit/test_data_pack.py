@@ -12,7 +12,7 @@ from PIL import Image
 
 from trainer.data.pack import pack, whole_folder
 from trainer.data.source import open_labelled, open_source
-from trainer.demo_data import pack_digits
+from trainer.demo.data import pack_digits
 from trainer.errors import InputError
 from trainer.job import Data, Eval
 from trainer.launch.pack import command

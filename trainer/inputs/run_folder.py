@@ -1,7 +1,8 @@
-"""Whether the run folder can be made, and is not another job's. Writes nothing; imports no torch."""
+"""Whether the run folder can be made, and is not another job's; and how an old run makes room. Imports no torch."""
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def check_run_folder(job: Job) -> None:
     else:
         _check_writable(folder)
         _check_same_job(job, folder)
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename a run folder to the first free `NAME.old-1`, `NAME.old-2`, ...; returns its new place."""
+    number = next(number for number in count(1) if not folder.with_name(f"{folder.name}.old-{number}").exists())
+    return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
 
 
 def _check_writable(folder: Path) -> None:
