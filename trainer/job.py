@@ -16,7 +16,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 Backend = Literal["torch", "horovod"]
 
 _IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII)
@@ -92,7 +92,7 @@ class Model(Section):
     pretrained: Text | None = None
     """A tag that open_clip knows, a weights file, or a checkpoint of ours to start from."""
     precision: Precision = "fp32"
-    """fp32; bf16 autocast; fp16 autocast with a gradient scaler. Parameters, features and the loss stay float32."""
+    """fp32; bf16 autocast; fp16 autocast with a gradient scaler: parameters, features and the loss stay float32. fp64: for proofs."""
     lock_image: bool = False
     """Freeze the image tower."""
     lock_text: bool = False
@@ -197,6 +197,8 @@ class Comm(Section):
     backend: Backend = "torch"
     launcher: Literal["auto", "torchrun", "mpirun", "horovodrun"] = "auto"
     """What starts ranks in `clipship run`. auto: torchrun for torch on one host, mpirun for Horovod and for several hosts."""
+    deterministic: bool = False
+    """Gradients are added up in fixed groups and order, and torch uses repeatable kernels: the same run gives the same bits. Slower."""
     find_unused_parameters: bool = False
     """For models that leave parameters out of some steps; costs a little in each step."""
     check_replicas_steps: Annotated[int, Field(ge=0)] = 0
@@ -216,11 +218,29 @@ class Timeouts(Section):
 
 
 class Checkpoint(Section):
-    final: bool = True
-    """Write the weights when the run is done."""
+    """When the state is saved, and what a new start does with it. The end of the run is always saved."""
+
+    every_steps: Positive | None = None
+    """Save every N steps."""
+    every_minutes: AboveZero | None = 30.0
+    """Save when so many minutes have passed since the last one."""
+    keep: Positive = 3
+    """How many of the last ones stay; the best one stays besides."""
+    best: Text | None = None
+    """Metric of the evaluation, e.g. zero_shot_top1, by which the best checkpoint is kept too."""
+    resume: Text = "auto"
+    """auto: from the newest whole checkpoint of the run folder, if any; never; or the path of a checkpoint, ours or open_clip's."""
+    every_rank_writes: bool = False
+    """Each rank writes its part of the optimizer's state: for large models on a parallel file system that all ranks share."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """When one cannot be written (a full disk): say so and go on with the one before, or stop. The last one always stops the run."""
 
 
 class Eval(Section):
+    every_steps: Positive | None = None
+    """Evaluate every N steps too, not only at the end."""
+    every_epochs: Positive | None = None
+    """Evaluate at the end of every N-th epoch too."""
     zero_shot: tuple[Text, ...] = ()
     """Shards of labelled images to classify by text at the end of the run; empty: none."""
     class_key: Text = "cls"

@@ -64,6 +64,9 @@ def resolve_paths(job: Job, base: Path) -> Job:
                 "templates": _file_or_list(evaluation.templates, base),
             }
         ),
+        "checkpoint": job.checkpoint.model_copy(
+            update={"resume": wanted if (wanted := job.checkpoint.resume) in ("auto", "never") else path(wanted)}
+        ),
         "logging": job.logging.model_copy(update={"runs": path(job.logging.runs)}),
     }
     return job.model_copy(update=changes)

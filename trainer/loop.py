@@ -1,20 +1,30 @@
-"""The training loop: next batch, step, log. One pass of `run` is the whole training."""
+"""The training loop: next batch, step, log, evaluate, save. One call of `run` is the whole training, from wherever it starts."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
 
 from trainer import optim
+from trainer.agreement import Agreement
+from trainer.checkpoint import files
+from trainer.checkpoint.writer import Writer
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.data.loader import Batch, train_batches
 from trainer.data.source import Source
+from trainer.errors import Preempted
+from trainer.health.requests import Requests
 from trainer.job import Job
 from trainer.model import Clip
-from trainer.plan import Plan
-from trainer.run import Run
+from trainer.plan import Plan, Schedule
+from trainer.run import Run, versions
 from trainer.step import MicroBatch, StepResult, TrainStep
 from trainer.telemetry import Clock, Record, Telemetry
+
+Metrics = Mapping[str, float | int]
 
 
 @dataclass
@@ -25,38 +35,121 @@ class Loop:
     comm: Comm
     run_folder: Run
     plan: Plan
+    schedule: Schedule
     clip: Clip
-    step: TrainStep
-    steps: int
+    train: TrainStep
+    source: Source
+    evaluate: Callable[[], Metrics]
+    """Collective: what the job wants to know of the model now."""
+    writer: Writer
+    requests: Requests
 
-    def run(self, source: Source) -> Record:
-        """Collective: all steps; returns the last one's record."""
-        batches = self._global_batches(source)
-        clock = Clock()
+    def run(self, steps_done: int) -> Metrics:
+        """Collective: the steps that are left; the final evaluation. Raises Preempted when asked to stop, after saving."""
+        batches = self._global_batches(steps_done)
+        agreement = Agreement(self.comm)
+        self._saved_at = time.monotonic()
+        self._clock = Clock()
         self.clip.model.train()
-        with Telemetry(self.run_folder.metrics if self.comm.world.rank == 0 else None, self.steps) as telemetry:
-            for done in range(1, self.steps + 1):
-                with clock.spent_on("data_s"):
-                    micro, epoch = next(batches)
-                rate = optim.learning_rate(self.job.optim, done - 1, self.steps)
-                optim.set_learning_rate(self.step.optimizer, rate)
-                result = self.step(micro, done - 1)
-                clock.step_done()
-                if self._due(done, self.job.logging.every_steps):
-                    record = self._record(done, epoch, rate, result, clock)
-                    telemetry.write(record)
+        with Telemetry(self.run_folder.metrics if self.comm.world.rank == 0 else None, self.schedule.steps, steps_done) as self._telemetry:
+            for done in range(steps_done + 1, self.schedule.steps + 1):
+                stop, save = agreement.ask(self._wishes())
+                with self._clock.spent_on("data_s"):
+                    micro = next(batches)
+                rate = optim.learning_rate(self.job.optim, done - 1, self.schedule.steps)
+                optim.set_learning_rate(self.train.optimizer, rate)
+                result = self.train(micro, done - 1)
+                self._clock.step_done()
+                if self._due(done, self.job.logging.every_steps) or done == steps_done + 1:
+                    self._record(done, rate, result)
                 if self._due(done, self.job.comm.check_replicas_steps):
-                    check_replicas(self.comm, self.clip.model, self.step.optimizer)
-        return record
+                    check_replicas(self.comm, self.clip.model, self.train.optimizer)
+                metrics = self._evaluated(done)
+                self._saved(done, metrics, wanted=stop or save)
+                if stop:
+                    self._close(agreement)
+                    raise Preempted(f"asked to stop: step {done} of {self.schedule.steps} is saved")
+            self._close(agreement)
+        return metrics if steps_done < self.schedule.steps else self.evaluate()
 
-    def _due(self, done: int, every: int) -> bool:
-        """At the first step, every so many, and at the last; never for 0."""
-        return every > 0 and (done == 1 or done % every == 0 or done == self.steps)
+    def _close(self, agreement: Agreement) -> None:
+        """Collective: nothing is under way any more, and the last checkpoint is whole."""
+        agreement.close()
+        self.writer.finish()
+        self._note_written()
 
-    def _global_batches(self, source: Source) -> Iterator[tuple[list[MicroBatch], int]]:
-        """This rank's micro-batches of each global batch, on the device, with their epoch."""
+    def _wishes(self) -> tuple[bool, bool]:
+        """Stop? Save? Rank 0's clock speaks for all."""
+        minutes = self.job.checkpoint.every_minutes
+        overdue = minutes is not None and self.comm.world.rank == 0 and time.monotonic() - self._saved_at > 60 * minutes
+        return self.requests.stop, self.requests.checkpoint or overdue
+
+    def _due(self, done: int, every: int | None) -> bool:
+        """Every so many steps, and at the last one; never for 0 or None."""
+        return every is not None and every > 0 and (done % every == 0 or done == self.schedule.steps)
+
+    def _evaluated(self, done: int) -> Metrics:
+        """Collective: the evaluation where it is due, else nothing."""
+        settings, epoch_steps = self.job.eval, self.schedule.epoch_steps
+        by_epoch = settings.every_epochs is not None and done % (settings.every_epochs * epoch_steps) == 0
+        if not (by_epoch or self._due(done, settings.every_steps) or done == self.schedule.steps):
+            return {}
+        with self._clock.stopped():
+            metrics = self.evaluate()
+            self.comm.pop_seconds()
+        if metrics:
+            self._telemetry.event({"step": done, **metrics})
+        return metrics
+
+    def _saved(self, done: int, metrics: Metrics, wanted: bool) -> None:
+        """Collective: the checkpoint, where one is wanted, due, or the best so far."""
+        best = self._is_best(metrics)
+        if wanted or best or self._due(done, self.job.checkpoint.every_steps) or done == self.schedule.steps:
+            with self._clock.spent_on("checkpoint_s"):
+                self._save(done, metrics, best)
+
+    def _is_best(self, metrics: Metrics) -> bool:
+        """Is this the best value so far of the metric that the job keeps the best checkpoint of? The same answer on every rank."""
+        name = self.job.checkpoint.best
+        if name is None or not metrics:
+            return False
+        best = files.best_so_far(self.run_folder.checkpoints) if self.comm.world.rank == 0 else None
+        before = self.comm.broadcast_object(best["value"] if best else -math.inf)
+        return float(metrics[name]) > float(before)
+
+    def _save(self, done: int, metrics: Metrics, best: bool) -> None:
+        """Snapshot and write behind; on rank 0 also what the checkpoint says of itself."""
+        self._note_written()
+        about: dict[str, Any] = {}
+        if self.comm.world.rank == 0:
+            about = self._about(done, metrics)
+            if best and self.job.checkpoint.best:
+                files.note_best(self.run_folder.checkpoints, done, self.job.checkpoint.best, float(metrics[self.job.checkpoint.best]))
+        self.writer.save(done, self.train, about)
+        self._saved_at = time.monotonic()
+
+    def _about(self, done: int, metrics: Metrics) -> dict[str, Any]:
+        return {
+            "model": self.job.model.name,
+            "epoch": done // self.schedule.epoch_steps,
+            "batch_in_epoch": done % self.schedule.epoch_steps,
+            "samples": done * self.plan.global_batch_size,
+            "data_samples": len(self.source),
+            "world_size": self.comm.world.size,
+            "metrics": dict(metrics),
+            "versions": versions(),
+            "job": self.job.model_dump(mode="json"),
+        }
+
+    def _note_written(self) -> None:
+        for written in self.writer.pop_written():
+            self._telemetry.event(asdict(written))
+
+    def _global_batches(self, steps_done: int) -> Iterator[list[MicroBatch]]:
+        """This rank's micro-batches of each global batch from there on, on the device."""
+        epoch, batch = divmod(steps_done, self.schedule.epoch_steps)
         stream = train_batches(
-            source,
+            self.source,
             plan=self.plan,
             rank=self.comm.world.rank,
             seed=self.job.seed,
@@ -64,18 +157,22 @@ class Loop:
             transform=self.clip.train_transform,
             tokenizer=self.clip.tokenizer,
             workers=self.job.data.workers,
+            start_epoch=epoch,
+            start_batch=batch,
             pin_memory=self.comm.device.type == "cuda",
         )
         while group := list(islice(stream, self.plan.accumulation)):
-            yield [self._on_device(batch) for batch in group], group[0].epoch
+            yield [self._on_device(batch) for batch in group]
 
     def _on_device(self, batch: Batch) -> MicroBatch:
-        return MicroBatch(*(tensor.to(self.comm.device, non_blocking=True) for tensor in (batch.images, batch.tokens)))
+        images = batch.images.double() if self.job.model.precision == "fp64" else batch.images
+        return MicroBatch(images.to(self.comm.device, non_blocking=True), batch.tokens.to(self.comm.device, non_blocking=True))
 
-    def _record(self, done: int, epoch: int, rate: float, result: StepResult, clock: Clock) -> Record:
+    def _record(self, done: int, rate: float, result: StepResult) -> None:
         """Collective: what this step leaves, with the time of the steps since the last record."""
-        samples = self.plan.global_batch_size
+        size = self.plan.global_batch_size
         loss = float(self.comm.all_reduce(result.loss_share))
-        times = clock.pop(self.comm.pop_seconds())
+        times = self._clock.pop(self.comm.pop_seconds())
         scale = float(self.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
-        return Record(done, epoch, done * samples, loss, rate, float(result.grad_norm), scale, samples / times["step_s"], **times)
+        epoch = (done - 1) // self.schedule.epoch_steps
+        self._telemetry.write(Record(done, epoch, done * size, loss, rate, float(result.grad_norm), scale, size / times["step_s"], **times))

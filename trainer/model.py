@@ -57,8 +57,8 @@ def features(model: nn.Module, images: Tensor, tokens: Tensor, precision: jobs.P
 
 def autocast(device: torch.device, precision: jobs.Precision) -> torch.autocast:
     """The job's precision for forward passes; parameters stay float32."""
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    return torch.autocast(device.type, dtype=dtype if precision != "fp32" else torch.bfloat16, enabled=precision != "fp32")
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
 
 
 def clamp_logit_scale(model: nn.Module) -> None:
@@ -132,7 +132,7 @@ def _place(model: nn.Module, settings: jobs.Model, device: torch.device) -> None
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     convolutional = not hasattr(model.visual, "transformer")
     wanted = settings.channels_last if settings.channels_last is not None else convolutional and device.type == "cuda"
-    model.to(device)
+    model.to(device, torch.float64 if settings.precision == "fp64" else torch.float32)
     if wanted:
         model.to(memory_format=torch.channels_last)
 

@@ -52,6 +52,10 @@ class Run:
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
+    def finished(self) -> bool:
+        """Does result.json say that the run is done?"""
+        return self.result.exists() and json.loads(self.result.read_text())["reason"] == "done"
+
 
 def open_run(job: Job, comm: Comm) -> Run:
     """Collective: make the job's run folder, or go on in it, and open this rank's log file. Raises InputError on every rank."""
@@ -65,6 +69,11 @@ def open_run(job: Job, comm: Comm) -> Run:
     if comm.world.rank == 0:
         write_json(run.environment, environments)
     return run
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that a run's results depend on."""
+    return {name: version(name) for name in PACKAGES}
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,10 +92,9 @@ def _prepare(job: Job, run: Run) -> str | None:
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
-        if not run.job.exists():
-            beside = run.job.with_name(".job.toml.partial")
-            beside.write_text(jobfile.dump(job))
-            os.replace(beside, run.job)
+        beside = run.job.with_name(".job.toml.partial")
+        beside.write_text(jobfile.dump(job))
+        os.replace(beside, run.job)
     except InputError as error:
         return str(error)
     except OSError as error:
@@ -112,6 +120,6 @@ def _environment(comm: Comm) -> Mapping[str, str]:
         "device": str(comm.device),
         "python": platform.python_version(),
         "executable": sys.executable,
-        **{name: version(name) for name in PACKAGES},
+        **versions(),
         **comm.versions(),
     }

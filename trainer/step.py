@@ -2,8 +2,8 @@
 
 With accumulation the gradient is still that of the whole contrastive batch (arXiv 2101.06983): all micro-batches pass forward once without
 a graph, the loss gives the gradient of their features, then each passes again with its graph to carry that gradient on.
-Randomness inside the model is drawn from (seed, step, first sample of the micro-batch), so that the second pass repeats the first
-and a resumed run repeats the uninterrupted one.
+Randomness inside the model is drawn by sample (`dropout.py`), so that the second pass repeats the first, a resumed run repeats the
+uninterrupted one, and another number of ranks changes nothing.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm, Reducer
 from trainer.data.order import position_seed
+from trainer.dropout import by_position
 from trainer.job import Job
 from trainer.loss import SHARES, Gathered
 from trainer.model import clamp_logit_scale, features
@@ -51,6 +52,7 @@ class TrainStep:
         self.model, self.optimizer = model, optimizer
         self._job, self._plan, self._comm = job, plan, comm
         self._share = SHARES[job.optim.loss]
+        self._keys = by_position(model)
         self._reducer: Reducer = comm.reducer(model)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
@@ -96,7 +98,9 @@ class TrainStep:
 
     def _forward(self, module: nn.Module, batch: MicroBatch, step: int, number: int) -> Features:
         first = self._comm.world.rank * self._plan.batch_size_per_rank + number * self._plan.micro_batch_size
-        torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
+        torch.manual_seed(position_seed(self._job.seed, step, first, "model"))  # for what `dropout.py` cannot reach
+        places = range(first, first + len(batch.images))
+        self._keys.keys_B = torch.tensor([position_seed(self._job.seed, step, place, "dropout") for place in places])
         return features(module, batch.images, batch.tokens, self._job.model.precision)
 
     def _loss_share(self, out: Features) -> Tensor:

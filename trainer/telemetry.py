@@ -2,9 +2,10 @@
 
 import json
 import logging
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +51,13 @@ class Clock:
         yield
         self._spent[part] += time.perf_counter() - start
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leave the block out: it belongs to no step."""
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start
+
     def step_done(self) -> None:
         """One more step since the last `pop`."""
         self._steps += 1
@@ -67,8 +75,10 @@ class Clock:
 class Telemetry:
     """Rank 0's console line and metrics.jsonl; other ranks give it no path and it stays silent."""
 
-    def __init__(self, path: Path | None, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, path: Path | None, steps: int, steps_done: int = 0) -> None:
+        self._steps, self._steps_done = steps, steps_done
+        if path is not None:
+            forget_after(path, steps_done)
         self._file: IO[str] | None = open(path, "a") if path is not None else None  # noqa: SIM115  # closed by __exit__
 
     def __enter__(self) -> "Telemetry":
@@ -79,18 +89,42 @@ class Telemetry:
             self._file.close()
 
     def write(self, record: Record) -> None:
-        """One record, flushed, and its console line."""
-        if self._file is None:
-            return
-        self._file.write(json.dumps(asdict(record)) + "\n")
-        self._file.flush()
-        log.info(console_line(record, self._steps))
+        """One record of the loop, and its console line."""
+        self.event(asdict(record))
+        if self._file is not None:
+            log.info(console_line(record, self._steps, first=record.step == self._steps_done + 1))
+
+    def event(self, values: Mapping[str, object]) -> None:
+        """One line of metrics.jsonl, flushed: a record, an evaluation, a checkpoint's cost; each has its `step`."""
+        if self._file is not None:
+            self._file.write(json.dumps(dict(values)) + "\n")
+            self._file.flush()
 
 
-def console_line(record: Record, steps: int) -> str:
+def forget_after(path: Path, steps_done: int) -> None:
+    """Drop the lines of steps that a killed run did after its last checkpoint, for they come again; and a line that it did not finish."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        with suppress(ValueError):
+            if json.loads(line)["step"] <= steps_done:
+                kept.append(line + "\n")
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text("".join(kept))
+    os.replace(beside, path)
+
+
+def last_loss(path: Path) -> float | None:
+    """The loss of the last record in metrics.jsonl."""
+    losses = [found["loss"] for line in path.read_text().splitlines() if "loss" in (found := json.loads(line))]
+    return losses[-1] if losses else None
+
+
+def console_line(record: Record, steps: int, first: bool = False) -> str:
     """Fixed order, so that eyes and tools find the same thing at the same place."""
-    # The first step waits for loaders to start and says nothing of the others.
-    left = duration((steps - record.step) * record.step_s) if record.step > 1 else "..."
+    # The first step of a start waits for loaders to start and says nothing of the others.
+    left = "..." if first else duration((steps - record.step) * record.step_s)
     share = {part: getattr(record, f"{part}_s") / record.step_s for part in ("data", "comm", "checkpoint")}
     return (
         f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch}  loss {record.loss:.4f}  lr {record.lr:.2e}  "

@@ -10,26 +10,32 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import torch
 
-from trainer import checkpoint, jobfile, model, optim
+from trainer import jobfile, model, optim
+from trainer.checkpoint.resume import Start, restore
+from trainer.checkpoint.writer import Writer
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.comm.replicas import broadcast_replicas, check_replicas
+from trainer.comm.replicas import check_replicas
 from trainer.data.loader import start_process_server
 from trainer.data.source import Source, open_labelled, open_source
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted
 from trainer.evaluate import zero_shot
 from trainer.exits import ExitRecord, record_exit
+from trainer.health.requests import Requests
 from trainer.inputs.evaluation import class_names, templates
 from trainer.job import Job
 from trainer.loop import Loop
 from trainer.plan import Plan, Schedule, plan, schedule
 from trainer.run import Run, open_run, write_json
 from trainer.step import TrainStep
+from trainer.telemetry import last_loss
 from trainer.world import World, detect
 
 log = logging.getLogger("clipship")
@@ -53,6 +59,9 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
         train(ready)
         comm.barrier(job.timeouts.collective_s)
         comm.close()
+    except Preempted as error:
+        _say("preempted", str(error))
+        _leave(world, EXIT_PREEMPTED, str(error))
     except InputError as error:
         print(f"clipship: rank {world.rank} on {world.node}: {error}", file=sys.stderr)
         _leave(world, EXIT_BAD_INPUT, str(error))
@@ -63,11 +72,11 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that can begin: everything that may be wrong with the input has been looked at."""
+    """A run that can begin or go on: everything that may be wrong with the input has been looked at."""
 
     run: Run
     loop: Loop
-    source: Source
+    start: Start
     started: float
 
 
@@ -81,26 +90,32 @@ def prepare(job: Job, comm: Comm) -> Ready:
     _announce(job, comm, run, cut, source, length)
     if job.data.workers:
         start_process_server()
+    if job.comm.deterministic:
+        torch.use_deterministic_algorithms(True)
     clip = model.build(job, cut, comm)
-    optimizer = optim.build(clip.model, job.optim, comm.device)
-    broadcast_replicas(comm, clip.model, optimizer)
-    check_replicas(comm, clip.model, optimizer)
-    step = TrainStep(job, cut, comm, clip.model, optimizer)
-    return Ready(run, Loop(job, comm, run, cut, clip, step, length.steps), source, started)
+    step = TrainStep(job, cut, comm, clip.model, optim.build(clip.model, job.optim, comm.device))
+    start = restore(job, comm, run.checkpoints, step, len(source))
+    check_replicas(comm, clip.model, step.optimizer)
+    _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
+    writer = Writer(run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.collective_s)
+    requests = Requests(run.folder, comm.world.rank)
+    evaluate = partial(_evaluate, job, comm, clip)
+    return Ready(run, Loop(job, comm, run, cut, length, clip, step, source, evaluate, writer, requests), start, started)
 
 
 def train(ready: Ready) -> None:
-    """Collective: all steps, the evaluation, the checkpoint, and result.json last, which says that the run is done."""
+    """Collective: the steps that are left, the evaluation, and result.json last, which says that the run is done."""
     loop, run = ready.loop, ready.run
-    last = loop.run(ready.source)
-    metrics = {"steps": last.step, "samples": last.samples, "loss": last.loss, **_evaluate(loop.job, loop.comm, loop.clip)}
+    if loop.comm.broadcast_object(run.finished()):
+        _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
+        return
+    metrics = loop.run(ready.start.steps_done)
     if loop.comm.world.rank:
         return
-    if loop.job.checkpoint.final:
-        about = {"model": loop.job.model.name, "samples": last.samples}
-        _say("checkpoint", str(checkpoint.save(run.checkpoints, last.step, loop.clip.model, about)))
+    steps = loop.schedule.steps
+    done = {"steps": steps, "samples": steps * loop.plan.global_batch_size, "loss": last_loss(run.metrics), **metrics}
     seconds = round(time.monotonic() - ready.started, 1)
-    write_json(run.result, {"exit_code": EXIT_DONE, "reason": "done", **metrics, "world_size": loop.comm.world.size, "seconds": seconds})
+    write_json(run.result, {"exit_code": EXIT_DONE, "reason": "done", **done, "world_size": loop.comm.world.size, "seconds": seconds})
     _say("result", str(run.result))
 
 

@@ -121,3 +121,12 @@ def test_fp16_scaler_skips_a_step_that_overflows_and_halves_its_factor(alone: Co
 def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
     with pytest.raises(InputError, match=r"batch norm.*4 micro-batches"):
         _step(_accumulating(4, model=RESNET), alone)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(alone: Comm, dropout_model: str, size: int) -> None:
+    at_once = _gradients(_step(tiny_job(model=dropout_model), alone), SAMPLES)
+    cut = _gradients(_step(_accumulating(size, model=dropout_model), alone), size)
+    for name, gradient in at_once.items():
+        assert gradient is not None
+        torch.testing.assert_close(cut[name], gradient, rtol=1e-3, atol=1e-6)

@@ -1,7 +1,7 @@
 """Horovod, over NCCL, MPI or gloo. One of the two places that name a communication library."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.fixed import FixedReducer
 from trainer.comm.meter import Meter
 from trainer.comm.protocol import Reducer
 from trainer.errors import InputError
@@ -25,6 +26,7 @@ class HorovodBackend:
         self.world, self.device = world, device
         self._settings = job.comm.horovod
         self._find_unused = job.comm.find_unused_parameters
+        self._deterministic = job.comm.deterministic
         self._meter = Meter(device)
         self.name = "horovod"
         hvd.init()
@@ -43,6 +45,10 @@ class HorovodBackend:
         with self._meter.span():
             total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
         return total
+
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        handle = hvd.allreduce_async(tensor, name="clipship.small", op=hvd.Sum)
+        return lambda: hvd.synchronize(handle)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         here = hvd.broadcast(tensor.detach().to(self.device).contiguous(), root_rank=root)
@@ -65,6 +71,8 @@ class HorovodBackend:
         hvd.synchronize(handle)
 
     def reducer(self, model: nn.Module) -> Reducer:
+        if self._deterministic:
+            return FixedReducer(model, self.all_reduce, self.world.size)
         return _Reducer(model, self._settings, self._find_unused, self._meter, self.world.size)
 
     def pop_seconds(self) -> float:

@@ -1,6 +1,6 @@
 """What the trainer asks of a communication backend. Names neither torch.distributed nor Horovod: the two implementations do."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -36,6 +36,9 @@ class Comm(Protocol):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, as a new tensor. No gradient."""
+
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Sends a small CPU tensor off; the call that it returns waits for the sum. One may be under way at a time."""
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         """Overwrite the tensor, on any device, with the one of rank `root`."""

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.comm.fixed import FixedReducer
 from trainer.comm.meter import Mark, Meter
 from trainer.comm.protocol import Reducer
 from trainer.job import Job, TorchComm
@@ -38,6 +39,7 @@ class TorchBackend:
         self.world, self.device = world, device
         self._settings = job.comm.torch
         self._find_unused = job.comm.find_unused_parameters
+        self._deterministic = job.comm.deterministic
         self._meter = Meter(device)
         chosen = self._settings.device_backend
         self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
@@ -63,6 +65,17 @@ class TorchBackend:
         with self._meter.span():
             dist.all_reduce(total)
         return total
+
+    def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        total = tensor.clone()
+        work = dist.all_reduce(total, group=self._control, async_op=True)
+        assert work is not None
+
+        def wait() -> Tensor:
+            work.wait()
+            return total
+
+        return wait
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         here = tensor.detach().to(self.device).contiguous()
@@ -91,6 +104,8 @@ class TorchBackend:
     def reducer(self, model: nn.Module) -> Reducer:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("the model has no parameter to train")
+        if self._deterministic:
+            return FixedReducer(model, self.all_reduce, self.world.size)
         return _Reducer(model, self._settings, self._find_unused, self._meter, self.device)
 
     def pop_seconds(self) -> float:

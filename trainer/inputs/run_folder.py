@@ -1,25 +1,16 @@
 """Whether the run folder can be made, and is not another job's; and how an old run makes room. Imports no torch."""
 
 import os
-from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from trainer.errors import InputError
+from trainer.inputs.same_job import differences
 from trainer.job import Job
 from trainer.jobfile import load
 
 JOB_FILE = "job.toml"
-_WAYS_ON = "take another name with --set name=..., remove the folder, or go on with the settings it was started with"
-_PLACE = {
-    "image",
-    "resources",
-    "slurm",
-    "kubernetes",
-    "timeouts",
-    "logging",
-}  # where a job runs is not what it computes: a resume may change it
+_WAYS_ON = "take another name with --set name=..., move the old run aside with --fresh, or go on with the settings it was started with"
 
 
 def run_folder(job: Job) -> Path:
@@ -64,21 +55,7 @@ def _check_same_job(job: Job, folder: Path) -> None:
         before = load(file)
     except InputError as problem:
         raise InputError(f"run folder {folder} holds a run whose job cannot be read: {_WAYS_ON}\n{problem}") from None
-    differences = list(_differences(before.model_dump(exclude=_PLACE), job.model_dump(exclude=_PLACE)))
-    if differences:
-        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise InputError(f"run folder {folder} holds another job's run: {'; '.join(differences[:3])}{more}; {_WAYS_ON}")
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> Iterator[str]:
-    """`key is old there and new here` for each key that differs, in the model's order."""
-    for key, new in now.items():
-        old = before[key]
-        if isinstance(new, dict):
-            yield from _differences(old, new, f"{section}{key}.")
-        elif old != new:
-            yield f"{section}{key} is {_shown(old)} there and {_shown(new)} here"
-
-
-def _shown(value: object) -> str:
-    return "not set" if value is None else str(list(value) if isinstance(value, tuple) else value)
+    found = list(differences(before.model_dump(), job.model_dump()))
+    if found:
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        raise InputError(f"run folder {folder} holds another job's run: {'; '.join(found[:3])}{more}; {_WAYS_ON}")

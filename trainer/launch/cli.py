@@ -135,8 +135,9 @@ Hosts are reached by ssh without a password, and find the job file, the data and
 @_set_option
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine; without it, those of [resources].")
 @click.option("--hosts", metavar="HOST:N,...", help="Hosts and the ranks on each, started over ssh.")
-def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None) -> int:
-    """Train JOB here or on hosts over ssh."""
+@click.option("--fresh", is_flag=True, help="Set the run folder of before aside (NAME.old-1) and begin anew.")
+def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None, fresh: bool) -> int:
+    """Train JOB here or on hosts over ssh; goes on where the run folder's newest checkpoint is."""
     from trainer.launch import local
     from trainer.launch.describe import warnings
     from trainer.launch.hosts import parse_hosts
@@ -144,6 +145,8 @@ def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: st
     if nproc is not None and hosts is not None:
         raise InputError("--nproc and --hosts exclude each other: --nproc starts ranks here, --hosts on the hosts named")
     places = None if hosts is None else parse_hosts(hosts)
+    if fresh:
+        _set_aside(job_path, overrides)
     job, _, samples = _checked(job_path, overrides, nproc if places is None else sum(place.slots for place in places))
     for warning in warnings(job, samples):
         click.echo(f"clipship: warning: {warning}", err=True)
@@ -163,6 +166,33 @@ def train(job_path: Path, overrides: tuple[str, ...]) -> int:
     from trainer.train import main as run_rank  # the one import that brings torch
 
     return run_rank(job_path, overrides)
+
+
+@cli.command(
+    epilog="""\b
+Example:
+  clipship checkpoint runs/first-run"""
+)
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+def checkpoint(run_folder: Path) -> None:
+    """Ask the run in folder RUN to save a checkpoint now, and to go on."""
+    from trainer.health.requests import CHECKPOINT
+
+    if not (run_folder / "job.toml").is_file():
+        raise InputError(f"{run_folder} is no run folder: it has no job.toml")
+    if (run_folder / "result.json").exists():
+        raise InputError(f"the run in {run_folder} has ended; its checkpoints are in {run_folder / 'checkpoints'}")
+    (run_folder / CHECKPOINT).touch()
+    click.echo(f"asked for; its log will name the checkpoint: {run_folder / 'logs' / 'rank-00000.log'}", err=True)
+
+
+def _set_aside(job_path: Path, overrides: Sequence[str]) -> None:
+    from trainer import jobfile
+    from trainer.inputs.run_folder import move_aside, run_folder
+
+    folder = run_folder(jobfile.load(job_path, overrides))
+    if folder.exists():
+        click.echo(f"clipship: the run of before is now {move_aside(folder)}", err=True)
 
 
 def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None) -> tuple["Job", int, int | None]:

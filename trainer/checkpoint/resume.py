@@ -1,0 +1,110 @@
+"""Where a start begins: at step 0, or at a checkpoint that rank 0 finds, checks, reads and sends to the others.
+
+Rank 0 alone reads, so the number of ranks may be another one than the checkpoint was written by.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import files, foreign, state
+from trainer.checkpoint.files import BrokenCheckpoint
+from trainer.comm.protocol import Comm
+from trainer.comm.replicas import broadcast_replicas
+from trainer.errors import InputError
+from trainer.inputs.same_job import MAY_CHANGE, differences
+from trainer.job import Job
+from trainer.step import TrainStep
+
+log = logging.getLogger("clipship")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Steps that are done already, and where that is known from."""
+
+    steps_done: int
+    source: Path | None
+
+
+def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainStep, samples: int) -> Start:
+    """Collective: weights, optimizer and scaler on every rank as the job's `checkpoint.resume` says. Raises InputError on every rank."""
+    found: tuple[Start, Mapping[str, Any]] | str | None = None
+    if comm.world.rank == 0:
+        try:
+            found = _restore_here(job, checkpoints, train, samples)
+        except InputError as error:
+            found = str(error)
+    found = comm.broadcast_object(found)
+    if isinstance(found, str):
+        raise InputError(found)
+    broadcast_replicas(comm, train.model, train.optimizer)
+    assert found is not None
+    start, scaler = found
+    if scaler and train.scaler.is_enabled():
+        train.scaler.load_state_dict(dict(scaler))
+    return start
+
+
+def _restore_here(job: Job, checkpoints: Path, train: TrainStep, samples: int) -> tuple[Start, Mapping[str, Any]]:
+    files.sweep(checkpoints)
+    wanted = job.checkpoint.resume
+    if wanted == "never":
+        _refuse_to_mix(checkpoints)
+        return Start(0, None), {}
+    if wanted != "auto" and Path(wanted).is_file():
+        return _from_open_clip(Path(wanted), job, train, samples)
+    folder, manifest = _chosen(wanted, checkpoints)
+    if folder is None:
+        return Start(0, None), {}
+    _refuse_another_run(folder, manifest, job, samples)
+    state.load_weights(folder, train.model)
+    optimizer_files = [name for name in manifest["files"] if name != files.WEIGHTS]
+    scaler = state.load_optimizer(folder, optimizer_files, train.model, train.optimizer)
+    return Start(manifest["step"], folder), scaler
+
+
+def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The checkpoint that the job names, or the newest whole one; each broken one is named and passed over."""
+    if wanted != "auto":
+        try:
+            return Path(wanted), files.verified(Path(wanted))
+        except BrokenCheckpoint as error:
+            raise InputError(f"checkpoint.resume = {wanted}: {error}") from None
+    for folder in files.newest_first(checkpoints):
+        try:
+            return folder, files.verified(folder)
+        except BrokenCheckpoint as error:
+            log.warning("resume       passed over, broken: %s", error)
+    return None, {}
+
+
+def _refuse_to_mix(checkpoints: Path) -> None:
+    for folder in files.newest_first(checkpoints):
+        raise InputError(
+            f"checkpoint.resume = never, but the run folder has {folder}: use --fresh to set that run aside, "
+            "another name with --set name=..., or resume = auto"
+        )
+
+
+def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, samples: int) -> None:
+    found = list(differences(manifest["job"], job.model_dump()))
+    if manifest["data_samples"] != samples:
+        found.append(f"data.train had {manifest['data_samples']} samples there and has {samples} here")
+    if found:
+        raise InputError(
+            f"{folder} is a checkpoint of another run: {'; '.join(found)}\n"
+            f"what may change is the number of ranks and {', '.join(sorted(MAY_CHANGE))}; to start from its weights alone, "
+            f"set model.pretrained = {folder / files.WEIGHTS} in a run of another name"
+        )
+
+
+def _from_open_clip(path: Path, job: Job, train: TrainStep, samples: int) -> tuple[Start, Mapping[str, Any]]:
+    """A checkpoint of open_clip_train, which is written at the end of an epoch."""
+    theirs = foreign.read(path)
+    foreign.load(theirs, train.model, train.optimizer)
+    steps = theirs.epoch * (samples // job.optim.global_batch_size)
+    log.info("resume       %s: open_clip_train's, after epoch %d, which is step %d here", path, theirs.epoch, steps)
+    return Start(steps, path), theirs.scaler

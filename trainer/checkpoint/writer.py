@@ -1,0 +1,95 @@
+"""Writes checkpoints while training goes on: a snapshot in memory, then a thread. One at a time: a second waits for the first."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint import files, state
+from trainer.checkpoint.files import Folder
+from trainer.job import Checkpoint
+from trainer.step import TrainStep
+
+log = logging.getLogger("clipship")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a checkpoint cost, for metrics.jsonl."""
+
+    step: int
+    checkpoint: str
+    checkpoint_bytes: int
+    write_s: float
+    """In the thread, beside training."""
+
+
+class Writer:
+    """Each rank has one; rank 0 writes the weights and gives the folder its name, and every rank its part where the job says so."""
+
+    def __init__(self, checkpoints: Path, settings: Checkpoint, rank: int, world_size: int, timeout_s: float) -> None:
+        self._checkpoints, self._settings, self._timeout_s = checkpoints, settings, timeout_s
+        self._rank, self._parts = rank, world_size if settings.every_rank_writes else 1
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._written: list[Written] = []
+
+    def save(self, step: int, train: TrainStep, about: Mapping[str, Any]) -> None:
+        """Snapshot now, write behind. Waits for the write before; what that met is raised or logged here, as the job says."""
+        self._settle(fatal=self._settings.on_failure == "stop")
+        if self._rank >= self._parts:
+            return
+        folder = Folder(self._checkpoints, step)
+        contents: dict[str, state.State] = {
+            state.optimizer_file(self._rank, self._parts): state.snapshot_optimizer(
+                train.model, train.optimizer, train.scaler.state_dict(), self._rank, self._parts
+            )
+        }
+        if self._rank == 0:
+            contents[files.WEIGHTS] = state.snapshot_weights(train.model)
+        self._thread = threading.Thread(target=self._guarded, args=(lambda: self._write(folder, contents, about),), name="checkpoint")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the write under way; what it met is raised whatever the job says, for no later one can make up for it."""
+        self._settle(fatal=True)
+
+    def pop_written(self) -> list[Written]:
+        """What has been published since the last call; rank 0 only."""
+        written, self._written = self._written, []
+        return written
+
+    def _settle(self, fatal: bool) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is None:
+            return
+        if fatal:
+            raise error
+        log.error("checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); the one before is still good", error)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except Exception as error:  # given to the training thread by _settle
+            self._error = error
+
+    def _write(self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any]) -> None:
+        start = time.monotonic()
+        for name, content in contents.items():
+            folder.write(name, lambda path, content=content: torch.save(content, path))  # type: ignore[misc]
+        if self._rank:
+            return
+        names = [files.WEIGHTS, *(state.optimizer_file(part, self._parts) for part in range(self._parts))]
+        place = folder.publish(names, about, self._timeout_s)
+        files.prune(self._checkpoints, self._settings.keep)
+        size = sum(path.stat().st_size for path in place.iterdir())
+        self._written.append(Written(folder.step, place.name, size, round(time.monotonic() - start, 3)))
+        log.info("%-12s %s, %.1f MB in %.1f s beside training", "checkpoint", place, size / 1e6, self._written[-1].write_s)
