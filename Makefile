@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test test-gpu demo parity lock clean
+.PHONY: help venv horovod check fmt test test-full test-gpu demo parity lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -81,9 +81,12 @@ fmt: venv ## format the code and mend what the linter can
 
 test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks some
 	@status=0
-	$(PY) -m pytest -m 'not gpu' $(TEST_ARGS) || status=$$?
+	$(PY) -m pytest -m 'not gpu and not full' $(TEST_ARGS) || status=$$?
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
+
+test-full: venv horovod ## the whole matrix of backends, launchers, worlds and faults; takes its time
+	@$(PY) -m pytest -m full $(TEST_ARGS)
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

@@ -10,11 +10,11 @@ VIT = str(MODELS / "tiny-vit.json")
 RESNET = str(MODELS / "tiny-resnet.json")
 
 
-def tiny_job(*, model: str = VIT, name: str = "tiny", **sections: dict[str, Any]) -> Job:
+def tiny_job(*, config: str = VIT, name: str = "tiny", **sections: dict[str, Any]) -> Job:
     """A job of a few steps on synthetic samples; keys of a section replace the ones here."""
     job: dict[str, Any] = {
         "data": {"train": ("none",), "format": "synthetic", "synthetic_samples": 64, "workers": 0},
-        "model": {"name": model},
+        "model": {"name": config},
         "optim": {"global_batch_size": 16, "steps": 4, "lr": 1e-3},
     }
     for section, keys in sections.items():

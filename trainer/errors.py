@@ -4,6 +4,7 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_PREEMPTED = 75
+EXIT_TIMED_OUT = 124
 
 
 class InputError(Exception):

@@ -1,6 +1,7 @@
-"""Why a rank left: one small file for each rank that failed, since launchers lose exit codes (torchrun turns every one into 1). No torch.
+"""Why a rank left: one small file for each, since launchers lose exit codes (torchrun turns every one into 1). No torch.
 
-What starts the ranks names a fresh folder in `CLIPSHIP_EXIT_DIR`; a rank that fails writes its record there before it leaves.
+A rank that fails writes its record into its supervisor's folder, and the first cause of the run's end goes into the fresh folder that
+`clipship run` names in `CLIPSHIP_EXIT_DIR`. A rank without a supervisor writes there itself.
 """
 
 import json
@@ -9,7 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainer.errors import EXIT_PREEMPTED
+from trainer.health.pulse import RANK_DIR
+
 EXIT_DIR = "CLIPSHIP_EXIT_DIR"
+_RECORD = "rank-{:05d}.json"
 
 
 @dataclass(frozen=True)
@@ -21,20 +26,41 @@ class ExitRecord:
     exit_code: int
     reason: str
     time: float
+    details: str = ""
+    """More lines for people: a traceback, or what every late rank was doing."""
+
+    def headline(self) -> str:
+        """One line."""
+        if self.exit_code == EXIT_PREEMPTED:  # every rank's end, no rank's fault
+            return f"clipship: {self.reason} (exit code {self.exit_code})"
+        return f"clipship: rank {self.rank} on {self.node} ended the run with exit code {self.exit_code}: {self.reason}"
+
+    def text(self) -> str:
+        """The headline and the details."""
+        return "\n".join([self.headline(), *self.details.splitlines()])
 
 
-def record_exit(record: ExitRecord, env: Mapping[str, str]) -> None:
-    """Leave the record for whoever started the ranks; does nothing where no folder waits for it (another host, or no launcher of ours)."""
-    folder = env.get(EXIT_DIR)
-    if not folder or not Path(folder).is_dir():
-        return
-    path = Path(folder, f"rank-{record.rank:05d}.json")
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    os.replace(beside, path)
+def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
+    """Leave the record for the supervisor, or for who started the ranks; False where nobody waits for it (another host, no launcher of ours)."""
+    return _write(record, env.get(RANK_DIR)) if RANK_DIR in env else record_cause(record, env)
+
+
+def record_cause(record: ExitRecord, env: Mapping[str, str]) -> bool:
+    """Leave the record for who started the ranks; False where it does not wait on this host."""
+    return _write(record, env.get(EXIT_DIR))
 
 
 def first_cause(folder: Path) -> ExitRecord | None:
-    """The earliest failure that a rank recorded, or None: the others mostly fail because of it."""
+    """The earliest failure recorded in the folder, or None: the others mostly fail because of it."""
     records = [ExitRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank-*.json")]
     return min((record for record in records if record.exit_code), key=lambda record: record.time, default=None)
+
+
+def _write(record: ExitRecord, folder: str | None) -> bool:
+    if not folder or not Path(folder).is_dir():
+        return False
+    path = Path(folder, _RECORD.format(record.rank))
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(asdict(record)), encoding="utf-8")
+    os.replace(beside, path)
+    return True

@@ -16,12 +16,28 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
+VariableName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\z")]
+VariableValue = Annotated[str, StringConstraints(pattern=r"\A[^\x00]*\z")]
+
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 Backend = Literal["torch", "horovod"]
+BestMetric = Literal[
+    "zero_shot_top1",
+    "zero_shot_top5",
+    "retrieval_i2t_r1",
+    "retrieval_i2t_r5",
+    "retrieval_i2t_r10",
+    "retrieval_t2i_r1",
+    "retrieval_t2i_r5",
+    "retrieval_t2i_r10",
+]
+"""Those of which more is better."""
 
 _IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII)
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SLURM_TIME = re.compile(r"\d+(:[0-5]\d){0,2}|\d+-([01]?\d|2[0-3])(:[0-5]\d){0,2}", re.ASCII)
+_LAUNCHERS_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_DIAGNOSIS_S = 30.0  # the supervisors need some seconds to find out who is late
 _NO_SPACE = re.compile(r"[!-~]+")
 
 
@@ -209,12 +225,67 @@ class Comm(Section):
 
 
 class Timeouts(Section):
-    """Seconds."""
+    """Seconds that a phase may last on one rank. Past one the run ends with exit code 124 and says which rank was late."""
 
     init_s: Seconds = 300.0
-    """All ranks have met."""
-    collective_s: Seconds = 600.0
-    """One collective of the torch backend, and a barrier of either."""
+    """From the start of a rank until all have met and built the model, or read the checkpoint."""
+    first_step_s: Seconds = 600.0
+    """The first step of a start, its data included: loaders start, connections are made, kernels chosen."""
+    step_s: Seconds = 300.0
+    """A step: also the wait for the slowest rank, for the gradient needs all."""
+    data_s: Seconds = 240.0
+    """The wait for the next batch."""
+    eval_s: Seconds = 1800.0
+    """One evaluation."""
+    checkpoint_s: Seconds = 600.0
+    """What the loop waits for a checkpoint; also the time to save when the run is asked to stop."""
+    shutdown_s: Seconds = 60.0
+    """Between the last step or checkpoint and the end of the process."""
+    silence_s: Seconds = 10.0
+    """A supervisor that says nothing for so long counts as gone, and its node with it."""
+    collective_s: Seconds | None = None
+    """torch's own limit on one collective, should the supervisors fail. None: a minute more than the longest of the others."""
+
+    @property
+    def longest_s(self) -> float:
+        """The longest that one collective may last because a phase does."""
+        return max(self.init_s, self.first_step_s, self.step_s, self.eval_s, self.checkpoint_s, self.shutdown_s)
+
+    @property
+    def backstop_s(self) -> float:
+        """The limit that a communication library gets: later than every phase's, so that the diagnosis comes first."""
+        return self.collective_s if self.collective_s is not None else self.longest_s + 60.0
+
+    @property
+    def by_phase(self) -> dict[str, float]:
+        """The limits under the names of `trainer.health.pulse.Phase`."""
+        return {
+            "init": self.init_s,
+            "first step": self.first_step_s,
+            "step": self.step_s,
+            "data": self.data_s,
+            "evaluation": self.eval_s,
+            "checkpoint": self.checkpoint_s,
+            "shutdown": self.shutdown_s,
+        }
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Timeouts":
+        if self.data_s >= self.step_s:
+            raise ValueError(
+                f"data_s = {self.data_s:g} must be less than step_s = {self.step_s:g}: while one rank waits for its data, "
+                f"the others wait for it in their step"
+            )
+        if self.step_s > self.first_step_s:
+            raise ValueError(f"first_step_s = {self.first_step_s:g} must be at least step_s = {self.step_s:g}: the first step does more")
+        if self.collective_s is not None and self.collective_s < self.longest_s + _DIAGNOSIS_S:
+            name = next(name for name in type(self).model_fields if getattr(self, name) == self.longest_s)
+            raise ValueError(
+                f"collective_s = {self.collective_s:g} must be at least {self.longest_s + _DIAGNOSIS_S:g}, {name} and {_DIAGNOSIS_S:g} s more: "
+                f"a collective lasts as long as the phase that it waits in, and torch ends the run without naming the late rank. "
+                f"Leave it out to have it follow"
+            )
+        return self
 
 
 class Checkpoint(Section):
@@ -226,7 +297,7 @@ class Checkpoint(Section):
     """Save when so many minutes have passed since the last one."""
     keep: Positive = 3
     """How many of the last ones stay; the best one stays besides."""
-    best: Text | None = None
+    best: BestMetric | None = None
     """Metric of the evaluation, e.g. zero_shot_top1, by which the best checkpoint is kept too."""
     resume: Text = "auto"
     """auto: from the newest whole checkpoint of the run folder, if any; never; or the path of a checkpoint, ours or open_clip's."""
@@ -241,25 +312,29 @@ class Eval(Section):
     """Evaluate every N steps too, not only at the end."""
     every_epochs: Positive | None = None
     """Evaluate at the end of every N-th epoch too."""
+    retrieval: tuple[Text, ...] = ()
+    """Shards or tables of captioned images, with the keys and columns of [data], whose captions are looked for by image and the other way
+    round; empty: none. All captions of a sample count, and so do all rows of a table that name the same image."""
     zero_shot: tuple[Text, ...] = ()
-    """Shards of labelled images to classify by text at the end of the run; empty: none."""
+    """Shards of labelled images to classify by text, or one folder that holds a folder of images for each class; empty: none."""
     class_key: Text = "cls"
     """Ending of the member that holds the class number, from 0."""
     class_names: Text | tuple[Text, ...] = ()
-    """The names by class number, or a file with one a line."""
+    """The names by class number, or a file with one a line. A folder of folders has numbers in the order of its folders' names, and where
+    this is empty their names say what the classes are ("_" reads as a space)."""
     templates: Text | tuple[Text, ...] = ("a photo of a {}.",)
     """Sentences with `{}` for the class name, or a file with one a line. Their features are averaged."""
     batch_size: Positive = 64
-    """Images of one forward pass."""
+    """Images, or texts, of one forward pass."""
 
-    @field_validator("zero_shot", mode="before")
+    @field_validator("zero_shot", "retrieval", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _complete(self) -> "Eval":
-        if self.zero_shot and not self.class_names:
+        if any(name.endswith(".tar") for name in self.zero_shot) and not self.class_names:
             raise ValueError("zero_shot needs class_names")
         if not self.templates:
             raise ValueError("templates names no sentence")
@@ -362,6 +437,8 @@ class Job(Section):
     optim: Optim
     comm: Comm = Comm()
     timeouts: Timeouts = Timeouts()
+    env: dict[VariableName, VariableValue] = {}
+    """More environment variables for every rank: NCCL_*, TORCH_NCCL_*, HOROVOD_* and others, as text. `clipship check` looks at the names."""
     checkpoint: Checkpoint = Checkpoint()
     eval: Eval = Eval()
     logging: Logging = Logging()
@@ -370,6 +447,26 @@ class Job(Section):
     resources: Resources = Resources()
     slurm: Slurm = Slurm()
     kubernetes: Kubernetes = Kubernetes()
+
+    @property
+    def retrieval_data(self) -> Data:
+        """The retrieval set in the words of [data]."""
+        return self.data.model_copy(update={"train": self.eval.retrieval, "format": "auto"})
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> "Job":
+        best = self.checkpoint.best
+        if best and not (self.eval.retrieval if best.startswith("retrieval") else self.eval.zero_shot):
+            raise ValueError(f"checkpoint.best = {best} needs eval.{'retrieval' if best.startswith('retrieval') else 'zero_shot'}")
+        return self
+
+    @field_validator("env")
+    @classmethod
+    def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
+        taken = [name for name in value if name.startswith("CLIPSHIP_") or name in _LAUNCHERS_NAMES]
+        if taken:
+            raise ValueError(f"{', '.join(taken)} cannot be set by a job: what starts the ranks gives each its own")
+        return value
 
     @field_validator("name")
     @classmethod

@@ -25,14 +25,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Job:
     Raises InputError with every problem, one a line, each with its place: `job.toml:12: optim.lr: ...`.
     """
     text = _read(path)
-    table = _parse(text, path)
-    changes = parse_overrides(overrides)
-    apply_overrides(table, changes)
-    try:
-        job = Job.model_validate(_with_tuples(table))
-    except ValidationError as error:
-        raise InputError("\n".join(_placed(problem_texts(error), path, key_lines(text), changes))) from None
+    job = _validated(_parse(text, path), str(path), key_lines(text), overrides)
     return resolve_paths(job, Path(os.path.abspath(path)).parent)
+
+
+def from_table(table: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Job:
+    """The job of a table that no file holds, read as by `load`; `origin` stands in messages, relative paths start at the working folder."""
+    return resolve_paths(_validated(table, origin, {}, overrides), Path.cwd())
 
 
 def dump(job: Job) -> str:
@@ -59,6 +58,7 @@ def resolve_paths(job: Job, base: Path) -> Job:
         ),
         "eval": evaluation.model_copy(
             update={
+                "retrieval": _patterns(evaluation.retrieval, base),
                 "zero_shot": _patterns(evaluation.zero_shot, base),
                 "class_names": _file_or_list(evaluation.class_names, base),
                 "templates": _file_or_list(evaluation.templates, base),
@@ -117,6 +117,15 @@ def _syntax_problem(problem: str, text: str, path: Path) -> str:
     return f"{path}:{line}: not valid TOML{column}: {what}; texts stand in quotes, sections in [brackets]"
 
 
+def _validated(table: dict[str, Any], origin: str, lines: Mapping[Key, int], overrides: Sequence[str]) -> Job:
+    changes = parse_overrides(overrides)
+    apply_overrides(table, changes)
+    try:
+        return Job.model_validate(_with_tuples(table))
+    except ValidationError as error:
+        raise InputError("\n".join(_placed(problem_texts(error), origin, lines, changes))) from None
+
+
 def _with_tuples(value: object) -> object:
     """Strict validation takes tuples alone, TOML has lists."""
     if isinstance(value, dict):
@@ -124,13 +133,13 @@ def _with_tuples(value: object) -> object:
     return tuple(_with_tuples(inner) for inner in value) if isinstance(value, list) else value
 
 
-def _placed(problems: Sequence[tuple[Key, str]], path: Path, lines: Mapping[Key, int], changes: Sequence[Override]) -> list[str]:
+def _placed(problems: Sequence[tuple[Key, str]], origin: str, lines: Mapping[Key, int], changes: Sequence[Override]) -> list[str]:
     """The problems in the file's order: `job.toml:12: optim.lr: ...`, or `--set optim.lr: ...` where an override has to do with the key."""
     placed: list[tuple[int, str]] = []
     for key, problem in problems:
         line = line_of(lines, key)
         change = next((c for c in reversed(changes) if key[: len(c.key)] == c.key or (key and c.key[: len(key)] == key)), None)
-        place = f"--set {'.'.join(change.key)}" if change else f"{path}:{line}" if line else str(path)
+        place = f"--set {'.'.join(change.key)}" if change else f"{origin}:{line}" if line else origin
         about = "" if not key or (change and change.key == key) else f"{'.'.join(key)}: "
         placed.append((line or 0, f"{place}: {about}{problem}"))
     return [text for _, text in sorted(placed, key=lambda found: found[0])]

@@ -52,10 +52,15 @@ class Loop:
         self._clock = Clock()
         self.clip.model.train()
         with Telemetry(self.run_folder.metrics if self.comm.world.rank == 0 else None, self.schedule.steps, steps_done) as self._telemetry:
+            self.comm.pulse.phase("first step", steps_done + 1)  # its data too: loaders start
             for done in range(steps_done + 1, self.schedule.steps + 1):
                 stop, save = agreement.ask(self._wishes())
+                if done > steps_done + 1:
+                    self.comm.pulse.phase("data", done)
                 with self._clock.spent_on("data_s"):
                     micro = next(batches)
+                if done > steps_done + 1:
+                    self.comm.pulse.phase("step", done)
                 rate = optim.learning_rate(self.job.optim, done - 1, self.schedule.steps)
                 optim.set_learning_rate(self.train.optimizer, rate)
                 result = self.train(micro, done - 1)
@@ -74,9 +79,11 @@ class Loop:
 
     def _close(self, agreement: Agreement) -> None:
         """Collective: nothing is under way any more, and the last checkpoint is whole."""
+        self.comm.pulse.phase("checkpoint", self.schedule.steps)
         agreement.close()
         self.writer.finish()
         self._note_written()
+        self.comm.barrier(self.job.timeouts.backstop_s)  # a rank that leaves would end those that still write
 
     def _wishes(self) -> tuple[bool, bool]:
         """Stop? Save? Rank 0's clock speaks for all."""
@@ -94,6 +101,7 @@ class Loop:
         by_epoch = settings.every_epochs is not None and done % (settings.every_epochs * epoch_steps) == 0
         if not (by_epoch or self._due(done, settings.every_steps) or done == self.schedule.steps):
             return {}
+        self.comm.pulse.phase("evaluation", done)
         with self._clock.stopped():
             metrics = self.evaluate()
             self.comm.pop_seconds()
@@ -105,6 +113,7 @@ class Loop:
         """Collective: the checkpoint, where one is wanted, due, or the best so far."""
         best = self._is_best(metrics)
         if wanted or best or self._due(done, self.job.checkpoint.every_steps) or done == self.schedule.steps:
+            self.comm.pulse.phase("checkpoint", done)
             with self._clock.spent_on("checkpoint_s"):
                 self._save(done, metrics, best)
 

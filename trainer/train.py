@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 import torch
@@ -24,12 +24,12 @@ from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.data.loader import start_process_server
-from trainer.data.source import Source, open_labelled, open_source
+from trainer.data.source import Source, open_source
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted
-from trainer.evaluate import zero_shot
+from trainer.evaluate.evaluation import Evaluation
 from trainer.exits import ExitRecord, record_exit
+from trainer.health.pulse import RANK_DIR, Pulse
 from trainer.health.requests import Requests
-from trainer.inputs.evaluation import class_names, templates
 from trainer.job import Job
 from trainer.loop import Loop
 from trainer.plan import Plan, Schedule, plan, schedule
@@ -44,10 +44,12 @@ log = logging.getLogger("clipship")
 def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
     """Run this rank of the job; returns its exit code. A rank that fails leaves at once, so that the launcher ends the others."""
     world = detect(os.environ, os.uname().nodename)
+    pulse = Pulse.open(os.environ)
     _log_to_console(world)
     try:
         job = jobfile.load(job_path, overrides)
-        comm = connect(job, world, os.environ)
+        pulse.limits = job.timeouts.by_phase
+        comm = connect(job, world, os.environ, pulse)
         ready = prepare(job, comm)
     except InputError as error:
         if world.rank == 0:  # all ranks find the same
@@ -57,7 +59,8 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
         _fail(world, error)
     try:
         train(ready)
-        comm.barrier(job.timeouts.collective_s)
+        pulse.phase("shutdown")
+        comm.barrier(job.timeouts.backstop_s)
         comm.close()
     except Preempted as error:
         _say("preempted", str(error))
@@ -85,6 +88,7 @@ def prepare(job: Job, comm: Comm) -> Ready:
     started = time.monotonic()
     cut = plan(job, comm.world.size)
     source = open_source(job.data)
+    evaluation = Evaluation(job, comm)
     length = schedule(job, len(source))
     run = open_run(job, comm)
     _announce(job, comm, run, cut, source, length)
@@ -97,9 +101,9 @@ def prepare(job: Job, comm: Comm) -> Ready:
     start = restore(job, comm, run.checkpoints, step, len(source))
     check_replicas(comm, clip.model, step.optimizer)
     _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
-    writer = Writer(run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.collective_s)
-    requests = Requests(run.folder, comm.world.rank)
-    evaluate = partial(_evaluate, job, comm, clip)
+    writer = Writer(run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s)
+    requests = Requests(run.folder, comm.world.rank, comm.pulse)
+    evaluate = partial(evaluation, clip)
     return Ready(run, Loop(job, comm, run, cut, length, clip, step, source, evaluate, writer, requests), start, started)
 
 
@@ -142,23 +146,19 @@ def _say(what: str, text: str) -> None:
     log.info("%-12s %s", what, text)
 
 
-def _evaluate(job: Job, comm: Comm, clip: model.Clip) -> dict[str, Any]:
-    if not job.eval.zero_shot:
-        return {}
-    source = open_labelled(job.eval, job.data.image_key)
-    found = zero_shot(clip, source, class_names(job.eval), templates(job.eval), job, comm)
-    _say("zero-shot", f"top-1 {found.top1 / found.samples:.2%}, top-5 {found.top5 / found.samples:.2%} of {found.samples} images")
-    return found.metrics()
-
-
 def _fail(world: World, error: Exception) -> NoReturn:
-    log.error("rank %d on %s failed\n%s", world.rank, world.node, "".join(traceback.format_exception(error)))
-    _leave(world, EXIT_FAILED, f"{type(error).__name__}: {error}")
+    trace = "".join(traceback.format_exception(error))
+    if RANK_DIR in os.environ:  # the supervisors show the first cause's trace; those of the ranks that fail with it would bury it
+        console = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
+        for handler in console:
+            logging.getLogger().removeHandler(handler)
+    log.error("rank %d on %s failed\n%s", world.rank, world.node, trace)
+    _leave(world, EXIT_FAILED, f"{type(error).__name__}: {error}".partition("\n")[0], trace)
 
 
-def _leave(world: World, exit_code: int, reason: str) -> NoReturn:
+def _leave(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:
     """The reason into a file, then out at once: the others wait for this rank in a collective, and its clean-up may wait for them."""
-    record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time()), os.environ)
+    record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time(), details), os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

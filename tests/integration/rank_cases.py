@@ -30,6 +30,7 @@ def collectives(comm: Comm) -> None:
     comm.broadcast_(tensor, root=size - 1)
     assert tensor.tolist() == [size - 1.0] * 4
     assert comm.broadcast_object({"from": rank}, root=size - 1) == {"from": size - 1}
+    assert comm.broadcast_object(("only", "here") if rank == 0 else None) == ("only", "here")
     assert comm.all_gather_object(("r", rank)) == [("r", r) for r in range(size)]
 
 

@@ -77,10 +77,10 @@ def test_words_of_the_rank_command_arrive_as_they_are(launcher: str, capfd: pyte
 
 @every_launcher
 def test_failed_rank_ends_all_ranks_with_its_exit_code(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert start_ranks([*PROBE, "fail", "1", "75"], job_for(launcher), nproc=2, hosts=None) == 75
+    assert start_ranks([*PROBE, "fail", "1", "7"], job_for(launcher), nproc=2, hosts=None) == 7
     captured = capfd.readouterr()
     assert_ended(records(captured.out))
-    assert f"clipship: rank 1 on {os.uname().nodename} ended the run with exit code 75: told to fail" in captured.err
+    assert f"clipship: rank 1 on {os.uname().nodename} ended the run with exit code 7: told to fail" in captured.err
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN])

@@ -1,57 +1,255 @@
-"""A checkpoint is whole or not there, and open_clip loads it."""
+"""A checkpoint is whole or not there, knows when a bit has changed, and open_clip loads it."""
 
-import hashlib
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import pytest
 import torch
 
-from tests.jobs import VIT, tiny_job
-from trainer import checkpoint, model
+from tests.jobs import RESNET, VIT, tiny_job
+from trainer import model, optim
+from trainer.checkpoint import files, state
+from trainer.checkpoint.resume import restore
+from trainer.checkpoint.writer import Writer
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+from trainer.job import Checkpoint, Job
+from trainer.plan import plan
+from trainer.step import MicroBatch, TrainStep
+
+SAMPLES = 64
 
 
-@pytest.fixture
-def clip() -> torch.nn.Module:
-    return model.untrained(tiny_job()).model.eval()
+def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
+    job = job or tiny_job()
+    cut = plan(job, 1)
+    clip = model.build(job, cut, comm).model.train()
+    train = TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
+    for step in range(steps):
+        train([MicroBatch(torch.randn(16, 3, 32, 32), torch.randint(1, 1000, (16, 16)))], step)
+    return train
 
 
-def test_open_clip_loads_the_weights_and_gives_the_same_features(tmp_path: Path, clip: torch.nn.Module) -> None:
-    with torch.no_grad():
-        clip.get_parameter("logit_scale").fill_(1.25)
-    folder = checkpoint.save(tmp_path, 7, clip, {})
+def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **settings: Any) -> Path:
+    writer = Writer(folder, Checkpoint(**settings), 0, 1, 30.0)
+    writer.save(step, train, {"job": (job or tiny_job()).model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.finish()
+    return folder / f"step-{step:08d}"
+
+
+def _resumed(folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES) -> tuple[int, TrainStep]:
+    job = job or tiny_job()
+    train = _train(comm, job, steps=0)
+    return restore(job, comm, folder, train, samples).steps_done, train
+
+
+def test_open_clip_loads_the_weights_and_gives_the_same_features(tmp_path: Path, alone: Comm) -> None:
+    train = _train(alone)
+    folder = _save(tmp_path, train, 7)
     open_clip.add_model_config(VIT)
-    loaded = open_clip.create_model(Path(VIT).stem, pretrained=str(folder / checkpoint.WEIGHTS)).eval()
+    loaded = open_clip.create_model(Path(VIT).stem, pretrained=str(folder / files.WEIGHTS)).eval()
     images, tokens = torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16))
+    train.model.eval()
     with torch.no_grad():
-        for ours, theirs in zip(clip(images, tokens), loaded(images, tokens), strict=True):
+        for ours, theirs in zip(train.model(images, tokens), loaded(images, tokens), strict=True):
             assert torch.equal(ours, theirs)
 
 
-def test_manifest_seals_the_weights_and_says_what_they_are(tmp_path: Path, clip: torch.nn.Module) -> None:
-    folder = checkpoint.save(tmp_path, 7, clip, {"model": "tiny"})
-    assert folder.name == "step-00000007"
-    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
-    weights = (folder / checkpoint.WEIGHTS).read_bytes()
-    assert manifest["step"] == 7
-    assert manifest["model"] == "tiny"
-    assert manifest["files"][checkpoint.WEIGHTS] == {"bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+def test_weights_optimizer_and_step_come_back_to_the_last_bit(tmp_path: Path, alone: Comm) -> None:
+    train = _train(alone, steps=3)
+    _save(tmp_path, train, 3)
+    step, resumed = _resumed(tmp_path, alone)
+    assert step == 3
+    for name, tensor in train.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    before, after = _optimizer_by_name(train), _optimizer_by_name(resumed)
+    assert before.keys() == after.keys()
+    for place, value in before.items():
+        assert torch.equal(value, after[place]), place
 
 
-def test_weights_hold_nothing_but_tensors(tmp_path: Path, clip: torch.nn.Module) -> None:
-    folder = checkpoint.save(tmp_path, 1, clip, {})
-    assert set(torch.load(folder / checkpoint.WEIGHTS, weights_only=True)) == set(clip.state_dict())
+def _optimizer_by_name(train: TrainStep) -> dict[tuple[str, str], torch.Tensor]:
+    return {
+        (name, key): value for name, parameter in train.model.named_parameters() for key, value in train.optimizer.state[parameter].items()
+    }
 
 
-def test_a_write_that_fails_leaves_the_checkpoint_of_before(tmp_path: Path, clip: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = checkpoint.save(tmp_path, 7, clip, {"attempt": 1})
+def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
+    job = tiny_job(model={"precision": "fp16"})
+    train = _train(alone, job)
+    train.scaler.update(4096.0)
+    _save(tmp_path, train, 1, job)
+    _, resumed = _resumed(tmp_path, alone, job)
+    assert resumed.scaler.get_scale() == 4096.0
+
+
+def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: Comm) -> None:
+    train = _train(alone)
+    about = {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES}
+    writers = [Writer(tmp_path, Checkpoint(every_rank_writes=True), rank, 3, 30.0) for rank in (1, 2, 0)]
+    for writer in writers:
+        writer.save(1, train, about)
+    for writer in writers:
+        writer.finish()
+    names = {path.name for path in (tmp_path / "step-00000001").iterdir()}
+    assert names == {files.WEIGHTS, files.MANIFEST, *(state.optimizer_file(part, 3) for part in range(3))}
+    _, resumed = _resumed(tmp_path, alone)
+    assert len(resumed.optimizer.state) == len(train.optimizer.state)
+
+
+def test_a_part_that_no_rank_writes_is_named(tmp_path: Path, alone: Comm) -> None:
+    writer = Writer(tmp_path, Checkpoint(every_rank_writes=True), 0, 2, 0.2)
+    writer.save(1, _train(alone), {})
+    with pytest.raises(TimeoutError, match="optimizer-00001-of-00002"):
+        writer.finish()
+    assert not (tmp_path / "step-00000001").exists()
+
+
+def _cut_short(folder: Path) -> None:
+    (folder / files.WEIGHTS).write_bytes((folder / files.WEIGHTS).read_bytes()[:-7])
+
+
+def _flip_a_bit(folder: Path) -> None:
+    content = bytearray((folder / state.optimizer_file(0, 1)).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / state.optimizer_file(0, 1)).write_bytes(content)
+
+
+def _lose_a_part(folder: Path) -> None:
+    (folder / files.WEIGHTS).unlink()
+
+
+def _cut_the_manifest(folder: Path) -> None:
+    (folder / files.MANIFEST).write_text('{"step": 2, "fil')
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [(_cut_short, "bytes of"), (_flip_a_bit, "checksum"), (_lose_a_part, "model.pt is missing"), (_cut_the_manifest, "cannot be read")],
+)
+def test_a_broken_one_is_named_and_the_one_before_it_used(
+    tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None], named: str
+) -> None:
+    train = _train(alone)
+    _save(tmp_path, train, 1)
+    harm(_save(tmp_path, train, 2))
+    with caplog.at_level(logging.WARNING):
+        step, _ = _resumed(tmp_path, alone)
+    assert step == 1
+    assert "step-00000002" in caplog.text
+    assert named in caplog.text
+
+
+def test_a_write_that_fails_leaves_the_one_before_and_says_so(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = _train(alone)
+    writer = Writer(tmp_path, Checkpoint(), 0, 1, 30.0)
+    writer.save(1, train, {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.finish()
 
     def disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", disk_full)
-    with pytest.raises(OSError, match="No space"):
-        checkpoint.save(tmp_path, 7, clip, {"attempt": 2})
-    assert json.loads((folder / checkpoint.MANIFEST).read_text())["attempt"] == 1
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["step-00000007"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", disk_full)
+        writer.save(2, train, {})
+        with pytest.raises(OSError, match="No space"):
+            writer.finish()
+        writer.save(3, train, {})
+        with caplog.at_level(logging.ERROR):
+            writer.save(4, train, {})  # waits for the third, and goes on
+        assert "No space left" in caplog.text
+        with pytest.raises(OSError, match="No space"):
+            writer.finish()
+    assert _resumed(tmp_path, alone)[0] == 1
+
+
+def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
+    train = _train(alone)
+    files.note_best(tmp_path, 2, "zero_shot_top1", 0.9)
+    for step in (1, 2, 3, 4, 5):
+        _save(tmp_path, train, step, keep=2)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000004", "step-00000005"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"optim": {"lr": 5e-4}}, "optim.lr is 0.001 there and 0.0005 here"),
+        ({"model": {"precision": "bf16"}}, "model.precision is fp32 there and bf16 here"),
+        ({"data": {"shuffle_window": 3}}, "data.shuffle_window is 10000 there and 3 here"),
+    ],
+)
+def test_a_job_that_changed_in_what_matters_is_refused_with_the_difference(
+    tmp_path: Path, alone: Comm, sections: dict[str, dict[str, Any]], named: str
+) -> None:
+    _save(tmp_path, _train(alone), 1)
+    with pytest.raises(InputError, match=named):
+        _resumed(tmp_path, alone, tiny_job(**sections))  # type: ignore[arg-type]
+
+
+def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -> None:
+    _save(tmp_path, _train(alone), 1)
+    with pytest.raises(InputError, match="had 64 samples there and has 63 here"):
+        _resumed(tmp_path, alone, samples=63)
+    with pytest.raises(InputError, match=r"model.name is .*tiny-vit.json there and .*tiny-resnet.json here"):
+        _resumed(tmp_path, alone, tiny_job(config=RESNET))
+
+
+def test_what_may_change_may_change(tmp_path: Path, alone: Comm) -> None:
+    _save(tmp_path, _train(alone), 1)
+    job = tiny_job(data={"workers": 3}, logging={"every_steps": 7}, optim={"max_batch_size_per_gpu": 4}, comm={"deterministic": True})
+    assert _resumed(tmp_path, alone, job)[0] == 1
+
+
+def test_never_refuses_to_mix_two_runs_and_a_path_is_taken_at_its_word(tmp_path: Path, alone: Comm) -> None:
+    folder = _save(tmp_path / "old", _train(alone), 1)
+    with pytest.raises(InputError, match="--fresh"):
+        _resumed(tmp_path / "old", alone, tiny_job(checkpoint={"resume": "never"}))
+    assert _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": "never"}))[0] == 0
+    assert _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))[0] == 1
+    _flip_a_bit(folder)
+    with pytest.raises(InputError, match="checksum"):
+        _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))
+
+
+def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Path, alone: Comm) -> None:
+    theirs = model.untrained(tiny_job()).model
+    free = [p for n, p in theirs.named_parameters() if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n]
+    rest = [p for n, p in theirs.named_parameters() if not (p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n)]
+    optimizer = torch.optim.AdamW([{"params": free, "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.2}], lr=1e-3)
+    sum(out.sum() for out in theirs(torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16)))).backward()
+    optimizer.step()
+    path = tmp_path / "epoch_3.pt"
+    content = {"epoch": 3, "name": "x", "state_dict": {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}}
+    torch.save({**content, "optimizer": optimizer.state_dict()}, path)
+    step, train = _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}))
+    assert step == 3 * (SAMPLES // 16)
+    names = {id(p): name for name, p in theirs.named_parameters()}
+    expected = {names[id(p)]: found["exp_avg"] for p, found in optimizer.state.items()}
+    ours = {id(p): name for name, p in train.model.named_parameters()}
+    for parameter, found in train.optimizer.state.items():
+        assert torch.equal(found["exp_avg"], expected[ours[id(parameter)]])
+    assert train.optimizer.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "trapped",))
+
+    torch.save({"epoch": 1, "state_dict": Trap(), "optimizer": {}}, tmp_path / "epoch_1.pt")
+    with pytest.raises(InputError, match="no checkpoint of open_clip_train"):
+        _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_manifest_says_what_it_is_of(tmp_path: Path, alone: Comm) -> None:
+    manifest = json.loads((_save(tmp_path, _train(alone), 5) / files.MANIFEST).read_text())
+    assert manifest["step"] == 5
+    assert manifest["job"]["name"] == "tiny"

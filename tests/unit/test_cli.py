@@ -97,7 +97,7 @@ def test_check_says_what_will_run_and_writes_nothing(job: str, capsys: Capture, 
         "backend     torch, ranks started by torchrun (auto)\n"
         "steps       64 = 2 epochs x 32\n"
         "learning    lr 0.0005 after 0 warm-up steps, then a cosine to 0\n"
-        "evaluation  none ([eval] zero_shot names no shards)\n"
+        "evaluation  none ([eval] names no data)\n"
         f"run folder  {tmp_path}/runs/two words\n"
     )
     assert files() == ["job.toml"]

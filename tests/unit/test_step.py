@@ -57,7 +57,7 @@ def dropout_model(tmp_path: Path) -> str:
 
 
 def test_the_second_pass_of_accumulation_repeats_the_dropout_of_the_first(alone: Comm, dropout_model: str) -> None:
-    step = _step(_accumulating(4, model=dropout_model), alone)
+    step = _step(_accumulating(4, config=dropout_model), alone)
     passes: list[Tensor] = []
     step.model.get_submodule("visual").register_forward_hook(lambda _module, _input, out: passes.append(out.detach().clone()))
     _gradients(step, 4)
@@ -69,7 +69,7 @@ def test_the_second_pass_of_accumulation_repeats_the_dropout_of_the_first(alone:
 
 
 def test_dropout_draws_anew_in_each_step_and_repeats_with_the_seed(alone: Comm, dropout_model: str) -> None:
-    step = _step(tiny_job(model=dropout_model), alone)
+    step = _step(tiny_job(config=dropout_model), alone)
     batches = _batches(step.model, SAMPLES)
     losses = [float(step.gradients(batches, number)) for number in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
@@ -120,13 +120,13 @@ def test_fp16_scaler_skips_a_step_that_overflows_and_halves_its_factor(alone: Co
 
 def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
     with pytest.raises(InputError, match=r"batch norm.*4 micro-batches"):
-        _step(_accumulating(4, model=RESNET), alone)
+        _step(_accumulating(4, config=RESNET), alone)
 
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(alone: Comm, dropout_model: str, size: int) -> None:
-    at_once = _gradients(_step(tiny_job(model=dropout_model), alone), SAMPLES)
-    cut = _gradients(_step(_accumulating(size, model=dropout_model), alone), size)
+    at_once = _gradients(_step(tiny_job(config=dropout_model), alone), SAMPLES)
+    cut = _gradients(_step(_accumulating(size, config=dropout_model), alone), size)
     for name, gradient in at_once.items():
         assert gradient is not None
         torch.testing.assert_close(cut[name], gradient, rtol=1e-3, atol=1e-6)

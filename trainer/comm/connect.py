@@ -8,14 +8,18 @@ import torch
 
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
+from trainer.health.pulse import Pulse
 from trainer.job import Job
 from trainer.world import World, device_index, rendezvous, shared_devices
 
 
-def connect(job: Job, world: World, env: Mapping[str, str]) -> Comm:
+def connect(job: Job, world: World, env: Mapping[str, str], pulse: Pulse | None = None) -> Comm:
     """Collective: take this rank's device and meet the others. Raises InputError where that cannot work."""
     device = _device(world)
-    comm = _backend(job, world, device, env)
+    pulse = pulse or Pulse.open(env)
+    pulse.collective("meeting the others")
+    comm = _backend(job, world, device, env, pulse)
+    pulse.waiting(False)
     if device.type == "cuda":
         shared_devices(comm.all_gather_object((world.rank, world.node, str(torch.cuda.get_device_properties(device).uuid))))
     return comm
@@ -29,24 +33,24 @@ def _device(world: World) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _backend(job: Job, world: World, device: torch.device, env: Mapping[str, str]) -> Comm:
+def _backend(job: Job, world: World, device: torch.device, env: Mapping[str, str], pulse: Pulse) -> Comm:
     if job.comm.backend == "horovod":
-        return _horovod(job, world, device)
+        return _horovod(job, world, device, pulse)
     from trainer.comm.torch_backend import TorchBackend
 
     if world.size > 1:
         _reachable(*rendezvous(env, world))
-    return TorchBackend(job, world, device)
+    return TorchBackend(job, world, device, pulse)
 
 
-def _horovod(job: Job, world: World, device: torch.device) -> Comm:
+def _horovod(job: Job, world: World, device: torch.device, pulse: Pulse) -> Comm:
     try:
         from trainer.comm.horovod_backend import HorovodBackend
     except ImportError as error:
         raise InputError(
             f"comm.backend = horovod, but Horovod cannot be imported ({error}): `make horovod` builds it, or use backend = torch"
         ) from None
-    return HorovodBackend(job, world, device)
+    return HorovodBackend(job, world, device, pulse)
 
 
 def _reachable(host: str, port: int) -> None:

@@ -13,6 +13,7 @@ from trainer.comm.fixed import FixedReducer
 from trainer.comm.meter import Meter
 from trainer.comm.protocol import Reducer
 from trainer.errors import InputError
+from trainer.health.pulse import Pulse
 from trainer.job import HorovodComm, Job
 from trainer.world import World
 
@@ -22,12 +23,12 @@ _POLL_S = 0.01
 class HorovodBackend:
     """Implements `protocol.Comm` on Horovod's sums; nothing here uses its averaging gather."""
 
-    def __init__(self, job: Job, world: World, device: torch.device) -> None:
-        self.world, self.device = world, device
+    def __init__(self, job: Job, world: World, device: torch.device, pulse: Pulse) -> None:
+        self.world, self.device, self.pulse = world, device, pulse
         self._settings = job.comm.horovod
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
-        self._meter = Meter(device)
+        self._meter = Meter(device, pulse)
         self.name = "horovod"
         hvd.init()
         if (hvd.rank(), hvd.size()) != (world.rank, world.size):
@@ -37,38 +38,50 @@ class HorovodBackend:
             )
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        with self._meter.span():
+        with self._meter.span("all_gather"):
             gathered: Tensor = hvd.allgather(tensor.detach().contiguous())
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        with self._meter.span():
+        with self._meter.span("all_reduce"):
             total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
         return total
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         handle = hvd.allreduce_async(tensor, name="clipship.small", op=hvd.Sum)
-        return lambda: hvd.synchronize(handle)
+        self._meter.sent("small all_reduce")
+
+        def wait() -> Tensor:
+            with self._meter.waiting():
+                total: Tensor = hvd.synchronize(handle)
+            return total
+
+        return wait
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        here = hvd.broadcast(tensor.detach().to(self.device).contiguous(), root_rank=root)
+        with self._meter.inside("broadcast"):
+            here = hvd.broadcast(tensor.detach().to(self.device).contiguous(), root_rank=root)
         tensor.detach().copy_(here)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        return hvd.broadcast_object(value, root_rank=root)
+        with self._meter.inside("broadcast of an object"):
+                # Named here: Horovod would take the type's name, which is another one on ranks that send None, and wait for ever.
+            return hvd.broadcast_object(value, root_rank=root, name="clipship.object")
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        values: list[Any] = hvd.allgather_object(value)
+        with self._meter.inside("all_gather of objects"):
+            values: list[Any] = hvd.allgather_object(value, name="clipship.objects")
         return values
 
     def barrier(self, timeout_s: float) -> None:
         handle = hvd.allreduce_async(torch.zeros(1), name="clipship.barrier", op=hvd.Sum)
         limit = time.monotonic() + timeout_s
-        while not hvd.poll(handle):
-            if time.monotonic() > limit:
-                raise TimeoutError(f"not all ranks reached the barrier within {timeout_s:g} s (Horovod's stall check names them)")
-            time.sleep(_POLL_S)
-        hvd.synchronize(handle)
+        with self._meter.inside("barrier"):
+            while not hvd.poll(handle):
+                if time.monotonic() > limit:
+                    raise TimeoutError(f"not all ranks reached the barrier within {timeout_s:g} s (Horovod's stall check names them)")
+                time.sleep(_POLL_S)
+            hvd.synchronize(handle)
 
     def reducer(self, model: nn.Module) -> Reducer:
         if self._deterministic:
@@ -122,7 +135,7 @@ class _Reducer:
         self._sent[name] = hvd.allreduce_async_(wire, name=f"grad.{name}", op=hvd.Sum), context
 
     def finish(self) -> None:
-        with self._meter.span():
+        with self._meter.span("all_reduce of gradients"):
             self._send_missing()
             for name, (handle, context) in self._sent.items():
                 self._parameters[name].grad = self._compression.decompress(hvd.synchronize(handle), context)
@@ -135,7 +148,8 @@ class _Reducer:
             raise RuntimeError(f"no gradient for {', '.join(missing[:5])}: set comm.find_unused_parameters = true, or lock the tower")
         if not self._find_unused:
             return
-        used = hvd.allreduce(torch.tensor([float(name in self._sent) for name in self._parameters]), op=hvd.Sum)
+        # Named: Horovod numbers those without a name by how many a rank has sent so far, and here ranks have sent different numbers.
+        used = hvd.allreduce(torch.tensor([float(name in self._sent) for name in self._parameters]), name="clipship.used", op=hvd.Sum)
         for (name, parameter), count in zip(self._parameters.items(), used.tolist(), strict=True):
             if count and name in missing:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -1,4 +1,7 @@
-"""Measures the time that communication takes from a step, on CPUs by the clock, on GPUs by events on the compute stream."""
+"""Measures the time that communication takes from a step, on CPUs by the clock, on GPUs by events on the compute stream.
+
+It also tells the rank's pulse of each collective, so that a supervisor can say which one a rank is in.
+"""
 
 import time
 from collections.abc import Iterator
@@ -6,13 +9,16 @@ from contextlib import contextmanager
 
 import torch
 
+from trainer.health.pulse import Pulse
+
 Mark = float | torch.cuda.Event
 
 
 class Meter:
     """Sums spans on a device; `pop` gives the seconds so far and starts again."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pulse: Pulse) -> None:
+        self._pulse = pulse
         self._on_gpu = device.type == "cuda"
         self._spans: list[tuple[Mark, Mark]] = []
 
@@ -29,10 +35,31 @@ class Meter:
         self._spans.append((start, self.mark()))
 
     @contextmanager
-    def span(self) -> Iterator[None]:
-        """Add the span of the block."""
+    def span(self, collective: str) -> Iterator[None]:
+        """Add the span of the block, which is one collective."""
         start = self.mark()
+        with self.inside(collective):
+            yield
+        self.since(start)
+
+    @contextmanager
+    def inside(self, collective: str) -> Iterator[None]:
+        """The block is one collective whose time is nobody's concern. A rank that fails in it is left in it."""
+        self._pulse.collective(collective)
         yield
+        self._pulse.waiting(False)
+
+    def sent(self, collective: str) -> None:
+        """One more collective is under way, and the rank goes on."""
+        self._pulse.collective(collective, waiting=False)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Add the span of the block, which waits for what was sent."""
+        start = self.mark()
+        self._pulse.waiting(True)
+        yield
+        self._pulse.waiting(False)
         self.since(start)
 
     def pop(self) -> float:

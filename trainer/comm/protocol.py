@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, device, nn
 
+from trainer.health.pulse import Pulse
 from trainer.world import World
 
 
@@ -30,6 +31,8 @@ class Comm(Protocol):
     device: device
     name: str
     """Backend as people say it: "torch (nccl)", "torch (gloo)", "horovod"."""
+    pulse: Pulse
+    """Where this rank says what it is doing."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """[n, ...] -> [world_size * n, ...], rank after rank. The same shape on every rank; no gradient: see `autograd.py`."""

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.comm.fixed import FixedReducer
 from trainer.comm.meter import Mark, Meter
 from trainer.comm.protocol import Reducer
+from trainer.health.pulse import Pulse
 from trainer.job import Job, TorchComm
 from trainer.world import World
 
@@ -35,12 +36,12 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 class TorchBackend:
     """Implements `protocol.Comm`; collectives that carry tensors run on `device`, the others over gloo."""
 
-    def __init__(self, job: Job, world: World, device: torch.device) -> None:
-        self.world, self.device = world, device
+    def __init__(self, job: Job, world: World, device: torch.device, pulse: Pulse) -> None:
+        self.world, self.device, self.pulse = world, device, pulse
         self._settings = job.comm.torch
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
-        self._meter = Meter(device)
+        self._meter = Meter(device, pulse)
         chosen = self._settings.device_backend
         self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
         self.name = f"torch ({self._backend})"
@@ -49,47 +50,52 @@ class TorchBackend:
             store=_store(world, job.timeouts.init_s),
             rank=world.rank,
             world_size=world.size,
-            timeout=timedelta(seconds=job.timeouts.collective_s),
+            timeout=timedelta(seconds=job.timeouts.backstop_s),
         )
         # Objects and barriers stay off the GPUs.
         self._control: Any = dist.new_group(backend="gloo") if self._backend == "nccl" else None
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
-        with self._meter.span():
+        with self._meter.span("all_gather"):
             _all_gather(gathered, tensor.detach().contiguous())
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        with self._meter.span():
+        with self._meter.span("all_reduce"):
             dist.all_reduce(total)
         return total
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         total = tensor.clone()
+        self._meter.sent("small all_reduce")
         work = dist.all_reduce(total, group=self._control, async_op=True)
         assert work is not None
 
         def wait() -> Tensor:
-            work.wait()
+            with self._meter.waiting():
+                work.wait()
             return total
 
         return wait
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         here = tensor.detach().to(self.device).contiguous()
-        dist.broadcast(here, root)
+        with self._meter.inside("broadcast"):
+            dist.broadcast(here, root)
         tensor.detach().copy_(here)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         box = [value]
-        dist.broadcast_object_list(box, root, group=self._control)
+        with self._meter.inside("broadcast of an object"):
+            dist.broadcast_object_list(box, root, group=self._control)
         return box[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.world.size
-        dist.all_gather_object(values, value, group=self._control)
+        with self._meter.inside("all_gather of objects"):
+            dist.all_gather_object(values, value, group=self._control)
         return values
 
     def barrier(self, timeout_s: float) -> None:
@@ -97,7 +103,8 @@ class TorchBackend:
         arrivals = dist.all_reduce(torch.zeros(1), group=self._control, async_op=True)
         assert arrivals is not None
         try:
-            arrivals.wait(timedelta(seconds=timeout_s))
+            with self._meter.inside("barrier"):
+                arrivals.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise TimeoutError(f"not all ranks reached the barrier within {timeout_s:g} s: {error}") from error
 
@@ -141,6 +148,7 @@ class _Reducer:
     def _reduce_bucket(self, _state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The library's own hook; notes when the last bucket left, since what the backward pass takes after that is waiting."""
         self._last_bucket = self._meter.mark()
+        self._meter.sent("all_reduce of gradients")
         future: torch.futures.Future[Tensor] = self._hook(None, bucket)
         return future
 

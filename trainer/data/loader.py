@@ -116,7 +116,7 @@ def train_batches(
         start_epoch,
         start_batch,
     )
-    return _load(TrainBatches(source, seed, transform, tokenizer), requests, workers, pin_memory)
+    return load(TrainBatches(source, seed, transform, tokenizer), requests, workers, pin_memory)
 
 
 def eval_blocks(
@@ -131,7 +131,7 @@ def eval_blocks(
 ) -> Iterator[EvalBlock]:
     """Every `world_size`-th block of `block` samples: any number of samples, and no block at all for ranks that none is left for."""
     firsts = range(rank * block, len(source), world_size * block)
-    return _load(
+    return load(
         EvalBlocks(source, block, transform),
         firsts,
         min(workers, len(firsts)),
@@ -235,12 +235,18 @@ class EvalBlocks(Dataset[EvalBlock | InputError]):
 
     def _read(self, first: int) -> EvalBlock:
         raws = [self._source.read(index) for index in range(first, min(first + self._block, len(self._source)))]
-        pictures = torch.stack([self._transform(decode(raw)) for raw in raws])
-        images = pictures.new_zeros(self._block, *pictures.shape[1:])
-        images[: len(raws)] = pictures
+        images = image_block(raws, self._transform, self._block)
         labels = torch.full((self._block,), -1)
         labels[: len(raws)] = torch.tensor([raw.label for raw in raws])
         return EvalBlock(images, labels, len(raws), first)
+
+
+def image_block(raws: Sequence[RawSample], transform: Transform, block: int) -> Tensor:
+    """float32 [block, 3, height, width]: the samples' pictures, then zeros, so that every block passes the model in the same shape."""
+    pictures = torch.stack([transform(decode(raw)) for raw in raws])
+    images = pictures.new_zeros(block, *pictures.shape[1:])
+    images[: len(raws)] = pictures
+    return images
 
 
 def decode(raw: RawSample) -> Image.Image:
@@ -284,13 +290,16 @@ def random_state_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-def _load(
+def load(
     dataset: Dataset[Loaded | InputError],
     requests: Iterable[Any],
     workers: int,
     pin_memory: bool,
 ) -> Iterator[Loaded]:
-    """Loader processes live as long as the iterator. An InputError travels as a value: torch would wrap it in a worker's traceback."""
+    """The data set's answers to the requests, in order; loader processes live as long as the iterator.
+
+    An InputError travels as a value and is raised here: torch would wrap it in a worker's traceback.
+    """
     loader = DataLoader(
         dataset,
         sampler=requests,

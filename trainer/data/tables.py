@@ -1,6 +1,7 @@
 """CSV and TSV tables of image files and captions. No torch."""
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -62,6 +63,38 @@ class TableSource:
         table_number, number = self._numbering.locate(index)
         table = self._tables[table_number]
         return RawSample(table.images[number], table.origin(number), table.read_image(number), (table.captions[number],))
+
+
+class ImageSource:
+    """The images of several tables, each once, with the captions of all rows that name it; in the order of their first rows."""
+
+    def __init__(self, rows: Mapping[Path, Sequence[tuple[Table, int]]]) -> None:
+        self._rows = [tuple(of_image) for of_image in rows.values()]
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        return {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def shard_sizes(self) -> list[int]:
+        return [len(self._rows)]
+
+    def read(self, index: int) -> RawSample:
+        table, number = self._rows[index][0]
+        captions = tuple(of.captions[row] for of, row in self._rows[index])
+        return RawSample(table.images[number], table.origin(number), table.read_image(number), captions)
+
+
+def by_image(tables: Sequence[Table]) -> ImageSource:
+    """The tables' rows gathered by the image file that they name, however the tables write its path."""
+    rows: dict[Path, list[tuple[Table, int]]] = {}
+    for table in tables:
+        for number in range(len(table.rows)):
+            path = Path(os.path.normpath(table.image_path(number)))
+            rows.setdefault(path, []).append((table, number))
+    return ImageSource(rows)
 
 
 def read_table(path: str | Path, image_column: str, caption_column: str, separator: str | None = None) -> Table:

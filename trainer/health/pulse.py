@@ -4,8 +4,8 @@ The rank writes `Pulse`, the supervisor reads `read`, and asks through `ask_to_s
 `time.monotonic` is the same. No torch.
 """
 
+import math
 import mmap
-import os
 import struct
 import time
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ RANK_DIR = "CLIPSHIP_RANK_DIR"
 PULSE_FILE = "pulse"
 
 _BLOCK = struct.Struct("=Q12sdqdQ24s?")  # version; phase, its limit, its step, its begin; collectives begun, the last one's name, in it?
+_LIMIT_AT = struct.calcsize("=Q12s")
 _STOP_AT = _BLOCK.size
 _SIZE = _STOP_AT + 1
 _TRIES = 1000
@@ -72,7 +73,7 @@ class Pulse:
     def phase(self, phase: Phase, step: int = 0) -> None:
         """From now on the rank is in this phase; `step` counts from 1."""
         self._phase, self._step, self._began = phase, step, time.monotonic()
-        self._limit_s = self.limits.get(phase, float("inf"))
+        self._limit_s = self.limits.get(phase, math.inf)
         self._write()
 
     def collective(self, name: str, *, waiting: bool = True) -> None:
@@ -102,13 +103,13 @@ class Pulse:
         return _BLOCK.pack(0, phase, self._limit_s, self._step, self._began, self._collectives, name, self._waiting)
 
 
-def make(folder: Path, init_s: float) -> mmap.mmap:
-    """The supervisor's side of a new pulse: in init, from now on, for at most so many seconds."""
+def make(folder: Path) -> mmap.mmap:
+    """The supervisor's side of a new pulse: in init, from now on, without a limit yet."""
     path = folder / PULSE_FILE
     path.write_bytes(bytes(_SIZE))
     with open(path, "r+b") as file:
         memory = mmap.mmap(file.fileno(), _SIZE)
-    memory[: _BLOCK.size] = _BLOCK.pack(0, b"init", init_s, 0, time.monotonic(), 0, b"", False)
+    memory[: _BLOCK.size] = _BLOCK.pack(0, b"init", math.inf, 0, time.monotonic(), 0, b"", False)
     return memory
 
 
@@ -122,6 +123,12 @@ def read(memory: mmap.mmap) -> Beat:
     return _unpack(memory)
 
 
+def limit_init(memory: mmap.mmap, init_s: float) -> None:
+    """Unless the rank has already said something: from then on it knows its limits itself."""
+    if memory[0:8] == bytes(8):
+        struct.pack_into("=d", memory, _LIMIT_AT, init_s)
+
+
 def ask_to_stop(memory: mmap.mmap) -> None:
     """The rank finds it when it next looks."""
     memory[_STOP_AT] = 1
@@ -130,14 +137,10 @@ def ask_to_stop(memory: mmap.mmap) -> None:
 def _unpack(memory: mmap.mmap) -> Beat:
     _, phase, limit_s, step, began, collectives, name, waiting = _BLOCK.unpack(memory[: _BLOCK.size])
     if not began:  # nobody made it: the rank has no supervisor
-        return Beat("init", float("inf"), 0, time.monotonic(), 0, "", False)
+        return Beat("init", math.inf, 0, time.monotonic(), 0, "", False)
     return Beat(_text(phase), limit_s, step, began, collectives, _text(name), waiting)
 
 
 def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode(errors="replace")
 
-
-def shared_folder() -> str | None:
-    """Where files are memory: a page that a disk is writing would hold up the rank. None: the system's own choice."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None

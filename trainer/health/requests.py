@@ -5,15 +5,18 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from trainer.health.pulse import Pulse
+
 CHECKPOINT = "checkpoint.request"
 """`clipship checkpoint RUN` makes this file in the run folder; rank 0 takes it away."""
 _LOOK_S = 1.0
 
 
 class Requests:
-    """SIGUSR2 asks any rank to stop; the file asks rank 0 for a checkpoint."""
+    """The supervisor, or SIGUSR2, asks any rank to stop; the file asks rank 0 for a checkpoint."""
 
-    def __init__(self, run_folder: Path, rank: int) -> None:
+    def __init__(self, run_folder: Path, rank: int, pulse: Pulse) -> None:
+        self._pulse = pulse
         self._file = run_folder / CHECKPOINT if rank == 0 else None
         self._stop = False
         self._looked = 0.0
@@ -22,7 +25,7 @@ class Requests:
     @property
     def stop(self) -> bool:
         """Save, and leave with 75."""
-        return self._stop
+        return self._stop or self._pulse.stop_asked
 
     @property
     def checkpoint(self) -> bool:

@@ -1,9 +1,9 @@
 """Checks of what a job names - files, tables, model, run folder - before anything starts. Imports no torch and no open_clip."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainer.errors import InputError
-from trainer.inputs.evaluation import check_evaluation, class_names, lines, templates
+from trainer.inputs.evaluation import check_evaluation, check_retrieval, class_names, lines, templates
 from trainer.inputs.models import check_model, check_pretrained, known_models
 from trainer.inputs.run_folder import check_run_folder, run_folder
 from trainer.inputs.samples import check_data, recorded_samples
@@ -14,8 +14,10 @@ from trainer.plan import plan, schedule
 __all__ = [
     "check",
     "check_data",
+    "check_evaluated",
     "check_evaluation",
     "check_model",
+    "check_retrieval",
     "check_run_folder",
     "class_names",
     "expand_shards",
@@ -34,21 +36,41 @@ def check(job: Job, world_size: int) -> int | None:
         lambda: check_model(job.model.name),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_evaluation(job.eval),
+        lambda: check_retrieval(job),
         lambda: check_run_folder(job),
     )
-    problems: list[str] = []
     samples = None
+    problems: list[str] = []
     try:
         samples = check_data(job.data)
         if samples is not None:
             schedule(job, samples)
     except InputError as problem:
         problems.append(str(problem))
+    problems += _problems(checks)
+    if problems:
+        raise InputError("\n".join(problems))
+    return samples
+
+
+def check_evaluated(job: Job) -> None:
+    """Raises InputError listing every problem of a job that only evaluates a model."""
+    problems = _problems(
+        (
+            lambda: check_model(job.model.name),
+            lambda: check_evaluation(job.eval),
+            lambda: check_retrieval(job),
+        )
+    )
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _problems(checks: Sequence[Callable[[], object]]) -> list[str]:
+    found: list[str] = []
     for look in checks:
         try:
             look()
         except InputError as problem:
-            problems.append(str(problem))
-    if problems:
-        raise InputError("\n".join(problems))
-    return samples
+            found.append(str(problem))
+    return found

@@ -1,16 +1,29 @@
-"""Class names and templates of the zero-shot evaluation, from the job or from a file. Imports no torch."""
+"""What the evaluation needs: its data, and class names and templates from the job, from a file or from folders. Imports no torch."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.errors import InputError
+from trainer.inputs.folders import class_folders, image_folder, spoken
+from trainer.inputs.samples import check_data
 from trainer.inputs.shards import expand_key
-from trainer.job import Eval
+from trainer.job import Eval, Job
 
 
 def class_names(evaluation: Eval) -> tuple[str, ...]:
-    """The names by class number. Raises InputError as `lines` does."""
-    return _of_key("eval.class_names", evaluation.class_names)
+    """The names by class number. Raises InputError as `lines` does, and where class folders and names are not as many."""
+    folder = image_folder(evaluation.zero_shot)
+    folders = class_folders(folder) if folder else []
+    if evaluation.class_names:
+        names = _of_key("eval.class_names", evaluation.class_names)
+        if folders and len(names) != len(folders):
+            raise InputError(
+                f"eval.class_names gives {len(names)} names, but {folder} holds {len(folders)} class folders: give one for each"
+            )
+        return names
+    if not folders:
+        raise InputError("eval.class_names: give the names by class number; only a folder that holds a folder for each class needs none")
+    return tuple(map(spoken, folders))
 
 
 def templates(evaluation: Eval) -> tuple[str, ...]:
@@ -38,11 +51,17 @@ def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
     return found
 
 
+def check_retrieval(job: Job) -> None:
+    """Raises InputError listing what is missing or unreadable of the retrieval set; fine where none is asked for."""
+    if job.eval.retrieval:
+        check_data(job.retrieval_data, "eval.retrieval")
+
+
 def check_evaluation(evaluation: Eval) -> None:
-    """Raises InputError listing what is wrong with the evaluation's shards, class names and templates; fine where none is asked for."""
+    """Raises InputError listing what is wrong with the zero-shot set, its class names and templates; fine where none is asked for."""
     problems: list[str] = []
     looks: tuple[Callable[[], object], ...] = (
-        lambda: expand_key("eval.zero_shot", evaluation.zero_shot),
+        lambda: image_folder(evaluation.zero_shot) or expand_key("eval.zero_shot", evaluation.zero_shot),
         lambda: class_names(evaluation),
         lambda: templates(evaluation),
     )

@@ -12,15 +12,18 @@ from trainer.job import Data, is_remote
 _TABLES = (".csv", ".tsv")
 
 
-def check_data(data: Data) -> int | None:
-    """The number of samples; None for shards that nothing beside them counts. Raises InputError listing what is missing or unreadable."""
+def check_data(data: Data, key: str = "data.train") -> int | None:
+    """The number of samples; None for shards that nothing beside them counts. Raises InputError listing what is missing or unreadable.
+
+    `key` is the job file's key that `data.train` was given by.
+    """
     if data.kind == "synthetic":
         return data.synthetic_samples
-    files = expand_key("data.train", data.train)
-    _check_readable(files)
+    files = expand_key(key, data.train)
+    _check_readable(files, key)
     if data.kind == "table":
         return _check_tables(files, data)
-    _check_no_tables(files)
+    _check_no_tables(files, key)
     return recorded_samples(files)
 
 
@@ -49,10 +52,10 @@ def _json(file: Path) -> dict[str, object]:
     return read if isinstance(read, dict) else {}
 
 
-def _check_readable(files: Sequence[str]) -> None:
+def _check_readable(files: Sequence[str], key: str) -> None:
     refused = [file for file in files if not is_remote(file) and not os.access(file, os.R_OK)]
     if refused:
-        raise InputError(f"data.train: no permission to read {len(refused)} of {len(files)} files, the first is {refused[0]}")
+        raise InputError(f"{key}: no permission to read {len(refused)} of {len(files)} files, the first is {refused[0]}")
 
 
 def _check_tables(files: Sequence[str], data: Data) -> int:
@@ -79,9 +82,7 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
     return rows
 
 
-def _check_no_tables(files: Sequence[str]) -> None:
+def _check_no_tables(files: Sequence[str], key: str) -> None:
     tables = [file for file in files if file.endswith(_TABLES)]
     if tables:
-        raise InputError(
-            f"data.train: {tables[0]} is a table among shards: name tables or shards, not both (format = webdataset takes .tar)"
-        )
+        raise InputError(f"{key}: {tables[0]} is a table among shards: name tables or shards, not both (format = webdataset takes .tar)")

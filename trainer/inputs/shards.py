@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from braceexpand import braceexpand
 
@@ -45,6 +45,15 @@ def expand_key(key: str, patterns: Sequence[str]) -> list[str]:
         raise InputError("\n".join(f"{key}: {line}" for line in str(problem).splitlines())) from None
 
 
+def expand_names(pattern: str) -> list[str]:
+    """The files and folders that one pattern names; empty where there is none, and for what is no path."""
+    if is_remote(pattern) or not pattern.strip():
+        return []
+    if os.path.lexists(pattern):
+        return [pattern]
+    return [match for name in _braces(pattern) for match in _matches(name, os.path.lexists)]
+
+
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Sorting key that puts shard-9 before shard-10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name)]
@@ -68,10 +77,10 @@ def _expand(pattern: str) -> list[str]:
     return found
 
 
-def _matches(name: str) -> list[str]:
-    if os.path.isfile(name):
+def _matches(name: str, wanted: Callable[[str], bool] = os.path.isfile) -> list[str]:
+    if wanted(name):
         return [name]
-    return sorted(filter(os.path.isfile, glob.glob(name, recursive=True)), key=natural_order) if glob.has_magic(name) else []
+    return sorted(filter(wanted, glob.glob(name, recursive=True)), key=natural_order) if glob.has_magic(name) else []
 
 
 def _braces(pattern: str) -> list[str]:

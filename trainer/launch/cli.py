@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 
-LAZY_COMMANDS = {"pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions.")}
+LAZY_COMMANDS = {
+    "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
+    "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
+}
 """Commands that live in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship --help`)."""
 
 

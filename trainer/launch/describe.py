@@ -1,9 +1,11 @@
 """What `clipship check` prints: the run that a job and a world make. Writes nothing; imports no torch."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from trainer.health.variables import name_problems
 from trainer.inputs import expand_shards, run_folder
+from trainer.inputs.folders import image_folder
 from trainer.job import Data, Job
 from trainer.launch.local import launcher_for
 from trainer.plan import Plan, plan
@@ -46,6 +48,7 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
         yield "precision fp16 needs a GPU for each rank, and this machine shows none: bf16 and fp32 also run on CPUs"
     if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+    yield from name_problems([*job.env, *os.environ], job.stack.torch)
 
 
 def _model(job: Job) -> str:
@@ -108,9 +111,19 @@ def _learning(job: Job) -> str:
 
 
 def _evaluation(job: Job) -> str:
-    if not job.eval.zero_shot:
-        return "none ([eval] zero_shot names no shards)"
-    return f"zero-shot on {_many(len(expand_shards(job.eval.zero_shot)), 'shard')} at the end"
+    parts = [
+        *(["zero-shot on " + (image_folder(job.eval.zero_shot) or _files(job.eval.zero_shot))] if job.eval.zero_shot else []),
+        *(["retrieval on " + _files(job.eval.retrieval)] if job.eval.retrieval else []),
+    ]
+    if not parts:
+        return "none ([eval] names no data)"
+    every = [f"every {_many(job.eval.every_steps, 'step')}"] if job.eval.every_steps else []
+    every += [f"every {_many(job.eval.every_epochs, 'epoch')}"] if job.eval.every_epochs else []
+    return ", ".join([" and ".join(parts), *every, "at the end"])
+
+
+def _files(patterns: Sequence[str]) -> str:
+    return _many(len(expand_shards(patterns)), "file")
 
 
 def _many(count: int, one: str, several: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 import math
 
-from trainer.job import HorovodComm, Job, Nccl
+from trainer.job import HorovodComm, Job, Nccl, Timeouts
 from trainer.world import EXPECTED_SIZE
 
 
@@ -13,15 +13,30 @@ def rank_environment(job: Job, world_size: int, threads: int | None = None) -> d
         "OMP_NUM_THREADS": str(threads or job.resources.cpus_per_gpu),  # else each rank takes every core of the node
         "PYTHONUNBUFFERED": "1",  # the last lines of a rank that is killed reach its log
         **_nccl(job.comm.nccl),
+        **(_horovod(job.comm.horovod) | _horovod_limits(job.timeouts) if job.comm.backend == "horovod" else _torch_limits(job.timeouts)),
     }
-    if job.comm.backend == "horovod":
-        variables |= _horovod(job.comm.horovod)
-        variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(
-            math.ceil(job.timeouts.init_s)
-        )  # its own 30 s is less than a slow start of many ranks
     if job.model.offline:
         variables["HF_HUB_OFFLINE"] = "1"  # tokenizers ask the hub even for what the cache holds
-    return variables
+    return variables | job.env
+
+
+def _torch_limits(timeouts: Timeouts) -> dict[str, str]:
+    """For NCCL on GPUs: its own watchdogs come after ours, and leave a flight record. Elsewhere torch does not read them."""
+    return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # a failed collective ends the process; 1 would abort work that the record still needs
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(math.ceil(timeouts.backstop_s) + 60),  # its 480 s could kill a rank within a longer phase
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # torch before 2.9 did not unless asked
+        "TORCH_FR_BUFFER_SIZE": "2000",  # collectives that the flight recorder remembers; 0 in old versions
+    }
+
+
+def _horovod_limits(timeouts: Timeouts) -> dict[str, str]:
+    """Horovod has no limit on a collective: it warns early, and gives up after our supervisors would have."""
+    return {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(timeouts.step_s / 2))),  # it names the missing ranks
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(math.ceil(timeouts.backstop_s)),  # never, by default
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(timeouts.backstop_s)),  # its 30 s end a slow start, and any longer collective
+    }
 
 
 def _nccl(nccl: Nccl) -> dict[str, str]:

@@ -1,22 +1,27 @@
 """`clipship run`: starts the ranks of a job here or over ssh, with torchrun, mpirun or horovodrun. No torch in this process.
 
-Every launcher runs the same command, `python -m trainer.train JOB`, in the same environment.
+Every launcher runs the same command, `python -m trainer.rank JOB`, in the same environment: a supervisor, and under it the rank.
 """
 
 import importlib.util
 import math
 import os
+import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from trainer.errors import InputError
 from trainer.exits import EXIT_DIR, first_cause
+from trainer.health.ask import ask_to_stop
+from trainer.health.tree import Meeting
 from trainer.job import Comm, Job
 from trainer.launch.environment import rank_environment
 from trainer.launch.hosts import SSH_OPTIONS, Host, free_port, meeting_point
@@ -46,7 +51,7 @@ def run(job_path: Path, job: Job, overrides: Sequence[str], *, nproc: int | None
     over ssh every host needs the file, and this environment, at the same place.
     """
     settings = [word for override in overrides for word in ("--set", override)]
-    command = (sys.executable, "-P", "-m", "trainer.train", os.path.abspath(job_path), *settings)  # -P: a folder `trainer` here is not ours
+    command = (sys.executable, "-P", "-m", "trainer.rank", os.path.abspath(job_path), *settings)  # -P: a folder `trainer` here is not ours
     return start_ranks(command, job, nproc=nproc, hosts=hosts)
 
 
@@ -55,10 +60,12 @@ def start_ranks(command: Sequence[str], job: Job, *, nproc: int | None, hosts: S
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
     places = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
-        start = Start(tuple(command), _variables(job, launcher, places, hosts is None), places, Path(folder))
+        meeting = _meeting(places, hosts is None)
+        start = Start(tuple(command), _variables(job, launcher, places, hosts is None) | meeting.variables(), places, Path(folder))
         words = _COMMANDS[launcher](start)
         environment = {**_MPI_DEFAULTS, **os.environ, **start.variables, EXIT_DIR: folder}
-        return _outcome(supervise(words, environment, start.folder), start.folder)
+        code = supervise(words, environment, start.folder, partial(ask_to_stop, meeting), _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM))
+        return _outcome(code, start.folder)
 
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
@@ -95,9 +102,23 @@ def _variables(job: Job, launcher: Launcher, places: Sequence[Host], here: bool)
     if launcher == "horovodrun":
         variables["HOROVOD_START_TIMEOUT"] = str(math.ceil(job.timeouts.init_s))
     if launcher != "torchrun" and job.comm.backend == "torch":
-        address, port = ("127.0.0.1", free_port("127.0.0.1")) if here else meeting_point(places)
+        address, port = _free_place(places, here)
         variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     return variables
+
+
+def _meeting(places: Sequence[Host], here: bool) -> Meeting:
+    """Where the supervisors meet, and the token of this run."""
+    return Meeting(*_free_place(places, here), secrets.token_hex(16))
+
+
+def _free_place(places: Sequence[Host], here: bool) -> tuple[str, int]:
+    """Address and free port on the host of rank 0."""
+    return ("127.0.0.1", free_port("127.0.0.1")) if here else meeting_point(places)
+
+
+_FALLBACK_SIGNAL = {"mpirun": signal.SIGUSR2}
+"""Where the supervisors cannot be asked directly. mpirun passes this one on, and on SIGTERM kills ranks before they can save."""
 
 
 # Open MPI 4 reads OMPI_MCA_plm_rsh_*, Open MPI 5 PRTE_MCA_plm_ssh_*. What the user exports goes before these.
@@ -147,7 +168,7 @@ def _horovodrun(start: Start) -> list[str]:
         raise InputError(f"horovodrun cannot read IPv6 addresses ({', '.join(ipv6)}): give host names, or use comm.launcher = mpirun")
     hosts = ",".join(f"{host.name}:{host.slots}" for host in start.hosts)
     where = ["-np", str(start.ranks), "-H", hosts, *_interfaces(start.variables)]
-    return [sys.executable, "-P", "-m", "horovod.runner.launch", "--gloo", *where, *start.command]
+    return [sys.executable, "-P", "-m", "trainer.comm.horovodrun", "--gloo", *where, *start.command]
 
 
 def _interfaces(variables: Mapping[str, str]) -> list[str]:
@@ -171,5 +192,5 @@ def _outcome(code: int, folder: Path) -> int:
     cause = first_cause(folder)
     if cause is None:
         return code
-    print(f"clipship: rank {cause.rank} on {cause.node} ended the run with exit code {cause.exit_code}: {cause.reason}", file=sys.stderr)
+    print(cause.text(), file=sys.stderr)
     return cause.exit_code

@@ -1,4 +1,4 @@
-"""One launcher process and all that it starts: a signal to stop is passed on to it, and nothing of it outlives the call. No torch."""
+"""One launcher process and all that it starts: a signal to stop is passed on, and nothing of it outlives the call. No torch."""
 
 import ctypes
 import os
@@ -7,28 +7,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 GRACE_S = 10.0
-"""Between the first failure or signal and SIGKILL for whatever is left."""
+"""Between the first failure, or a signal that nobody heeds, and SIGKILL for whatever is left."""
 _POLL_S = 0.1
-_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def supervise(command: Sequence[str], env: Mapping[str, str], exit_dir: Path) -> int:
-    """Run a launcher to its end; returns its exit code, or 128 + N where it ended by signal N or one was passed on.
+def supervise(
+    command: Sequence[str], env: Mapping[str, str], exit_dir: Path, ask: Callable[[int], bool], unheard: int = signal.SIGTERM
+) -> int:
+    """Run a launcher to its end; returns its exit code, or 128 + N where it ended by signal N, or after one that no rank heeded.
 
     `exit_dir` is a fresh folder that `env` names: a record in it starts the grace period, and it marks the processes of this launcher,
     for torchrun and mpirun put ranks into sessions of their own, where killing a process group does not reach them.
+    `ask` passes a signal on to the ranks' supervisors; where it returns False the launcher gets `unheard`, and its grace period starts.
     """
     with _signals() as received:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent)
         try:
-            _wait(process, received, exit_dir)
+            _Wait(process, received, exit_dir, ask, unheard).until_end()
         finally:
             _end(process, exit_dir)
     code = process.wait()
@@ -57,17 +60,41 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _wait(process: subprocess.Popen[bytes], received: Sequence[int], exit_dir: Path) -> None:
-    """Until the launcher has ended, or its grace period has, or Ctrl-C was pressed twice."""
-    deadline: float | None = None
-    while process.poll() is None:
-        if received and deadline is None:
-            process.terminate()  # for SIGINT too: ranks would show a KeyboardInterrupt each
-        if deadline is None and (received or any(exit_dir.glob("rank-*.json"))):
-            deadline = time.monotonic() + GRACE_S
-        if received.count(signal.SIGINT) > 1 or (deadline is not None and time.monotonic() > deadline):
+class _Wait:
+    """For the launcher's end, or the end of its grace period."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], received: Sequence[int], exit_dir: Path, ask: Callable[[int], bool], unheard: int
+    ) -> None:
+        self._process, self._received, self._exit_dir = process, received, exit_dir
+        self._ask, self._unheard = ask, unheard
+        self._passed_on = 0
+        self._deadline: float | None = None
+
+    def until_end(self) -> None:
+        """A run that was asked to stop has no deadline here: its supervisors bound it by the job's own limits."""
+        while self._process.poll() is None:
+            while self._passed_on < len(self._received):
+                self._pass_on(self._received[self._passed_on])
+                self._passed_on += 1
+            if any(self._exit_dir.glob("rank-*.json")):
+                self._end_soon()
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _pass_on(self, number: int) -> None:
+        """The supervisors tell a repeated signal from a second one. Without them, the second Ctrl-C has no more patience."""
+        if self._ask(number):
             return
-        time.sleep(_POLL_S)
+        self._process.send_signal(signal.SIGTERM if self._passed_on else self._unheard)
+        self._end_soon()
+        if self._received.count(signal.SIGINT) > 1:
+            self._deadline = 0.0
+
+    def _end_soon(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + GRACE_S
 
 
 def _end(process: subprocess.Popen[bytes], exit_dir: Path) -> None:

@@ -4,19 +4,20 @@ Samples and classes are cut into fixed blocks, and block b belongs to rank b mod
 owns it, and only integers and rows that one rank owns are added up: any number of ranks gives the same result, to the last digit.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.comm.protocol import Comm
 from trainer.data.loader import EvalBlock, eval_blocks
 from trainer.data.source import Source
 from trainer.errors import InputError
+from trainer.evaluate.features import evaluating, image_features, text_features
+from trainer.evaluate.progress import Progress
 from trainer.job import Job, Precision
-from trainer.model import Clip, autocast
+from trainer.model import Clip
 
 CLASSES_PER_BLOCK = 16
 
@@ -40,7 +41,8 @@ class ZeroShot:
 
 def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Sequence[str], job: Job, comm: Comm) -> ZeroShot:
     """Collective: how often the right one of `names`, said with `templates`, is the nearest, and among the five nearest."""
-    with _evaluating(clip.model):
+    progress = Progress("zero-shot", len(source), "images seen")
+    with evaluating(clip.model):
         classes_CD = class_features(clip, names, templates, job.model.precision, comm)
         counts = torch.zeros(3, dtype=torch.int64, device=comm.device)
         for block in eval_blocks(
@@ -52,6 +54,7 @@ def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Seque
             workers=job.data.workers,
         ):
             counts += _hits(clip, block, classes_CD, job.model.precision)
+            progress.done(block.first + comm.world.size * block.valid)
     samples, top1, top5 = comm.all_reduce(counts).tolist()
     return ZeroShot(samples, top1, top5)
 
@@ -64,8 +67,7 @@ def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision
         raise InputError(
             f"eval.zero_shot has a sample of class {int(labels.max())}, but eval.class_names gives {len(classes_CD)} names, from 0"
         )
-    with autocast(device, precision):
-        images_BD = clip.model.encode_image(block.images.to(device), normalize=True)  # type: ignore[operator]
+    images_BD = image_features(clip, block.images, precision, device)
     nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, len(classes_CD))).indices[: block.valid]
     hits = nearest == labels[:, None].to(device)
     return torch.stack([torch.tensor(block.valid, device=device), hits[:, 0].sum(), hits.any(1).sum()])
@@ -76,23 +78,11 @@ def class_features(clip: Clip, names: Sequence[str], templates: Sequence[str], p
     mine: dict[int, Tensor] = {}
     for first in range(comm.world.rank * CLASSES_PER_BLOCK, len(names), comm.world.size * CLASSES_PER_BLOCK):
         for place in range(first, min(first + CLASSES_PER_BLOCK, len(names))):
-            tokens = clip.tokenizer([template.format(names[place]) for template in templates]).to(comm.device)
-            with autocast(comm.device, precision):
-                sentences = clip.model.encode_text(tokens, normalize=True)  # type: ignore[operator]
+            tokens = clip.tokenizer([template.format(names[place]) for template in templates])
+            sentences = text_features(clip, tokens, precision, comm.device)
             mine[place] = torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
     width = comm.all_reduce(torch.tensor([next(iter(mine.values())).numel() if comm.world.rank == 0 else 0], device=comm.device))
     features_CD = torch.zeros(len(names), int(width), device=comm.device)
     for place, row in mine.items():
         features_CD[place] = row
     return comm.all_reduce(features_CD)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)

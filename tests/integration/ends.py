@@ -1,0 +1,144 @@
+"""Starts the real trainer with a fault, the way `clipship run` starts a job, and says how it ended.
+
+`python -m tests.integration.ends JOB RANKS` is that start, in a process of its own, which tests send signals to.
+"""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.integration.faulty_rank import MOMENT
+from tests.jobs import tiny_job
+from trainer import jobfile
+from trainer.launch.local import start_ranks
+
+TORCHRUN = pytest.param("torch", "torchrun", id="torch-torchrun")
+MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
+HOROVOD_MPIRUN = pytest.param("horovod", "mpirun", id="horovod-mpirun", marks=[pytest.mark.mpi, pytest.mark.horovod])
+HOROVODRUN = pytest.param("horovod", "horovodrun", id="horovod-horovodrun", marks=pytest.mark.horovod)
+every_start = pytest.mark.parametrize(("backend", "launcher"), [TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN])
+
+LIMITS = {"init_s": 60.0, "first_step_s": 30.0, "step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 6.0, "shutdown_s": 6.0}
+LATEST_S = 15.0
+"""The contract: exit 124 within so long after the limit."""
+DEATH_S = 10.0
+"""The contract: nobody outlives the first by more."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended."""
+
+    code: int
+    output: str
+    errors: str
+    folder: Path
+    seconds: float
+    """From the fault to the end of the launcher; nan where there was none."""
+
+    @property
+    def diagnosis(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "diagnosis.json").read_text())
+        return found
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "checkpoints").glob("step-*"))
+
+
+@dataclass
+class Running:
+    """A start under way."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    moment: Path
+
+    def reached(self, step: int) -> None:
+        """Returns once rank 0 has logged the step."""
+        metrics = self.folder / "metrics.jsonl"
+        while self.process.poll() is None:
+            if metrics.exists() and f'"step": {step},' in metrics.read_text():
+                return
+            time.sleep(0.05)
+        raise AssertionError(self.process.communicate())
+
+    def end(self) -> End:
+        """Waits for it."""
+        output, errors = self.process.communicate(timeout=150)
+        seconds = time.time() - float(self.moment.read_text()) if self.moment.exists() else float("nan")
+        return End(self.process.returncode, output, errors, self.folder, seconds)
+
+
+def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks: int = 2, steps: int = 6, **sections: Any) -> Running:
+    """Start the ranks of a job of a few steps, with a checkpoint and an evaluation every second one."""
+    moment = tmp_path / "moment"
+    job = tiny_job(
+        name="ends",
+        comm={"backend": backend, "launcher": launcher},
+        optim={"steps": steps},
+        timeouts={**LIMITS, **sections.pop("timeouts", {})},
+        checkpoint={"every_steps": 2},
+        eval={"zero_shot": (str(labelled_shard(tmp_path)),), "class_names": ("one", "two"), "every_steps": 2, "batch_size": 2},
+        logging={"runs": str(tmp_path / "runs"), "every_steps": 1},
+        env={"FAULT": fault, MOMENT: str(moment)},
+        **sections,
+    )
+    path = tmp_path / "job.toml"
+    path.write_text(jobfile.dump(job))
+    command = [sys.executable, "-m", "tests.integration.ends", str(path), str(ranks)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Running(process, tmp_path / "runs" / "ends", moment)
+
+
+def labelled_shard(folder: Path) -> Path:
+    """Eight pictures of two classes."""
+    path = folder / "labelled.tar"
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(picture, "PNG")
+    with tarfile.open(path, "w") as tar:
+        for number in range(8):
+            for ending, data in (("png", picture.getvalue()), ("cls", str(number % 2).encode())):
+                member = tarfile.TarInfo(f"{number}.{ending}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def ranks_left(running: Running) -> list[int]:
+    """Processes that belong to the run and still live."""
+    mark = os.fsencode(running.moment)
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)]
+
+
+def _environ(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def sigkill(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def main(job_path: str, ranks: str) -> int:
+    command = (sys.executable, "-P", "-m", "tests.integration.faulty_rank", job_path)
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the ranks: `-P` hides the working folder
+    return start_ranks(command, jobfile.load(Path(job_path)), nproc=int(ranks), hosts=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

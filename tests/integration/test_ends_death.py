@@ -1,0 +1,83 @@
+"""The end of one rank, or of its supervisor, is the end of all; the first cause comes first, with the exit code that it deserves."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN, begin, every_start, ranks_left
+
+NODE = os.uname().nodename
+STARTS = [TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN]
+full = pytest.mark.full
+
+
+@every_start
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
+@pytest.mark.parametrize(("phase", "step"), [("step", 3), pytest.param("evaluation", 2, marks=full), pytest.param("checkpoint", 2, marks=full)])
+def test_killed_rank_ends_all_and_is_named_first(
+    tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int
+) -> None:
+    running = begin(tmp_path, backend, launcher, f"kill:{victim}:{phase}:{step}")
+    end = running.end()
+    assert end.code == 1, end.errors
+    first = end.errors[end.errors.index("clipship: ") :]
+    assert first.startswith(f"clipship: rank {victim} on {NODE} ended the run with exit code 1: killed by SIGKILL in {phase}, step {step}")
+    assert "Traceback" not in end.errors, "the other rank's failure in a collective is noise"
+    assert end.seconds < DEATH_S
+    assert not ranks_left(running)
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher"), [TORCHRUN, pytest.param(*MPIRUN.values, marks=[full, *MPIRUN.marks]), pytest.param(*HOROVODRUN.values, marks=[full])]
+)
+def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(tmp_path: Path, backend: str, launcher: str) -> None:
+    running = begin(tmp_path, backend, launcher, "raise:1:step:3")
+    end = running.end()
+    assert end.code == 1
+    assert f"rank 1 on {NODE} ended the run with exit code 1: ValueError: a fault of the test" in end.errors
+    assert end.errors.count("Traceback") == 1
+    assert "RuntimeError" not in end.errors
+    assert end.seconds < DEATH_S
+
+
+@pytest.mark.parametrize(("backend", "launcher"), [TORCHRUN])
+def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path, backend: str, launcher: str) -> None:
+    end = begin(tmp_path, backend, launcher, "exit:1:step:3").end()
+    assert end.code == 7
+    assert "left with exit code 7 in step, step 3" in end.errors
+
+
+@every_start
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=full), 1])
+def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(tmp_path: Path, backend: str, launcher: str, victim: int) -> None:
+    running = begin(tmp_path, backend, launcher, f"orphan:{victim}:step:3")
+    end = running.end()
+    assert end.code not in (0, 75), end.errors
+    if victim:
+        assert end.code == 1
+        assert f"rank 1 on {NODE} ended the run with exit code 1: its supervisor is gone" in end.errors
+    assert end.seconds < DEATH_S
+    assert not ranks_left(running)
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=full)])
+def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
+    """Rank and supervisor stopped: nobody there answers. A cut-off node looks the same from outside."""
+    running = begin(tmp_path, "torch", "torchrun", f"freeze:{victim}:step:3", timeouts={"silence_s": 4.0})
+    end = running.end()
+    assert end.code not in (0, 75), end.errors
+    assert "silent for 4 s" in end.errors
+    if victim:
+        assert end.code == 1
+        assert f"rank 1 on {NODE} ended the run" in end.errors
+    assert not ranks_left(running)
+
+
+def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path) -> None:
+    running = begin(tmp_path, "torch", "mpirun", "freeze:1:step:3", timeouts={"silence_s": 60.0})
+    end = running.end()
+    assert end.code == 124, end.errors
+    assert end.diagnosis["late"] == end.diagnosis["missing"] == [1]
+    assert f"late: rank 1 on {NODE}: its supervisor does not answer" in end.errors
+    assert not ranks_left(running)

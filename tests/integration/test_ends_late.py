@@ -1,0 +1,47 @@
+"""A rank that is late: past the phase's limit the run ends with 124, and the rank, its phase and its step are named."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.integration.ends import HOROVOD_MPIRUN, HOROVODRUN, LATEST_S, LIMITS, MPIRUN, TORCHRUN, begin, ranks_left
+from trainer.health.diagnosis import KEYS
+
+SOME = {  # every pair of values once, but for launchers
+    ("torch", "torchrun", 0, "step", "stop"),
+    ("torch", "mpirun", 1, "evaluation", "slow"),
+    ("horovod", "mpirun", 0, "checkpoint", "slow"),
+    ("horovod", "horovodrun", 1, "step", "stop"),
+}
+
+
+def cases() -> Iterator[object]:
+    """Every start, place and deed; those that are not among SOME only with `-m full`."""
+    for start, victim, (phase, step), deed in product(
+        [TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN], [0, 1], [("step", 3), ("evaluation", 2), ("checkpoint", 2)], ["stop", "slow"]
+    ):
+        backend, launcher = start.values
+        marks = [*start.marks, *([] if (backend, launcher, victim, phase, deed) in SOME else [pytest.mark.full])]
+        yield pytest.param(backend, launcher, victim, phase, step, deed, marks=marks, id=f"{start.id}-{deed}-{victim}-{phase}")
+
+
+@pytest.mark.parametrize(("backend", "launcher", "victim", "phase", "step", "deed"), cases())
+def test_late_rank_is_named_and_the_run_ends_with_124(
+    tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int, deed: str
+) -> None:
+    running = begin(tmp_path, backend, launcher, f"{deed}:{victim}:{phase}:{step}")
+    end = running.end()
+    assert end.code == 124, end.errors
+    found = end.diagnosis
+    assert found["late"] == [victim], end.errors
+    late = next(report for report in found["ranks"] if report["rank"] == victim)
+    assert (late["phase"], late["step"]) == (phase, step)
+    assert ("stopped" in late["state"]) == (deed == "stop")
+    assert ("in commit" in late["stack"]) == (deed == "slow"), late["stack"]
+    last = end.errors[end.errors.rindex("timed out: ") :]
+    assert f"late: rank {victim} on " in last
+    assert f"in {phase}, step {step}" in last
+    assert end.seconds < LIMITS[KEYS[phase]] + LATEST_S
+    assert not ranks_left(running)

@@ -1,0 +1,63 @@
+"""A request to stop: all ranks save at the same step and leave with 75, whoever was asked and under whatever launcher."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.ends import begin, every_start, ranks_left
+
+full = pytest.mark.full
+LONG = 100_000
+
+
+@every_start
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=full), pytest.param(signal.SIGUSR2, marks=full)])
+def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str, launcher: str, number: int) -> None:
+    running = begin(tmp_path, backend, launcher, steps=LONG)
+    running.reached(3)
+    for _ in range(3):  # schedulers repeat themselves
+        running.process.send_signal(number)
+        time.sleep(0.2)
+    end = running.end()
+    assert end.code == 75, end.errors
+    assert "asked to stop; the run is saved and can go on (exit code 75)" in end.errors
+    step = int(end.output.partition("asked to stop: step ")[2].split()[0])
+    assert f"step-{step:08d}" in end.checkpoints
+    assert not ranks_left(running)
+
+
+@every_start
+@pytest.mark.parametrize("deed", ["signal", pytest.param("signal-all", marks=full)])
+def test_signal_to_a_ranks_supervisor_stops_all_ranks(tmp_path: Path, backend: str, launcher: str, deed: str) -> None:
+    """As srun, mpirun and Kubernetes pass it on."""
+    running = begin(tmp_path, backend, launcher, f"{deed}:1:step:3", steps=LONG)
+    end = running.end()
+    assert end.code == 75, end.errors
+    assert end.checkpoints
+    assert not ranks_left(running)
+
+
+def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
+    running = begin(tmp_path, "torch", "torchrun", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0})
+    while not running.moment.exists():
+        time.sleep(0.05)
+    running.process.send_signal(signal.SIGTERM)
+    time.sleep(5.5)
+    assert running.process.poll() is None
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end().code == 128 + signal.SIGTERM
+    assert not ranks_left(running)
+
+
+def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
+    running = begin(tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "shutdown_s": 2.0})
+    while not running.moment.exists():
+        time.sleep(0.05)
+    running.process.send_signal(signal.SIGTERM)
+    end = running.end()
+    assert end.code == 124
+    assert "asked to stop, the run had not ended after 8 s" in end.errors
+    assert end.diagnosis["late"] == [1]
+    assert not ranks_left(running)

@@ -1,0 +1,178 @@
+"""Evaluation by several ranks gives what one process finds, and what open_clip itself finds; `clipship eval` from the command line."""
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tests.integration.evaluate_rank import CLASSES, TEMPLATES, measure
+from tests.jobs import VIT, tiny_job
+from tests.start import start
+from trainer import model
+from trainer.comm.connect import connect
+from trainer.data.loader import decode
+from trainer.data.pack import PackedSample, write_shards
+from trainer.data.source import open_labelled
+from trainer.evaluate.evaluation import Metrics
+from trainer.job import Eval
+from trainer.world import World
+
+NAME = Path(VIT).stem
+SAMPLES = 83
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some digits: in shards with class and captions, in class folders, in a table of captions that all differ; and a table of two."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    samples = [digit(number) for number in range(SAMPLES)]
+    (folder / "shards").mkdir()
+    write_shards(samples, folder / "shards", 40)
+    names = [Path("classes", members["cls"].decode(), f"{key}.png") for key, members in samples]
+    for name, (_, members) in zip(names, samples, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(members["png"])
+    rows = [f"{name},a {CLASSES[int(name.parent.name)]} of number {number * 7}" for number, name in enumerate(names[:40])]
+    (folder / "captions.csv").write_text("\n".join(["image,caption", *rows, f"{names[0]},one more caption"]))
+    (folder / "two.csv").write_text(f"image,caption\n{names[0]},a zero\n{names[1]},a one\n{names[0]},none\n{names[1]},unity\n{names[1]},1")
+    return folder
+
+
+def digit(number: int) -> PackedSample:
+    """A real image of a digit, with captions that many others have too."""
+    digits = load_digits()
+    label = int(digits.target[number])
+    file = io.BytesIO()
+    Image.fromarray((digits.images[number] * 15).astype(np.uint8)).resize((32, 32)).save(file, "png")
+    captions = "\n".join(template.format(CLASSES[label]) for template in TEMPLATES[: 1 + number % 2])
+    return f"{number:03d}", {"png": file.getvalue(), "txt": captions.encode(), "cls": str(label).encode()}
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> Path:
+    """A model that knows a part of the digits: a linear map from its untrained image tower to the names, fitted to every other digit."""
+    clip = model.untrained(tiny_job())
+    network: Any = clip.model.eval()
+    source = open_labelled(Eval(zero_shot=(str(folder / "shards" / "*.tar"),), class_names=CLASSES))
+    raws = [source.read(number) for number in range(0, len(source), 2)]
+    labels = torch.nn.functional.one_hot(torch.tensor([raw.label for raw in raws]), len(CLASSES)).float()
+    with torch.no_grad():
+        names = network.encode_text(clip.tokenizer([f"a {name}" for name in CLASSES]), normalize=True)
+        projection, network.visual.proj = network.visual.proj, None
+        pooled = network.visual(torch.stack([clip.eval_transform(decode(raw)) for raw in raws]))
+        projection.copy_(torch.linalg.pinv(pooled, rtol=1e-3) @ labels @ torch.linalg.pinv(names.T, rtol=1e-4))
+        network.visual.proj = projection
+    torch.save(network.state_dict(), folder / "weights.pt")
+    return folder / "weights.pt"
+
+
+@pytest.fixture(scope="module")
+def alone(weights: Path, folder: Path) -> Iterator[list[Metrics]]:
+    """What one process finds, here, with as many threads as there are cores."""
+    comm = connect(tiny_job(), World(0, 1, 0, 1, "here", "test"), os.environ)
+    yield measure("torch", str(weights), folder, comm)
+    comm.close()
+
+
+def test_the_model_under_test_knows_something_but_not_all(alone: list[Metrics]) -> None:
+    shards, folders = alone
+    assert 0.3 < shards["zero_shot_top1"] < 1
+    assert shards["zero_shot_top1"] < shards["zero_shot_top5"]
+    assert {name: value for name, value in shards.items() if name.startswith("zero")} == {
+        name: value for name, value in folders.items() if name.startswith("zero")
+    }
+    assert (shards["zero_shot_samples"], shards["retrieval_images"], shards["retrieval_texts"]) == (
+        SAMPLES,
+        SAMPLES,
+        SAMPLES + SAMPLES // 2,
+    )
+    assert (folders["retrieval_images"], folders["retrieval_texts"]) == (2, 5)
+
+
+def ranks(backend: str, launcher: str, count: int) -> Any:
+    needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+    marks = [pytest.mark.mpi] * (launcher == "mpirun") + [pytest.mark.horovod, needs_horovod] * (backend == "horovod")
+    return pytest.param(backend, launcher, count, marks=marks)
+
+
+@pytest.mark.parametrize(("backend", "launcher", "count"), [ranks("torch", "torchrun", 3), ranks("horovod", "mpirun", 2)])
+def test_ranks_find_together_what_one_process_finds(
+    alone: list[Metrics], weights: Path, folder: Path, backend: str, launcher: str, count: int
+) -> None:
+    ran = start(backend, launcher, count, "tests.integration.evaluate_rank", backend, str(weights), str(folder))
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("[{"))) == alone
+
+
+def with_open_clip(weights: Path, folder: Path) -> dict[str, float]:
+    """Plain open_clip in one process, the whole matrix at once."""
+    open_clip.add_model_config(VIT)
+    clip, _, transform = open_clip.create_model_and_transforms(NAME, pretrained=str(weights))
+    tokenizer = open_clip.get_tokenizer(NAME)
+    clip.eval()
+
+    def of_images(paths: list[Path]) -> torch.Tensor:
+        features: torch.Tensor = clip.encode_image(torch.stack([transform(Image.open(path)) for path in paths]), normalize=True)
+        return features
+
+    paths = sorted((folder / "classes").rglob("*.png"))
+    lines = [line.split(",") for line in (folder / "captions.csv").read_text().splitlines()[1:]]
+    images = list(dict.fromkeys(image for image, _ in lines))
+    owner = np.array([images.index(image) for image, _ in lines])
+    with torch.no_grad():
+        classes = torch.stack([clip.encode_text(tokenizer([t.format(n) for t in TEMPLATES]), normalize=True).mean(0) for n in CLASSES])
+        said = (of_images(paths) @ torch.nn.functional.normalize(classes, dim=1).T).argmax(1)
+        cosines = (
+            of_images([folder / image for image in images]) @ clip.encode_text(tokenizer([text for _, text in lines]), normalize=True).T
+        )
+    of_texts = np.array([min(np.flatnonzero(owner[order] == i)) for i, order in enumerate((-cosines).argsort(1).numpy())])
+    of_images_ = np.array([int(np.flatnonzero(order == owner[t])[0]) for t, order in enumerate((-cosines.T).argsort(1).numpy())])
+    right = [int(place) == int(path.parent.name) for place, path in zip(said, paths, strict=True)]
+    found = {"zero_shot_top1": sum(right) / len(right)}
+    for name, places in (("i2t", of_texts), ("t2i", of_images_)):
+        found |= {f"retrieval_{name}_r{k}": int((places < k).sum()) / len(places) for k in (1, 5, 10)}
+        found[f"retrieval_{name}_median_rank"] = float(np.median(places + 1))
+    return found
+
+
+def clipship_eval(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "trainer.launch.cli", "eval", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def theirs(weights: Path, folder: Path) -> Path:
+    """The same weights as open_clip_train leaves them: one file with the wrapper's prefix, and the model's name above its folder."""
+    (folder / "logs" / "checkpoints").mkdir(parents=True)
+    (folder / "logs" / "params.txt").write_text(f"logs: ./logs\nmodel: {VIT}\nname: mine\n")
+    state = {f"module.{name}": tensor for name, tensor in torch.load(weights, weights_only=True).items()}
+    content = {"epoch": 8, "name": "mine", "state_dict": state, "optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}
+    torch.save(content, folder / "logs" / "checkpoints" / "epoch_8.pt")
+    return folder / "logs" / "checkpoints" / "epoch_8.pt"
+
+
+def test_open_clip_itself_finds_the_same_of_a_checkpoint_of_open_clip_train(weights: Path, theirs: Path, folder: Path) -> None:
+    sets = ("--data", str(folder / "captions.csv"), "--zero-shot", str(folder / "classes"))
+    words = folder / "words.txt", folder / "names.txt"
+    for path, lines in zip(words, (TEMPLATES, CLASSES), strict=True):
+        path.write_text("\n".join(lines))
+    ran = clipship_eval(str(theirs), *sets, "--templates", str(words[0]), "--class-names", str(words[1]), "--nproc", "2")
+    assert ran.returncode == 0, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    found = json.loads(line)
+    assert found["model"] == VIT
+    assert found["world_size"] == 2
+    expected = with_open_clip(weights, folder)
+    assert {name: found[name] for name in expected} == expected
+    assert "retrieval_i2t_r1" in ran.stderr

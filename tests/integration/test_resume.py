@@ -1,0 +1,156 @@
+"""Runs that are killed and started again, with real processes: what they would have done, they do."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.runs import TinyRun, kill_tree
+
+EXACT = {"comm": {"deterministic": True}, "checkpoint": {"every_steps": 3}}
+STARTS = [
+    pytest.param("torch", 1, id="torch-1"),
+    pytest.param("torch", 2, id="torch-2"),
+    pytest.param("horovod", 2, id="horovod-2", marks=pytest.mark.horovod),
+    pytest.param("torch", 4, id="torch-4", marks=pytest.mark.full),
+    pytest.param("horovod", 1, id="horovod-1", marks=[pytest.mark.horovod, pytest.mark.full]),
+    pytest.param("horovod", 4, id="horovod-4", marks=[pytest.mark.horovod, pytest.mark.full]),
+]
+
+
+def _job(backend: str, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {**EXACT, **sections, "comm": {**EXACT["comm"], "backend": backend}}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[int, float]]:
+    """The losses of a run that nobody disturbs, one for each backend and world."""
+    known: dict[tuple[str, int], dict[int, float]] = {}
+
+    def losses(backend: str, ranks: int) -> dict[int, float]:
+        if (backend, ranks) not in known:
+            run = TinyRun(tmp_path_factory.mktemp("whole"))
+            run.write(**_job(backend))
+            done = run.start(ranks)
+            assert done.returncode == 0, done.stderr
+            known[backend, ranks] = run.losses()
+        return known[backend, ranks]
+
+    return losses
+
+
+@pytest.mark.parametrize(("backend", "ranks"), STARTS)
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
+@given(at_step=st.integers(1, 11), delay_s=st.floats(0, 0.2))
+def test_losses_after_a_kill_are_those_of_the_uninterrupted_run_to_the_last_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    uninterrupted: Callable[[str, int], dict[int, float]],
+    backend: str,
+    ranks: int,
+    at_step: int,
+    delay_s: float,
+) -> None:
+    run = TinyRun(tmp_path_factory.mktemp("killed"))
+    run.write(**_job(backend))
+    run.start_and_kill(ranks, at_step, delay_s)
+    done = run.start(ranks)
+    assert done.returncode == 0, done.stderr
+    assert run.losses() == uninterrupted(backend, ranks)
+
+
+def test_a_kill_while_a_checkpoint_is_written_loses_only_the_steps_since_the_one_before(
+    tmp_path: Path, uninterrupted: Callable[[str, int], dict[int, float]]
+) -> None:
+    run = TinyRun(tmp_path)
+    run.write(**_job("torch"))
+    process = subprocess.Popen(run.command(2), stdout=subprocess.DEVNULL)
+    partial = run.run / "checkpoints" / ".step-00000009.partial"
+    while not partial.exists() and process.poll() is None:
+        time.sleep(0.0005)
+    kill_tree(process.pid)
+    process.wait()
+    left = sorted(path.name for path in partial.parent.iterdir())
+    done = run.start(2)
+    assert done.returncode == 0, (left, done.stderr)
+    assert f"checkpoints/{max(name for name in left if name.startswith('step-'))}" in done.stdout
+    assert run.losses() == uninterrupted("torch", 2)
+    assert not list(partial.parent.glob(".step-*"))
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])])
+def test_losses_in_float64_agree_across_world_sizes(tmp_path: Path, backend: str) -> None:
+    sections = _job(backend, model={"precision": "fp64"}, optim={"steps": 50}, checkpoint={"every_steps": 10})
+    whole, moved = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "moved")
+    whole.write(**sections)
+    moved.write(**sections)
+    assert whole.start(1).returncode == 0
+    moved.start_and_kill(2, at_step=15)
+    moved.start_and_kill(1, at_step=33)
+    assert moved.start(4).returncode == 0
+    expected, found = whole.losses(), moved.losses()
+    assert list(found) == list(expected) == list(range(1, 51))
+    assert max(abs(found[step] - expected[step]) / expected[step] for step in expected) < 1e-9
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    run = TinyRun(tmp_path_factory.mktemp("finished"))
+    run.write(checkpoint={"every_steps": 2, "keep": 2})
+    assert run.start(1).returncode == 0
+    return run
+
+
+def test_the_last_ones_are_kept_and_the_rest_removed(finished: TinyRun) -> None:
+    names = sorted(path.name for path in (finished.run / "checkpoints").iterdir())
+    assert names == ["step-00000010", "step-00000012"]
+
+
+def test_every_checkpoint_leaves_its_cost_in_the_metrics(finished: TinyRun) -> None:
+    written = [event for event in finished.events() if "checkpoint" in event]
+    assert [event["step"] for event in written] == [2, 4, 6, 8, 10, 12]
+    assert all(event["write_s"] > 0 and event["checkpoint_bytes"] > 0 for event in written)
+    assert all("checkpoint_s" in event for event in finished.events() if "loss" in event)
+
+
+def test_a_finished_run_is_left_alone_until_told_otherwise(finished: TinyRun) -> None:
+    before = finished.result()
+    again = finished.start(1)
+    assert again.returncode == 0
+    assert "--fresh" in again.stdout
+    assert finished.result() == before
+    fresh = finished.start(1, "--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+    assert (finished.run.with_name("tiny.old-1") / "result.json").exists()
+
+
+def test_a_checkpoint_on_request_while_the_run_goes_on(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.write(optim={"steps": 100_000}, checkpoint={"every_minutes": 600.0})
+    process = subprocess.Popen(run.command(1), stdout=subprocess.DEVNULL)
+    try:
+        while run.last_step() < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        asked = subprocess.run([*run.command(1)[:3], "checkpoint", str(run.run)], check=False, capture_output=True, text=True)
+        assert asked.returncode == 0, asked.stderr
+        (folder,) = _waited_for(run.run / "checkpoints", "step-*")
+        step = int(folder.name.removeprefix("step-"))
+        while run.last_step() < step + 3:
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        kill_tree(process.pid)
+        process.wait()
+
+
+def _waited_for(folder: Path, pattern: str) -> Iterator[Path]:
+    limit = time.monotonic() + 60
+    while not (found := list(folder.glob(pattern))):
+        assert time.monotonic() < limit, f"no {pattern} in {folder}"
+        time.sleep(0.05)
+    return iter(found)

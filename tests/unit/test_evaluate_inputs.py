@@ -1,0 +1,246 @@
+"""What `clipship eval` and `[eval]` take: checkpoints of all kinds, folders of classes, tables with several rows for an image."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.jobs import VIT, tiny_job
+from trainer import inputs, model
+from trainer.checkpoint import files
+from trainer.comm.protocol import Comm
+from trainer.data.retrieval_blocks import retrieval_blocks
+from trainer.data.source import open_images, open_labelled
+from trainer.errors import InputError
+from trainer.evaluate.rank import evaluate
+from trainer.evaluate.weights import with_loss_of_weights
+from trainer.inputs import checkpoints
+from trainer.inputs.checkpoints import Trained, find_trained
+from trainer.job import Data, Eval, Job
+from trainer.launch import cli
+from trainer.launch.evaluate import evaluation_job
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_names_of_a_checkpoints_parts_are_those_that_are_written() -> None:
+    assert (checkpoints.WEIGHTS, checkpoints.MANIFEST) == (files.WEIGHTS, files.MANIFEST)
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    """A run folder with two checkpoints; the job that made them evaluates on shards."""
+    shards = ("held-out/*.tar",)
+    job = tiny_job(
+        eval={"zero_shot": shards, "class_names": ("a", "b"), "batch_size": 7, "every_steps": 2},
+        checkpoint={"best": "zero_shot_top1"},
+        data={"image_column": "file"},
+        comm={"backend": "horovod"},
+    )
+    weights = tmp_path / "weights.pt"
+    torch.save(model.untrained(job).model.state_dict(), weights)
+    content = weights.read_bytes()
+    seal = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for step in (9, 10):
+        place = tmp_path / "runs" / "x" / "checkpoints" / f"step-{step:08d}"
+        place.mkdir(parents=True)
+        (place / "model.pt").write_bytes(content)
+        (place / "manifest.json").write_text(json.dumps({"step": step, "files": {"model.pt": seal}, "job": job.model_dump(mode="json")}))
+    return tmp_path / "runs" / "x"
+
+
+@pytest.mark.parametrize(
+    ("given", "step"),
+    [("", 10), ("checkpoints", 10), ("checkpoints/step-00000009", 9), ("checkpoints/step-00000009/model.pt", 9)],
+)
+def test_a_run_its_checkpoints_one_of_them_and_its_weights_are_found(ours: Path, given: str, step: int) -> None:
+    found = find_trained(str(ours / given))
+    assert found.pretrained == str(ours / f"checkpoints/step-{step:08d}/model.pt")
+    assert found.model == VIT
+    assert found.job is not None
+
+
+def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp_path: Path) -> None:
+    weights = tmp_path / "checkpoints" / "epoch_3.pt"
+    weights.parent.mkdir()
+    weights.touch()
+    assert find_trained(str(weights)) == Trained(None, str(weights))
+    (tmp_path / "params.txt").write_text("logs: x\nmodel: ViT-B-32\nmodel_ema: no\n")
+    assert find_trained(str(weights)) == Trained("ViT-B-32", str(weights))
+
+
+def test_names_of_open_clip_and_of_the_hub_are_taken() -> None:
+    assert find_trained("ViT-B-32:laion2b_s34b_b79k") == Trained("ViT-B-32", "laion2b_s34b_b79k")
+    assert find_trained("hf-hub:org/name") == Trained("hf-hub:org/name", None)
+
+
+def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Path) -> None:
+    with pytest.raises(InputError, match=r"eval\.zero_shot: .*held-out"):
+        evaluation_job(str(ours), None, {}, 1, ())
+    (Path(ours) / "a.tar").touch()
+    job = evaluation_job(str(ours), None, {"zero_shot": (f"{ours}/a.tar",)}, 2, ("data.workers=3",))
+    assert job.eval == Eval(zero_shot=(f"{ours}/a.tar",), class_names=("a", "b"), batch_size=7, every_steps=2)
+    assert (job.data.image_column, job.data.workers) == ("file", 3)
+    assert job.comm == tiny_job().comm
+    assert job.model.pretrained == str(ours / "checkpoints/step-00000010/model.pt")
+    assert job.optim.global_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "Missing argument 'CHECKPOINT'"),
+        (("no.pt",), "no.pt: no such file or folder: give a run folder"),
+        (("empty",), "empty is no checkpoint and holds none"),
+        (("w.pt",), "nothing beside these weights says what model they are of: give --model"),
+        (("w.pt", "--model", "ViT-B-32"), "nothing to evaluate on: give --data"),
+        (("w.pt", "--model", "ViT-B-33", "--data", "no.tar"), "did you mean ViT-B-32"),
+        (("w.pt", "--model", "ViT-B-33", "--data", "no.tar"), "eval.retrieval: "),
+        (("w.pt", "--model", "ViT-B-32", "--zero-shot", "a.tar"), "zero_shot needs class_names"),
+        (("w.pt", "--model", "ViT-B-32", "--zero-shot", "empty"), "empty is a folder: name the files"),
+        (("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "data.image_column=file"), "no image column 'file'"),
+        (("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "eval.batchsize=3"), "did you mean eval.batch_size"),
+    ],
+)
+def test_bad_input_of_eval_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("w.pt", "0.png", "a.tar"):
+        Path(name).touch()
+    Path("a.csv").write_text("image,caption\n0.png,a\n")
+    Path("empty").mkdir()
+    assert cli.main(["eval", *words]) == 2
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert shown.out == ""
+
+
+def with_weights(path: Path) -> Job:
+    job = tiny_job()
+    return job.model_copy(update={"model": job.model.model_copy(update={"pretrained": str(path)})})
+
+
+@pytest.mark.parametrize("loss", ["clip", "siglip"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_the_loss_is_read_from_the_weights(tmp_path: Path, alone: Comm, loss: str, prefix: str) -> None:
+    """A model of the one cannot load weights of the other."""
+    path = tmp_path / "epoch_1.pt"
+    state = model.untrained(tiny_job(optim={"loss": loss})).model.state_dict()
+    torch.save({"epoch": 1, "state_dict": {f"{prefix}{name}": tensor for name, tensor in state.items()}}, path)
+    assert with_loss_of_weights(with_weights(path), alone).optim.loss == loss
+    assert evaluate(with_weights(path), alone) == {}
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused(ours: Path, alone: Comm) -> None:
+    path = ours / "checkpoints/step-00000010/model.pt"
+    assert with_loss_of_weights(with_weights(path), alone).optim.loss == "clip"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"model\.pt does not have the checksum it was written with"):
+        with_loss_of_weights(with_weights(path), alone)
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return print, ("code of the file was run",)
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", {"a": Harmful()}, ["a", "list"]])
+def test_a_file_that_holds_no_weights_is_refused_and_runs_no_code(tmp_path: Path, alone: Comm, content: Any, capsys: Capture) -> None:
+    path = tmp_path / "w.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(InputError, match=r"w\.pt holds no weights that can be read safely"):
+        with_loss_of_weights(with_weights(path), alone)
+    assert "was run" not in capsys.readouterr().out
+
+
+def test_weights_of_another_model_are_bad_input(tmp_path: Path, alone: Comm) -> None:
+    torch.save({"visual.proj": torch.zeros(3, 3)}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is --model right\?"):
+        evaluate(with_weights(tmp_path / "w.pt"), alone)
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    """Folders of three classes, one without an image; files that are none."""
+    root = tmp_path / "val"
+    for name in ("tabby_cat/b.JPEG", "tabby_cat/a.png", "dog/deep/c.jpg", "dog/notes.txt", ".cache/x.png", "ant/.hidden.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    (root / "README").touch()
+    return root
+
+
+def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: Path) -> None:
+    settings = Eval(zero_shot=(str(classes),))
+    inputs.check_evaluation(settings)
+    assert inputs.class_names(settings) == ("ant", "dog", "tabby cat")
+    source = open_labelled(settings)
+    found = [(raw.key, raw.label, raw.image) for raw in map(source.read, range(len(source)))]
+    assert found == [
+        ("dog/deep/c.jpg", 1, b"dog/deep/c.jpg"),
+        ("tabby_cat/a.png", 2, b"tabby_cat/a.png"),
+        ("tabby_cat/b.JPEG", 2, b"tabby_cat/b.JPEG"),
+    ]
+    assert list(source.left_out.values()) == [1]
+
+
+def test_names_given_for_class_folders_must_be_as_many(classes: Path) -> None:
+    assert inputs.class_names(Eval(zero_shot=(str(classes),), class_names=("x", "y", "z"))) == ("x", "y", "z")
+    with pytest.raises(InputError, match=r"gives 2 names, but .* holds 3 class folders"):
+        inputs.check_evaluation(Eval(zero_shot=(str(classes),), class_names=("x", "y")))
+
+
+def test_class_folders_without_an_image_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(InputError, match="no image in its 1 folders"):
+        open_labelled(Eval(zero_shot=(str(tmp_path),)))
+
+
+def test_rows_that_name_one_image_become_one_sample_with_all_captions(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "1.csv").write_text("image,caption\na.png,one\nb.png,two\n./a.png,three\n")
+    (tmp_path / "sub" / "2.csv").write_text("image,caption\n../a.png,four\n")
+    source = open_images(Data(train=(f"{tmp_path}/1.csv", f"{tmp_path}/sub/2.csv")))
+    assert [(raw.image, raw.captions) for raw in map(source.read, range(len(source)))] == [
+        (b"a.png", ("one", "three", "four")),
+        (b"b.png", ("two",)),
+    ]
+
+
+def test_retrieval_blocks_say_whose_each_caption_is_and_which_read_the_same(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in "abc":
+        Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("image,caption\na.png,x\nb.png,y\na.png,z\nc.png,x\n")
+    source = open_images(Data(train=(f"{tmp_path}/t.csv",)))
+
+    def tokens(captions: list[str]) -> torch.Tensor:
+        return torch.tensor([[ord(caption)] for caption in captions])
+
+    first, second = retrieval_blocks(
+        source, rank=0, world_size=1, block=2, transform=lambda picture: torch.ones(3, 2, 2), tokenizer=tokens, workers=0
+    )
+    assert (first.valid, first.image_of_caption.tolist(), first.tokens[:, 0].tolist()) == (2, [0, 0, 1], [ord(c) for c in "xzy"])
+    assert (second.valid, second.image_of_caption.tolist(), second.images[:, 0, 0, 0].tolist()) == (1, [2], [1, 0])
+    assert second.digests[0] == first.digests[0]
+    assert len(set(first.digests.tolist())) == 3
+    assert list(retrieval_blocks(source, rank=2, world_size=3, block=2, transform=torch.ones, tokenizer=tokens, workers=0)) == []
+
+
+@pytest.mark.parametrize(("best", "wrong"), [("retrieval_t2i_r1", "eval.retrieval"), ("zero_shot_top5", "eval.zero_shot")])
+def test_the_best_checkpoint_needs_an_evaluation_that_measures_it(best: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match=f"checkpoint.best = {best} needs {wrong}"):
+        tiny_job(checkpoint={"best": best})
+    tiny_job(checkpoint={"best": best}, eval={"retrieval": ("a.csv",), "zero_shot": ("val",)})

@@ -1,0 +1,49 @@
+"""Everything that a job's `[eval]` asks of a model: zero-shot classification, retrieval."""
+
+import logging
+
+from trainer.comm.protocol import Comm
+from trainer.data.source import open_images, open_labelled
+from trainer.evaluate.retrieval import RECALLS, retrieval
+from trainer.evaluate.zero_shot import zero_shot
+from trainer.inputs.evaluation import class_names, templates
+from trainer.job import Job
+from trainer.model import Clip
+
+log = logging.getLogger("clipship")
+
+Metrics = dict[str, float | int]
+
+
+class Evaluation:
+    """May be called again and again. Opens the data sets when it is made, so that bad ones are found before a run and not at its end."""
+
+    def __init__(self, job: Job, comm: Comm) -> None:
+        """Raises InputError for what is missing or unreadable."""
+        self._job, self._comm = job, comm
+        settings = job.eval
+        self._labelled = open_labelled(settings, job.data.image_key) if settings.zero_shot else None
+        self._class_names = class_names(settings) if settings.zero_shot else ()
+        self._templates = templates(settings) if settings.zero_shot else ()
+        self._captioned = open_images(job.retrieval_data) if settings.retrieval else None
+
+    def __call__(self, clip: Clip) -> Metrics:
+        """Collective: the metrics under the names of result.json; none where the job asks for nothing."""
+        return {**self._zero_shot(clip), **self._retrieval(clip)}
+
+    def _zero_shot(self, clip: Clip) -> Metrics:
+        if self._labelled is None:
+            return {}
+        found = zero_shot(clip, self._labelled, self._class_names, self._templates, self._job, self._comm)
+        shares = f"top-1 {found.top1 / found.samples:.2%}, top-5 {found.top5 / found.samples:.2%}"
+        log.info("%-12s %s of %d images", "zero-shot", shares, found.samples)
+        return found.metrics()
+
+    def _retrieval(self, clip: Clip) -> Metrics:
+        if self._captioned is None:
+            return {}
+        metrics = retrieval(clip, self._captioned, self._job, self._comm).metrics()
+        for way, name in (("image to text", "i2t"), ("text to image", "t2i")):
+            recalls = ", ".join(f"R@{k} {metrics[f'retrieval_{name}_r{k}']:.2%}" for k in RECALLS)
+            log.info("%-12s %s: %s, median rank %g", "retrieval", way, recalls, metrics[f"retrieval_{name}_median_rank"])
+        return metrics

@@ -1,0 +1,134 @@
+"""Image-text retrieval, shared by all ranks: recall at 1, 5 and 10 and the median rank, from images to texts and back.
+
+Images are cut into fixed blocks, and block b belongs to rank b modulo world_size. Ranks meet after each block to give each other its
+features, so nobody waits longer than a block takes; then each ranks its share of the images against all texts (see `ranking`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.comm.protocol import Comm
+from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
+from trainer.data.source import Source
+from trainer.evaluate.features import evaluating, image_features, text_features
+from trainer.evaluate.progress import Progress
+from trainer.evaluate.ranking import Pairs, ahead, exact
+from trainer.job import Job
+from trainer.model import Clip
+
+RECALLS = (1, 5, 10)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Ranks from 1, int64 on the CPU. A tie is ranked by number, the lower one first."""
+
+    of_texts: Tensor
+    """[images]: of the nearest of an image's own texts among all texts."""
+    of_images: Tensor
+    """[texts]: of a text's own image among all images."""
+
+    def metrics(self) -> dict[str, float | int]:
+        """The names of result.json: recall as a share, i2t from images to texts, t2i back."""
+        found: dict[str, float | int] = {"retrieval_images": len(self.of_texts), "retrieval_texts": len(self.of_images)}
+        for name, ranks in (("i2t", self.of_texts), ("t2i", self.of_images)):
+            found |= {f"retrieval_{name}_r{k}": int((ranks <= k).sum()) / len(ranks) for k in RECALLS}
+            found[f"retrieval_{name}_median_rank"] = median(ranks)
+        return found
+
+
+def retrieval(clip: Clip, source: Source, job: Job, comm: Comm) -> Retrieval:
+    """Collective: how well the images of the source find their captions among all captions, and captions their images."""
+    with evaluating(clip.model):
+        pairs = _encoded(clip, source, job, comm)
+        progress = Progress("retrieval", len(source), "images ranked")
+        texts_ahead, images_ahead = ahead(pairs, comm.world.rank, comm.world.size, progress.done)
+    return Retrieval(1 + comm.all_reduce(texts_ahead).cpu(), 1 + comm.all_reduce(images_ahead).cpu())
+
+
+def median(ranks: Tensor) -> float:
+    """The middle one, or the mean of the two in the middle."""
+    ordered = ranks.sort().values
+    return (int(ordered[(len(ordered) - 1) // 2]) + int(ordered[len(ordered) // 2])) / 2
+
+
+class _Features(NamedTuple):
+    """Of one block, or of one block of each rank; D is 0 on a rank that has none."""
+
+    images: Tensor
+    """float32 [images, D], exact"""
+    texts: Tensor
+    """float32 [texts, D], exact"""
+    about: Tensor
+    """int64 [texts, 2]: number of the image in the set, digest of the caption"""
+
+
+def _encoded(clip: Clip, source: Source, job: Job, comm: Comm) -> Pairs:
+    """Collective: the features of the whole set on every rank."""
+    rounds = list(_rounds(clip, source, job, comm))
+    images_ND = torch.cat([features.images for features in rounds])
+    about = torch.cat([features.about for features in rounds])
+    texts = [features.texts for features in rounds]
+    rounds.clear()
+    return Pairs(images_ND, _same_for_same_captions(torch.cat(texts), about[:, 1]), about[:, 0].contiguous())
+
+
+def _rounds(clip: Clip, source: Source, job: Job, comm: Comm) -> Iterator[_Features]:
+    """Collective: the features of one block of each rank after another."""
+    size, world = job.eval.batch_size, comm.world
+    blocks = retrieval_blocks(
+        source,
+        rank=world.rank,
+        world_size=world.size,
+        block=size,
+        transform=clip.eval_transform,
+        tokenizer=clip.tokenizer,
+        workers=job.data.workers,
+    )
+    progress = Progress("retrieval", len(source), "images encoded")
+    for done in range(math.ceil(len(source) / (size * world.size))):
+        block = next(blocks, None)
+        mine = _nothing(comm.device) if block is None else _features(clip, block, job, comm.device)
+        yield _Features(*(gather_rows(comm, rows) for rows in mine))
+        progress.done((done + 1) * size * world.size)
+
+
+def _features(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device) -> _Features:
+    images = image_features(clip, block.images, job.model.precision, device)[: block.valid]
+    texts = []
+    for tokens in block.tokens.split(job.eval.batch_size):
+        filled = torch.cat([tokens, tokens[-1:].expand(job.eval.batch_size - len(tokens), -1)])  # one shape for all passes
+        texts.append(text_features(clip, filled, job.model.precision, device)[: len(tokens)])
+    about = torch.stack([block.image_of_caption, block.digests], dim=1)
+    return _Features(exact(images), exact(torch.cat(texts)), about.to(device))
+
+
+def _nothing(device: torch.device) -> _Features:
+    rows = torch.empty(0, 0, device=device)
+    return _Features(rows, rows, rows.long())
+
+
+def gather_rows(comm: Comm, rows: Tensor) -> Tensor:
+    """Collective: [n, D] -> [sum of n, D], rank after rank; n may differ, and D may be 0 where n is."""
+    shapes = comm.all_gather(torch.tensor([rows.shape], device=rows.device))
+    most, width = shapes.amax(0).tolist()
+    filled = rows.new_zeros(most, width)
+    filled[: rows.shape[0], : rows.shape[1]] = rows
+    parts = comm.all_gather(filled).split(most)
+    return torch.cat([part[:count] for part, count in zip(parts, shapes[:, 0].tolist(), strict=True)])
+
+
+def _same_for_same_captions(texts_TD: Tensor, digest_T: Tensor) -> Tensor:
+    """Captions that read the same get the features of the first of them, in place: a model's kernels may differ by a bit between two."""
+    _, group_T = digest_T.unique(return_inverse=True)
+    numbers_T = torch.arange(len(digest_T), device=digest_T.device)
+    first = torch.full_like(numbers_T, len(digest_T)).scatter_reduce(0, group_T, numbers_T, "amin")[group_T]
+    later = (first != numbers_T).nonzero()[:, 0]
+    for some in later.split(8192):  # a copy of all of them may be as large as the texts themselves
+        texts_TD[some] = texts_TD[first[some]]
+    return texts_TD

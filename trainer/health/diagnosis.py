@@ -1,0 +1,110 @@
+"""Who was late, from what every rank was doing when a limit passed: pure functions, and the text that people read. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.health.evidence import Report
+
+KEYS = {
+    "init": "init_s",
+    "first step": "first_step_s",
+    "step": "step_s",
+    "data": "data_s",
+    "evaluation": "eval_s",
+    "checkpoint": "checkpoint_s",
+    "shutdown": "shutdown_s",
+}
+"""The key of [timeouts] that limits a phase."""
+_STOPPED = ("stopped by a signal", "stopped by a debugger", "ended", "gone")
+_NAMED = 8
+_STACK_LINES = 14
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A rank that gave no report; `node` "" where it never joined."""
+
+    rank: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What went on when the limit passed."""
+
+    what: str
+    """The limit, and who noticed."""
+    reports: Sequence[Report]
+    missing: Sequence[Missing]
+
+    @property
+    def late(self) -> list[Report]:
+        """The ranks that the others waited for, those who answered; see `late_ranks`."""
+        return late_ranks(self.reports) if not self.missing else [report for report in self.reports if report.state in _STOPPED]
+
+    def names(self) -> list[tuple[int, str]]:
+        """Rank and node of each late or missing one."""
+        return [(missing.rank, missing.node) for missing in self.missing] + [(report.rank, report.node) for report in self.late]
+
+    def to_json(self, stacks: Mapping[int, str]) -> dict[str, Any]:
+        """What diagnosis.json holds; `stacks` by rank."""
+        return {
+            "exit_code": 124,
+            "what": self.what,
+            "late": [rank for rank, _ in self.names()],
+            "missing": [missing.rank for missing in self.missing],
+            "ranks": [{**report.to_json(), "stack": stacks.get(report.rank, "")} for report in self.reports],
+        }
+
+
+def late_ranks(reports: Sequence[Report]) -> list[Report]:
+    """A stopped rank is late; else those that have begun fewer collectives than others; else those that wait in none; else all."""
+    stopped = [report for report in reports if report.state in _STOPPED]
+    if stopped:
+        return stopped
+    fewest = min((report.collectives for report in reports), default=0)
+    behind = [report for report in reports if report.collectives == fewest]
+    if len(behind) < len(reports):
+        return behind
+    return [report for report in reports if not report.waiting] or behind
+
+
+def text(found: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
+    """The last thing on the console, below what passed: who was late and what they were doing, one of those who waited."""
+    lines = [_missing(missing) for missing in found.missing[:_NAMED]]
+    late = found.late
+    for report in late[:_NAMED]:
+        lines += [f"  late: {_doing(report)}", *_indented(stacks.get(report.rank, ""))]
+    if len(late) + len(found.missing) > 2 * _NAMED:
+        lines.append(f"  ... {len(late) + len(found.missing)} in all")
+    others = [report for report in found.reports if report not in late]
+    if others:
+        lines.append(f"  not late: {_doing(others[0])}" + (f", and {len(others) - 1} more" if len(others) > 1 else ""))
+    if file:
+        lines.append(f"  every rank: {file}")
+    return "\n".join(lines)
+
+
+def _missing(missing: Missing) -> str:
+    if not missing.node:
+        return f"  late: rank {missing.rank}, which never came: it was not started, or cannot reach rank 0's node"
+    return f"  late: rank {missing.rank} on {missing.node}: its supervisor does not answer; the node is gone, cut off or frozen"
+
+
+def _doing(report: Report) -> str:
+    """`rank 1 on n2 (process 77), stopped by a signal, for 12.0 s in step 7; collective 30 (all_gather) done`."""
+    where = f"{report.phase}" if report.phase in ("init", "shutdown") else f"{report.phase}, step {report.step}"
+    kernel = f" in {report.kernel}" if report.kernel else ""
+    last = "no collective yet"
+    if report.collectives:
+        state = "waits in" if report.waiting else "has passed"
+        last = f"{state} collective {report.collectives} ({report.collective})"
+    return f"rank {report.rank} on {report.node} (process {report.pid}, {report.state}{kernel}), {report.phase_s:.0f} s in {where}; {last}"
+
+
+def _indented(stack: str) -> list[str]:
+    """The main thread's stack comes last in faulthandler's text, innermost frame first."""
+    threads = [part for part in stack.replace("Current thread", "\nCurrent thread").split("\n\n") if part.strip()]
+    lines = [line for line in (threads[-1] if threads else "").splitlines() if line.strip()]
+    return [f"        {line.strip()}" for line in lines[:_STACK_LINES]]

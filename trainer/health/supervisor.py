@@ -1,0 +1,233 @@
+"""A supervisor: starts one rank as its child, watches it from outside, and ends it when rank 0's supervisor says so. No torch.
+
+It is no rank: when the rank is stopped, or stuck in a library, it still hears, reports, and kills. If it is killed itself, the kernel
+ends its rank (prctl), and its neighbours in the tree notice.
+"""
+
+import asyncio
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.exits import ExitRecord, first_cause, record_cause
+from trainer.health import pulse
+from trainer.health.diagnosis import KEYS
+from trainer.health.evidence import python_stack, report
+from trainer.health.gpu import rank_variables
+from trainer.health.limits import Limits
+from trainer.health.root import DIAGNOSIS_FILE, EXIT_FILE, Root
+from trainer.health.tree import Meeting, Message, Tree
+from trainer.world import World
+
+TICK_S = 0.5
+ORPHAN_S = 3.0
+"""A supervisor that lost its parent waits so long for an end that is already on its way."""
+REAP_S = 3.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def supervise(world: World, command: Sequence[str], env: Mapping[str, str], limits: Callable[[], Limits]) -> int:
+    """Run the command as this rank, under the run's supervision; returns the run's exit code. `limits` is called once the rank runs."""
+    memory_folder = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # a page that a disk is writing would hold up the rank
+    folder = Path(tempfile.mkdtemp(prefix="clipship-rank-", dir=memory_folder))
+    memory = pulse.make(folder)
+    rank = start_rank(command, {**env, pulse.RANK_DIR: str(folder), **rank_variables(folder)})
+    try:
+        found = limits()
+        pulse.limit_init(memory, found.init_s)
+        return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run())
+    finally:
+        end_rank(rank)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_rank(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """In a session of its own: signals to the launcher's process group are the supervisor's to translate."""
+    return subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=_die_with_parent)
+
+
+def end_rank(rank: subprocess.Popen[bytes]) -> None:
+    """SIGKILL for it and what it started; a rank that the kernel does not let go within REAP_S is left to it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        rank.wait(REAP_S)
+
+
+class Supervisor:
+    """Of one rank. `run` is its whole life."""
+
+    def __init__(
+        self, world: World, rank: subprocess.Popen[bytes], memory: mmap.mmap, folder: Path, limits: Limits, env: Mapping[str, str]
+    ) -> None:
+        self._world, self._rank, self._memory, self._folder, self._limits, self._env = world, rank, memory, folder, limits, env
+        meeting = Meeting.from_env(env)
+        alone = meeting is None or world.size == 1
+        ranks = (world.rank,) if alone else range(world.size)
+        self._tree = None if meeting is None or alone else Tree(meeting, world.rank, world.node, limits.silence_s)
+        self._root = Root(ranks, limits, self._down, self._finish) if alone or world.rank == 0 else None
+        self._changed = asyncio.Event()
+        self._ended: int | None = None
+        self._told = False
+        self._said_late = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Until the run ends, here or elsewhere; returns its exit code."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        if self._root is not None:
+            self._forget_last_end()
+            self._up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
+        if self._tree is not None:
+            self._spawn(self._join(self._tree))
+        while self._ended is None:
+            self._look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), TICK_S)
+            self._changed.clear()
+        end_rank(self._rank)
+        if self._tree is not None:
+            await self._tree.leave()
+        return self._ended
+
+    async def _join(self, tree: Tree) -> None:
+        tree.at_root = self._root.hear if self._root is not None else tree.at_root
+        tree.from_above = self._hear
+        tree.parent_lost = self._orphaned
+        try:
+            await tree.join(self._limits.init_s)
+        except TimeoutError as error:
+            self._leave_alone(EXIT_TIMED_OUT, f"init: {error} within timeouts.init_s = {self._limits.init_s:g} s")
+        except OSError as error:
+            self._leave_alone(EXIT_FAILED, f"the supervisors cannot meet: {error}")
+
+    def _look(self) -> None:
+        """Has the rank ended, or passed a limit?"""
+        code = self._rank.poll()
+        if code is not None:
+            if not self._told:
+                self._told = True
+                self._tell_end(code)
+            return
+        beat = pulse.read(self._memory)
+        if beat.late and not self._said_late:
+            self._said_late = True
+            where = f"{beat.phase}, step {beat.step}," if beat.step else beat.phase
+            limit = f"timeouts.{KEYS.get(beat.phase, beat.phase)} = {beat.limit_s:g} s"
+            self._up({"kind": "late", "what": f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"})
+        self._said_late = beat.late
+
+    def _tell_end(self, code: int) -> None:
+        if code in (EXIT_DONE, EXIT_PREEMPTED):
+            self._up({"kind": "done", "rank": self._world.rank, "code": code})
+            return
+        beat = pulse.read(self._memory)
+        where = f"{beat.phase}, step {beat.step}" if beat.step else beat.phase
+        record = first_cause(self._folder) or ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, "", time.time())
+        if code < 0:
+            record = self._killed(-code, where)
+        elif not record.reason:
+            record = ExitRecord(self._world.rank, self._world.node, code, f"left with exit code {code} in {where}", time.time())
+        self._up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and beat.waiting})
+
+    def _killed(self, number: int, where: str) -> ExitRecord:
+        name = signal.Signals(number).name
+        hint = "; the kernel does so when memory runs out" if number == signal.SIGKILL else ""
+        stack = (self._folder / "stack").read_text(errors="replace") if (self._folder / "stack").exists() else ""
+        return ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, f"killed by {name} in {where}{hint}", time.time(), stack[:4000])
+
+    def _hear(self, message: Message) -> None:
+        """What the root says to all."""
+        match message["kind"]:
+            case "stop":
+                pulse.ask_to_stop(self._memory)
+            case "collect":
+                found = report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))
+                self._up({"kind": "report", "report": found.to_json()})
+            case "stacks" if self._world.rank in message["ranks"]:
+                self._spawn(self._tell_stack())
+            case "end":
+                self._end(message["code"])
+
+    async def _tell_stack(self) -> None:
+        self._up({"kind": "stack", "rank": self._world.rank, "stack": await python_stack(self._rank.pid, self._folder)})
+
+    def _on_signal(self, number: int) -> None:
+        self._up({"kind": "stop", "signal": int(number), "rank": self._world.rank, "node": self._world.node})
+
+    def _orphaned(self, reason: str) -> None:
+        self._spawn(self._leave_orphaned(reason))
+
+    async def _leave_orphaned(self, reason: str) -> None:
+        """An end that the root decided may still be told by signal; else this supervisor ends its own rank."""
+        await asyncio.sleep(ORPHAN_S)
+        late = pulse.read(self._memory).late
+        code = self._rank.poll()
+        own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
+        self._leave_alone(own, f"the supervisor above is gone: {reason}")
+
+    def _leave_alone(self, code: int, reason: str) -> None:
+        if self._ended is None:
+            print(f"clipship: rank {self._world.rank} on {self._world.node} ends: {reason}", file=sys.stderr, flush=True)
+            self._end(code)
+
+    def _up(self, message: Message) -> None:
+        if self._root is not None:
+            self._root.hear(message)
+        elif self._tree is not None:
+            self._tree.up(message)
+
+    def _down(self, message: Message) -> None:
+        if self._tree is not None:
+            self._tree.down(message)
+        else:
+            self._hear(message)
+
+    def _finish(self, record: ExitRecord) -> None:
+        """At the root. Everybody leaves with the cause's exit code, so that no launcher can choose another."""
+        if record.exit_code:
+            print(record.headline(), file=sys.stderr, flush=True)
+            if not record_cause(record, self._env) and record.details:  # else who started the launcher shows it, last
+                print(record.details, file=sys.stderr, flush=True)
+        if self._tree is not None:
+            self._tree.ending = True
+        self._down({"kind": "end", "code": record.exit_code})
+
+    def _end(self, code: int) -> None:
+        if self._tree is not None:
+            self._tree.ending = True
+        self._ended = code if self._ended is None else self._ended
+        self._changed.set()
+
+    def _forget_last_end(self) -> None:
+        """What an earlier start of this run left would be taken for this one's end."""
+        if self._limits.run_folder:
+            for name in (EXIT_FILE, DIAGNOSIS_FILE):
+                Path(self._limits.run_folder, name).unlink(missing_ok=True)
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _die_with_parent() -> None:
+    """In the child before exec: SIGKILL when the supervisor is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,52 @@
+"""Names of environment variables that NCCL, torch and Horovod do not read: they are set in vain, and nobody else says so. No torch."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_TABLE = Path(__file__).with_name("variables.toml")
+_LIBRARIES = ("nccl", "torch", "horovod")
+_TITLES = {"nccl": "NCCL", "torch": "torch", "horovod": "Horovod"}
+_BUILD_TIME = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CUDA", "HOROVOD_NCCL", "HOROVOD_CPU", "HOROVOD_BUILD", "HOROVOD_CMAKE")
+
+
+def name_problems(names: Iterable[str], torch_version: str) -> Iterator[str]:
+    """One sentence for each name with a prefix of these libraries that they do not read, saying which to use.
+
+    NCCL's version is that of the table where torch's is, and unknown otherwise: then no name is called too new for it.
+    """
+    table = _table()
+    same = _numbers(torch_version)[:2] == _numbers(table["torch"]["version"])[:2]
+    versions = {"nccl": table["nccl"]["version"] if same else None, "torch": torch_version, "horovod": table["horovod"]["version"]}
+    for name in sorted(set(names)):
+        library = next((entry for entry in _LIBRARIES if name.startswith(tuple(table[entry]["prefixes"]))), None)
+        if library is None or name.startswith(_BUILD_TIME):
+            continue
+        if problem := _problem(name, library, versions[library], table):
+            yield f"{name} has no effect: {problem}"
+
+
+def _problem(name: str, library: str, version: str | None, table: dict[str, Any]) -> str | None:
+    if instead := table["gone"].get(name):
+        return str(instead)
+    since = table[library]["since"].get(name)
+    if since and version and _numbers(version) < _numbers(since):
+        return f"{_TITLES[library]} {version} does not read it, {since} is the first that does"
+    if name in table[library]["names"]:
+        return None
+    near = difflib.get_close_matches(name, table[library]["names"], n=1, cutoff=0.75)
+    return f"{_TITLES[library]} does not read it" + (f"; did you mean {near[0]}?" if near else "")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """2.14.1+cu130 -> (2, 14, 1)."""
+    parts = version.partition("+")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdigit())

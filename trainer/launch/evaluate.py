@@ -1,0 +1,142 @@
+"""The command `clipship eval`: a trained model, ours or open_clip's, on data that the user names. Imports no torch."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.job import Job
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship eval runs/digits --data 'held-out/*.tar'
+  clipship eval runs/digits/checkpoints/step-00000300 --nproc 2
+  clipship eval logs/mine/checkpoints/epoch_8.pt --model ViT-B-32 --data coco.csv --set data.image_column=filepath
+  clipship eval ViT-B-32:laion2b_s34b_b79k --zero-shot imagenet/val --class-names names.txt
+
+Without --data and --zero-shot, a checkpoint of ours is evaluated as its own job says."""
+)
+@click.argument("checkpoint")
+@click.option("--data", multiple=True, metavar="PATTERN", help="Shards or tables for retrieval; may be repeated.")
+@click.option("--zero-shot", multiple=True, metavar="PATTERN", help="Labelled shards, or a folder with a folder for each class.")
+@click.option("--class-names", metavar="FILE", help="Class names by number, one a line; a folder of folders needs none.")
+@click.option("--templates", metavar="FILE", help="Sentences with {} for the class name, one a line.")
+@click.option(
+    "--model", metavar="NAME", help="Model of the weights: open_clip's name, or a config file; a checkpoint of ours knows its own."
+)
+@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Ranks on this machine.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the evaluation's job, e.g. eval.batch_size=256."
+)
+def command(
+    checkpoint: str,
+    data: tuple[str, ...],
+    zero_shot: tuple[str, ...],
+    class_names: str | None,
+    templates: str | None,
+    model: str | None,
+    nproc: int,
+    overrides: tuple[str, ...],
+) -> int:
+    """Evaluate CHECKPOINT: retrieval and zero-shot classification, its work shared by N ranks.
+
+    CHECKPOINT is a run folder (its newest one), a checkpoint folder, a weights file (ours, open_clip's or open_clip_train's), or MODEL:TAG
+    of open_clip. A table goes to stderr, one JSON object to stdout.
+    """
+    from trainer import jobfile
+    from trainer.launch.local import start_ranks
+
+    asked = {"retrieval": data, "zero_shot": zero_shot, "class_names": class_names, "templates": templates}
+    job = evaluation_job(checkpoint, model, {key: given for key, given in asked.items() if given}, nproc, overrides)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="clipship-eval-") as folder:
+        job_path, result_path = Path(folder, "job.toml"), Path(folder, "result.json")
+        job_path.write_text(jobfile.dump(job), encoding="utf-8")
+        rank = (sys.executable, "-P", "-m", "trainer.evaluate.rank", str(job_path), str(result_path))
+        with _stdout_for_the_result():
+            code = start_ranks(rank, job, nproc=nproc, hosts=None)
+        if code:
+            return code
+        metrics = json.loads(result_path.read_text(encoding="utf-8"))
+    _show(metrics)
+    about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
+    click.echo(json.dumps({**about, **metrics, "seconds": round(time.monotonic() - start, 1)}))
+    return 0
+
+
+def evaluation_job(checkpoint: str, model: str | None, asked: Mapping[str, Any], nproc: int, overrides: Sequence[str]) -> "Job":
+    """A job that only evaluates: model, data keys and evaluation of the run that made the checkpoint, changed as asked.
+
+    Raises InputError listing what is wrong with it.
+    """
+    from trainer import inputs, jobfile
+    from trainer.inputs.checkpoints import find_trained
+
+    trained = find_trained(checkpoint)
+    name = model or trained.model
+    if name is None:
+        raise InputError(f"{checkpoint}: nothing beside these weights says what model they are of: give --model NAME")
+    before: Mapping[str, Any] = trained.job or {}
+    table = {
+        "name": "eval",
+        "data": {**before.get("data", {}), "format": "synthetic", "train": []},
+        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
+        "optim": {"global_batch_size": nproc, "steps": 1},
+        "eval": {**_kept(before.get("eval", {}), asked), **asked},
+    }
+    job = jobfile.from_table(_without_unset(table), "clipship eval", overrides)
+    if not (job.eval.retrieval or job.eval.zero_shot):
+        raise InputError("nothing to evaluate on: give --data for retrieval, --zero-shot for classification, or both")
+    inputs.check_evaluated(job)
+    return job
+
+
+def _kept(before: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What stays of the run's own evaluation: not its sets where others are asked for, and not its classes where folders name theirs."""
+    from trainer.inputs.folders import image_folder
+
+    other_sets = {"retrieval", "zero_shot"} if {"retrieval", "zero_shot"} & asked.keys() else set()
+    other_classes = {"class_names"} if image_folder(asked.get("zero_shot", ())) else set()
+    return {key: value for key, value in before.items() if key not in other_sets | other_classes}
+
+
+def _without_unset(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that hold None are left out, as in a job file."""
+    return {key: _without_unset(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None}
+
+
+@contextmanager
+def _stdout_for_the_result() -> Iterator[None]:
+    """Whatever launchers and ranks say inside goes to stderr."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _show(metrics: Mapping[str, float | int]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from trainer.job import BestMetric  # all of these are shares
+
+    table = Table("metric", "value", box=None, pad_edge=False)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.2%}" if name in get_args(BestMetric) else f"{value:,.12g}")
+    Console(stderr=True).print(table)
