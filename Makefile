@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test test-full test-gpu demo parity lock clean
+.PHONY: help venv horovod check fmt test test-faults bench-heartbeat test-full test-gpu demo parity lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -87,6 +87,12 @@ test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks 
 
 test-full: venv horovod ## the whole matrix of backends, launchers, worlds and faults; takes its time
 	@$(PY) -m pytest -m full $(TEST_ARGS)
+
+test-faults: venv horovod ## how runs end: every launcher, place and deed (half an hour); `make test` runs a part
+	@$(PY) -m pytest tests/integration -k test_ends $(TEST_ARGS)
+
+bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
+	@$(PY) -m tests.bench_heartbeat
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

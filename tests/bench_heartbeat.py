@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from trainer.health.pulse import Pulse
@@ -154,13 +155,16 @@ def one_supervisor() -> str:
     before = _cpu(process.pid)
     time.sleep(15.0)
     share = (_cpu(process.pid) - before) / 15.0
-    rss = next(line.split()[1] for line in open(f"/proc/{process.pid}/status") if line.startswith("VmRSS"))
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    rss = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
     process.wait()
-    return f"one supervisor: {int(rss) / 1024:.0f} MB, {share:.3%} of a core; {_children() - started:.2f} s of CPU in all, its start included"
+    return (
+        f"one supervisor: {int(rss) / 1024:.0f} MB, {share:.3%} of a core; {_children() - started:.2f} s of CPU in all, its start included"
+    )
 
 
 def _cpu(pid: int) -> float:
-    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -41,7 +41,7 @@ class ExitRecord:
 
 
 def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
-    """Leave the record for the supervisor, or for who started the ranks; False where nobody waits for it (another host, no launcher of ours)."""
+    """Leave the record for the supervisor, or for who started the ranks; False where nobody waits for it (no launcher of ours)."""
     return _write(record, env.get(RANK_DIR)) if RANK_DIR in env else record_cause(record, env)
 
 

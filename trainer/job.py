@@ -281,8 +281,9 @@ class Timeouts(Section):
         if self.collective_s is not None and self.collective_s < self.longest_s + _DIAGNOSIS_S:
             name = next(name for name in type(self).model_fields if getattr(self, name) == self.longest_s)
             raise ValueError(
-                f"collective_s = {self.collective_s:g} must be at least {self.longest_s + _DIAGNOSIS_S:g}, {name} and {_DIAGNOSIS_S:g} s more: "
-                f"a collective lasts as long as the phase that it waits in, and torch ends the run without naming the late rank. "
+                f"collective_s = {self.collective_s:g} must be at least {self.longest_s + _DIAGNOSIS_S:g}, "
+                f"{name} and {_DIAGNOSIS_S:g} s more: a collective lasts as long as the phase that it waits in, "
+                f"and torch ends the run without naming the late rank. "
                 f"Leave it out to have it follow"
             )
         return self
@@ -438,7 +439,7 @@ class Job(Section):
     comm: Comm = Comm()
     timeouts: Timeouts = Timeouts()
     env: dict[VariableName, VariableValue] = {}
-    """More environment variables for every rank: NCCL_*, TORCH_NCCL_*, HOROVOD_* and others, as text. `clipship check` looks at the names."""
+    """More environment variables for every rank, as text. `clipship check` says which names nobody reads."""
     checkpoint: Checkpoint = Checkpoint()
     eval: Eval = Eval()
     logging: Logging = Logging()

@@ -30,7 +30,7 @@ def install(fault: str) -> None:
         if (entered, str(at)) == (phase, step) and (str(here) == victim or deed == "signal-all"):
             commit(deed)
 
-    Pulse.phase = fall  # type: ignore[method-assign]
+    Pulse.phase = fall  # type: ignore[method-assign, assignment]
 
 
 def commit(deed: str) -> None:

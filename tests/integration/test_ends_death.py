@@ -14,10 +14,10 @@ full = pytest.mark.full
 
 @every_start
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
-@pytest.mark.parametrize(("phase", "step"), [("step", 3), pytest.param("evaluation", 2, marks=full), pytest.param("checkpoint", 2, marks=full)])
-def test_killed_rank_ends_all_and_is_named_first(
-    tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int
-) -> None:
+@pytest.mark.parametrize(
+    ("phase", "step"), [("step", 3), pytest.param("evaluation", 2, marks=full), pytest.param("checkpoint", 2, marks=full)]
+)
+def test_killed_rank_ends_all_and_is_named_first(tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int) -> None:
     running = begin(tmp_path, backend, launcher, f"kill:{victim}:{phase}:{step}")
     end = running.end()
     assert end.code == 1, end.errors
@@ -29,7 +29,8 @@ def test_killed_rank_ends_all_and_is_named_first(
 
 
 @pytest.mark.parametrize(
-    ("backend", "launcher"), [TORCHRUN, pytest.param(*MPIRUN.values, marks=[full, *MPIRUN.marks]), pytest.param(*HOROVODRUN.values, marks=[full])]
+    ("backend", "launcher"),
+    [TORCHRUN, pytest.param(*MPIRUN.values, marks=[full, *MPIRUN.marks]), pytest.param(*HOROVODRUN.values, marks=[full])],
 )
 def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(tmp_path: Path, backend: str, launcher: str) -> None:
     running = begin(tmp_path, backend, launcher, "raise:1:step:3")

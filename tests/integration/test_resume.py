@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.runs import TinyRun, kill_tree
 
-EXACT = {"comm": {"deterministic": True}, "checkpoint": {"every_steps": 3}}
+EXACT: dict[str, dict[str, Any]] = {"comm": {"deterministic": True}, "checkpoint": {"every_steps": 3}}
 STARTS = [
     pytest.param("torch", 1, id="torch-1"),
     pytest.param("torch", 2, id="torch-2"),

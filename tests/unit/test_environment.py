@@ -6,7 +6,15 @@ from trainer.launch.environment import rank_environment
 
 
 def test_a_plain_job_sets_only_what_every_rank_needs() -> None:
-    assert rank_environment(tiny_job(), 4, threads=2) == {"CLIPSHIP_WORLD_SIZE": "4", "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
+    assert rank_environment(tiny_job(), 4, threads=2) == {
+        "CLIPSHIP_WORLD_SIZE": "4",
+        "OMP_NUM_THREADS": "2",
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1920",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+    }
 
 
 def test_threads_on_a_cluster_are_the_cores_of_a_gpu() -> None:
@@ -34,8 +42,10 @@ def test_horovod_settings_are_in_horovods_units() -> None:
         "autotune": True,
         "cpu_operations": "gloo",
     }
-    variables = rank_environment(tiny_job(comm={"backend": "horovod", "horovod": knobs}, timeouts={"init_s": 90.5}), 2)
+    variables = rank_environment(tiny_job(comm={"backend": "horovod", "horovod": knobs}), 2)
     assert {name: value for name, value in variables.items() if name.startswith("HOROVOD_")} == {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "150",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1860",
         "HOROVOD_FUSION_THRESHOLD": "1572864",
         "HOROVOD_CYCLE_TIME": "2.5",
         "HOROVOD_CACHE_CAPACITY": "0",
@@ -43,7 +53,7 @@ def test_horovod_settings_are_in_horovods_units() -> None:
         "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
         "HOROVOD_AUTOTUNE": "1",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "91",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "1860",
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.jobs import VIT, tiny_job
 from trainer import inputs, model
@@ -219,8 +220,6 @@ def test_rows_that_name_one_image_become_one_sample_with_all_captions(tmp_path: 
 
 
 def test_retrieval_blocks_say_whose_each_caption_is_and_which_read_the_same(tmp_path: Path) -> None:
-    from PIL import Image
-
     for name in "abc":
         Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
     (tmp_path / "t.csv").write_text("image,caption\na.png,x\nb.png,y\na.png,z\nc.png,x\n")
@@ -229,14 +228,15 @@ def test_retrieval_blocks_say_whose_each_caption_is_and_which_read_the_same(tmp_
     def tokens(captions: list[str]) -> torch.Tensor:
         return torch.tensor([[ord(caption)] for caption in captions])
 
-    first, second = retrieval_blocks(
-        source, rank=0, world_size=1, block=2, transform=lambda picture: torch.ones(3, 2, 2), tokenizer=tokens, workers=0
-    )
+    def white(picture: Image.Image) -> torch.Tensor:
+        return torch.ones(3, 2, 2)
+
+    first, second = retrieval_blocks(source, rank=0, world_size=1, block=2, transform=white, tokenizer=tokens, workers=0)
     assert (first.valid, first.image_of_caption.tolist(), first.tokens[:, 0].tolist()) == (2, [0, 0, 1], [ord(c) for c in "xzy"])
     assert (second.valid, second.image_of_caption.tolist(), second.images[:, 0, 0, 0].tolist()) == (1, [2], [1, 0])
     assert second.digests[0] == first.digests[0]
     assert len(set(first.digests.tolist())) == 3
-    assert list(retrieval_blocks(source, rank=2, world_size=3, block=2, transform=torch.ones, tokenizer=tokens, workers=0)) == []
+    assert list(retrieval_blocks(source, rank=2, world_size=3, block=2, transform=white, tokenizer=tokens, workers=0)) == []
 
 
 @pytest.mark.parametrize(("best", "wrong"), [("retrieval_t2i_r1", "eval.retrieval"), ("zero_shot_top5", "eval.zero_shot")])

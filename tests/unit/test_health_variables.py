@@ -26,7 +26,15 @@ def test_name_that_is_set_in_vain_is_flagged(name: str, problem: str) -> None:
 
 
 def test_known_and_foreign_names_are_left_alone() -> None:
-    names = ["NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ENABLE", "TORCH_FR_BUFFER_SIZE", "HOROVOD_CYCLE_TIME", "PATH", "HOROVOD_WITH_MPI"]
+    names = [
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_RAS_ENABLE",
+        "TORCH_FR_BUFFER_SIZE",
+        "HOROVOD_CYCLE_TIME",
+        "PATH",
+        "HOROVOD_WITH_MPI",
+    ]
     assert list(name_problems(names, "2.14.1+cu130")) == []
 
 

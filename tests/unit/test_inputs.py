@@ -147,7 +147,8 @@ def test_fewer_samples_than_a_global_batch_are_refused(folder: Path) -> None:
 def test_known_models_are_those_of_open_clip() -> None:
     import open_clip
 
-    assert inputs.known_models() == sorted(open_clip.list_models())
+    packaged = [name for name in open_clip.list_models() if not name.startswith("tiny-")]  # those that other tests add
+    assert inputs.known_models() == sorted(packaged)
 
 
 @pytest.mark.parametrize(

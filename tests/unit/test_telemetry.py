@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.telemetry import Clock, Record, Telemetry, console_line, duration
+from trainer.telemetry import Clock, Record, Telemetry, console_line, duration, last_loss
 
 RECORD = Record(
     step=20, epoch=1, samples=640, loss=1.25, lr=5e-4, grad_norm=0.5, logit_scale=14.3,
@@ -20,13 +20,25 @@ def test_console_line_has_everything_in_fixed_order() -> None:
     )
 
 
-def test_metrics_are_one_object_a_line_and_added_to_what_is_there(tmp_path: Path) -> None:
-    for _ in range(2):
-        with Telemetry(tmp_path / "metrics.jsonl", 1000) as telemetry:
-            telemetry.write(RECORD)
+def test_metrics_are_one_object_a_line(tmp_path: Path) -> None:
+    with Telemetry(tmp_path / "metrics.jsonl", 1000) as telemetry:
+        telemetry.write(RECORD)
+        telemetry.event({"step": 20, "zero_shot_top1": 0.5})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
-    assert lines[0]["loss"] == 1.25
+    assert [line["step"] for line in lines] == [20, 20]
+    assert lines[0]["loss"] == last_loss(tmp_path / "metrics.jsonl") == 1.25
+
+
+def test_a_resumed_run_forgets_the_steps_that_come_again_and_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "loss": 1}\n{"step": 2, "lo')
+    with Telemetry(path, 10, steps_done=2) as telemetry:
+        telemetry.event({"step": 3, "loss": 1.5})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "loss": 3},
+        {"step": 2, "loss": 2},
+        {"step": 3, "loss": 1.5},
+    ]
 
 
 def test_ranks_without_a_path_stay_silent(caplog: pytest.LogCaptureFixture) -> None:

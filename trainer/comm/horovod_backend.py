@@ -65,7 +65,7 @@ class HorovodBackend:
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         with self._meter.inside("broadcast of an object"):
-                # Named here: Horovod would take the type's name, which is another one on ranks that send None, and wait for ever.
+            # Named here: Horovod would take the type's name, which is another one on ranks that send None, and wait for ever.
             return hvd.broadcast_object(value, root_rank=root, name="clipship.object")
 
     def all_gather_object(self, value: Any) -> list[Any]:

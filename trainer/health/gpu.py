@@ -56,6 +56,9 @@ async def ras_status(address: tuple[str, int] = RAS_ADDRESS) -> str:
         async with asyncio.timeout(_RAS_S):
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"verbose status\n")
-            while chunk := await reader.read(65536):
-                found += chunk
+            try:
+                while chunk := await reader.read(65536):
+                    found += chunk
+            finally:
+                writer.close()
     return found.decode(errors="replace")

@@ -5,6 +5,7 @@ import os
 import select
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 READ_S = 60.0
@@ -48,7 +49,7 @@ def _from_job(words: Sequence[str]) -> Limits:
     from trainer.errors import InputError
     from trainer.inputs.run_folder import run_folder
 
-    overrides = [value for option, value in zip(words, words[1:], strict=False) if option == "--set"]
+    overrides = [value for option, value in pairwise(words) if option == "--set"]
     overrides += [word.partition("=")[2] for word in words if word.startswith("--set=")]
     try:
         job = jobfile.load(Path(next(iter(words), "")), overrides)

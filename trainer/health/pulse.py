@@ -143,4 +143,3 @@ def _unpack(memory: mmap.mmap) -> Beat:
 
 def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode(errors="replace")
-

@@ -16,6 +16,7 @@ from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OU
 from trainer.exits import ExitRecord
 from trainer.health.diagnosis import Diagnosis, Missing, text
 from trainer.health.evidence import STACK_WAIT_S, Report
+from trainer.health.gpu import ras_status
 from trainer.health.limits import Limits
 
 Message = dict[str, Any]
@@ -129,10 +130,10 @@ class Root:
         waiting = [report.rank for report in reports if report.rank not in late][:1]
         self._say({"kind": "stacks", "ranks": late + waiting})
         await self._until(lambda: {*late, *waiting} <= self._stacks.keys(), STACK_WAIT_S + 1.0)
-        self._decide(self._timed_out(found))
+        self._decide(self._timed_out(found, await ras_status()))
 
-    def _timed_out(self, found: Diagnosis) -> ExitRecord:
-        file = write_json(self.limits.run_folder, DIAGNOSIS_FILE, found.to_json(self._stacks))
+    def _timed_out(self, found: Diagnosis, ras: str) -> ExitRecord:
+        file = write_json(self.limits.run_folder, DIAGNOSIS_FILE, {**found.to_json(self._stacks), "nccl_ras": ras})
         rank, node = next(iter(found.names()), (0, self._nodes.get(0, "")))
         return ExitRecord(rank, node, EXIT_TIMED_OUT, f"timed out: {found.what}", time.time(), text(found, self._stacks, file))
 

@@ -6,7 +6,6 @@ ends its rank (prctl), and its neighbours in the tree notice.
 
 import asyncio
 import ctypes
-import json
 import mmap
 import os
 import shutil
@@ -15,17 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.exits import ExitRecord, first_cause, record_cause
 from trainer.health import pulse
 from trainer.health.diagnosis import KEYS
 from trainer.health.evidence import python_stack, report
-from trainer.health.gpu import rank_variables
+from trainer.health.gpu import flight_record, rank_variables
 from trainer.health.limits import Limits
 from trainer.health.root import DIAGNOSIS_FILE, EXIT_FILE, Root
 from trainer.health.tree import Meeting, Message, Tree
@@ -158,12 +158,18 @@ class Supervisor:
             case "stop":
                 pulse.ask_to_stop(self._memory)
             case "collect":
-                found = report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))
-                self._up({"kind": "report", "report": found.to_json()})
+                self._spawn(self._report())
             case "stacks" if self._world.rank in message["ranks"]:
                 self._spawn(self._tell_stack())
             case "end":
                 self._end(message["code"])
+
+    async def _report(self) -> None:
+        """Where NCCL's flight recorder runs, its dump first: the end may follow at once."""
+        found = report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))
+        if self._limits.run_folder:
+            await flight_record(self._folder, Path(self._limits.run_folder, "flight-records"))
+        self._up({"kind": "report", "report": found.to_json()})
 
     async def _tell_stack(self) -> None:
         self._up({"kind": "stack", "rank": self._world.rank, "stack": await python_stack(self._rank.pid, self._folder)})
@@ -221,8 +227,8 @@ class Supervisor:
             for name in (EXIT_FILE, DIAGNOSIS_FILE):
                 Path(self._limits.run_folder, name).unlink(missing_ok=True)
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -113,6 +113,11 @@ class Link:
     def close(self) -> None:
         self._writer.close()
 
+    async def closed(self) -> None:
+        """Until the socket is really closed."""
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
     def host(self) -> str:
         """The neighbour's address as it is seen from here."""
         return str(self._writer.get_extra_info("peername")[0])
@@ -181,6 +186,9 @@ class Tree:
             task.cancel()
         if self._server is not None:
             self._server.close()
+        await asyncio.wait(
+            [asyncio.ensure_future(link.closed()) for link in links] or [asyncio.ensure_future(asyncio.sleep(0))], timeout=BEAT_S
+        )
 
     @property
     def children(self) -> int:
@@ -221,7 +229,7 @@ class Tree:
         challenge = await link.receive()
         if challenge is None or self._server is None:
             return None
-        ports = {sock.family: sock.getsockname()[1] for sock in self._server.sockets}
+        ports = {int(sock.family): sock.getsockname()[1] for sock in self._server.sockets}
         about = {"rank": self.rank, "node": self.node, "port": ports.get(link.family(), 0)}
         link.send({**about, "proof": proof(self.meeting.token, str(challenge.get("nonce")))})
         return await link.receive()

@@ -173,7 +173,7 @@ def train(job_path: Path, overrides: tuple[str, ...]) -> int:
 
 @cli.command(
     epilog="""\b
-Example:
+Examples:
   clipship checkpoint runs/first-run"""
 )
 @click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))

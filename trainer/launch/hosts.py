@@ -1,6 +1,8 @@
 """The hosts of `clipship run --hosts`, and where torch's ranks meet on them. Asks ssh, whose config names users, ports, keys. No torch."""
 
+import errno
 import ipaddress
+import random
 import re
 import shlex
 import socket
@@ -15,7 +17,18 @@ SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 """A password prompt or a dead host would otherwise hang the start: nobody sees the prompt of a launcher's ssh."""
 
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<slots>[0-9]{1,5}))?")
-_FREE_PORT = "import socket, sys; s = socket.create_server((sys.argv[1], 0), family=int(sys.argv[2])); print(s.getsockname()[1])"
+_PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to outgoing connections: one of these would be taken between the asking and the using."""
+_FREE_PORT = f"""\
+import random, socket, sys
+for port in random.sample(range({_PORTS.start}, {_PORTS.stop}), 100):
+    try:
+        socket.create_server((sys.argv[1], port), family=int(sys.argv[2])).close()
+    except OSError:
+        continue
+    sys.exit(print(port))
+sys.exit("100 ports below {_PORTS.stop} are taken")
+"""
 
 
 @dataclass(frozen=True)
@@ -77,8 +90,15 @@ def address_of(host: Host) -> str:
 
 def free_port(address: str) -> int:
     """A TCP port that is free on this machine's `address`. Raises OSError where the address is another machine's."""
-    with socket.create_server((address, 0), family=_family(address)) as server:
-        return int(server.getsockname()[1])
+    for port in random.sample(_PORTS, 100):
+        try:
+            socket.create_server((address, port), family=_family(address)).close()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return port
+    raise OSError(errno.EADDRINUSE, f"100 ports of {address} below {_PORTS.stop} are taken")
 
 
 def _free_port_there(host: Host, address: str) -> int:

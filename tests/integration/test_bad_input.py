@@ -1,0 +1,119 @@
+"""What a user can get wrong, through the real command: one message, exit code 2, no traceback, nothing written. Without ranks, and with."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.runs import TinyRun
+from trainer.data.pack import PackedSample, write_shards
+
+CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
+both_backends = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+
+
+def sample(number: int, picture: bytes | None = None) -> PackedSample:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), (number % 256, 0, 0)).save(file, "png")
+    return f"{number:03d}", {"png": picture or file.getvalue(), "txt": f"number {number}".encode()}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def refused(folder: Path, job: Path, *words: str) -> str:
+    """What `clipship run` of two ranks says on stderr, having written nothing."""
+    before = files(folder)
+    done = subprocess.run([CLIPSHIP, "run", str(job), "--nproc", "2", *words], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert files(folder) == before
+    return done.stderr
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    (tmp_path / "0.png").write_bytes(sample(0)[1]["png"])
+    return tmp_path / "table.csv"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("optim.lrr=1", "--set optim.lrr: unknown key; did you mean optim.lr?"),
+        ("optim.lr='fast'", 'optim.lr: expected a number (given "fast")'),
+        ("optim.global_batch_size=0", "optim.global_batch_size: must be at least 1 (given 0)"),
+        ("model.name=ViT-B-23", "did you mean ViT-B-32"),
+        ("data={train='no/{00..01}.tar'}", "2 of 2 files are missing: 00.tar, 01.tar; there is no folder"),
+        ("data={train=' '}", "an empty pattern names no file"),
+        ("data={format='synthetic', synthetic_samples=15}", "15 samples are fewer than optim.global_batch_size = 16"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_rank_starts(tmp_path: Path, words: str, said: str) -> None:
+    message = refused(tmp_path, TinyRun(tmp_path).write(), "--set", words)
+    assert message.startswith("clipship: ")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("file,text\n0.png,a\n", ["'image'", "'file', 'text'"]),
+        ("image,caption\n0.png,a\n7.png,b\n", ["row 3", "7.png"]),
+        ("image,caption\n0.png,\n", ["'caption' is empty"]),
+    ],
+)
+def test_bad_tables_are_refused_before_any_rank_starts(tmp_path: Path, table: Path, content: str, said: list[str]) -> None:
+    table.write_text(content)
+    message = refused(tmp_path, TinyRun(tmp_path).write(data={"format": "table", "train": [str(table)]}))
+    assert [part for part in said if part not in message] == []
+
+
+def test_run_folder_of_another_job_is_left_as_it_is(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.run.mkdir(parents=True)
+    job = run.write(optim={"lr": 0.5})
+    (run.run / "job.toml").write_text(job.read_text())
+    message = refused(tmp_path, run.write())
+    assert "optim.lr is 0.5 there and 0.001 here" in message
+    assert "--fresh" in message
+
+
+def shards_of(folder: Path, samples: list[PackedSample]) -> dict[str, Any]:
+    """Shards that nothing beside them counts, so that only a rank finds out what is in them."""
+    (folder / "shards").mkdir()
+    write_shards(samples, folder / "shards", 8)
+    (folder / "shards" / "sizes.json").unlink()
+    return {"format": "webdataset", "train": [str(folder / "shards" / "*.tar")]}
+
+
+@both_backends
+def test_too_few_samples_that_only_ranks_can_count_are_refused_by_all_of_them(tmp_path: Path, backend: str) -> None:
+    data = shards_of(tmp_path, [sample(number) for number in range(9)])
+    message = refused(tmp_path, TinyRun(tmp_path).write(data=data, comm={"backend": backend}))
+    assert "9 samples are fewer than optim.global_batch_size = 16" in message
+
+
+@both_backends
+def test_run_folder_that_only_rank_0_finds_unwritable_is_refused_by_all(tmp_path: Path, backend: str) -> None:
+    job = TinyRun(tmp_path).write(comm={"backend": backend}, logging={"runs": "/proc/clipship"})
+    message = refused(tmp_path, job)
+    assert "/proc" in message
+
+
+@both_backends
+def test_broken_picture_in_one_ranks_share_ends_all_ranks_and_is_named(tmp_path: Path, backend: str) -> None:
+    samples = [sample(number, b"not a picture" if number == 11 else None) for number in range(32)]
+    run = TinyRun(tmp_path)
+    run.write(data=shards_of(tmp_path, samples), comm={"backend": backend})
+    done = run.start(2)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "shard-000001.tar: sample 011: the image is of no known format" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (run.run / "result.json").exists()

@@ -1,0 +1,207 @@
+"""`clipship run` of tiny jobs: what a run leaves behind, and that neither ranks nor backend nor launcher change what it learns."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+
+from tests.jobs import RESNET, VIT
+from tests.runs import TinyRun
+from trainer import jobfile, model
+from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
+from trainer.launch.hosts import free_port
+
+STEPS = 6
+BATCH = 16
+EPOCH_STEPS = 5
+Sections = Mapping[str, Mapping[str, Any]]
+
+TORCH = pytest.param("torch")
+HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
+both_backends = pytest.mark.parametrize("backend", [TORCH, HOROVOD])
+
+
+def run_of(folder: Path, backend: str, ranks: int, **sections: dict[str, Any]) -> TinyRun:
+    """A few steps, into the second epoch, to their end."""
+    run = TinyRun(folder)
+    run.write(
+        **{**sections, "optim": {"steps": STEPS, **sections.get("optim", {})}, "comm": {"backend": backend, **sections.get("comm", {})}}
+    )
+    done = run.start(ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "stdout").write_text(done.stdout)
+    return run
+
+
+Finished = Callable[[str, int, int], TinyRun]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The run on a backend, so many ranks and so many passes a step, made once."""
+    known: dict[tuple[str, int, int], TinyRun] = {}
+
+    def run(backend: str, ranks: int, passes: int) -> TinyRun:
+        if (backend, ranks, passes) not in known:
+            limit = {"max_batch_size_per_gpu": BATCH // ranks // passes}
+            known[backend, ranks, passes] = run_of(tmp_path_factory.mktemp("run"), backend, ranks, optim=limit)
+        return known[backend, ranks, passes]
+
+    return run
+
+
+def world(backend: str, ranks: int, passes: int) -> Any:
+    return pytest.param(backend, ranks, passes, marks=[pytest.mark.horovod] * (backend == "horovod"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks", "passes"),
+    [
+        world("torch", 1, 2),
+        world("torch", 2, 1),
+        world("torch", 2, 2),
+        world("horovod", 1, 1),
+        world("horovod", 2, 1),
+        world("horovod", 2, 2),
+    ],
+)
+def test_every_world_has_the_losses_of_one_process(finished: Finished, backend: str, ranks: int, passes: int) -> None:
+    assert_same_losses(finished(backend, ranks, passes), finished("torch", 1, 1), rel=1e-4)
+
+
+def assert_same_losses(run: TinyRun, other: TinyRun, rel: float) -> None:
+    losses = run.losses()
+    assert list(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(other.losses(), rel=rel)
+
+
+@both_backends
+def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished, backend: str) -> None:
+    run = finished(backend, 2, 1)
+    assert jobfile.load(run.run / "job.toml") == jobfile.load(run.folder / "tiny.toml")
+    records = [event for event in run.events() if "loss" in event]
+    wanted = {"step", "epoch", "samples", "loss", "lr", "grad_norm", "logit_scale", "samples_per_s"}
+    assert all(set(record) == wanted | {"step_s", "data_s", "compute_s", "comm_s", "checkpoint_s"} for record in records)
+    assert [record["samples"] for record in records] == [BATCH * step for step in range(1, STEPS + 1)]
+    assert [record["epoch"] for record in records] == [0] * EPOCH_STEPS + [1]
+    logs = sorted((run.run / "logs").iterdir())
+    assert [path.name for path in logs] == ["rank-00000.log", "rank-00001.log"]
+    assert all(path.stat().st_size for path in logs)
+    expected = {"exit_code": 0, "reason": "done", "steps": STEPS, "samples": STEPS * BATCH, "world_size": 2, "loss": records[-1]["loss"]}
+    assert expected.items() <= run.result().items()
+    assert [path.name for path in run.run.rglob("*.partial")] == []
+
+
+@both_backends
+def test_environment_has_the_versions_of_each_rank(finished: Finished, backend: str) -> None:
+    found = json.loads((finished(backend, 2, 1).run / "environment.json").read_text())
+    assert [rank["rank"] for rank in found] == ["0", "1"]
+    assert all(rank["torch"] == torch.__version__ and rank["backend"].startswith(backend) for rank in found)
+
+
+@both_backends
+def test_open_clip_loads_the_weights_of_the_checkpoint(finished: Finished, backend: str) -> None:
+    place = newest(finished(backend, 2, 1).run / "checkpoints")
+    assert json.loads((place / MANIFEST).read_text())["step"] == STEPS
+    open_clip.add_model_config(VIT)
+    loaded = open_clip.create_model(Path(VIT).stem, pretrained=str(place / WEIGHTS)).state_dict()
+    saved = torch.load(place / WEIGHTS, weights_only=True)
+    assert saved.keys() == loaded.keys()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+@both_backends
+def test_console_says_what_runs_and_then_one_line_a_step(finished: Finished, backend: str) -> None:
+    lines = (finished(backend, 2, 1).folder / "stdout").read_text().splitlines()
+    start = [line[:13].rstrip() for line in lines if not line.startswith("step ")]
+    assert start[:6] == ["run folder", "world", "backend", "model", "batch", "data"]
+    assert [line.split()[1] for line in lines if line.startswith("step ")] == [f"{step}/{STEPS}" for step in range(1, STEPS + 1)]
+
+
+def beside_python(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+ROOT = ["--allow-run-as-root"] * (os.geteuid() == 0)
+BY_HAND = {
+    "torchrun": [beside_python("torchrun"), "--standalone", "--nproc-per-node", "2"],
+    "mpirun": [beside_python("mpirun"), *ROOT, "--bind-to", "none", "-n", "2", "-x", "MASTER_ADDR", "-x", "MASTER_PORT", sys.executable],
+    "horovodrun": [beside_python("horovodrun"), "--gloo", "-np", "2", sys.executable],
+}
+
+
+def start_by_hand(launcher: str, folder: Path, job: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """The command line that a user types, in a folder of no meaning and without PYTHONPATH."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))} if launcher == "mpirun" else {}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | meeting | {"OMP_NUM_THREADS": "1"} | variables
+    command = [*BY_HAND[launcher], "-m", "trainer.train", str(job)]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend"),
+    [
+        ("torchrun", "torch"),
+        pytest.param("mpirun", "torch", marks=pytest.mark.mpi),
+        pytest.param("mpirun", "horovod", marks=[pytest.mark.mpi, pytest.mark.horovod]),
+        pytest.param("horovodrun", "horovod", marks=pytest.mark.horovod),
+    ],
+)
+def test_ranks_started_by_hand_train_the_same(finished: Finished, tmp_path: Path, launcher: str, backend: str) -> None:
+    run = TinyRun(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    done = start_by_hand(launcher, tmp_path / "elsewhere", run.write(optim={"steps": STEPS}, comm={"backend": backend}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
+    assert len(json.loads((run.run / "environment.json").read_text())) == 2
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_two_worlds_where_one_was_meant_stop_with_both_sizes_named(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    done = start_by_hand("torchrun", tmp_path, run.write(), CLIPSHIP_WORLD_SIZE="4")
+    assert done.returncode != 0
+    assert "CLIPSHIP_WORLD_SIZE=4 ranks were to be started, but this process sees a world of 2 (torchrun)" in done.stderr
+    assert not run.run.exists()
+
+
+@pytest.fixture(scope="module")
+def resnet_alone(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    return run_of(tmp_path_factory.mktemp("resnet"), "torch", 1, model=RESNET_IN_FP64)
+
+
+RESNET_IN_FP64 = {"name": RESNET, "precision": "fp64"}
+
+
+@both_backends
+def test_batch_norm_over_two_ranks_trains_as_in_one_process(resnet_alone: TinyRun, tmp_path: Path, backend: str) -> None:
+    assert_same_losses(run_of(tmp_path, backend, 2, model=RESNET_IN_FP64), resnet_alone, rel=1e-9)
+
+
+@both_backends
+def test_locked_tower_keeps_its_weights_while_the_other_learns(tmp_path: Path, backend: str) -> None:
+    run = run_of(tmp_path, backend, 2, model={"lock_image": True}, optim={"max_batch_size_per_gpu": 4})
+    trained = torch.load(newest(run.run / "checkpoints") / WEIGHTS, weights_only=True)
+    before = model.untrained(jobfile.load(tmp_path / "tiny.toml")).model.state_dict()
+    changed = {name for name in trained if not torch.equal(trained[name], before[name])}
+    assert "text_projection" in changed
+    assert [name for name in changed if name.startswith("visual.")] == []
+
+
+@both_backends
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_and_compressed_gradients_learn_about_the_same(
+    finished: Finished, tmp_path: Path, backend: str, precision: str
+) -> None:
+    compression = "bf16" if (backend, precision) == ("torch", "bf16") else "fp16"
+    run = run_of(tmp_path, backend, 2, model={"precision": precision}, comm={backend: {"compression": compression}})
+    exact = finished("torch", 1, 1).losses()
+    assert run.losses() != exact
+    assert run.losses() == pytest.approx(exact, rel=0.1)

@@ -1,0 +1,106 @@
+"""[timeouts] and [env] of a job: relations that are refused with their reason, what follows from them, what a supervisor reads."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import tiny_job
+from trainer import jobfile
+from trainer.errors import InputError
+from trainer.health import gpu
+from trainer.health.diagnosis import KEYS
+from trainer.health.limits import Limits, read_limits
+from trainer.job import Timeouts
+from trainer.launch.environment import rank_environment
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"data_s": 300.0}, "data_s = 300 must be less than step_s = 300: while one rank waits for its data"),
+        ({"step_s": 700.0}, "first_step_s = 600 must be at least step_s = 700"),
+        ({"collective_s": 600.0}, "collective_s = 600 must be at least 1830, eval_s and 30 s more"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused_with_the_reason(keys: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Timeouts(**keys)
+
+
+def test_every_phase_has_a_key_and_a_limit() -> None:
+    assert {phase: getattr(Timeouts(), key) for phase, key in KEYS.items()} == Timeouts().by_phase
+
+
+def test_libraries_get_a_limit_that_is_later_than_every_phase() -> None:
+    limits = Timeouts()
+    assert limits.backstop_s > limits.longest_s == limits.eval_s
+    horovod = rank_environment(tiny_job(comm={"backend": "horovod"}), 2)
+    assert int(horovod["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) >= limits.backstop_s
+    assert int(horovod["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) > int(horovod["HOROVOD_STALL_CHECK_TIME_SECONDS"]), "else it has no effect"
+    assert int(rank_environment(tiny_job(), 2)["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > limits.backstop_s
+
+
+def test_env_reaches_every_rank_as_it_is_and_wins() -> None:
+    variables = rank_environment(tiny_job(env={"NCCL_IB_TC": "106", "A": "x y,'z' $HOME", "OMP_NUM_THREADS": "3"}), 2)
+    assert (variables["NCCL_IB_TC"], variables["A"], variables["OMP_NUM_THREADS"]) == ("106", "x y,'z' $HOME", "3")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"), [("RANK = '1'", "RANK cannot be set"), ("CLIPSHIP_X = ''", "CLIPSHIP_X"), ("'A B' = ''", "env")]
+)
+def test_env_with_names_that_are_not_the_jobs_is_refused(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(jobfile.dump(tiny_job()).replace("[env]\n", f"[env]\n{line}\n"))
+    with pytest.raises(InputError, match=problem):
+        jobfile.load(path)
+
+
+def test_supervisor_reads_limits_and_run_folder_of_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(jobfile.dump(tiny_job(timeouts={"init_s": 77.0}, logging={"runs": str(tmp_path / "runs")})))
+    found = read_limits([str(path), "--set", "timeouts.shutdown_s=5", "--set=name=other"])
+    assert found == Limits(77.0, 600.0, 5.0, 10.0, str(tmp_path / "runs" / "other"))
+
+
+def test_supervisor_of_a_job_that_cannot_be_read_leaves_the_words_to_its_rank(tmp_path: Path) -> None:
+    assert read_limits([str(tmp_path / "none.toml")]) == Limits()
+    assert read_limits([]) == Limits()
+
+
+def test_defaults_of_a_supervisor_are_those_of_the_job() -> None:
+    job, alone = Timeouts(), Limits()
+    assert (alone.init_s, alone.checkpoint_s, alone.shutdown_s, alone.silence_s) == (
+        job.init_s, job.checkpoint_s, job.shutdown_s, job.silence_s
+    )  # fmt: skip
+
+
+def test_ras_is_asked_and_its_answer_kept() -> None:
+    async def story() -> str:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"asked: " + await reader.readline())
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        found = await gpu.ras_status(server.sockets[0].getsockname())
+        server.close()
+        return found
+
+    assert asyncio.run(story()) == "asked: verbose status\n"
+    assert asyncio.run(gpu.ras_status(("127.0.0.1", 1))) == ""
+
+
+def test_flight_record_is_asked_for_and_kept(tmp_path: Path) -> None:
+    assert asyncio.run(gpu.flight_record(tmp_path, tmp_path / "kept")) is None
+    pipe = tmp_path / "nccl-pipe-3.pipe"
+    os.mkfifo(pipe)
+    listener = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "nccl-dump-3").write_bytes(b"record")
+    kept = asyncio.run(gpu.flight_record(tmp_path, tmp_path / "kept"))
+    assert os.read(listener, 10) == b"1\n"
+    os.close(listener)
+    assert kept is not None
+    assert kept.read_bytes() == b"record"

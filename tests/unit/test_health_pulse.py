@@ -1,0 +1,126 @@
+"""The pulse, and what is seen of a process from outside."""
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from trainer.health import pulse
+from trainer.health.evidence import STACK_FILE, python_stack, report, state_of
+from trainer.health.pulse import RANK_DIR, Pulse
+
+
+def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:
+    memory = pulse.make(tmp_path)
+    pulse.limit_init(memory, 30.0)
+    before = pulse.read(memory)
+    assert (before.phase, before.limit_s, before.collectives, before.late) == ("init", 30.0, 0, False)
+    rank = Pulse.open({RANK_DIR: str(tmp_path)})
+    rank.limits = {"evaluation": 0.0}
+    rank.phase("step", 7)
+    rank.collective("all_gather")
+    beat = pulse.read(memory)
+    assert (beat.phase, beat.step, beat.collectives, beat.collective, beat.waiting) == ("step", 7, 1, "all_gather", True)
+    assert beat.limit_s == math.inf
+    assert not beat.late
+    rank.waiting(False)
+    rank.phase("evaluation", 8)
+    beat = pulse.read(memory)
+    assert beat.late
+    assert (beat.collectives, beat.waiting) == (1, False)
+
+
+def test_limit_of_init_comes_too_late_for_a_rank_that_has_said_something(tmp_path: Path) -> None:
+    memory = pulse.make(tmp_path)
+    rank = Pulse.open({RANK_DIR: str(tmp_path)})
+    rank.limits = {"step": 9.0}
+    rank.phase("step", 1)
+    pulse.limit_init(memory, 30.0)
+    assert pulse.read(memory).limit_s == 9.0
+
+
+def test_request_to_stop_reaches_the_rank(tmp_path: Path) -> None:
+    memory = pulse.make(tmp_path)
+    rank = Pulse.open({RANK_DIR: str(tmp_path)})
+    assert not rank.stop_asked
+    pulse.ask_to_stop(memory)
+    rank.phase("step", 1)
+    assert rank.stop_asked
+
+
+def test_rank_without_supervisor_has_a_pulse_that_nobody_reads() -> None:
+    alone = Pulse.open({})
+    alone.phase("step", 1)
+    alone.collective("all_reduce")
+    assert not alone.stop_asked
+
+
+def test_no_reader_sees_half_of_a_write(tmp_path: Path) -> None:
+    """Step and count move together in every block that is written."""
+    memory = pulse.make(tmp_path)
+    rank = Pulse.open({RANK_DIR: str(tmp_path)})
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            rank._step = rank._collectives + 1
+            rank.collective("x")
+
+    rank.collective("x")
+    rank._step = 1
+    rank.waiting(False)
+    writer = threading.Thread(target=write)
+    writer.start()
+    beats = [pulse.read(memory) for _ in range(3000)]
+    done.set()
+    writer.join()
+    assert {beat.step - beat.collectives for beat in beats} == {0}
+    assert len({beat.step for beat in beats}) > 1
+
+
+SLEEPER = "import time; print('begun', flush=True); time.sleep(60)"
+
+
+def sleeper(folder: Path, program: str = SLEEPER) -> subprocess.Popen[bytes]:
+    (folder / "sleeper.py").write_text(program)
+    command = [sys.executable, "-m", "trainer.health.start", "sleeper"]
+    env = {**os.environ, RANK_DIR: str(folder), "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    return process
+
+
+def test_stack_of_a_sleeping_process_names_its_line(tmp_path: Path) -> None:
+    with sleeper(tmp_path) as process:
+        stack = asyncio.run(python_stack(process.pid, tmp_path))
+        process.kill()
+    assert 'sleeper.py", line 1' in stack
+
+
+def test_stopped_process_is_said_to_be_stopped(tmp_path: Path) -> None:
+    memory = pulse.make(tmp_path)
+    with sleeper(tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        while state_of(process.pid) != "stopped by a signal":
+            pass
+        found = report(3, "n", process.pid, pulse.read(memory))
+        stack = asyncio.run(python_stack(process.pid, tmp_path))
+        process.kill()
+    assert found.state == "stopped by a signal"
+    assert stack == "no Python stack: the process is stopped by a signal"
+
+
+def test_process_that_has_not_begun_is_not_asked(tmp_path: Path) -> None:
+    assert not (tmp_path / STACK_FILE).exists()
+    assert "has not begun" in asyncio.run(python_stack(os.getpid(), tmp_path))
+
+
+def test_process_that_is_gone_is_said_to_be_gone() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert state_of(process.pid) == "gone"

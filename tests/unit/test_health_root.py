@@ -1,0 +1,153 @@
+"""What rank 0's supervisor decides, told by messages: the first cause, exit codes, requests to stop, diagnoses."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tests.unit.test_health_diagnosis import COMPUTING, WAITING
+from trainer.exits import ExitRecord
+from trainer.health import root as module
+from trainer.health.limits import Limits
+from trainer.health.root import Message, Root
+
+LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
+
+
+def decided(tell: Callable[[Root, list[Message]], Any], ranks: int = 2, limits: Limits = LIMITS) -> tuple[ExitRecord, list[Message]]:
+    """The record that ends the run, and what the root said to all, after `tell` has told it something."""
+    said: list[Message] = []
+    records: list[ExitRecord] = []
+
+    async def story() -> None:
+        root = Root(range(ranks), limits, said.append, records.append)
+        for rank in range(ranks):
+            root.hear({"kind": "joined", "rank": rank, "node": f"n{rank}"})
+        again = tell(root, said)
+        if again is not None:
+            await again
+        while not records:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+    assert len(records) == 1
+    return records[0], said
+
+
+def failed(rank: int, code: int, reason: str, *, waiting: bool, at: float) -> Message:
+    return {"kind": "failed", "waiting": waiting, "record": asdict(ExitRecord(rank, f"n{rank}", code, reason, at))}
+
+
+def test_all_done_is_done() -> None:
+    def tell(root: Root, said: list[Message]) -> None:
+        root.hear({"kind": "done", "rank": 0, "code": 0})
+        root.hear({"kind": "done", "rank": 1, "code": 0})
+
+    assert decided(tell)[0].exit_code == 0
+
+
+def test_failure_outside_of_a_collective_comes_before_one_inside_whatever_arrives_first() -> None:
+    def tell(root: Root, said: list[Message]) -> None:
+        root.hear(failed(0, 1, "connection reset", waiting=True, at=1.0))
+        root.hear({"kind": "lost", "rank": 0, "node": "n0", "reason": "its connection closed"})
+        root.hear(failed(1, 2, "no such file", waiting=False, at=2.0))
+
+    record, _ = decided(tell)
+    assert (record.rank, record.exit_code, record.reason) == (1, 2, "no such file")
+
+
+def test_of_like_failures_the_earlier_counts() -> None:
+    def tell(root: Root, said: list[Message]) -> None:
+        root.hear(failed(0, 1, "later", waiting=False, at=2.0))
+        root.hear(failed(1, 7, "earlier", waiting=False, at=1.0))
+
+    assert decided(tell)[0].reason == "earlier"
+
+
+def test_supervisor_that_is_gone_fails_the_run() -> None:
+    record, _ = decided(lambda root, said: root.hear({"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"}))
+    assert (record.rank, record.exit_code) == (1, 1)
+    assert "its supervisor is gone: its connection closed" in record.reason
+
+
+def test_rank_that_stays_behind_when_others_are_done_is_timed_out() -> None:
+    record, said = decided(lambda root, said: root.hear({"kind": "done", "rank": 0, "code": 0}))
+    assert record.exit_code == 124
+    assert "timeouts.shutdown_s" in record.reason
+    assert {"kind": "collect"} in said
+
+
+def test_preempted_run_ends_with_75_even_if_a_rank_stays_behind() -> None:
+    assert decided(lambda root, said: root.hear({"kind": "done", "rank": 1, "code": 75}))[0].exit_code == 75
+
+
+def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
+    async def answer(root: Root, said: list[Message]) -> None:
+        while {"kind": "collect"} not in said:
+            await asyncio.sleep(0.01)
+        for found in (WAITING, COMPUTING, replace(WAITING, rank=2)):
+            root.hear({"kind": "report", "report": found.to_json()})
+        while said[-1]["kind"] != "stacks":
+            await asyncio.sleep(0.01)
+        for rank in said[-1]["ranks"]:
+            root.hear({"kind": "stack", "rank": rank, "stack": f"stack of {rank}"})
+
+    def tell(root: Root, said: list[Message]) -> Any:
+        root.hear({"kind": "late", "what": "step, step 7, lasts too long"})
+        return answer(root, said)
+
+    record, said = decided(tell, 3, replace(LIMITS, run_folder=str(tmp_path)))
+    assert (record.rank, record.node, record.exit_code) == (1, "n2", 124)
+    assert "stack of 1" in record.details
+    assert said[-1] == {"kind": "stacks", "ranks": [1, 0]}, "the late one, and one that waits"
+    found = json.loads((tmp_path / "diagnosis.json").read_text())
+    assert (found["exit_code"], found["late"], len(found["ranks"])) == (124, [1], 3)
+    assert json.loads((tmp_path / "exit.json").read_text())["exit_code"] == 124
+
+
+def test_nobody_answers_and_the_run_ends_all_the_same(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.2)
+    record, _ = decided(lambda root, said: root.hear({"kind": "late", "what": "init lasts too long"}))
+    assert record.exit_code == 124
+    assert "rank 0 on n0: its supervisor does not answer" in record.details
+
+
+def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "REPEAT_S", 0.2)
+    stop = {"kind": "stop", "signal": 15, "rank": 0, "node": "n0"}
+
+    def tell(root: Root, said: list[Message]) -> Any:
+        root.hear(stop)
+        root.hear(stop)
+        assert said.count({"kind": "stop"}) == 1
+
+        async def again() -> None:
+            await asyncio.sleep(0.3)
+            root.hear(stop)
+
+        return again()
+
+    record, _ = decided(tell, limits=replace(LIMITS, checkpoint_s=60.0))
+    assert record.exit_code == 143
+
+
+def test_stop_that_is_not_heeded_is_timed_out() -> None:
+    begin = time.monotonic()
+    record, _ = decided(lambda root, said: root.hear({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"}))
+    assert record.exit_code == 124
+    assert "asked to stop, the run had not ended after 0.6 s" in record.reason
+    assert time.monotonic() - begin > 0.6
+
+
+def test_rank_that_joins_after_the_request_hears_of_it() -> None:
+    def tell(root: Root, said: list[Message]) -> None:
+        root.hear({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        root.hear({"kind": "joined", "rank": 1, "node": "n1"})
+        assert said.count({"kind": "stop"}) == 2
+        root.hear({"kind": "done", "rank": 0, "code": 75})
+        root.hear({"kind": "done", "rank": 1, "code": 75})
+
+    assert decided(tell)[0].exit_code == 75

@@ -1,0 +1,189 @@
+"""The supervisors' tree: who is whose child, what travels, who is let in, and that an end is noticed."""
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+
+from trainer.health.ask import ask_to_stop
+from trainer.health.tree import Meeting, Message, Places, Tree, proof
+from trainer.launch.hosts import free_port
+
+
+def meeting() -> Meeting:
+    return Meeting("127.0.0.1", free_port("127.0.0.1"), "secret")
+
+
+def in_loop(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def grown(place: Meeting, nodes: list[str], fanout: int = 2, silence_s: float = 60.0) -> tuple[list[Tree], list[Message]]:
+    """A tree with a rank on each of the nodes, and what its root hears."""
+    trees = [Tree(place, rank, node, silence_s, fanout) for rank, node in enumerate(nodes)]
+    heard: list[Message] = []
+    trees[0].at_root = heard.append
+    for tree in trees:
+        await tree.join(10.0)
+    return trees, heard
+
+
+async def left(trees: list[Tree]) -> None:
+    for tree in reversed(trees):
+        await tree.leave()
+
+
+def test_variables_bring_the_meeting_back() -> None:
+    for place in (Meeting("node-1", 4711, "t"), Meeting("fd00::2", 1, "t")):
+        assert Meeting.from_env(place.variables()) == place
+    assert Meeting.from_env({}) is None
+
+
+def test_ranks_of_a_node_meet_at_its_first_and_firsts_fill_the_tree_breadth_first() -> None:
+    places = Places("n0", fanout=2)
+    assert places.parent("n0", ("h", 1)) is None
+    assert [places.parent(f"n{k}", (f"h{k}", k)) for k in range(1, 7)] == [
+        None, None, ("h1", 1), ("h1", 1), ("h2", 2), ("h2", 2)
+    ]  # fmt: skip
+    assert places.parent("n5", ("h5", 99)) == ("h5", 5)
+    assert places.parent("n5", ("h5", 5)) is None, "never its own parent"
+
+
+def test_ten_thousand_nodes_are_three_levels_deep() -> None:
+    places, depth = Places("n0"), {None: 0}
+    for number in range(1, 10_000):
+        parent = places.parent(f"n{number}", (f"h{number}", number))
+        depth[(f"h{number}", number)] = depth[parent] + 1  # type: ignore[index]
+    assert max(depth.values()) == 3
+
+
+def test_messages_reach_the_root_and_everybody() -> None:
+    async def story() -> None:
+        trees, heard = await grown(meeting(), ["a", "a", "b", "c", "c", "d"])
+        told: list[int] = []
+
+        def note(rank: int, message: Message) -> None:
+            told.append(rank)
+
+        for tree in trees:
+            tree.from_above = partial(note, tree.rank)
+            tree.up({"kind": "hello", "rank": tree.rank})
+        await until(lambda: len([message for message in heard if message["kind"] == "hello"]) == 6)
+        assert {message["rank"] for message in heard if message["kind"] == "joined"} == {1, 2, 3, 4, 5}
+        trees[0].down({"kind": "stop"})
+        await until(lambda: sorted(told) == [0, 1, 2, 3, 4, 5])
+        await left(trees)
+
+    in_loop(story())
+
+
+def test_what_is_said_before_joining_is_not_lost() -> None:
+    async def story() -> None:
+        place = meeting()
+        early = Tree(place, 1, "b", 60.0)
+        early.up({"kind": "hello", "rank": 1})
+        joining = asyncio.create_task(early.join(10.0))
+        await asyncio.sleep(0.3)  # the root comes later than the others
+        trees, heard = await grown(place, ["a"])
+        await joining
+        await until(lambda: {"kind": "hello", "rank": 1} in heard)
+        await left([*trees, early])
+
+    in_loop(story())
+
+
+def test_broken_connection_and_silence_are_told_to_the_root() -> None:
+    async def story() -> None:
+        trees, heard = await grown(meeting(), ["a", "b", "c"], silence_s=2.0)
+        trees[1].ending = True
+        assert trees[1]._parent is not None
+        trees[1]._parent._writer.transport.abort()
+        await until(lambda: any(message["kind"] == "lost" for message in heard))
+        assert next(message for message in heard if message["kind"] == "lost")["rank"] == 1
+        for task in trees[2]._tasks:  # it hears no more and says no more, and its connection stays
+            task.cancel()
+        await until(lambda: any(message["kind"] == "lost" and message["rank"] == 2 for message in heard))
+        assert "silent for 2 s" in heard[-1]["reason"]
+        await left(trees)
+
+    in_loop(story())
+
+
+def test_children_notice_that_the_root_is_gone() -> None:
+    async def story() -> None:
+        trees, _ = await grown(meeting(), ["a", "b"])
+        gone: list[str] = []
+        trees[1].parent_lost = gone.append
+        await trees[0].leave()
+        await until(lambda: gone)
+        await trees[1].leave()
+
+    in_loop(story())
+
+
+def test_who_does_not_know_the_token_is_sent_away() -> None:
+    async def story() -> None:
+        place = meeting()
+        trees, heard = await grown(place, ["a"])
+        reader, writer = await asyncio.open_connection(place.host, place.port)
+        nonce = json.loads(await reader.readline())["nonce"]
+        hello = {"rank": 1, "node": "x", "port": 1, "proof": proof("guess", nonce)}
+        writer.write(json.dumps(hello).encode() + b"\n" + b'{"kind": "stop", "signal": 15}\n')
+        assert await reader.read() == b""
+        writer.close()
+        assert heard == []
+        await left(trees)
+
+    in_loop(story())
+
+
+def test_stranger_that_talks_nonsense_does_no_harm() -> None:
+    async def story() -> None:
+        place = meeting()
+        trees, heard = await grown(place, ["a"])
+        _, writer = await asyncio.open_connection(place.host, place.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 100 + b"\n")
+        writer.close()
+        other = Tree(place, 1, "b", 60.0)
+        await other.join(5.0)
+        await until(lambda: [message["kind"] for message in heard] == ["joined"])
+        await left([*trees, other])
+
+    in_loop(story())
+
+
+def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> None:
+    async def story() -> None:
+        place = meeting()
+        trees, heard = await grown(place, ["a", "b"])
+        assert await asyncio.to_thread(ask_to_stop, place, 15)
+        await until(lambda: any(message["kind"] == "stop" and message["signal"] == 15 for message in heard))
+        assert not await asyncio.to_thread(ask_to_stop, Meeting(place.host, place.port, "guess"), 15)
+        await asyncio.sleep(0.2)
+        assert not [message for message in heard if message["kind"] == "lost"]
+        await left(trees)
+
+    in_loop(story())
+
+
+def test_nobody_to_ask_is_said_so() -> None:
+    assert not ask_to_stop(meeting(), 15)
+
+
+def test_root_that_never_comes_is_waited_for_in_vain() -> None:
+    async def story() -> None:
+        place = meeting()
+        tree = Tree(place, 1, "b", 60.0)
+        with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
+            await tree.join(0.5)
+        await tree.leave()
+
+    in_loop(story())
