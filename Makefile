@@ -30,7 +30,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
-	    printf '  make %-10s %s\n' "$$target" "$$text"
+	    printf '  make %-15s %s\n' "$$target" "$$text"
 	done
 
 venv: $(INSTALLED) ## make .venv from the pinned requirements (Python >= 3.11, no root)

@@ -350,6 +350,11 @@ class Logging(Section):
     """Folder that holds the run folder, which is called as the job."""
     every_steps: Positive = 10
     """A console line and a record in metrics.jsonl every N steps."""
+    tensorboard: bool = True
+    """What metrics.jsonl gets goes to event files for TensorBoard too, into the run folder's `tensorboard`."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases (W&B) too; offline: into the run folder's `wandb`, for `wandb sync`. Needs the package: clipship[wandb]."""
+    wandb_project: Text = "clipship"
 
 
 class Resources(Section):

@@ -21,6 +21,7 @@ from trainer.job import Job
 from trainer.model import Clip
 from trainer.plan import Plan, Schedule
 from trainer.run import Run, versions
+from trainer.sinks import open_sinks
 from trainer.step import MicroBatch, StepResult, TrainStep
 from trainer.telemetry import Clock, Record, Telemetry
 
@@ -51,7 +52,7 @@ class Loop:
         self._saved_at = time.monotonic()
         self._clock = Clock()
         self.clip.model.train()
-        with Telemetry(self.run_folder.metrics if self.comm.world.rank == 0 else None, self.schedule.steps, steps_done) as self._telemetry:
+        with self._open_telemetry(steps_done) as self._telemetry:
             self.comm.pulse.phase("first step", steps_done + 1)  # its data too: loaders start
             for done in range(steps_done + 1, self.schedule.steps + 1):
                 stop, save = agreement.ask(self._wishes())
@@ -76,6 +77,12 @@ class Loop:
                     raise Preempted(f"asked to stop: step {done} of {self.schedule.steps} is saved")
             self._close(agreement)
         return metrics if steps_done < self.schedule.steps else self.evaluate()
+
+    def _open_telemetry(self, steps_done: int) -> Telemetry:
+        if self.comm.world.rank:
+            return Telemetry(None, self.schedule.steps, steps_done)
+        sinks = open_sinks(self.job, self.run_folder.folder, steps_done)
+        return Telemetry(self.run_folder.metrics, self.schedule.steps, steps_done, sinks)
 
     def _close(self, agreement: Agreement) -> None:
         """Collective: nothing is under way any more, and the last checkpoint is whole."""

@@ -4,12 +4,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+from trainer.sinks import Sink
 
 log = logging.getLogger("clipship")
 
@@ -73,10 +75,10 @@ class Clock:
 
 
 class Telemetry:
-    """Rank 0's console line and metrics.jsonl; other ranks give it no path and it stays silent."""
+    """Rank 0's console line, metrics.jsonl and sinks; other ranks give it no path and it stays silent."""
 
-    def __init__(self, path: Path | None, steps: int, steps_done: int = 0) -> None:
-        self._steps, self._steps_done = steps, steps_done
+    def __init__(self, path: Path | None, steps: int, steps_done: int = 0, sinks: Sequence[Sink] = ()) -> None:
+        self._steps, self._steps_done, self._sinks = steps, steps_done, sinks
         if path is not None:
             forget_after(path, steps_done)
         self._file: IO[str] | None = open(path, "a") if path is not None else None  # noqa: SIM115  # closed by __exit__
@@ -87,6 +89,8 @@ class Telemetry:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:
             self._file.close()
+        for sink in self._sinks:
+            sink.close(error)
 
     def write(self, record: Record) -> None:
         """One record of the loop, and its console line."""
@@ -95,10 +99,12 @@ class Telemetry:
             log.info(console_line(record, self._steps, first=record.step == self._steps_done + 1))
 
     def event(self, values: Mapping[str, object]) -> None:
-        """One line of metrics.jsonl, flushed: a record, an evaluation, a checkpoint's cost; each has its `step`."""
+        """One line of metrics.jsonl, flushed, and the sinks': a record, an evaluation, a checkpoint's cost; each has its `step`."""
         if self._file is not None:
             self._file.write(json.dumps(dict(values)) + "\n")
             self._file.flush()
+        for sink in self._sinks:
+            sink.write(values)
 
 
 def forget_after(path: Path, steps_done: int) -> None:

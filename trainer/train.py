@@ -34,6 +34,7 @@ from trainer.job import Job
 from trainer.loop import Loop
 from trainer.plan import Plan, Schedule, plan, schedule
 from trainer.run import Run, open_run, write_json
+from trainer.sinks import check_installed
 from trainer.step import TrainStep
 from trainer.telemetry import last_loss
 from trainer.world import World, detect
@@ -87,6 +88,7 @@ def prepare(job: Job, comm: Comm) -> Ready:
     """Collective: open the run folder, build what the loop needs, equal on all ranks. Raises InputError on all ranks alike."""
     started = time.monotonic()
     cut = plan(job, comm.world.size)
+    check_installed(job.logging)
     source = open_source(job.data)
     evaluation = Evaluation(job, comm)
     length = schedule(job, len(source))

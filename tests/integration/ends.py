@@ -21,19 +21,26 @@ from PIL import Image
 from tests.integration.faulty_rank import MOMENT
 from tests.jobs import tiny_job
 from trainer import jobfile
-from trainer.launch.local import start_ranks
+from trainer.launch import local
 
 TORCHRUN = pytest.param("torch", "torchrun", id="torch-torchrun")
 MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
 HOROVOD_MPIRUN = pytest.param("horovod", "mpirun", id="horovod-mpirun", marks=[pytest.mark.mpi, pytest.mark.horovod])
 HOROVODRUN = pytest.param("horovod", "horovodrun", id="horovod-horovodrun", marks=pytest.mark.horovod)
-every_start = pytest.mark.parametrize(("backend", "launcher"), [TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN])
+STARTS = (TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
+full = pytest.mark.full
 
 LIMITS = {"init_s": 60.0, "first_step_s": 30.0, "step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 6.0, "shutdown_s": 6.0}
 LATEST_S = 15.0
 """The contract: exit 124 within so long after the limit."""
 DEATH_S = 10.0
 """The contract: nobody outlives the first by more."""
+
+
+def starts(*often: Any) -> pytest.MarkDecorator:
+    """Every pair of backend and launcher; those that are not named here run only with `-m full`."""
+    cases = [start if start in often else pytest.param(*start.values, id=start.id, marks=[*start.marks, full]) for start in STARTS]
+    return pytest.mark.parametrize(("backend", "launcher"), cases)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Running:
 def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks: int = 2, steps: int = 6, **sections: Any) -> Running:
     """Start the ranks of a job of a few steps, with a checkpoint and an evaluation every second one."""
     moment = tmp_path / "moment"
+    mpirun: str | None = sections.pop("mpirun", None)
     job = tiny_job(
         name="ends",
         comm={"backend": backend, "launcher": launcher},
@@ -97,7 +105,7 @@ def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks
     )
     path = tmp_path / "job.toml"
     path.write_text(jobfile.dump(job))
-    command = [sys.executable, "-m", "tests.integration.ends", str(path), str(ranks)]
+    command = [sys.executable, "-m", "tests.integration.ends", str(path), str(ranks), *([mpirun] if mpirun else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return Running(process, tmp_path / "runs" / "ends", moment)
 
@@ -134,10 +142,12 @@ def sigkill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main(job_path: str, ranks: str) -> int:
+def main(job_path: str, ranks: str, mpirun: str = "") -> int:
+    if mpirun:  # another than the one beside this Python
+        local._open_mpi = lambda: mpirun
     command = (sys.executable, "-P", "-m", "tests.integration.faulty_rank", job_path)
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the ranks: `-P` hides the working folder
-    return start_ranks(command, jobfile.load(Path(job_path)), nproc=int(ranks), hosts=None)
+    return local.start_ranks(command, jobfile.load(Path(job_path)), nproc=int(ranks), hosts=None)
 
 
 if __name__ == "__main__":

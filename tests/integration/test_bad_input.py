@@ -51,7 +51,7 @@ def table(tmp_path: Path) -> Path:
         ("optim.global_batch_size=0", "optim.global_batch_size: must be at least 1 (given 0)"),
         ("model.name=ViT-B-23", "did you mean ViT-B-32"),
         ("data={train='no/{00..01}.tar'}", "2 of 2 files are missing: 00.tar, 01.tar; there is no folder"),
-        ("data={train=' '}", "an empty pattern names no file"),
+        ("data={train=''}", "data.train: must not be empty"),
         ("data={format='synthetic', synthetic_samples=15}", "15 samples are fewer than optim.global_batch_size = 16"),
     ],
 )

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN, begin, every_start, ranks_left
+from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN, begin, full, ranks_left, starts
 
 NODE = os.uname().nodename
-STARTS = [TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN]
-full = pytest.mark.full
 
 
-@every_start
+@starts(MPIRUN, HOROVODRUN)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 @pytest.mark.parametrize(
     ("phase", "step"), [("step", 3), pytest.param("evaluation", 2, marks=full), pytest.param("checkpoint", 2, marks=full)]
@@ -28,10 +26,7 @@ def test_killed_rank_ends_all_and_is_named_first(tmp_path: Path, backend: str, l
     assert not ranks_left(running)
 
 
-@pytest.mark.parametrize(
-    ("backend", "launcher"),
-    [TORCHRUN, pytest.param(*MPIRUN.values, marks=[full, *MPIRUN.marks]), pytest.param(*HOROVODRUN.values, marks=[full])],
-)
+@starts(TORCHRUN)
 def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(tmp_path: Path, backend: str, launcher: str) -> None:
     running = begin(tmp_path, backend, launcher, "raise:1:step:3")
     end = running.end()
@@ -42,14 +37,14 @@ def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(tmp_path: 
     assert end.seconds < DEATH_S
 
 
-@pytest.mark.parametrize(("backend", "launcher"), [TORCHRUN])
-def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path, backend: str, launcher: str) -> None:
-    end = begin(tmp_path, backend, launcher, "exit:1:step:3").end()
+@full
+def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> None:
+    end = begin(tmp_path, "torch", "torchrun", "exit:1:step:3").end()
     assert end.code == 7
     assert "left with exit code 7 in step, step 3" in end.errors
 
 
-@every_start
+@starts(HOROVOD_MPIRUN)
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=full), 1])
 def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(tmp_path: Path, backend: str, launcher: str, victim: int) -> None:
     running = begin(tmp_path, backend, launcher, f"orphan:{victim}:step:3")
@@ -62,7 +57,8 @@ def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(tmp_path: Path, b
     assert not ranks_left(running)
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=full)])
+@full
+@pytest.mark.parametrize("victim", [0, 1])
 def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     """Rank and supervisor stopped: nobody there answers. A cut-off node looks the same from outside."""
     running = begin(tmp_path, "torch", "torchrun", f"freeze:{victim}:step:3", timeouts={"silence_s": 4.0})
@@ -75,10 +71,21 @@ def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     assert not ranks_left(running)
 
 
+@pytest.mark.mpi
 def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path) -> None:
     running = begin(tmp_path, "torch", "mpirun", "freeze:1:step:3", timeouts={"silence_s": 60.0})
     end = running.end()
     assert end.code == 124, end.errors
     assert end.diagnosis["late"] == end.diagnosis["missing"] == [1]
     assert f"late: rank 1 on {NODE}: its supervisor does not answer" in end.errors
+    assert not ranks_left(running)
+
+
+@full
+@pytest.mark.mpi
+@pytest.mark.skipif(not Path("/usr/bin/mpirun").exists(), reason="no system mpirun beside the environment's: apt-get install openmpi-bin")
+@pytest.mark.parametrize(("fault", "code"), [("kill:0:step:3", 1), ("stop:0:step:3", 124), ("signal:1:step:3", 75), ("orphan:1:step:3", 1)])
+def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, fault: str, code: int) -> None:
+    running = begin(tmp_path, "torch", "mpirun", fault, mpirun="/usr/bin/mpirun", steps=2000)
+    assert running.end().code == code
     assert not ranks_left(running)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, HOROVODRUN, LATEST_S, LIMITS, MPIRUN, TORCHRUN, begin, ranks_left
+from tests.integration.ends import LATEST_S, LIMITS, STARTS, begin, ranks_left
 from trainer.health.diagnosis import KEYS
 
 SOME = {  # every pair of values once, but for launchers
@@ -20,14 +20,14 @@ SOME = {  # every pair of values once, but for launchers
 def cases() -> Iterator[object]:
     """Every start, place and deed; those that are not among SOME only with `-m full`."""
     for start, victim, (phase, step), deed in product(
-        [TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN], [0, 1], [("step", 3), ("evaluation", 2), ("checkpoint", 2)], ["stop", "slow"]
+        STARTS, [0, 1], [("step", 3), ("evaluation", 2), ("checkpoint", 2)], ["stop", "slow"]
     ):
         backend, launcher = start.values
         marks = [*start.marks, *([] if (backend, launcher, victim, phase, deed) in SOME else [pytest.mark.full])]
         yield pytest.param(backend, launcher, victim, phase, step, deed, marks=marks, id=f"{start.id}-{deed}-{victim}-{phase}")
 
 
-@pytest.mark.parametrize(("backend", "launcher", "victim", "phase", "step", "deed"), cases())
+@pytest.mark.parametrize(("backend", "launcher", "victim", "phase", "step", "deed"), list(cases()))
 def test_late_rank_is_named_and_the_run_ends_with_124(
     tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int, deed: str
 ) -> None:

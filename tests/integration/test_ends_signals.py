@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import begin, every_start, ranks_left
+from tests.integration.ends import HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN, begin, full, ranks_left, starts
 
-full = pytest.mark.full
 LONG = 100_000
 
 
-@every_start
+@starts(TORCHRUN, HOROVOD_MPIRUN)
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=full), pytest.param(signal.SIGUSR2, marks=full)])
 def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str, launcher: str, number: int) -> None:
     running = begin(tmp_path, backend, launcher, steps=LONG)
@@ -28,7 +27,7 @@ def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str
     assert not ranks_left(running)
 
 
-@every_start
+@starts(MPIRUN, HOROVODRUN)
 @pytest.mark.parametrize("deed", ["signal", pytest.param("signal-all", marks=full)])
 def test_signal_to_a_ranks_supervisor_stops_all_ranks(tmp_path: Path, backend: str, launcher: str, deed: str) -> None:
     """As srun, mpirun and Kubernetes pass it on."""
@@ -51,6 +50,7 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
     assert not ranks_left(running)
 
 
+@full
 def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
     running = begin(tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "shutdown_s": 2.0})
     while not running.moment.exists():

@@ -10,6 +10,7 @@ from trainer.inputs.samples import check_data, recorded_samples
 from trainer.inputs.shards import expand_shards
 from trainer.job import Job
 from trainer.plan import plan, schedule
+from trainer.sinks import check_installed
 
 __all__ = [
     "check",
@@ -37,6 +38,7 @@ def check(job: Job, world_size: int) -> int | None:
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),
+        lambda: check_installed(job.logging),
         lambda: check_run_folder(job),
     )
     samples = None

@@ -1,0 +1,98 @@
+"""The retrieval board: a few images with the texts that a model finds nearest, for people to look at. No torch.
+
+`retrieval_board.json` in a run folder is a list of `{"image": PNG in base64, "texts": [...], "scores": [...], "own": [...]}`: the texts from
+the nearest on, the similarity of each to the image, and whether it is one of the image's own captions.
+"""
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+BOARD_FILE = "retrieval_board.json"
+
+_SIDE = 224
+_ROWS = 48
+_TEXTS = 10
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True)
+class Text:
+    """One of the texts that were found for an image."""
+
+    text: str
+    score: float
+    """Similarity to the image: the larger, the nearer."""
+    own: bool
+    """Is it one of the image's own captions?"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image of the board."""
+
+    image: str
+    """PNG in base64."""
+    texts: Sequence[Text]
+    """From the nearest on."""
+
+
+def row(image: Image.Image, texts: Sequence[Text]) -> Row:
+    """A row of a picture, which is made smaller where it is larger than the board shows it."""
+    small = image.convert("RGB")
+    small.thumbnail((_SIDE, _SIDE))
+    png = BytesIO()
+    small.save(png, "PNG")
+    return Row(base64.b64encode(png.getvalue()).decode(), texts)
+
+
+def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
+    """Replaces the run's board, whole or not at all: rank 0 writes what the last evaluation found."""
+    path = run_folder / BOARD_FILE
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(json.dumps([_to_json(row) for row in rows]) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def read_rows(found: Sequence[Any]) -> list[Row]:
+    """The rows of a board file's list that are as the format says; the others are left out."""
+    rows = [row for entry in found[:_ROWS] if (row := _row(entry)) is not None]
+    return rows
+
+
+def _to_json(row: Row) -> dict[str, Any]:
+    return {
+        "image": row.image,
+        "texts": [text.text for text in row.texts],
+        "scores": [text.score for text in row.texts],
+        "own": [text.own for text in row.texts],
+    }
+
+
+def _row(entry: Any) -> Row | None:
+    if not isinstance(entry, dict) or not _is_png(entry.get("image")):
+        return None
+    columns = [entry.get(name) for name in ("texts", "scores", "own")]
+    if not all(isinstance(column, list) for column in columns):
+        return None
+    texts = [
+        Text(text, float(score), own is True)
+        for text, score, own in zip(*columns, strict=False)
+        if isinstance(text, str) and isinstance(score, (int, float))
+    ]
+    return Row(entry["image"], texts[:_TEXTS])
+
+
+def _is_png(image: object) -> bool:
+    try:
+        return isinstance(image, str) and base64.b64decode(image, validate=True).startswith(_PNG)
+    except (binascii.Error, ValueError):
+        return False
