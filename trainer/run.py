@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer import jobfile
-from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 from trainer.inputs import check_run_folder
 from trainer.job import Job
+
+if TYPE_CHECKING:  # it brings torch, which what reads run folders need not have
+    from trainer.comm.protocol import Comm
 
 log = logging.getLogger("clipship")
 
@@ -57,7 +59,7 @@ class Run:
         return self.result.exists() and json.loads(self.result.read_text())["reason"] == "done"
 
 
-def open_run(job: Job, comm: Comm) -> Run:
+def open_run(job: Job, comm: "Comm") -> Run:
     """Collective: make the job's run folder, or go on in it, and open this rank's log file. Raises InputError on every rank."""
     run = Run(Path(job.logging.runs) / job.name)
     problem = _prepare(job, run) if comm.world.rank == 0 else None
@@ -110,7 +112,7 @@ def _log_to(path: Path) -> None:
     root.setLevel(logging.INFO)
 
 
-def _environment(comm: Comm) -> Mapping[str, str]:
+def _environment(comm: "Comm") -> Mapping[str, str]:
     world = comm.world
     return {
         "rank": str(world.rank),

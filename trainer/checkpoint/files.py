@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.inputs.checkpoints import MANIFEST as MANIFEST
+from trainer.inputs.checkpoints import WEIGHTS as WEIGHTS
 from trainer.run import write_json
 
-WEIGHTS = "model.pt"
-"""A plain state dict: `open_clip.create_model(name, pretrained=PATH)` loads it, and so does `torch.load(weights_only=True)`."""
-MANIFEST = "manifest.json"
 BEST = "best.json"
 _POLL_S = 0.05
 

@@ -9,6 +9,7 @@ from typing import Any
 from trainer.errors import InputError
 
 WEIGHTS = "model.pt"
+"""A plain state dict: `open_clip.create_model(name, pretrained=PATH)` loads it, and so does `torch.load(weights_only=True)`."""
 MANIFEST = "manifest.json"
 _THEIR_PARAMETERS = "params.txt"
 _HUB = ("hf-hub:", "local-dir:")
