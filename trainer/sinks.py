@@ -92,7 +92,9 @@ class Wandb:
         try:
             self._run = wandb.init(mode=job.logging.wandb, **asked)
         except wandb.errors.CommError as error:
-            log.warning("W&B cannot be reached (%s): this start is logged offline; `wandb sync` sends what is in %s", error, folder / "wandb")
+            log.warning(
+                "W&B cannot be reached (%s): this start is logged offline; `wandb sync` sends what is in %s", error, folder / "wandb"
+            )
             self._run = wandb.init(mode="offline", **asked)
         except wandb.errors.UsageError as error:
             raise InputError(f'W&B: {error}. `wandb login` logs in; --set logging.wandb=offline needs no user, "off" no W&B') from None

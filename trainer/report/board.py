@@ -1,7 +1,7 @@
 """The retrieval board: a few images with the texts that a model finds nearest, for people to look at. No torch.
 
-`retrieval_board.json` in a run folder is a list of `{"image": PNG in base64, "texts": [...], "scores": [...], "own": [...]}`: the texts from
-the nearest on, the similarity of each to the image, and whether it is one of the image's own captions.
+`retrieval_board.json` in a run folder is a list of `{"image": PNG in base64, "texts": [...], "scores": [...], "own": [...]}`: the texts
+from the nearest on, the similarity of each to the image, and whether it is one of the image's own captions.
 """
 
 import base64
@@ -64,8 +64,7 @@ def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
 
 def read_rows(found: Sequence[Any]) -> list[Row]:
     """The rows of a board file's list that are as the format says; the others are left out."""
-    rows = [row for entry in found[:_ROWS] if (row := _row(entry)) is not None]
-    return rows
+    return [row for entry in found[:_ROWS] if (row := _row(entry)) is not None]
 
 
 def _to_json(row: Row) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +22,9 @@ from trainer.telemetry import Record
 T = TypeVar("T")
 Numbers = Mapping[str, float]
 
-_RECORD = tuple(field.name for field in fields(Record))
+_RECORD = {field.name for field in fields(Record)}
 _RESULT = {"exit_code", "steps", "samples", "loss", "world_size", "seconds"}
+_LARGEST = 1e300
 _LOG_LINES = 40
 _LOG_BYTES = 64 * 1024
 _LOGS = 8
@@ -35,7 +36,7 @@ class Metrics:
     """The lines of metrics.jsonl by what they say."""
 
     records: Sequence[Numbers] = ()
-    """Of the loop, in the order of their steps; each has all fields of `telemetry.Record`."""
+    """Of the loop, in the order of their steps: the fields of `telemetry.Record` that its version wrote."""
     evaluations: Sequence[Numbers] = ()
     """`step` and what was measured."""
     checkpoints: Sequence[Mapping[str, Any]] = ()
@@ -60,7 +61,7 @@ class RunFacts:
     board: Sequence[Row]
     logs: Mapping[int, Sequence[str]]
     """The last lines by rank: of the ranks that failed, or of rank 0 where the run has no end."""
-    remarks: Sequence[str] = field(default=())
+    remarks: Sequence[str]
     """What could not be read."""
 
 
@@ -86,7 +87,7 @@ def read_run(folder: Path) -> RunFacts:
         diagnosis=diagnosis,
         environment=[{str(key): str(value) for key, value in rank.items()} for rank in ranks if isinstance(rank, dict)],
         board=read_rows(_json(folder, BOARD_FILE, list, remarks)),
-        logs=_logs(folder / "logs", [] if result else _failed_ranks(exit_, diagnosis)) if not _is_done(result) else {},
+        logs={} if result.get("reason") == "done" else _logs(folder / "logs", _failed_ranks(exit_, diagnosis)),
         remarks=remarks,
     )
 
@@ -99,8 +100,8 @@ def read_metrics(path: Path, remarks: list[str]) -> Metrics:
         remarks.append(f"metrics.jsonl: {len(lines) - len(events)} of {len(lines)} lines cannot be read")
     checkpoints = [event for event in events if "checkpoint" in event]
     rest = [_numbers(event) for event in events if "checkpoint" not in event]
-    records = [numbers for numbers in rest if all(name in numbers for name in _RECORD)]
-    evaluations = [numbers for numbers in rest if numbers.keys() - set(_RECORD)]
+    records = [numbers for numbers in rest if "loss" in numbers]
+    evaluations = [numbers for numbers in rest if "loss" not in numbers and numbers.keys() - _RECORD]
     return Metrics(_in_order(records), _in_order(evaluations), sorted(checkpoints, key=lambda event: event["step"]))
 
 
@@ -133,16 +134,13 @@ def _is_step(value: object) -> bool:
 
 
 def _numbers(event: Mapping[str, Any]) -> Numbers:
-    """null stands for a number that JSON cannot write."""
-    found: dict[str, float] = {}
-    for name, value in event.items():
-        if value is None:
-            found[name] = math.nan
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 10**300 or value != value:
-            found[name] = value
-        elif value in (math.inf, -math.inf):
-            found[name] = value
-    return found
+    """NaN stands for what no chart can show: infinity, null, an integer beyond all floats."""
+    return {name: _finite(value) for name, value in event.items() if value is None or type(value) in (int, float)}
+
+
+def _finite(value: Any) -> float:
+    known = value is not None and abs(value) < _LARGEST
+    return value if known else math.nan
 
 
 def _in_order(events: Iterable[Numbers]) -> list[Numbers]:
@@ -157,10 +155,6 @@ def _with_result(metrics: Metrics, result: Mapping[str, Any]) -> Metrics:
     if not final or not _is_step(steps) or any(event["step"] == steps for event in metrics.evaluations):
         return metrics
     return Metrics(metrics.records, _in_order([*metrics.evaluations, {"step": steps, **final}]), metrics.checkpoints)
-
-
-def _is_done(result: Mapping[str, Any]) -> bool:
-    return result.get("reason") == "done"
 
 
 def _job(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:

@@ -1,0 +1,185 @@
+"""Draws charts of values over steps as SVG text. Pure; no torch.
+
+The drawing is stretched to the width of the page; the labels are HTML beside it, in percent of its size, so that they keep theirs.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trainer.report.scale import Scale, scale_of
+from trainer.report.wording import number, tick
+
+WIDTH, HEIGHT = 1000, 300
+MOST_POINTS = 400
+"""A longer line is drawn through the means of so many stretches, with a band from the least to the largest value."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: values over steps, both in the order of the steps."""
+
+    name: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    color: int = 1
+    """Number of the page's colour."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text beside an axis, at so many percent from the left or the top."""
+
+    place: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What the page's template draws."""
+
+    title: str
+    note: str
+    svg: str
+    x_labels: Sequence[Label]
+    y_labels: Sequence[Label]
+    legend: Sequence[tuple[str, int]]
+    """Name and colour of each series; empty where there is one."""
+    hover: str
+    """JSON: `x` (percent) and `head` of each point; by series `names`, `colors`, and of each point `texts` and `y` (percent)."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One value, or the mean of a stretch of them."""
+
+    first: float
+    step: float
+    value: float
+    least: float
+    largest: float
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    text: Callable[[float], str] = number,
+    label: Callable[[float], str] = tick,
+    floor: float | None = None,
+    may_be_log: bool = False,
+    note: str = "",
+) -> Chart:
+    """One line a series. `text` writes a value, `label` one beside the axis; see `scale_of` for the rest."""
+    x = step_scale(max((line.steps[-1] for line in series if line.steps), default=1))
+    y = scale_of((value for line in series for value in line.values), floor=floor, may_be_log=may_be_log)
+    drawn = [(line, _thinned(line)) for line in series]
+    svg = "".join(_line(line.color, points, x, y) for line, points in drawn)
+    return Chart(
+        title=title,
+        note=", ".join(part for part in (note, "logarithmic" if y.log else "") if part),
+        svg=grid(y) + svg,
+        x_labels=step_labels(x),
+        y_labels=[Label(100 - 100 * y.place(at), label(at)) for at in y.ticks()],
+        legend=[(line.name, line.color) for line in series] if len(series) > 1 else [],
+        hover=_hover(drawn, x, y, text),
+    )
+
+
+def step_scale(last: float, first: float = 0.0) -> Scale:
+    """From the first to the last step, without air."""
+    return Scale(first, max(last, first + 1))
+
+
+def step_labels(x: Scale) -> list[Label]:
+    """Whole steps along the lower edge."""
+    return [Label(100 * x.place(step), tick(step)) for step in x.ticks() if step == int(step)]
+
+
+def grid(y: Scale) -> str:
+    """A line across for each label of the axis."""
+    return "".join(f'<path class="grid" d="M0 {height(y, at)}H{WIDTH}"/>' for at in y.ticks())
+
+
+def height(y: Scale, value: float) -> float:
+    """Units of the drawing from its top."""
+    return round(HEIGHT * (1 - y.place(value)), 1)
+
+
+def width(x: Scale, step: float) -> float:
+    """Units of the drawing from its left."""
+    return round(WIDTH * x.place(step), 1)
+
+
+def stretches(length: int) -> list[slice]:
+    """At most MOST_POINTS of about the same length, which cover so many points."""
+    count = min(length, MOST_POINTS)
+    edges = [length * place // count for place in range(count + 1)] if count else [0]
+    return [slice(first, end) for first, end in pairwise(edges)]
+
+
+def _thinned(line: Series) -> list[_Point]:
+    points = []
+    for some in stretches(len(line.steps)):
+        steps, values = line.steps[some], [value for value in line.values[some] if math.isfinite(value)]
+        mean = sum(values) / len(values) if values else math.nan
+        points.append(_Point(steps[0], steps[-1], mean, min(values, default=math.nan), max(values, default=math.nan)))
+    return points
+
+
+def _line(color: int, points: Sequence[_Point], x: Scale, y: Scale) -> str:
+    """The line through the means, broken where a value is not finite; its band below it; the last point as a dot."""
+    svg = []
+    for part in _unbroken(points):
+        places = [(width(x, point.step), height(y, point.value)) for point in part]
+        band = [(width(x, point.step), height(y, point.largest)) for point in part]
+        band += [(width(x, point.step), height(y, point.least)) for point in reversed(part)]
+        if any(point.least != point.largest for point in part):
+            svg.append(f'<path class="band c{color}" d="{_path(band)}Z"/>')
+        shown = places if len(places) > 1 else places * 2  # a line of no length is a dot, since its ends are round
+        svg.append(f'<path class="line c{color}" d="{_path(shown)}"/>')
+    return "".join(svg)
+
+
+def _unbroken(points: Sequence[_Point]) -> list[list[_Point]]:
+    parts: list[list[_Point]] = [[]]
+    for point in points:
+        if math.isfinite(point.value):
+            parts[-1].append(point)
+        elif parts[-1]:
+            parts.append([])
+    return [part for part in parts if part]
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{left:g} {top:g}" for left, top in places)
+
+
+def _hover(drawn: Sequence[tuple[Series, Sequence[_Point]]], x: Scale, y: Scale, text: Callable[[float], str]) -> str:
+    """Of the points of the first line, which all others of a chart share."""
+    points = drawn[0][1] if drawn else []
+    return json.dumps(
+        {
+            "x": [round(100 * x.place(point.step), 2) for point in points],
+            "head": [steps_text(point.first, point.step) for point in points],
+            "names": [line.name for line, _ in drawn],
+            "colors": [line.color for line, _ in drawn],
+            "texts": [[_value_text(point, text) for point in line] for _, line in drawn],
+            "y": [
+                [round(100 - 100 * y.place(point.value), 2) if math.isfinite(point.value) else None for point in line] for _, line in drawn
+            ],
+        }
+    )
+
+
+def _value_text(point: _Point, text: Callable[[float], str]) -> str:
+    if point.first == point.step or not math.isfinite(point.value):
+        return text(point.value)
+    return f"{text(point.value)} ({text(point.least)} to {text(point.largest)})"
+
+
+def steps_text(first: float, last: float) -> str:
+    """`step 20`, `steps 1-20`."""
+    return f"step {last:,.0f}" if first == last else f"steps {first:,.0f}-{last:,.0f}"

@@ -1,0 +1,130 @@
+"""How a run ended, and the numbers that people ask for first. Pure; no torch."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
+from trainer.report.folder import Numbers, RunFacts
+from trainer.report.wording import number, percent, size_of, time_of
+from trainer.telemetry import duration
+
+_CHECKPOINTS = 50
+_SHOWN_METRICS = ("zero_shot_top1", "zero_shot_top5", "retrieval_i2t_r1", "retrieval_t2i_r1")
+
+
+@dataclass(frozen=True)
+class Status:
+    """`kind` is done, stopped, failed or open: the page's colour."""
+
+    kind: str
+    word: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number of the headline."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def status(facts: RunFacts) -> Status:
+    """From result.json, else from the first cause of the end."""
+    if facts.result.get("reason") == "done":
+        return Status("done", "done", "")
+    if not facts.result and not facts.exit:
+        return Status("open", "not finished", "No end is recorded: the run goes on, or it was killed together with what watches it.")
+    end: Mapping[str, Any] = facts.exit or facts.result
+    code, reason = end.get("exit_code"), str(end.get("reason", "no reason is recorded"))
+    if code == EXIT_PREEMPTED:
+        return Status("stopped", "stopped", f"{reason}. The same command goes on from the last checkpoint.")
+    where = f"rank {end['rank']} on {end.get('node', '?')}: " if "rank" in end else ""
+    return Status("failed", "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}", where + reason)
+
+
+def tiles(facts: RunFacts) -> list[Tile]:
+    """Those that the run has numbers for."""
+    return [*_progress(facts), *_measured(facts.metrics.evaluations), *_speed(facts)]
+
+
+def not_finite(records: Sequence[Numbers]) -> str:
+    """A sentence about the first loss that is no number; empty where there is none."""
+    first = next((record["step"] for record in records if not math.isfinite(record.get("loss", 0.0))), None)
+    return "" if first is None else f"The loss is not finite at step {number(first)}."
+
+
+def _progress(facts: RunFacts) -> Iterator[Tile]:
+    records = facts.metrics.records
+    if not records:
+        return
+    last, first = records[-1], records[0]
+    total = facts.result.get("steps") or facts.job.get("optim", {}).get("steps")
+    yield Tile("steps", number(last["step"]), f"of {number(total)}" if isinstance(total, int) else "")
+    if "samples" in last:
+        yield Tile("samples", number(last["samples"]), f"epoch {number(last['epoch'])}" if "epoch" in last else "")
+    yield Tile("loss", number(last["loss"]), f"from {number(first['loss'])}")
+
+
+def _measured(evaluations: Sequence[Numbers]) -> Iterator[Tile]:
+    """The last value, and the best where that is another."""
+    for name in [name for name in metric_names(evaluations) if name in _SHOWN_METRICS]:
+        measured = [(event[name], event["step"]) for event in evaluations if name in event]
+        value, step = measured[-1]
+        best, best_step = max(measured)
+        note = f"best {metric_text(name, best, evaluations)} at step {number(best_step)}" if best > value else f"at step {number(step)}"
+        yield Tile(metric_title(name), metric_text(name, value, evaluations), note)
+
+
+def _speed(facts: RunFacts) -> Iterator[Tile]:
+    records = facts.metrics.records
+    usual = records[1:] or records  # loaders start in the first one
+    speeds = [record["samples_per_s"] for record in usual if math.isfinite(record.get("samples_per_s", math.nan))]
+    ranks = facts.result.get("world_size") or len(facts.environment)
+    if speeds:
+        speed = statistics.median(speeds)
+        yield Tile("samples a second", number(round(speed, 1)), f"{number(round(speed / ranks, 1))} a rank" if ranks else "")
+    seconds = {name: sum(record.get(field, 0.0) for record in usual) for name, field, _ in PARTS}
+    if 0 < sum(seconds.values()) < math.inf:
+        yield Tile("time in compute", percent(seconds["compute"] / sum(seconds.values())), f"{percent(_share(seconds, 'data'))} in data")
+    whole = facts.result.get("seconds")
+    if isinstance(whole, (int, float)):
+        yield Tile("time", duration(whole), f"{ranks} rank{'s' * (ranks != 1)}, with evaluation" if ranks else "")
+
+
+def _share(seconds: Mapping[str, float], name: str) -> float:
+    return seconds[name] / sum(seconds.values())
+
+
+def metric_rows(evaluations: Sequence[Numbers]) -> list[tuple[str, str, str]]:
+    """Metric, last value, best value with its step (shares only) for the table of the evaluation."""
+    rows = []
+    for name in metric_names(evaluations):
+        measured = [(event[name], event["step"]) for event in evaluations if name in event]
+        best, step = max(measured, key=lambda pair: (pair[0], -pair[1]))
+        shown = f"{metric_text(name, best, evaluations)} at step {number(step)}" if is_share(name, evaluations) else ""
+        rows.append((metric_title(name), metric_text(name, measured[-1][0], evaluations), shown))
+    return rows
+
+
+def checkpoint_rows(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Step, folder, size, time of the write; the last _CHECKPOINTS of them."""
+    return [
+        (
+            number(written["step"]),
+            str(written["checkpoint"]),
+            _shown(size_of, written, "checkpoint_bytes"),
+            _shown(time_of, written, "write_s"),
+        )
+        for written in checkpoints[-_CHECKPOINTS:]
+    ]
+
+
+def _shown(text: Callable[[float], str], event: Mapping[str, Any], name: str) -> str:
+    value = event.get(name)
+    return text(value) if isinstance(value, (int, float)) else ""

@@ -1,0 +1,105 @@
+"""One HTML page about a run, which loads nothing from anywhere. No torch.
+
+Everything from the run folder is escaped by the template, and the page's own policy lets the browser run the one script that it has.
+"""
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from trainer.errors import InputError
+from trainer.report.environment import environment_table
+from trainer.report.figures import evaluation_charts, training_charts
+from trainer.report.folder import RunFacts, clean, read_run
+from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
+
+REPORT_FILE = "report.html"
+
+_RANKS = 64
+_KEYS = ("rank", "node", "state", "phase", "step", "phase_s", "collectives", "collective", "stack")
+
+
+def write_report(run_folder: Path, output: Path | None = None) -> Path:
+    """Replaces the page, whole or not at all; returns its path (RUN/report.html). Raises InputError where it cannot be read or written."""
+    path = output if output is not None else run_folder / REPORT_FILE
+    text = page(read_run(run_folder))
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "Is a folder")
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}; choose another file with --output FILE") from None
+    return path
+
+
+def page(facts: RunFacts) -> str:
+    """The same text for the same facts."""
+    script = _source("page.js")
+    environment = Environment(
+        loader=PackageLoader("trainer.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"clean": lambda value: clean(str(value)), "json_in_script": _json_in_script}
+    metrics = facts.metrics
+    return environment.get_template("page.html.j2").render(
+        style=_source("page.css"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        name=str(facts.job.get("name") or facts.folder.resolve().name),
+        subtitle=_subtitle(facts),
+        status=status(facts),
+        not_finite=not_finite(metrics.records),
+        tiles=tiles(facts),
+        training=training_charts(metrics.records),
+        evaluation=evaluation_charts(metrics.evaluations),
+        metrics=metric_rows(metrics.evaluations),
+        checkpoints=checkpoint_rows(metrics.checkpoints),
+        stuck=_stuck_ranks(facts.diagnosis),
+        environment=environment_table(facts.environment),
+        facts=facts,
+    )
+
+
+def _subtitle(facts: RunFacts) -> str:
+    """Model, precision, loss, global batch, world."""
+    model, optim = (section if isinstance(section := facts.job.get(name), dict) else {} for name in ("model", "optim"))
+    ranks = len(facts.environment)
+    nodes = len({environment.get("node") for environment in facts.environment})
+    parts = [
+        Path(str(model.get("name", ""))).name,
+        str(model.get("precision", "")),
+        f"{optim['loss']} loss" if "loss" in optim else "",
+        f"global batch {optim['global_batch_size']}" if "global_batch_size" in optim else "",
+        f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}" if ranks else "",
+        facts.environment[0].get("backend", "") if ranks else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _json_in_script(text: str) -> Markup:
+    """JSON as a script element may hold it: no character of it can end the element."""
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _stuck_ranks(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each rank did when a limit passed, the late ones first; `late` says which they are."""
+    late, found = diagnosis.get("late"), diagnosis.get("ranks")
+    ranks = [rank for rank in found if isinstance(rank, dict)] if isinstance(found, list) else []
+    rows = [{key: rank.get(key, "") for key in _KEYS} | {"late": rank.get("rank") in (late or ())} for rank in ranks]
+    return sorted(rows, key=lambda row: not row["late"])[:_RANKS]
+
+
+def _source(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

@@ -1,0 +1,57 @@
+"""Numbers and lists of ranks as people read them. Pure; no torch."""
+
+import math
+from collections.abc import Iterable
+
+
+def number(value: float) -> str:
+    """Four significant digits; whole numbers in full: `33,792`, `2.026`, `8.39e-07`, `not finite`."""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 10000:
+        return f"{value:,.0f}"
+    if abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """One decimal: `98.3 %`."""
+    return f"{100 * share:.1f} %" if math.isfinite(share) else "not finite"
+
+
+def tick(value: float) -> str:
+    """As short as the value allows: `0.5`, `20k`, `1e-06`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
+    return f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}".replace(".0e", "e")
+
+
+def time_of(seconds: float) -> str:
+    """A time of a step: `0.8 ms`, `431 ms`, `11.9 s`."""
+    if not math.isfinite(seconds):
+        return "not finite"
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def size_of(size: float) -> str:
+    """Bytes: `1.2 GB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-3, 7`."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(numbers)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(runs) > 1 or (runs and runs[0][0] != runs[0][1]) else ''} {text}"
