@@ -45,10 +45,15 @@ def long_run(folder: Path, *, name: str = "first-run", steps: int = 2000, every:
 
 
 def failed_run(
-    folder: Path, reason: str = "ValueError: no such thing", details: str = "Traceback\n  line", log: str = "last words"
+    folder: Path,
+    *,
+    name: str = "first-run",
+    reason: str = "ValueError: no such thing",
+    details: str = "Traceback",
+    log: str = "last words",
 ) -> Path:
     """Rank 2 ends the run half way."""
-    long_run(folder, finished=False, steps=400)
+    long_run(folder, name=name, finished=False, steps=400)
     (folder / "exit.json").write_text(json.dumps(asdict(ExitRecord(2, "node-1", 1, reason, 0.0, details))))
     (folder / "logs" / "rank-00002.log").write_text(f"{log}\n")
     return folder

@@ -168,7 +168,7 @@ class TorchComm(Section):
     bucket_mb: AboveZero = 25.0
     """MiB of gradients that go into one all-reduce: larger ones use the network better, smaller ones overlap earlier."""
     static_graph: bool = False
-    """The same parameters are used in every step: DDP may then skip its search."""
+    """The same parameters are used in every step: DDP may then skip its search. Not with accumulation."""
     gradient_as_bucket_view: bool = True
     """Gradients live in the buckets: saves one copy of them."""
     compression: Literal["none", "fp16", "bf16"] = "none"
@@ -193,7 +193,7 @@ class HorovodComm(Section):
     autotune: bool = False
     """HOROVOD_AUTOTUNE: tries fusion and cycle settings in the first steps. Runs then do not repeat bit for bit."""
     cpu_operations: Literal["mpi", "gloo"] | None = None
-    """HOROVOD_CPU_OPERATIONS: what carries CPU tensors (default: mpi where started by MPI)."""
+    """HOROVOD_CPU_OPERATIONS: what carries CPU tensors (default: mpi where started by MPI). gloo needs launcher = "horovodrun"."""
 
 
 class Nccl(Section):

@@ -20,7 +20,7 @@ class Plan:
 def plan(job: Job, world_size: int) -> Plan:
     """Cut the job's global batch for `world_size` ranks: equal shares, the fewest equal micro-batches that fit.
 
-    Raises InputError where the ranks cannot have equal shares, naming the sizes that fit.
+    Raises InputError where the ranks cannot have equal shares, naming the sizes that fit, or where a setting forbids to accumulate.
     """
     total = job.optim.global_batch_size
     if total % world_size:
@@ -32,6 +32,11 @@ def plan(job: Job, world_size: int) -> Plan:
         )
     per_rank = total // world_size
     accumulation = _accumulation(per_rank, job.optim.max_batch_size_per_gpu or per_rank)
+    if accumulation > 1 and job.comm.backend == "torch" and job.comm.torch.static_graph:
+        raise InputError(
+            f"comm.torch.static_graph = true wants a reduction after every pass, and {world_size} ranks accumulate {accumulation} passes "
+            "a step: leave static_graph out, or use a larger optim.max_batch_size_per_gpu"
+        )
     return Plan(world_size, total, per_rank, per_rank // accumulation, accumulation)
 
 

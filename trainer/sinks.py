@@ -22,6 +22,7 @@ TENSORBOARD = "tensorboard"
 WANDB_ID = "wandb-id"
 """File in the run folder that makes every start of a run one run of W&B."""
 
+_WANDB_INIT_S = 30.0
 _WANDB_FINISH_S = 30.0  # less than timeouts.shutdown_s: the other ranks wait at the end of the run meanwhile
 
 
@@ -77,7 +78,7 @@ class Wandb:
     """A run of W&B whose charts have our `step` below them: W&B's own counter refuses the steps that come again after a kill."""
 
     def __init__(self, job: Job, folder: Path) -> None:
-        wandb = importlib.import_module("wandb")
+        self._wandb = wandb = importlib.import_module("wandb")
         asked: dict[str, Any] = {
             "project": job.logging.wandb_project,
             "name": job.name,
@@ -86,18 +87,19 @@ class Wandb:
             "dir": str(folder),
             # [env] may hold keys and passwords.
             "config": job.model_dump(mode="json", exclude={"env"}),
-            "settings": wandb.Settings(console="off", silent=True, finish_timeout=_WANDB_FINISH_S, finish_timeout_raises=False),
+            "settings": wandb.Settings(console="off", silent=True, init_timeout=_WANDB_INIT_S, finish_timeout=_WANDB_FINISH_S),
         }
         self._offline = job.logging.wandb == "offline"
         try:
             self._run = wandb.init(mode=job.logging.wandb, **asked)
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            raise InputError(f'W&B: {error} Or take --set logging.wandb=offline, which needs no user; "off" needs no W&B') from None
         except wandb.errors.CommError as error:
-            log.warning(
-                "W&B cannot be reached (%s): this start is logged offline; `wandb sync` sends what is in %s", error, folder / "wandb"
-            )
+            why = str(error).partition("\n")[0]
+            log.warning("W&B cannot be reached (%s): this start is logged offline; `wandb sync` sends what is in %s", why, folder / "wandb")
+            wandb.teardown()  # its own process still holds the run
+            self._offline = True
             self._run = wandb.init(mode="offline", **asked)
-        except wandb.errors.UsageError as error:
-            raise InputError(f'W&B: {error}. `wandb login` logs in; --set logging.wandb=offline needs no user, "off" no W&B') from None
         self._run.define_metric("*", step_metric="step")
 
     def write(self, values: Mapping[str, object]) -> None:
@@ -106,6 +108,7 @@ class Wandb:
     def close(self, error: BaseException | None) -> None:
         if error is None or isinstance(error, Preempted) or self._offline:  # a rank that fails does not wait for a network
             self._run.finish()
+            self._wandb.teardown()  # only now its own process has written all to disk
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, float]:

@@ -82,6 +82,18 @@ def assert_same_losses(run: TinyRun, other: TinyRun, rel: float) -> None:
     assert losses == pytest.approx(other.losses(), rel=rel)
 
 
+KNOBS: dict[str, dict[str, Any]] = {
+    "torch": {"bucket_mb": 0.1, "gradient_as_bucket_view": False},
+    "horovod": {"fusion_mb": 1.0, "cycle_ms": 2.0, "cache_capacity": 256, "autotune": True, "hierarchical_allreduce": True},
+}
+
+
+@both_backends
+def test_knobs_of_communication_change_no_loss(finished: Finished, tmp_path: Path, backend: str) -> None:
+    run = run_of(tmp_path, backend, 2, comm={backend: KNOBS[backend], "check_replicas_steps": 2}, optim={"max_batch_size_per_gpu": 4})
+    assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
+
+
 @both_backends
 def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished, backend: str) -> None:
     run = finished(backend, 2, 1)

@@ -86,6 +86,14 @@ def test_torchrun_is_refused_where_it_cannot_work(backend: str, several: bool, r
         launcher_for(tiny_job(comm={"backend": backend, "launcher": "torchrun"}).comm, several_hosts=several)
 
 
+def test_gloo_under_horovod_needs_the_server_of_horovodrun() -> None:
+    gloo = {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}
+    assert launcher_for(tiny_job(comm={**gloo, "launcher": "horovodrun"}).comm, several_hosts=False) == "horovodrun"
+    for launcher in ("auto", "mpirun"):
+        with pytest.raises(InputError, match=f"comm.launcher is {launcher}: use comm.launcher = horovodrun"):
+            launcher_for(tiny_job(comm={**gloo, "launcher": launcher}).comm, several_hosts=False)
+
+
 @pytest.fixture
 def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An interpreter with nothing beside it, and nothing on PATH but that folder, which is returned."""

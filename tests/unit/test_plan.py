@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs import tiny_job
 from trainer.errors import InputError
 from trainer.job import Job
 from trainer.plan import plan, schedule
@@ -35,6 +36,14 @@ def test_without_a_limit_a_share_passes_at_once() -> None:
 def test_a_world_that_does_not_divide_the_batch_is_refused_with_what_fits() -> None:
     with pytest.raises(InputError, match=r"100 cannot be shared equally by 8 ranks: use 96 or 104.*2, 4, 5, 10"):
         plan(_job(100), 8)
+
+
+def test_a_static_graph_is_refused_where_passes_are_accumulated() -> None:
+    job = tiny_job(optim={"global_batch_size": 16}, comm={"torch": {"static_graph": True}})
+    assert plan(job, 2).accumulation == 1
+    limited = tiny_job(optim={"global_batch_size": 16, "max_batch_size_per_gpu": 4}, comm={"torch": {"static_graph": True}})
+    with pytest.raises(InputError, match=r"static_graph = true .* 2 ranks accumulate 2 passes"):
+        plan(limited, 2)
 
 
 def test_epochs_become_whole_steps() -> None:

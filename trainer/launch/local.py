@@ -70,6 +70,11 @@ def start_ranks(command: Sequence[str], job: Job, *, nproc: int | None, hosts: S
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
     """The launcher that comm.launcher means. Raises InputError where it cannot start this backend on these hosts."""
+    if comm.backend == "horovod" and comm.launcher != "horovodrun" and comm.horovod.cpu_operations == "gloo":
+        raise InputError(
+            f"comm.horovod.cpu_operations = gloo needs the server that horovodrun starts, and comm.launcher is {comm.launcher}: "
+            "use comm.launcher = horovodrun, or leave cpu_operations out"
+        )
     if comm.launcher == "auto":
         return "torchrun" if comm.backend == "torch" and not several_hosts else "mpirun"
     if comm.launcher == "torchrun" and comm.backend == "horovod":

@@ -13,7 +13,7 @@ from trainer.report.scale import Scale, scale_of
 from trainer.report.wording import number, tick
 
 WIDTH, HEIGHT = 1000, 300
-MOST_POINTS = 400
+MOST_POINTS = 300
 """A longer line is drawn through the means of so many stretches, with a band from the least to the largest value."""
 
 

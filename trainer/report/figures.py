@@ -95,8 +95,13 @@ def _changes(name: str, evaluations: Sequence[Numbers]) -> bool:
 def _metrics_chart(title: str, evaluations: Sequence[Numbers], names: Sequence[str]) -> Chart:
     shares = is_share(names[0], evaluations)
     order = sorted(names, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)])
-    lines = [series(evaluations, name, metric_title(name), color) for color, name in enumerate(order[:6], start=1)]
+    lines = [series(evaluations, name, _in_family(name, title), color) for color, name in enumerate(order[:6], start=1)]
     return line_chart(title, lines, text=percent if shares else number, label=percent_tick if shares else tick, floor=0.0)
+
+
+def _in_family(name: str, family: str) -> str:
+    """The words that tell a metric from the others of its family: `R@5`."""
+    return " ".join(word for word in metric_title(name).split() if word not in family.split()) or metric_title(name)
 
 
 def percent_tick(share: float) -> str:

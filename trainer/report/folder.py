@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import tomli_w
 
@@ -129,7 +129,7 @@ def _event(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and _is_step(found.get("step")) else None
 
 
-def _is_step(value: object) -> bool:
+def _is_step(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15
 
 
@@ -174,7 +174,7 @@ def _failed_ranks(exit_: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> Ite
     late = diagnosis.get("late")
     for rank in (exit_.get("rank"), *(late if isinstance(late, list) else ())):
         if _is_step(rank):
-            yield int(rank)
+            yield rank
 
 
 def _logs(folder: Path, ranks: Iterable[int]) -> dict[int, list[str]]:

@@ -9,10 +9,10 @@ from typing import Any
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
 from trainer.report.folder import Numbers, RunFacts
-from trainer.report.wording import number, percent, size_of, time_of
+from trainer.report.wording import large, number, percent, size_of, time_of
 from trainer.telemetry import duration
 
-_CHECKPOINTS = 50
+_CHECKPOINTS = 20
 _SHOWN_METRICS = ("zero_shot_top1", "zero_shot_top5", "retrieval_i2t_r1", "retrieval_t2i_r1")
 
 
@@ -64,10 +64,10 @@ def _progress(facts: RunFacts) -> Iterator[Tile]:
     if not records:
         return
     last, first = records[-1], records[0]
-    total = facts.result.get("steps") or facts.job.get("optim", {}).get("steps")
-    yield Tile("steps", number(last["step"]), f"of {number(total)}" if isinstance(total, int) else "")
+    total = _number(facts.result, "steps") or _number(facts.job.get("optim"), "steps")
+    yield Tile("steps", number(last["step"]), f"of {number(total)}" if total else "")
     if "samples" in last:
-        yield Tile("samples", number(last["samples"]), f"epoch {number(last['epoch'])}" if "epoch" in last else "")
+        yield Tile("samples", large(last["samples"]), f"epoch {number(last['epoch'])}" if "epoch" in last else "")
     yield Tile("loss", number(last["loss"]), f"from {number(first['loss'])}")
 
 
@@ -78,23 +78,22 @@ def _measured(evaluations: Sequence[Numbers]) -> Iterator[Tile]:
         value, step = measured[-1]
         best, best_step = max(measured)
         note = f"best {metric_text(name, best, evaluations)} at step {number(best_step)}" if best > value else f"at step {number(step)}"
-        yield Tile(metric_title(name), metric_text(name, value, evaluations), note)
+        yield Tile(metric_title(name).removeprefix("retrieval "), metric_text(name, value, evaluations), note)
 
 
 def _speed(facts: RunFacts) -> Iterator[Tile]:
     records = facts.metrics.records
     usual = records[1:] or records  # loaders start in the first one
     speeds = [record["samples_per_s"] for record in usual if math.isfinite(record.get("samples_per_s", math.nan))]
-    ranks = facts.result.get("world_size") or len(facts.environment)
+    ranks = int(_number(facts.result, "world_size")) or len(facts.environment)
     if speeds:
         speed = statistics.median(speeds)
         yield Tile("samples a second", number(round(speed, 1)), f"{number(round(speed / ranks, 1))} a rank" if ranks else "")
     seconds = {name: sum(record.get(field, 0.0) for record in usual) for name, field, _ in PARTS}
     if 0 < sum(seconds.values()) < math.inf:
         yield Tile("time in compute", percent(seconds["compute"] / sum(seconds.values())), f"{percent(_share(seconds, 'data'))} in data")
-    whole = facts.result.get("seconds")
-    if isinstance(whole, (int, float)):
-        yield Tile("time", duration(whole), f"{ranks} rank{'s' * (ranks != 1)}, with evaluation" if ranks else "")
+    if whole := _number(facts.result, "seconds"):
+        yield Tile("time", duration(whole), f"{ranks} rank{'s' * (ranks != 1)}" if ranks else "")
 
 
 def _share(seconds: Mapping[str, float], name: str) -> float:
@@ -126,5 +125,10 @@ def checkpoint_rows(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[str,
 
 
 def _shown(text: Callable[[float], str], event: Mapping[str, Any], name: str) -> str:
-    value = event.get(name)
-    return text(value) if isinstance(value, (int, float)) else ""
+    return text(_number(event, name)) if name in event else ""
+
+
+def _number(table: Any, name: str) -> float:
+    """0 where the table has none that makes sense, or is no table."""
+    value = table.get(name) if isinstance(table, Mapping) else None
+    return value if isinstance(value, (int, float)) and 0 < value < 1e15 else 0

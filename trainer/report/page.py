@@ -66,6 +66,7 @@ def page(facts: RunFacts) -> str:
         evaluation=evaluation_charts(metrics.evaluations),
         metrics=metric_rows(metrics.evaluations),
         checkpoints=checkpoint_rows(metrics.checkpoints),
+        details=facts.exit.get("details"),
         stuck=_stuck_ranks(facts.diagnosis),
         environment=environment_table(facts.environment),
         facts=facts,
@@ -95,9 +96,9 @@ def _json_in_script(text: str) -> Markup:
 
 def _stuck_ranks(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each rank did when a limit passed, the late ones first; `late` says which they are."""
-    late, found = diagnosis.get("late"), diagnosis.get("ranks")
-    ranks = [rank for rank in found if isinstance(rank, dict)] if isinstance(found, list) else []
-    rows = [{key: rank.get(key, "") for key in _KEYS} | {"late": rank.get("rank") in (late or ())} for rank in ranks]
+    late, ranks = (found if isinstance(found := diagnosis.get(key), list) else [] for key in ("late", "ranks"))
+    known = [rank for rank in ranks if isinstance(rank, dict)]
+    rows = [{key: rank.get(key, "") for key in _KEYS} | {"late": rank.get("rank") in late} for rank in known]
     return sorted(rows, key=lambda row: not row["late"])[:_RANKS]
 
 

@@ -71,4 +71,4 @@ def _hover(parts: Sequence[Series], blocks: Sequence[_Block], x: Scale) -> str:
 
 
 def _text(block: _Block, part: int) -> str:
-    return f"{percent(block.below(part + 1) - block.below(part))}, {time_of(block.seconds[part])} a step"
+    return f"{percent(block.below(part + 1) - block.below(part))}, {time_of(block.seconds[part])}"

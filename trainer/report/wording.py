@@ -10,11 +10,17 @@ def number(value: float) -> str:
         return "not finite"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    if abs(value) >= 10000:
+    if abs(value) >= 1000:
         return f"{value:,.0f}"
-    if abs(value) < 1e-3:
-        return f"{value:.2e}"
-    return f"{value:.4g}"
+    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2e}"
+
+
+def large(value: float) -> str:
+    """As `number` up to a million; from there in millions or billions: `10.2 M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if size <= abs(value) < math.inf:
+            return f"{value / size:.4g} {letter}"
+    return number(value)
 
 
 def percent(share: float) -> str:
@@ -23,11 +29,14 @@ def percent(share: float) -> str:
 
 
 def tick(value: float) -> str:
-    """As short as the value allows: `0.5`, `20k`, `1e-06`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    """As short as the value allows: `0.5`, `20k`, `1e-6`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
-    return f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}".replace(".0e", "e")
+            return f"{value / size:.4g}{letter}"
+    if value == 0 or abs(value) >= 1e-3:
+        return f"{value:.4g}"
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
 
 
 def time_of(seconds: float) -> str:

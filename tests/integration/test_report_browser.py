@@ -1,0 +1,97 @@
+"""The report in a real browser: charts with points, values under the pointer, nothing loaded, nothing hostile run."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.browser import CHROMIUM, Browser, browser
+from tests.report_folders import failed_run, long_run, timed_out_run
+from trainer.report.board import Text, row, write_board
+from trainer.report.page import write_report
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (tests/debian-packages.txt)")
+
+HOSTILE = """</script><script>window.broken = 1</script><img src="http://example.invalid/x" onerror="window.broken = 1">'"&"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def charts(page: Browser) -> dict[str, int]:
+    """Points by the chart's title."""
+    figures = "[...document.querySelectorAll('.chart')]"
+    title = "f.querySelector('figcaption').firstChild.textContent.trim()"
+    found: dict[str, int] = page.value(
+        f"Object.fromEntries({figures}.map(f => [{title}, JSON.parse(f.querySelector('script').text).x.length]))"
+    )
+    return found
+
+
+def test_every_chart_has_its_points(page: Browser, tmp_path: Path) -> None:
+    page.open(write_report(long_run(tmp_path / "run", steps=2000, every=20)))
+    training = dict.fromkeys(["Loss", "Learning rate", "Throughput", "Time of a step", "Gradient norm", "Logit scale"], 101)
+    assert charts(page).items() >= training.items()
+    measured = dict.fromkeys(["zero-shot", "retrieval image to text", "retrieval text to image", "retrieval median rank"], 20)
+    assert charts(page) == training | measured
+    widths = page.value("[...document.querySelectorAll('.plot svg')].map(s => s.querySelector('.line, .area').getBBox().width)")
+    assert len(widths) == 10
+    assert min(widths) > 900
+    assert page.errors() == []
+
+
+def test_pointer_shows_the_value_of_the_nearest_step(page: Browser, tmp_path: Path) -> None:
+    page.open(write_report(long_run(tmp_path / "run", steps=100, every=50)))
+    frame = page.value("(() => { const b = document.querySelector('.plot').getBoundingClientRect(); return [b.left, b.top, b.width] })()")
+    assert page.value("document.querySelector('.tip').hidden") is True
+    page.point_at(frame[0] + 0.6 * frame[2], frame[1] + 20)
+    assert page.value("document.querySelector('.tip').innerText").splitlines()[0] == "step 50"
+    assert page.value("document.querySelector('.tip').checkVisibility()") is True
+    page.point_at(frame[0] - 200, frame[1])
+    assert page.value("document.querySelector('.tip').hidden") is True
+    assert page.errors() == []
+
+
+def test_arrow_keys_show_one_point_after_another(page: Browser, tmp_path: Path) -> None:
+    page.open(write_report(long_run(tmp_path / "run", steps=100, every=50)))
+    for key in ("Tab", "ArrowLeft"):
+        for kind in ("rawKeyDown", "keyUp"):
+            page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode={"Tab": 9, "ArrowLeft": 37}[key])
+    assert page.value("document.querySelector('.tip').innerText").splitlines()[0] == "step 50"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_wider_than_the_window_and_text_is_seen_on_its_ground(page: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    page.open(write_report(timed_out_run(tmp_path / "run")), width, dark)
+    assert page.value("document.documentElement.scrollWidth") <= width
+    ground, ink = page.value("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+    brightness = [sum(map(int, color.strip("rgb()").split(","))) for color in (ground, ink)]
+    assert (brightness[0] < 150 and brightness[1] > 600) if dark else (brightness[0] > 600 and brightness[1] < 150)
+
+
+def test_page_loads_nothing_but_itself(page: Browser, tmp_path: Path) -> None:
+    report = write_report(long_run(tmp_path / "run"))
+    page.open(report)
+    assert page.requests() == [report.resolve().as_uri()]
+    assert page.value("[...document.querySelectorAll('.board img')].filter(i => i.naturalWidth == 224).length") == 4
+
+
+def test_hostile_names_and_log_lines_are_shown_and_not_run(page: Browser, tmp_path: Path) -> None:
+    folder = failed_run(tmp_path / "run", name=HOSTILE, reason=HOSTILE, details=HOSTILE, log=HOSTILE)
+    with open(folder / "metrics.jsonl", "a") as metrics:
+        metrics.write(json.dumps({"step": 200, HOSTILE: 0.5}) + "\n" + json.dumps({"step": 300, HOSTILE: 0.6}) + "\n")
+    write_board(folder, [row(Image.new("RGB", (9, 9)), [Text(HOSTILE, 0.5, own=False)])])
+    report = write_report(folder)
+    page.open(report)
+    assert page.value("window.broken === undefined")
+    assert page.requests() == [report.resolve().as_uri()]
+    assert page.errors() == []
+    shown = page.value("document.body.innerText")
+    assert shown.count(HOSTILE) == 7, shown  # name, reason, details, chart, metric, board, log
+    assert page.value("document.title") == HOSTILE

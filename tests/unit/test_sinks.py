@@ -1,0 +1,163 @@
+"""TensorBoard events and W&B's offline files, read back as their own tools read them."""
+
+import importlib
+import importlib.util
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.jobs import tiny_job
+from tests.unit.test_telemetry import RECORD
+from trainer import inputs, sinks
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.launch.hosts import free_port
+from trainer.sinks import check_installed, open_sinks
+from trainer.telemetry import Telemetry
+
+has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+
+
+def log_events(job: Job, folder: Path, events: list[dict[str, Any]], steps_done: int = 0) -> None:
+    """One start of a run, to its end."""
+    with Telemetry(folder / "metrics.jsonl", 10, steps_done, open_sinks(job, folder, steps_done)) as telemetry:
+        for event in events:
+            telemetry.event(event)
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value by tag, as TensorBoard shows them."""
+    read = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
+def test_tensorboard_gets_records_and_evaluations_under_the_names_of_metrics_jsonl(tmp_path: Path) -> None:
+    with Telemetry(tmp_path / "metrics.jsonl", 1000, 0, open_sinks(tiny_job(), tmp_path, 0)) as telemetry:
+        telemetry.write(RECORD)
+        telemetry.event({"step": 20, "zero_shot_top1": 0.5})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    wanted = {name: value for line in lines for name, value in line.items() if name != "step"}
+    found = scalars(tmp_path)
+    assert {step for points in found.values() for step, _ in points} == {20}
+    assert {name: points[0][1] for name, points in found.items()} == pytest.approx(wanted)
+
+
+def test_tensorboard_forgets_the_steps_that_come_again(tmp_path: Path) -> None:
+    log_events(tiny_job(), tmp_path, [{"step": step, "loss": 1.0} for step in range(1, 6)])
+    log_events(tiny_job(), tmp_path, [{"step": step, "loss": 2.0} for step in range(4, 8)], steps_done=3)
+    assert scalars(tmp_path) == {"loss": [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]}
+
+
+def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) -> None:
+    log_events(tiny_job(), tmp_path, [{"step": 1, "loss": float("nan"), "checkpoint": "step-1", "kept": True, "write_s": 2}])
+    assert scalars(tmp_path) == {"write_s": [(1, 2.0)]}
+
+
+def test_events_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
+    (board,) = open_sinks(tiny_job(), tmp_path, 0)
+    board.write({"step": 1, "loss": 3.0})
+    assert scalars(tmp_path) == {"loss": [(1, 3.0)]}
+    board.close(None)
+
+
+def test_job_may_do_without_tensorboard(tmp_path: Path) -> None:
+    assert open_sinks(tiny_job(logging={"tensorboard": False}), tmp_path, 0) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_that_is_not_installed_is_refused_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'clipship\[wandb\]'"):
+        check_installed(tiny_job(logging={"wandb": "offline"}).logging)
+    with pytest.raises(InputError, match=r"--set logging\.wandb=off"):
+        inputs.check(tiny_job(model={"name": "ViT-B-32"}, logging={"wandb": "online", "runs": str(tmp_path)}), 1)
+    check_installed(tiny_job().logging)
+
+
+OFFLINE = {"wandb": "offline", "wandb_project": "digits"}
+
+
+@has_wandb
+def test_wandb_offline_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
+    events = [{"step": 1, "loss": 2.5}, {"step": 1, "zero_shot_top1": 0.5}, {"step": 2, "loss": 2.0}]
+    log_events(tiny_job(logging=OFFLINE), tmp_path, events)
+    (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert [{name: row[name] for name in row if not name.startswith("_")} for row in history(run)] == events
+
+
+@has_wandb
+def test_starts_of_one_run_are_one_run_of_wandb_with_the_job_but_not_its_environment(tmp_path: Path) -> None:
+    job = tiny_job(logging=OFFLINE).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
+    log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
+    log_events(job, tmp_path, [{"step": 2, "loss": 2.0}], steps_done=1)
+    found = [record.run for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb") for record in records(path) if record.run.run_id]
+    name = (tmp_path / "wandb-id").read_text().strip()
+    assert {(run.run_id, run.project, run.display_name) for run in found} == {(name, "digits", "tiny")}
+    config = {entry.key: entry.value_json for run in found for entry in run.config.update}
+    assert json.loads(config["optim"])["global_batch_size"] == 16
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"a-secret" in path.read_bytes()] == []
+
+
+@has_wandb
+def test_rank_that_fails_leaves_what_was_logged_offline(tmp_path: Path) -> None:
+    telemetry = Telemetry(tmp_path / "metrics.jsonl", 10, 0, open_sinks(tiny_job(logging=OFFLINE), tmp_path, 0))
+    with telemetry, suppress(ValueError):
+        telemetry.event({"step": 1, "loss": 2.5})
+        raise ValueError
+    (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert [row["loss"] for row in history(run)] == [2.5]
+
+
+@has_wandb
+@pytest.mark.parametrize("key", ["", "short"])
+def test_wandb_that_knows_no_user_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    nowhere(monkeypatch, tmp_path, key)
+    with pytest.raises(InputError, match=r"(?s)W&B: .*API key.*logging\.wandb=offline"):
+        open_sinks(tiny_job(logging={"wandb": "online"}), tmp_path, 0)
+
+
+@has_wandb
+def test_wandb_that_cannot_be_reached_is_logged_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nowhere(monkeypatch, tmp_path, key="0" * 40)
+    monkeypatch.setattr(sinks, "_WANDB_INIT_S", 1.0)
+    log_events(tiny_job(logging={"wandb": "online"}), tmp_path, [{"step": 1, "loss": 2.5}])
+    assert "W&B cannot be reached" in caplog.text
+    (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert [row["loss"] for row in history(run)] == [2.5]
+
+
+def nowhere(monkeypatch: pytest.MonkeyPatch, home: Path, key: str) -> None:
+    """A server that refuses connections, and a home folder without a login."""
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("WANDB_API_KEY", key)
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    """The logged rows of a W&B file."""
+    rows = [record.history.item for record in records(path) if record.history.item]
+    return [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows]
+
+
+def records(path: Path) -> Iterator[Any]:
+    """A file of W&B is a log of LevelDB's: blocks of 32 KiB, in which each piece has its checksum, length and kind before it."""
+    Record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+
+    content, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            yield Record.FromString(whole)
+            whole = b""
