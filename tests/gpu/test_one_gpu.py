@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.integration.test_comm import OF_THE_WORLDS_SIZE
-from tests.integration.test_train import STEPS, run_of
+from tests.integration.test_train import assert_learns, assert_same_losses, run_of
 from tests.jobs import RESNET, VIT, tiny_job
+from tests.runs import TinyRun
 from tests.start import start
 from trainer import model, optim
 from trainer.comm.connect import connect
@@ -104,17 +105,20 @@ def test_convolutional_towers_take_channels_last_unless_told_otherwise(alone: Co
 
 
 @pytest.fixture(scope="module")
-def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of the same run where no GPU is visible."""
+def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    """The same run where no GPU is visible."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        return run_of(tmp_path_factory.mktemp("cpu"), "torch", 1).losses()
+        return run_of(tmp_path_factory.mktemp("cpu"), "torch", 1)
 
 
-@pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-2), ("bf16", 0.1), ("fp16", 0.1)])
-def test_a_run_on_the_gpu_learns_what_one_on_the_cpu_does(tmp_path: Path, on_the_cpu: dict[int, float], precision: str, rel: float) -> None:
-    run = run_of(tmp_path, "torch", 1, model={"precision": precision})
+def test_a_run_on_the_gpu_has_the_losses_of_one_on_the_cpu(tmp_path: Path, on_the_cpu: TinyRun) -> None:
+    run = run_of(tmp_path, "torch", 1)
     (rank,) = json.loads((run.run / "environment.json").read_text())
     assert (rank["device"], rank["backend"]) == ("cuda:0", "torch (nccl)")
-    assert len(run.losses()) == STEPS
-    assert run.losses() == pytest.approx(on_the_cpu, rel=rel)
+    assert_same_losses(run, on_the_cpu, rel=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_run_in_half_precision_learns_on_the_gpu(tmp_path: Path, on_the_cpu: TinyRun, precision: str) -> None:
+    assert_learns(run_of(tmp_path, "torch", 1, model={"precision": precision}, optim={"steps": 10}), on_the_cpu)
