@@ -30,6 +30,7 @@ from trainer.evaluate.evaluation import Evaluation
 from trainer.exits import ExitRecord, record_exit
 from trainer.health.pulse import RANK_DIR, Pulse
 from trainer.health.requests import Requests
+from trainer.inputs.run_folder import run_folder
 from trainer.job import Job
 from trainer.loop import Loop
 from trainer.plan import Plan, Schedule, plan, schedule
@@ -90,7 +91,7 @@ def prepare(job: Job, comm: Comm) -> Ready:
     cut = plan(job, comm.world.size)
     check_installed(job.logging)
     source = open_source(job.data)
-    evaluation = Evaluation(job, comm)
+    evaluation = Evaluation(job, comm, run_folder(job))
     length = schedule(job, len(source))
     run = open_run(job, comm)
     _announce(job, comm, run, cut, source, length)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.integration.test_comm import OF_THE_WORLDS_SIZE
-from tests.integration.test_train import assert_learns, assert_same_losses, run_of
+from tests.integration.test_train import MANY_STEPS, assert_learns, assert_same_losses, run_of
 from tests.jobs import RESNET, VIT, tiny_job
 from tests.runs import TinyRun
 from tests.start import start
@@ -121,4 +121,4 @@ def test_a_run_on_the_gpu_has_the_losses_of_one_on_the_cpu(tmp_path: Path, on_th
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_run_in_half_precision_learns_on_the_gpu(tmp_path: Path, on_the_cpu: TinyRun, precision: str) -> None:
-    assert_learns(run_of(tmp_path, "torch", 1, model={"precision": precision}, optim={"steps": 10}), on_the_cpu)
+    assert_learns(run_of(tmp_path, "torch", 1, model={"precision": precision}, optim={"steps": MANY_STEPS}), on_the_cpu)

@@ -1,14 +1,18 @@
 """Everything that a job's `[eval]` asks of a model: zero-shot classification, retrieval."""
 
 import logging
+from pathlib import Path
 
 from trainer.comm.protocol import Comm
 from trainer.data.source import open_images, open_labelled
+from trainer.evaluate.board import board
+from trainer.evaluate.ranking import Pairs
 from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.zero_shot import zero_shot
 from trainer.inputs.evaluation import class_names, templates
 from trainer.job import Job
 from trainer.model import Clip
+from trainer.report.board import write_board
 
 log = logging.getLogger("clipship")
 
@@ -18,9 +22,9 @@ Metrics = dict[str, float | int]
 class Evaluation:
     """May be called again and again. Opens the data sets when it is made, so that bad ones are found before a run and not at its end."""
 
-    def __init__(self, job: Job, comm: Comm) -> None:
-        """Raises InputError for what is missing or unreadable."""
-        self._job, self._comm = job, comm
+    def __init__(self, job: Job, comm: Comm, run_folder: Path | None = None) -> None:
+        """Raises InputError for what is missing or unreadable. In `run_folder`, where one is given, goes the retrieval board."""
+        self._job, self._comm, self._run_folder = job, comm, run_folder
         settings = job.eval
         self._labelled = open_labelled(settings, job.data.image_key) if settings.zero_shot else None
         self._class_names = class_names(settings) if settings.zero_shot else ()
@@ -39,10 +43,14 @@ class Evaluation:
         log.info("%-12s %s of %d images", "zero-shot", shares, found.samples)
         return found.metrics()
 
+    def _show(self, pairs: Pairs) -> None:
+        if self._run_folder is not None and self._captioned is not None:
+            write_board(self._run_folder, board(pairs, self._captioned))
+
     def _retrieval(self, clip: Clip) -> Metrics:
         if self._captioned is None:
             return {}
-        metrics = retrieval(clip, self._captioned, self._job, self._comm).metrics()
+        metrics = retrieval(clip, self._captioned, self._job, self._comm, self._show).metrics()
         for way, name in (("image to text", "i2t"), ("text to image", "t2i")):
             recalls = ", ".join(f"R@{k} {metrics[f'retrieval_{name}_r{k}']:.2%}" for k in RECALLS)
             log.info("%-12s %s: %s, median rank %g", "retrieval", way, recalls, metrics[f"retrieval_{name}_median_rank"])

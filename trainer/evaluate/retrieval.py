@@ -5,7 +5,7 @@ features, so nobody waits longer than a block takes; then each ranks its share o
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,10 +42,15 @@ class Retrieval:
         return found
 
 
-def retrieval(clip: Clip, source: Source, job: Job, comm: Comm) -> Retrieval:
-    """Collective: how well the images of the source find their captions among all captions, and captions their images."""
+def retrieval(clip: Clip, source: Source, job: Job, comm: Comm, show: Callable[[Pairs], None] | None = None) -> Retrieval:
+    """Collective: how well the images of the source find their captions among all captions, and captions their images.
+
+    `show` sees all features on rank 0, before they are ranked.
+    """
     with evaluating(clip.model):
         pairs = _encoded(clip, source, job, comm)
+        if show is not None and comm.world.rank == 0:
+            show(pairs)
         progress = Progress("retrieval", len(source), "images ranked")
         texts_ahead, images_ahead = ahead(pairs, comm.world.rank, comm.world.size, progress.done)
     return Retrieval(1 + comm.all_reduce(texts_ahead).cpu(), 1 + comm.all_reduce(images_ahead).cpu())
