@@ -114,3 +114,5 @@ def _grad(parameter: nn.Parameter) -> Tensor:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # as a rank of the trainer leaves: threads of communication libraries may outlive the interpreter

@@ -182,7 +182,12 @@ def _log_to_console(world: World) -> None:
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
 def command(job: Path, overrides: tuple[str, ...]) -> None:
-    sys.exit(main(job, overrides))
+    code = main(job, overrides)
+    # Without the interpreter's own clean-up: threads of communication libraries may outlive it and abort a rank that is done.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -173,3 +173,5 @@ def main(backend: str, *cases: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # as a rank of the trainer leaves: threads of communication libraries may outlive the interpreter
