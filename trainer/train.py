@@ -23,6 +23,7 @@ from trainer.checkpoint.writer import Writer
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
+from trainer.console import leave_now, speak
 from trainer.data.loader import start_process_server
 from trainer.data.source import Source, open_source
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted
@@ -47,7 +48,7 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
     """Run this rank of the job; returns its exit code. A rank that fails leaves at once, so that the launcher ends the others."""
     world = detect(os.environ, os.uname().nodename)
     pulse = Pulse.open(os.environ)
-    _log_to_console(world)
+    speak(world, sys.stdout)
     try:
         job = jobfile.load(job_path, overrides)
         pulse.limits = job.timeouts.by_phase
@@ -162,20 +163,7 @@ def _fail(world: World, error: Exception) -> NoReturn:
 def _leave(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:
     """The reason into a file, then out at once: the others wait for this rank in a collective, and its clean-up may wait for them."""
     record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time(), details), os.environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
-
-
-def _log_to_console(world: World) -> None:
-    """Rank 0 speaks on stdout; the others only when something is wrong. Every rank's log file, opened later, has it all."""
-    handler = logging.StreamHandler(sys.stdout if world.rank == 0 else sys.stderr)
-    handler.setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
-    handler.addFilter(lambda record: record.name == "clipship" or record.levelno >= logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.INFO)
-    logging.captureWarnings(True)
+    leave_now(exit_code)
 
 
 @click.command(help="Run one rank of JOB, started by torchrun, srun, mpirun or horovodrun.")
@@ -183,11 +171,8 @@ def _log_to_console(world: World) -> None:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
 def command(job: Path, overrides: tuple[str, ...]) -> None:
     code = main(job, overrides)
-    # Without the interpreter's own clean-up: threads of communication libraries may outlive it and abort a rank that is done.
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave_now(code)
 
 
 if __name__ == "__main__":

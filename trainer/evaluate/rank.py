@@ -16,6 +16,7 @@ from open_clip.pretrained import download_pretrained_from_hf
 from trainer import jobfile, model
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
+from trainer.console import leave_now, speak
 from trainer.data.loader import start_process_server
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
 from trainer.evaluate.evaluation import Evaluation
@@ -34,7 +35,7 @@ _HUB = "hf-hub:"
 def main(job_path: str, result_path: str) -> int:
     """Evaluate the job's model as a rank among others; rank 0 writes the metrics as JSON. Returns the exit code."""
     world = detect(os.environ, os.uname().nodename)
-    _log_to_stderr(world)
+    speak(world, sys.stderr)
     try:
         job = jobfile.load(Path(job_path))
         comm = connect(job, world, os.environ)
@@ -78,19 +79,8 @@ def _leave(world: World, exit_code: int, reason: str) -> NoReturn:
     recorded = record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time()), os.environ)
     if not recorded and world.rank == 0:
         print(f"clipship: {reason}", file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(exit_code)
-
-
-def _log_to_stderr(world: World) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
-    handler.addFilter(lambda record: record.name == "clipship" or record.levelno >= logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.INFO)
-    logging.captureWarnings(True)
+    leave_now(exit_code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    leave_now(main(*sys.argv[1:3]))
