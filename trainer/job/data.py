@@ -1,0 +1,58 @@
+"""`[data]`: what is trained on, and in what order. No file is touched."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from trainer.job.fields import Positive, Section, Text
+
+
+class Data(Section):
+    train: tuple[Text, ...] = ()
+    """Shards (`data/{0000..0099}.tar`, braces, globs and lists) or tables (.csv, .tsv). Only format = "synthetic" needs none."""
+    format: Literal["auto", "webdataset", "table", "synthetic"] = "auto"
+    """auto: from the names' endings."""
+    image_key: tuple[Text, ...] = ("jpg", "jpeg", "png", "webp")
+    """Shards: endings of the member that holds the image; the first that a sample has."""
+    caption_key: Text = "txt"
+    """Shards: ending of the member that holds the captions, one a line; one is drawn for each epoch."""
+    image_column: Text = "image"
+    """Tables: column with the image file's path, relative to the table."""
+    caption_column: Text = "caption"
+    separator: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = None
+    """Tables: None takes a comma for .csv and a tab for .tsv."""
+    shuffle_window: Positive = 10_000
+    """Samples: how far shuffling carries one within an epoch's sequence, after the shards themselves are shuffled."""
+    crop_scale: tuple[float, float] = (0.9, 1.0)
+    """Smallest and largest share of the image's area that the random crop of training keeps."""
+    workers: Annotated[int, Field(ge=0, le=256)] = 2
+    """Loader processes per rank; 0 loads in the rank itself."""
+    synthetic_samples: Positive = 1024
+    """Samples of an epoch with format = "synthetic"."""
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("crop_scale")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1] <= 1:
+            raise ValueError("must be two numbers, 0 < smallest <= largest <= 1")
+        return value
+
+    @model_validator(mode="after")
+    def _named(self) -> "Data":
+        if not self.train and self.format != "synthetic":
+            raise ValueError('train names no shard and no table; only format = "synthetic" needs none')
+        return self
+
+    @property
+    def kind(self) -> Literal["webdataset", "table", "synthetic"]:
+        """The format, with `auto` decided: tables end in .csv or .tsv, everything else is shards."""
+        if self.format != "auto":
+            return self.format
+        tables = [PurePosixPath(name).suffix in (".csv", ".tsv") for name in self.train]
+        return "table" if all(tables) else "webdataset"

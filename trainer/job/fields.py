@@ -1,0 +1,26 @@
+"""What every section of the job file is made of: its base class, and the kinds of values. No torch."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Text = Annotated[str, StringConstraints(min_length=1, pattern=r"\A[^\x00]*\z")]
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+
+VariableName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\z")]
+VariableValue = Annotated[str, StringConstraints(pattern=r"\A[^\x00]*\z")]
+
+
+def is_remote(name: str) -> bool:
+    """Whether the name is no path: `pipe:...` or a URL such as s3://bucket/0000.tar."""
+    return name.startswith("pipe:") or "://" in name
+
+
+class Section(BaseModel):
+    """A table of the job file: frozen, strict (no "8" for 8), unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
