@@ -14,5 +14,9 @@ class InputError(Exception):
     """
 
 
+class Unfit(Exception):
+    """The machines cannot run the job as they are: shown without a traceback, exit code 1. The text names node and remedy."""
+
+
 class Preempted(Exception):
     """Somebody asked the run to stop; its state is saved, and the same command goes on from there. Exit code 75, EX_TEMPFAIL."""

@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import platform
+import secrets
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # it brings torch, which what reads run folders need not have
 
 log = logging.getLogger("clipship")
 
+SHARED_S = 5.0
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow")
 
 
@@ -66,6 +69,7 @@ def open_run(job: Job, comm: "Comm") -> Run:
     problem = comm.broadcast_object(problem)
     if problem is not None:
         raise InputError(problem)
+    _check_shared(run, comm)
     _log_to(run.logs / f"rank-{comm.world.rank:05d}.log")
     environments = comm.all_gather_object(_environment(comm))
     if comm.world.rank == 0:
@@ -102,6 +106,32 @@ def _prepare(job: Job, run: Run) -> str | None:
     except OSError as error:
         return f"the run folder {run.folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
     return None
+
+
+def _check_shared(run: Run, comm: "Comm") -> None:
+    """Collective: every rank must see the folder that rank 0 has made. Raises InputError, naming the nodes that do not."""
+    mark = run.folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"  # a name that no network file system remembers
+    if comm.world.rank == 0:
+        mark.touch()
+    comm.broadcast_object(None)
+    blind = sorted({node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees})
+    if comm.world.rank == 0:
+        mark.unlink()
+    if blind:
+        raise InputError(
+            f"the run folder {run.folder} of {comm.broadcast_object(comm.world.node)} is not there on {', '.join(blind)}: "
+            "put it on a file system that all nodes share, with --set logging.runs=FOLDER"
+        )
+
+
+def _appears(path: Path) -> bool:
+    """Network file systems may show a new file some seconds late."""
+    limit = time.monotonic() + SHARED_S
+    while not path.exists():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def _log_to(path: Path) -> None:

@@ -3,6 +3,7 @@
 Reads from top to bottom: who am I, meet the others, open the run folder, build, train, evaluate, write. Never imports `trainer.launch`.
 """
 
+import json
 import logging
 import os
 import sys
@@ -26,7 +27,7 @@ from trainer.comm.replicas import check_replicas
 from trainer.console import leave_now, speak
 from trainer.data.loader import start_process_server
 from trainer.data.source import Source, open_source
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted, Unfit
 from trainer.evaluate.evaluation import Evaluation
 from trainer.exits import ExitRecord, record_exit
 from trainer.health.pulse import RANK_DIR, Pulse
@@ -35,6 +36,7 @@ from trainer.inputs.run_folder import run_folder
 from trainer.job import Job
 from trainer.loop import Loop
 from trainer.plan import Plan, Schedule, plan, schedule
+from trainer.preflight.check import Report, preflight
 from trainer.run import Run, open_run, write_json
 from trainer.sinks import check_installed
 from trainer.step import TrainStep
@@ -58,6 +60,8 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
         if world.rank == 0:  # all ranks find the same
             print(f"clipship: {error}", file=sys.stderr)
         _leave(world, EXIT_BAD_INPUT, str(error))
+    except Unfit as error:
+        _leave(world, EXIT_FAILED, str(error))
     except Exception as error:
         _fail(world, error)
     try:
@@ -101,6 +105,8 @@ def prepare(job: Job, comm: Comm) -> Ready:
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     clip = model.build(job, cut, comm)
+    if job.health.preflight:
+        _judge(preflight(job, comm, cut, clip, run.folder), run, comm)
     step = TrainStep(job, cut, comm, clip.model, optim.build(clip.model, job.optim, comm.device))
     start = restore(job, comm, run.checkpoints, step, len(source))
     check_replicas(comm, clip.model, step.optimizer)
@@ -144,6 +150,17 @@ def _announce(job: Job, comm: Comm, run: Run, cut: Plan, source: Source, length:
     )
     for cause, count in source.left_out.items():
         _say("", f"{count} samples not used: {cause}")
+
+
+def _judge(report: Report, run: Run, comm: Comm) -> None:
+    """Say what is wrong, keep what was measured. Raises Unfit, on all ranks alike, where the run cannot begin."""
+    if comm.world.rank == 0:
+        write_json(run.folder / "preflight.json", json.loads(report.as_json()))
+    for finding in report.findings:
+        _say(finding.severity, f"{finding.check}: {finding.text}")
+    _say("preflight", f"{report.headline()}; figures in {run.folder / 'preflight.json'}")
+    if report.errors:
+        raise Unfit("; ".join(finding.text for finding in report.errors))
 
 
 def _say(what: str, text: str) -> None:

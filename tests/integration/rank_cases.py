@@ -33,6 +33,8 @@ def collectives(comm: Comm) -> None:
     tensor = torch.full((4,), float(rank), device=comm.device)
     comm.broadcast_(tensor, root=size - 1)
     assert tensor.tolist() == [size - 1.0] * 4
+    partner = size - 1 - rank
+    assert comm.exchange(torch.full((2, 2), float(rank), device=comm.device), partner).tolist() == [[float(partner)] * 2] * 2
     total = comm.start_all_reduce(torch.tensor([1.0, float(rank)]))
     assert total().tolist() == [size, size * (size - 1) / 2]
 

@@ -47,6 +47,12 @@ class HorovodBackend:
             total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
         return total
 
+    def exchange(self, tensor: Tensor, partner: int) -> Tensor:
+        splits = [tensor.numel() * (rank == partner) for rank in range(self.world.size)]
+        with self._meter.span("exchange"):
+            received, _ = hvd.alltoall(tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name="clipship.exchange")
+        return received.view_as(tensor)  # type: ignore[no-any-return]
+
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         handle = hvd.allreduce_async(tensor, name="clipship.small", op=hvd.Sum)
         self._meter.sent("small all_reduce")

@@ -40,6 +40,9 @@ class Comm(Protocol):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, as a new tensor. No gradient."""
 
+    def exchange(self, tensor: Tensor, partner: int) -> Tensor:
+        """The partner's tensor of the same shape, whose partner is this rank; a rank that is its own partner gets a copy of its own."""
+
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Sends a small CPU tensor off; the call that it returns waits for the sum. One may be under way at a time."""
 

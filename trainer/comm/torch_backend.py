@@ -67,6 +67,16 @@ class TorchBackend:
             dist.all_reduce(total)
         return total
 
+    def exchange(self, tensor: Tensor, partner: int) -> Tensor:
+        if partner == self.world.rank:
+            return tensor.clone()
+        received = torch.empty_like(tensor)
+        with self._meter.span("exchange"):
+            sending = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, received, partner)]
+            for work in dist.batch_isend_irecv(sending):
+                work.wait()
+        return received
+
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         total = tensor.clone()
         self._meter.sent("small all_reduce")

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from trainer.job.comm import Backend, Comm, HorovodComm, Nccl, TorchComm
 from trainer.job.data import Data
 from trainer.job.fields import Section, VariableName, VariableValue, is_remote
+from trainer.job.health import Health
 from trainer.job.image import Image, Stack
 from trainer.job.kubernetes import Kubernetes
 from trainer.job.outcome import BestMetric, Checkpoint, Eval, Logging
@@ -25,6 +26,7 @@ __all__ = [
     "Comm",
     "Data",
     "Eval",
+    "Health",
     "HorovodComm",
     "Image",
     "Job",
@@ -63,6 +65,7 @@ class Job(Section):
     checkpoint: Checkpoint = Checkpoint()
     eval: Eval = Eval()
     logging: Logging = Logging()
+    health: Health = Health()
     stack: Stack = Stack()
     image: Image = Image()
     resources: Resources = Resources()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 LAZY_COMMANDS = {
+    "doctor": ("trainer.launch.doctor:command", "Check nodes, collectives, network and GPUs as a run would, without training."),
     "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),

@@ -1,0 +1,43 @@
+"""`clipship doctor` with real ranks, and the same look at the start of a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import TinyRun
+
+SMALL = {"global_batch_size": 4, "steps": 1}
+
+
+def doctor(job: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer.launch.cli", "doctor", str(job), "--nproc", "2", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_doctor_measures_and_leaves_no_run_folder(backend: str, tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    done = doctor(run.write(comm={"backend": backend}), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["ranks"], found["errors"], found["left_out"]) == (2, 0, [])
+    for rank, reading in enumerate(found["readings"]):
+        assert reading["timings"].keys() == {"latency", "all_gather", "all_reduce"}
+        assert reading["pairs"].keys() == {f"rank {1 - rank}"}
+        assert all(timing["seconds"] > 0 for timing in reading["timings"].values())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_run_begins_with_the_same_look_unless_told_not_to(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.write(optim=SMALL)
+    done = run.start(2)
+    assert done.returncode == 0, done.stderr
+    assert "\npreflight    0 errors, " in done.stdout
+    assert len(json.loads((run.run / "preflight.json").read_text())["readings"]) == 2
+    quiet = TinyRun(tmp_path, "quiet")
+    quiet.write(optim=SMALL, health={"preflight": False})
+    assert "preflight" not in quiet.start(1).stdout

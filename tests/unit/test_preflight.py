@@ -1,0 +1,142 @@
+"""What the preflight makes of readings, and how it looks at the wire."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.jobs import tiny_job
+from trainer.comm.connect import connect
+from trainer.comm.protocol import Comm
+from trainer.preflight import wire
+from trainer.preflight.check import Report
+from trainer.preflight.judge import Needs, judge
+from trainer.preflight.reading import Finding, Gpu, Reading, Timing
+from trainer.preflight.table import lines
+from trainer.world import detect
+
+NEEDS = Needs(shm_bytes=1 << 30, open_files=1024, checkpoint_bytes=1 << 30, checkpoints=4)
+GPU = Gpu("H100", free_bytes=79 << 30, total_bytes=80 << 30, uncorrected_errors=0, slowed_by=(), other_processes=0)
+
+
+def _readings(nodes: int = 4, **changed: Any) -> list[Reading]:
+    """One rank a node, all well; `changed` is that of the last."""
+    fast = {"all_reduce": Timing(1 << 20, 0.001)}
+    readings = [
+        Reading(n, 0, f"n{n}", 2 << 30, 4096, 100 << 30, 1000.0, timings=fast, pairs={f"n{n ^ 1}": Timing(1 << 24, 0.01)}, gpu=GPU)
+        for n in range(nodes)
+    ]
+    return [*readings[:-1], replace(readings[-1], **changed)]
+
+
+def _texts(readings: list[Reading]) -> list[str]:
+    return [f"{finding.severity} {finding.check}: {finding.text}" for finding in judge(readings, NEEDS)]
+
+
+def test_nothing_is_found_where_all_is_well() -> None:
+    assert _texts(_readings()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"wrong": ("all_reduce: 3 values",)}, "error collectives: rank 3 on n3: all_reduce: 3 values"),
+        ({"shm_bytes": 64 << 20}, "warning shared memory: n3: 64 MiB of /dev/shm are free"),
+        ({"open_files": 256}, "warning open files: n3: 256 open files are allowed, and a rank may need 1024"),
+        ({"clock_s": 990.0}, "warning clock: n3: its clock is 10.0 s behind"),
+        ({"pairs": {"n2": Timing(1 << 24, 0.1)}}, "warning link: n3: 0.168 GB/s to its best partner, where the median is 1.68 GB/s"),
+        ({"gpu": replace(GPU, uncorrected_errors=2)}, "warning ECC: rank 3 on n3, H100: 2 uncorrected memory errors"),
+        ({"gpu": replace(GPU, slowed_by=("power brake",))}, "warning GPU clocks: rank 3 on n3, H100: held down by power brake"),
+        ({"gpu": replace(GPU, other_processes=1)}, "warning GPU use: rank 3 on n3, H100: 1 other processes compute on it"),
+        ({"gpu": replace(GPU, free_bytes=40 << 30)}, "warning GPU memory: rank 3 on n3, H100: 40.0 GiB of 80.0 GiB are free"),
+    ],
+)
+def test_the_odd_node_is_named(changed: dict[str, Any], expected: str) -> None:
+    (text,) = _texts(_readings(**changed))
+    assert text.startswith(expected)
+
+
+def test_slow_copy_to_a_gpu_is_named_against_the_others() -> None:
+    readings = [replace(r, timings={"host to device": Timing(1 << 26, 0.01 if r.rank != 1 else 0.05)}) for r in _readings()]
+    (text,) = _texts(readings)
+    assert text.startswith("warning host to device: rank 1 on n1: ")
+
+
+def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
+    readings = [replace(r, disk_bytes=1 << 20) for r in _readings()]
+    (text,) = _texts(readings)
+    assert text.startswith("warning disk: n0: 1 MiB are free in the run folder's file system, and 4 checkpoints need about 4.0 GiB")
+
+
+def test_partner_of_a_slow_node_is_not_blamed() -> None:
+    slow = Timing(1 << 24, 0.1)
+    readings = _readings(pairs={"n2": slow, "n1": slow})
+    readings[2] = replace(readings[2], pairs={"n3": slow, "n0": Timing(1 << 24, 0.01)})
+    (text,) = _texts(readings)
+    assert text.startswith("warning link: n3")
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=9))
+def test_every_round_pairs_ranks_mutually_and_across_places(slots: list[int]) -> None:
+    places = [(f"n{node}", local) for node, count in enumerate(slots) for local in range(count)]
+    rounds = wire.rounds(places)
+    units = len(slots) if len(slots) > 1 else slots[0]
+    assert len(rounds) == (units - 1).bit_length()
+    met = set()
+    for partners in rounds:
+        for rank, partner in enumerate(partners):
+            assert partners[partner] == rank
+            if partner != rank:
+                assert wire.unit(places, rank) != wire.unit(places, partner)
+                met.add(wire.unit(places, rank))
+    firsts = {wire.unit(places, rank) for rank, (_, local) in enumerate(places) if local == 0 or len(slots) == 1}
+    assert units == 1 or met >= firsts
+
+
+@pytest.fixture
+def alone() -> Iterator[Comm]:
+    comm = connect(tiny_job(), detect({}, "here"), {})
+    yield comm
+    comm.close()
+
+
+def test_collectives_of_one_rank_are_right(alone: Comm) -> None:
+    assert wire.wrong_collectives(alone) == ()
+
+
+def test_collective_that_lies_is_named_with_what_it_gave(alone: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros_in_the_middle(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[300:400] = 0  # as GPUs do whose peer access is broken
+        return tensor
+
+    monkeypatch.setattr(alone, "all_reduce", zeros_in_the_middle)
+    (text,) = wire.wrong_collectives(alone)
+    assert text == "all_reduce: 100 of 65536 values are wrong, number 300 is 0 instead of 49"
+
+
+def test_measuring_stops_when_the_time_is_up(alone: Comm) -> None:
+    answers = iter([False, True, True])
+    assert list(wire.time_collectives(alone, 1024, 1024, lambda: next(answers))) == ["latency"]
+
+
+def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
+    readings = _readings(timings={"all_reduce": Timing(1 << 20, 0.002)})
+    shown = list(lines(readings, [Finding("warning", "clock", "n1: off")], ("pairs",), "0 errors, 1 warning in 2.0 s"))
+    assert shown[0] == "world          4 ranks on 4 nodes: n0, n1, n2, n3"
+    assert "all_reduce     0.524 GB/s: 1 MiB in 2 ms (slowest: rank 3 on n3)" in shown
+    assert "not measured   pairs: the time was up (health.preflight_s)" in shown
+    assert "warning        clock: n1: off" in shown
+    assert shown[-1] == "result         0 errors, 1 warning in 2.0 s"
+
+
+def test_report_is_one_line_of_json() -> None:
+    text = Report(tuple(_readings()), (Finding("error", "disk", "n0: full"),), (), 1.5).as_json()
+    assert "\n" not in text
+    found = json.loads(text)
+    assert (found["ranks"], found["errors"], found["readings"][3]["node"]) == (4, 1, "n3")
