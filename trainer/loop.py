@@ -23,7 +23,8 @@ from trainer.plan import Plan, Schedule
 from trainer.run import Run, versions
 from trainer.sinks import open_sinks
 from trainer.step import MicroBatch, StepResult, TrainStep
-from trainer.telemetry import Clock, Record, Telemetry
+from trainer.telemetry import Record, Telemetry
+from trainer.watch import LOOK_STEPS, Watch
 
 Metrics = Mapping[str, float | int]
 
@@ -50,7 +51,8 @@ class Loop:
         batches = self._global_batches(steps_done)
         agreement = Agreement(self.comm)
         self._saved_at = time.monotonic()
-        self._clock = Clock()
+        self._watch = Watch(self.comm, self.run_folder.folder, steps_done)
+        self._clock = self._watch.clock
         self.clip.model.train()
         with self._open_telemetry(steps_done) as self._telemetry:
             self.comm.pulse.phase("first step", steps_done + 1)  # its data too: loaders start
@@ -66,7 +68,10 @@ class Loop:
                 optim.set_learning_rate(self.train.optimizer, rate)
                 result = self.train(micro, done - 1)
                 self._clock.step_done()
-                if self._due(done, self.job.logging.every_steps) or done == steps_done + 1:
+                due = self._due(done, self.job.logging.every_steps) or done == steps_done + 1
+                if due or self._due(done, LOOK_STEPS):
+                    self._watch.look(done)
+                if due:
                     self._record(done, rate, result)
                 if self._due(done, self.job.comm.check_replicas_steps):
                     check_replicas(self.comm, self.clip.model, self.train.optimizer)
@@ -76,7 +81,12 @@ class Loop:
                     self._close(agreement)
                     raise Preempted(f"asked to stop: step {done} of {self.schedule.steps} is saved")
             self._close(agreement)
+        self._watch.close()
         return metrics if steps_done < self.schedule.steps else self.evaluate()
+
+    def summary(self) -> Mapping[str, Any]:
+        """Not collective, after `run`: where rank 0's time went, and who was slow."""
+        return self._watch.summary()
 
     def _open_telemetry(self, steps_done: int) -> Telemetry:
         if self.comm.world.rank:
@@ -188,7 +198,9 @@ class Loop:
         """Collective: what this step leaves, with the time of the steps since the last record."""
         size = self.plan.global_batch_size
         loss = float(self.comm.all_reduce(result.loss_share))
-        times = self._clock.pop(self.comm.pop_seconds())
+        times, about_ranks = self._watch.pop()
         scale = float(self.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
         epoch = (done - 1) // self.schedule.epoch_steps
-        self._telemetry.write(Record(done, epoch, done * size, loss, rate, float(result.grad_norm), scale, size / times["step_s"], **times))
+        self._telemetry.write(
+            Record(done, epoch, done * size, loss, rate, float(result.grad_norm), scale, size / times["step_s"], **times), about_ranks
+        )

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -33,6 +33,25 @@ class Record:
     compute_s: float
     comm_s: float
     checkpoint_s: float
+
+
+@dataclass(frozen=True)
+class Lap:
+    """So many steps, and the seconds that all of them took by part."""
+
+    steps: int = 0
+    data_s: float = 0.0
+    compute_s: float = 0.0
+    comm_s: float = 0.0
+    checkpoint_s: float = 0.0
+
+    def __add__(self, other: "Lap") -> "Lap":
+        return Lap(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def per_step(self) -> dict[str, float]:
+        """Seconds of one step by part, and `step_s`, their sum."""
+        parts = {part: seconds / max(1, self.steps) for part, seconds in asdict(self).items() if part != "steps"}
+        return {"step_s": sum(parts.values()), **parts}
 
 
 class Clock:
@@ -64,14 +83,13 @@ class Clock:
         """One more step since the last `pop`."""
         self._steps += 1
 
-    def pop(self, comm_s: float) -> dict[str, float]:
-        """Seconds of one step by part, and `step_s`, since the last call; `comm_s` is the communication of all these steps."""
+    def pop(self, comm_s: float) -> Lap:
+        """The lap since the last call; `comm_s` is the communication of all its steps."""
         whole = time.perf_counter() - self._start
-        steps = max(1, self._steps)
-        parts = {**self._spent, "comm_s": comm_s}
-        parts["compute_s"] = max(0.0, whole - sum(parts.values()))
+        spent = comm_s + sum(self._spent.values())
+        lap = Lap(self._steps, comm_s=comm_s, compute_s=max(0.0, whole - spent), **self._spent)
         self._restart()
-        return {"step_s": whole / steps, **{part: seconds / steps for part, seconds in parts.items()}}
+        return lap
 
 
 class Telemetry:
@@ -92,9 +110,9 @@ class Telemetry:
         for sink in self._sinks:
             sink.close(error)
 
-    def write(self, record: Record) -> None:
-        """One record of the loop, and its console line."""
-        self.event(asdict(record))
+    def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> None:
+        """One record of the loop, with what the ranks' watch saw, and its console line."""
+        self.event({**asdict(record), **(about_ranks or {})})
         if self._file is not None:
             log.info(console_line(record, self._steps, first=record.step == self._steps_done + 1))
 

@@ -127,7 +127,7 @@ def train(ready: Ready) -> None:
     if loop.comm.world.rank:
         return
     steps = loop.schedule.steps
-    done = {"steps": steps, "samples": steps * loop.plan.global_batch_size, "loss": last_loss(run.metrics), **metrics}
+    done = {"steps": steps, "samples": steps * loop.plan.global_batch_size, "loss": last_loss(run.metrics), **metrics, **loop.summary()}
     seconds = round(time.monotonic() - ready.started, 1)
     write_json(run.result, {"exit_code": EXIT_DONE, "reason": "done", **done, "world_size": loop.comm.world.size, "seconds": seconds})
     _say("result", str(run.result))

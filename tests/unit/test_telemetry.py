@@ -54,7 +54,7 @@ def test_time_is_split_into_parts_that_add_up_to_the_step() -> None:
     time.sleep(0.01)
     clock.step_done()
     clock.step_done()
-    parts = clock.pop(comm_s=0.004)
+    parts = clock.pop(comm_s=0.004).per_step()
     assert parts["data_s"] >= 0.01
     assert parts["comm_s"] == 0.002
     assert sum(parts[part] for part in ("data_s", "compute_s", "comm_s", "checkpoint_s")) == pytest.approx(parts["step_s"])

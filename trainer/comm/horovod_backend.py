@@ -38,18 +38,18 @@ class HorovodBackend:
             )
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        with self._meter.span("all_gather"):
+        with self._meter.span("all_gather", tensor.nbytes):
             gathered: Tensor = hvd.allgather(tensor.detach().contiguous())
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        with self._meter.span("all_reduce"):
+        with self._meter.span("all_reduce", tensor.nbytes):
             total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
         return total
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
         splits = [tensor.numel() * (rank == partner) for rank in range(self.world.size)]
-        with self._meter.span("exchange"):
+        with self._meter.span("exchange", tensor.nbytes):
             received, _ = hvd.alltoall(tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name="clipship.exchange")
         return received.view_as(tensor)  # type: ignore[no-any-return]
 
@@ -97,6 +97,9 @@ class HorovodBackend:
     def pop_seconds(self) -> float:
         return self._meter.pop()
 
+    def pop_bytes(self) -> int:
+        return self._meter.pop_bytes()
+
     def versions(self) -> Mapping[str, str]:
         from horovod import __version__
 
@@ -115,6 +118,7 @@ class _Reducer:
         self._find_unused, self._meter, self._world_size = find_unused, meter, world_size
         self._compression = hvd.Compression.fp16 if settings.compression == "fp16" else hvd.Compression.none
         self._accumulating = False
+        self._bytes = 0
         self._sent: dict[str, tuple[Any, Any]] = {}  # name -> (handle, what decompression needs)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self._parameters.items()}
@@ -138,10 +142,12 @@ class _Reducer:
         # Divided before it travels: a sum of fp16 gradients could overflow.
         parameter.grad.div_(self._world_size)
         wire, context = self._compression.compress(parameter.grad)
+        self._bytes += wire.nbytes
         self._sent[name] = hvd.allreduce_async_(wire, name=f"grad.{name}", op=hvd.Sum), context
 
     def finish(self) -> None:
-        with self._meter.span("all_reduce of gradients"):
+        with self._meter.span("all_reduce of gradients", self._bytes):
+            self._bytes = 0
             self._send_missing()
             for name, (handle, context) in self._sent.items():
                 self._parameters[name].grad = self._compression.decompress(hvd.synchronize(handle), context)

@@ -21,6 +21,7 @@ class Meter:
         self._pulse = pulse
         self._on_gpu = device.type == "cuda"
         self._spans: list[tuple[Mark, Mark]] = []
+        self._bytes = 0
 
     def mark(self) -> Mark:
         """This point in the work of the device, without waiting for it."""
@@ -35,9 +36,10 @@ class Meter:
         self._spans.append((start, self.mark()))
 
     @contextmanager
-    def span(self, collective: str) -> Iterator[None]:
-        """Add the span of the block, which is one collective."""
+    def span(self, collective: str, nbytes: int = 0) -> Iterator[None]:
+        """Add the span of the block, which is one collective that takes so many bytes from this rank."""
         start = self.mark()
+        self._bytes += nbytes
         with self.inside(collective):
             yield
         self.since(start)
@@ -49,8 +51,9 @@ class Meter:
         yield
         self._pulse.waiting(False)
 
-    def sent(self, collective: str) -> None:
-        """One more collective is under way, and the rank goes on."""
+    def sent(self, collective: str, nbytes: int = 0) -> None:
+        """One more collective is under way, with so many bytes of this rank's, and the rank goes on."""
+        self._bytes += nbytes
         self._pulse.collective(collective, waiting=False)
 
     @contextmanager
@@ -61,6 +64,11 @@ class Meter:
         yield
         self._pulse.waiting(False)
         self.since(start)
+
+    def pop_bytes(self) -> int:
+        """What this rank gave to collectives since the last call."""
+        nbytes, self._bytes = self._bytes, 0
+        return nbytes
 
     def pop(self) -> float:
         """Seconds in all spans since the last call; on a GPU this waits for the last of them."""

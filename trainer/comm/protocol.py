@@ -64,6 +64,9 @@ class Comm(Protocol):
     def pop_seconds(self) -> float:
         """Not collective. Seconds spent waiting for other ranks or the wire since the last call."""
 
+    def pop_bytes(self) -> int:
+        """Not collective. What this rank gave to collectives since the last call, in bytes; what the library makes of it is its affair."""
+
     def versions(self) -> Mapping[str, str]:
         """Not collective. What carries the data, for the log and environment.json."""
 

@@ -57,13 +57,13 @@ class TorchBackend:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
-        with self._meter.span("all_gather"):
+        with self._meter.span("all_gather", tensor.nbytes):
             _all_gather(gathered, tensor.detach().contiguous())
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        with self._meter.span("all_reduce"):
+        with self._meter.span("all_reduce", tensor.nbytes):
             dist.all_reduce(total)
         return total
 
@@ -71,7 +71,7 @@ class TorchBackend:
         if partner == self.world.rank:
             return tensor.clone()
         received = torch.empty_like(tensor)
-        with self._meter.span("exchange"):
+        with self._meter.span("exchange", tensor.nbytes):
             sending = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, received, partner)]
             for work in dist.batch_isend_irecv(sending):
                 work.wait()
@@ -128,6 +128,9 @@ class TorchBackend:
     def pop_seconds(self) -> float:
         return self._meter.pop()
 
+    def pop_bytes(self) -> int:
+        return self._meter.pop_bytes()
+
     def versions(self) -> Mapping[str, str]:
         if self._backend != "nccl":
             return {"gloo": torch.__version__}
@@ -158,7 +161,7 @@ class _Reducer:
     def _reduce_bucket(self, _state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The library's own hook; notes when the last bucket left, since what the backward pass takes after that is waiting."""
         self._last_bucket = self._meter.mark()
-        self._meter.sent("all_reduce of gradients")
+        self._meter.sent("all_reduce of gradients", bucket.buffer().nbytes)
         future: torch.futures.Future[Tensor] = self._hook(None, bucket)
         return future
 
