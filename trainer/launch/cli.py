@@ -22,6 +22,7 @@ EXIT_INTERRUPTED = 130
 LAZY_COMMANDS = {
     "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
+    "render": ("trainer.launch.render:command", "Print what a job would build or submit: dockerfile."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),
 }
 """Commands that live in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship --help`)."""
