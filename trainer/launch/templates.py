@@ -1,0 +1,51 @@
+"""The templates of docker/, slurm/ and k8s/, and the filters that every value in them passes. Imports no torch.
+
+`trainer/templates/` links to those folders, so that an installed package carries them too.
+"""
+
+import json
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = Path(__file__).parent.parent / "templates"
+
+
+def render(name: str, **values: Any) -> str:
+    """The text of a template such as `slurm/train.sbatch.j2`; a value that it names and nobody gave is an error."""
+    return _environment().get_template(name).render(**values)
+
+
+@cache
+def _environment() -> "Environment":
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # this is no HTML: each value passes one of the filters
+    )
+    environment.filters |= {"sh": sh, "yaml": yaml, "directive": directive}
+    return environment
+
+
+def sh(value: object) -> str:
+    """One word of a POSIX shell, whatever is in it."""
+    return shlex.quote(str(value))
+
+
+def yaml(value: object) -> str:
+    """A YAML scalar or flow collection: JSON is one, and leaves nothing to guess (12:30:00, 0123, no)."""
+    return json.dumps(value)
+
+
+def directive(value: object) -> str:
+    """The value of an option on an #SBATCH line. Inside of its quotes sbatch takes a backslash as a shell does."""
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
