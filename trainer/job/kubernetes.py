@@ -111,7 +111,7 @@ class Kubernetes(Section):
     """scheduler-plugins: seconds that the gang waits for room."""
 
     launcher_start: Literal["workers-ready", "at-once"] = "workers-ready"
-    """workers-ready: once every worker's sshd answers. at-once: the launcher waits itself, and workers_ready_s limits the first start too."""
+    """workers-ready: once every worker's sshd answers. at-once: the launcher waits itself, workers_ready_s limits that too."""
     workers_ready_s: Seconds = 1800.0
     """The longest that the launcher waits for all workers, also for one that was replaced; then the job ends and says which are missing."""
     retries: Annotated[int, Field(ge=0)] = 3
