@@ -3,11 +3,12 @@
 `trainer/templates/` links to those folders, so that an installed package carries them too.
 """
 
-import json
 import shlex
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainer.launch.yaml_text import yaml, yaml_block
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,18 +33,13 @@ def _environment() -> "Environment":
         keep_trailing_newline=True,
         autoescape=False,  # this is no HTML: each value passes one of the filters
     )
-    environment.filters |= {"sh": sh, "yaml": yaml, "directive": directive}
+    environment.filters |= {"sh": sh, "yaml": yaml, "yaml_block": yaml_block, "directive": directive}
     return environment
 
 
 def sh(value: object) -> str:
     """One word of a POSIX shell, whatever is in it."""
     return shlex.quote(str(value))
-
-
-def yaml(value: object) -> str:
-    """A YAML scalar or flow collection: JSON is one, and leaves nothing to guess (12:30:00, 0123, no)."""
-    return json.dumps(value)
 
 
 def directive(value: object) -> str:
