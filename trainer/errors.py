@@ -14,5 +14,9 @@ class InputError(Exception):
     """
 
 
+class ClusterError(Exception):
+    """A scheduler, or another service outside of the run, cannot or will not: shown without a traceback, exit code 1."""
+
+
 class Preempted(Exception):
     """Somebody asked the run to stop; its state is saved, and the same command goes on from there. Exit code 75, EX_TEMPFAIL."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError
 from trainer.launch.presets import preset_names, preset_summary, write_preset
 
 if TYPE_CHECKING:
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 LAZY_COMMANDS = {
+    "render": ("trainer.launch.render:command", "Print what a job would build or submit."),
+    "submit": ("trainer.launch.submit:command", "Send a job to Slurm or Kubernetes."),
+    "status": ("trainer.launch.status:command", "Say how a run is doing: its state, step, speed, last checkpoint."),
+    "logs": ("trainer.launch.logs:command", "Show what the ranks of a run said."),
+    "cancel": ("trainer.launch.cancel:command", "End a run that was submitted."),
     "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
+    "image": ("trainer.launch.image.command:command", "Build, prove and publish the container image of a job."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
-    "render": ("trainer.launch.render:command", "Print what a job would build or submit: dockerfile."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),
 }
 """Commands that live in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship --help`)."""
@@ -216,6 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as problem:
         click.echo(f"clipship: {problem}", err=True)
         return EXIT_BAD_INPUT
+    except ClusterError as problem:
+        click.echo(f"clipship: {problem}", err=True)
+        return EXIT_FAILED
     except click.ClickException as problem:
         problem.show()
         return EXIT_BAD_INPUT

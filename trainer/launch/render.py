@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "dockerfile": ("trainer.launch.image.dockerfile:dockerfile", "The container image's Dockerfile."),
+    "kubernetes": ("trainer.launch.kubernetes.manifest:manifest", "The MPIJob and the ConfigMap that `kubectl apply` takes."),
 }
 """What can be rendered: kind -> ("module:function" from a job to its text, its line in `clipship render --help`)."""
 
@@ -30,7 +31,8 @@ class _Kinds(click.Group):
     cls=_Kinds,
     epilog="""\b
 Examples:
-  clipship render dockerfile job.toml""",
+  clipship render dockerfile job.toml
+  clipship render kubernetes job.toml | kubectl apply -f -""",
 )
 def command() -> None:
     """Print what JOB would build or submit, and nothing else."""

@@ -1,38 +1,59 @@
-"""Templates and tables that are no Python: where they lie, and how a template is read. Pure but for reading those files; no torch."""
+"""The templates of docker/, slurm/ and k8s/, and the filters that every value in them passes. Imports no torch.
 
-import sys
-from collections.abc import Callable, Mapping
+`trainer/templates/` links to those folders, so that an installed package carries them too.
+"""
+
+import shlex
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trainer.errors import InputError
+from trainer.launch.yaml_text import yaml, yaml_block
 
 if TYPE_CHECKING:
-    import jinja2
+    from jinja2 import Environment
 
-_CHECKOUT = Path(__file__).parents[2]
-_INSTALLED = Path(sys.prefix) / "share" / "clipship"
-
-
-def folder(name: str) -> Path:
-    """The folder `docker`, `slurm` or `k8s`: of the checkout that this code is in, else the one that was installed with it."""
-    for base in (_CHECKOUT, _INSTALLED):
-        if (base / name).is_dir() and (base / "docker" / "stacks.toml").is_file():
-            return base / name
-    raise InputError(f"the folder {name}/ is neither beside this code ({_CHECKOUT}) nor in {_INSTALLED}: install clipship anew")
+FOLDER = Path(__file__).parent.parent / "templates"
 
 
-def template(folder_name: str, file_name: str, filters: Mapping[str, Callable[..., str]]) -> "jinja2.Template":
-    """The template, strict: an undefined name is an error. Every value in it passes one of the filters, which quote."""
+def render(name: str, **values: Any) -> str:
+    """The text of a template such as `slurm/train.sbatch.j2`; a value that it names and nobody gave is an error."""
+    return _environment().get_template(name).render(**values)
+
+
+@cache
+def _environment() -> "Environment":
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder(folder_name)),
+        loader=jinja2.FileSystemLoader(FOLDER),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # a Dockerfile or a shell script, no HTML
+        autoescape=False,  # this is no HTML: each value passes one of the filters
     )
-    environment.filters.update(filters)
-    return environment.get_template(file_name)
+    environment.filters |= {"sh": sh, "sh_words": sh_words, "yaml": yaml, "yaml_block": yaml_block, "directive": directive}
+    environment.filters |= {"dockerfile": dockerfile}
+    return environment
+
+
+def sh(value: object) -> str:
+    """One word of a POSIX shell, whatever is in it."""
+    return shlex.quote(str(value))
+
+
+def sh_words(values: Iterable[object]) -> str:
+    """Words of a POSIX shell, whatever is in them."""
+    return " ".join(map(sh, values))
+
+
+def dockerfile(value: object) -> str:
+    """The value of an ENV or a LABEL, of one line: its backslashes, quotes and dollars stay what they are."""
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
+
+
+def directive(value: object) -> str:
+    """The value of an option on an #SBATCH line. Inside of its quotes sbatch takes a backslash as a shell does."""
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

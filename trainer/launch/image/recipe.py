@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainer.job import Job
 from trainer.launch.image.fit import check_stack, compiler, system_name, toolkit
 from trainer.launch.image.table import Row, System, table
-from trainer.launch.templates import folder
+from trainer.launch.templates import FOLDER
 
 _PATH = "/opt/clipship/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "openssh-server")
@@ -98,8 +98,8 @@ def _pins(row: Row) -> str:
     """A file of this code, as the template is."""
     if row.torch == table().default:
         return "requirements.txt"
-    name = f"stacks/torch-{row.torch}.txt"
-    return name if (folder("docker") / name).is_file() else ""
+    name = f"requirements-torch-{row.torch}.txt"
+    return name if (FOLDER / "docker" / name).is_file() else ""
 
 
 def _cuda_home(toolkit: str, row: Row, of_base: str) -> str:

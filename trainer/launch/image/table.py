@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.launch.templates import folder
+from trainer.launch.templates import FOLDER
 
 Number = tuple[int, ...]
 
@@ -105,7 +105,7 @@ class Table:
 @functools.cache
 def table() -> Table:
     """Read once."""
-    with (folder("docker") / "stacks.toml").open("rb") as file:
+    with (FOLDER / "docker" / "stacks.toml").open("rb") as file:
         raw = tomllib.load(file)
     return Table(
         default=raw["default"],
