@@ -68,7 +68,7 @@ class _Failed(Exception):
 
 
 def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[str]:
-    import docker
+    from docker.errors import APIError
 
     with tempfile.TemporaryFile() as file:
         write_tar(entries, file)
@@ -81,7 +81,7 @@ def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[s
                 if "error" in message:
                     raise _Failed(message["error"].strip())
                 yield from str(message.get("stream", "")).splitlines()
-        except (docker.errors.APIError, OSError) as problem:
+        except (APIError, OSError) as problem:
             raise _Failed(str(problem)) from None
 
 

@@ -15,10 +15,12 @@ def client() -> Any:
 
     if not hasattr(docker, "from_env"):  # a folder called docker on sys.path passes for the package
         raise InputError("the Docker SDK for Python is not installed: pip install 'clipship[launch]'")
+    from docker.errors import DockerException
+
     try:
         connected = docker.from_env(timeout=600)
         connected.ping()
-    except docker.errors.DockerException as problem:
+    except DockerException as problem:
         raise ClusterError(_unreachable(str(problem))) from None
     return connected
 
