@@ -57,7 +57,7 @@ def _explain(name: str) -> Iterator[str]:
         ("torch", f"{row.torch}, with torchvision {row.torchvision}, triton {row.triton}"),
         (
             "Python",
-            f"{row.python[0]} to {row.python[1]}: those that the index has wheels for; the trainer needs {known.trainer_python_min}",
+            f"{row.python[0]} to {row.python[1]}: what the index has wheels for; the trainer needs {known.trainer_python_min}",
         ),
         ("CUDA", f"{row.cuda}, cuDNN {row.cudnn}: the wheel's own libraries; the base needs none"),
         ("NCCL", f"{row.nccl}: the wheel pins it, and Horovod is linked to the same file, so that the process has one"),

@@ -13,25 +13,12 @@ _PYTHON = "/opt/clipship/bin/python"
 _PROOF = ("-P", "-m", "trainer.proof")
 _SHARED_MEMORY = 2**30  # bytes; torch's and Horovod's ranks talk through it, and a container's 64 MiB are soon full
 
-# The image's own Python and dpkg list what is installed: nothing has to be added to an image for it.
-_LIST = """
-import importlib.metadata as metadata, json, subprocess
-def licence(about):
-    stated = about.get("License-Expression") or about.get("License") or ""
-    named = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or () if line.startswith("License ::")]
-    return stated if stated and len(stated) < 60 else ", ".join(named) or stated.strip().partition("\\n")[0][:60] or "not stated"
-rows = {("python", each.name, each.version, licence(each.metadata)) for each in metadata.distributions()}
-show = subprocess.run(["dpkg-query", "--show", "--showformat", "${Package}\\t${Version}\\t${db:Status-Abbrev}\\n"], capture_output=True, text=True)
-for line in show.stdout.splitlines():
-    name, version, state = line.split("\\t")
-    if state.startswith("ii"):
-        rows.add(("system", name, version, "see /usr/share/doc/" + name + "/copyright"))
-print(json.dumps(sorted(rows, key=lambda row: (row[0], row[1].lower()))))
-"""
-
 
 def verify(image: str) -> tuple[dict[str, Any], Row | None]:
-    """Run the proof in the image; returns what it found and the row of the table that it matches. Raises ClusterError where a proof fails."""
+    """Run the proof in the image; returns what it found and the row of the table that it matches.
+
+    Raises ClusterError where a proof fails.
+    """
     expected = _expectations(image)
     output = _run(image, [_PYTHON, *_PROOF, *expected])
     facts: dict[str, Any] = json.loads(output)
@@ -40,7 +27,7 @@ def verify(image: str) -> tuple[dict[str, Any], Row | None]:
 
 def packages(image: str) -> list[tuple[str, str, str, str]]:
     """Of what is installed: where it comes from (python, system), name, version, licence; sorted."""
-    rows: list[tuple[str, str, str, str]] = [tuple(row) for row in json.loads(_run(image, [_PYTHON, "-P", "-c", _LIST]))]
+    rows: list[tuple[str, str, str, str]] = [tuple(row) for row in json.loads(_run(image, [_PYTHON, "-P", "-m", "trainer.installed"]))]
     return rows
 
 
@@ -74,7 +61,7 @@ def _run(image: str, command: Sequence[str]) -> str:
     try:
         container.start()
         code = container.wait()["StatusCode"]
-        output = container.logs(stdout=True, stderr=False).decode(errors="replace")
+        output: str = container.logs(stdout=True, stderr=False).decode(errors="replace")
         errors = container.logs(stdout=False, stderr=True).decode(errors="replace")
     except APIError as problem:
         raise ClusterError(f"{image}: {problem.explanation or problem}") from None
