@@ -1,4 +1,4 @@
-"""Prints what is installed beside this Python: packages of Python and of the system, as a JSON list. `clipship image sbom` runs it in an image."""
+"""Prints what is installed, packages of Python and of the system, as a JSON list; `clipship image sbom` runs it in an image."""
 
 import importlib.metadata as metadata
 import json
