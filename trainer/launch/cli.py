@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 LAZY_COMMANDS = {
+    "render": ("trainer.launch.render:command", "Print what a job file becomes: the batch script for Slurm."),
     "submit": ("trainer.launch.submit:command", "Send a job to Slurm or Kubernetes."),
     "status": ("trainer.launch.status:command", "Say how a run is doing: its state, step, speed, last checkpoint."),
     "logs": ("trainer.launch.logs:command", "Show what the ranks of a run said."),
