@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 LAZY_COMMANDS = {
-    "render": ("trainer.launch.render:command", "Print what a job file becomes: the batch script for Slurm."),
+    "render": ("trainer.launch.render:command", "Print what a job would build or submit."),
     "submit": ("trainer.launch.submit:command", "Send a job to Slurm or Kubernetes."),
     "status": ("trainer.launch.status:command", "Say how a run is doing: its state, step, speed, last checkpoint."),
     "logs": ("trainer.launch.logs:command", "Show what the ranks of a run said."),
     "cancel": ("trainer.launch.cancel:command", "End a run that was submitted."),
     "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
+    "image": ("trainer.launch.image.command:command", "Build, prove and publish the container image of a job."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),
 }

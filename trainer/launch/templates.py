@@ -3,11 +3,13 @@
 `trainer/templates/` links to those folders, so that an installed package carries them too.
 """
 
-import json
 import shlex
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainer.launch.yaml_text import yaml, yaml_block
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,7 +34,8 @@ def _environment() -> "Environment":
         keep_trailing_newline=True,
         autoescape=False,  # this is no HTML: each value passes one of the filters
     )
-    environment.filters |= {"sh": sh, "yaml": yaml, "directive": directive}
+    environment.filters |= {"sh": sh, "sh_words": sh_words, "yaml": yaml, "yaml_block": yaml_block, "directive": directive}
+    environment.filters |= {"dockerfile": dockerfile}
     return environment
 
 
@@ -41,9 +44,14 @@ def sh(value: object) -> str:
     return shlex.quote(str(value))
 
 
-def yaml(value: object) -> str:
-    """A YAML scalar or flow collection: JSON is one, and leaves nothing to guess (12:30:00, 0123, no)."""
-    return json.dumps(value)
+def sh_words(values: Iterable[object]) -> str:
+    """Words of a POSIX shell, whatever is in them."""
+    return " ".join(map(sh, values))
+
+
+def dockerfile(value: object) -> str:
+    """The value of an ENV or a LABEL, of one line: its backslashes, quotes and dollars stay what they are."""
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 
 
 def directive(value: object) -> str:
