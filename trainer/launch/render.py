@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 KINDS = {
     "dockerfile": ("trainer.launch.image.dockerfile:dockerfile", "The container image's Dockerfile."),
     "apptainer": ("trainer.launch.image.apptainer:definition", "The definition file for Apptainer, and what enroot is told."),
+    "slurm": ("trainer.launch.slurm.script:batch_script", "The batch script for sbatch."),
     "kubernetes": ("trainer.launch.kubernetes.manifest:manifest", "The MPIJob and the ConfigMap that `kubectl apply` takes."),
 }
 """What can be rendered: kind -> ("module:function" from a job to its text, its line in `clipship render --help`)."""
@@ -33,6 +34,7 @@ class _Kinds(click.Group):
     epilog="""\b
 Examples:
   clipship render dockerfile job.toml
+  clipship render slurm job.toml > train.sbatch
   clipship render kubernetes job.toml | kubectl apply -f -""",
 )
 def command() -> None:

@@ -54,6 +54,11 @@ class Batch:
         return self.nodes * self.per_node
 
     @property
+    def python_folder(self) -> str:
+        """ "" where Python comes from PATH."""
+        return self.python.rpartition("/")[0]
+
+    @property
     def passed_on(self) -> list[str]:
         """mpirun's options that name the variables, some on each line. Values stay off the command line, where all could read them."""
         words = [f"-x {name}" for name in self.names]
