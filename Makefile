@@ -8,7 +8,7 @@ SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
 WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/wheels
-PINS := docker/requirements.txt docker/requirements-build.txt docker/requirements-launch.txt tests/requirements.txt
+PINS := docker/requirements.txt docker/requirements-mpi.txt docker/requirements-build.txt docker/requirements-launch.txt tests/requirements.txt
 
 # The first Python that can make an environment; the pins were made for 3.11.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -112,7 +112,7 @@ lock: ## pin the requirements anew: names, versions, hashes
 	trap 'rm -rf "$$tools"' EXIT
 	$(PYTHON) -m venv "$$tools"
 	"$$tools/bin/pip" install --disable-pip-version-check --quiet uv
-	for pins in $(PINS); do
+	for pins in $(PINS) docker/requirements-cuda-13.0.txt; do
 	    "$$tools/bin/uv" pip compile --quiet --python-version 3.11 --generate-hashes --allow-unsafe --no-header \
 	        --no-emit-index-url --no-emit-find-links --output-file "$$pins" "$${pins%.txt}.in" $(LOCK_ARGS)
 	done

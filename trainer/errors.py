@@ -18,5 +18,9 @@ class Unfit(Exception):
     """The machines cannot run the job as they are: shown without a traceback, exit code 1. The text names node and remedy."""
 
 
+class ClusterError(Exception):
+    """A scheduler, or another service outside of the run, cannot or will not: shown without a traceback, exit code 1."""
+
+
 class Preempted(Exception):
     """Somebody asked the run to stop; its state is saved, and the same command goes on from there. Exit code 75, EX_TEMPFAIL."""

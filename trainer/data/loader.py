@@ -8,6 +8,7 @@ import io
 import multiprocessing
 import multiprocessing.forkserver
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -308,10 +309,16 @@ def load(
         collate_fn=_unchanged,
         pin_memory=pin_memory,
         multiprocessing_context=_process_context() if workers else None,
+        worker_init_fn=_ignore_stop,
         # Its own generator: the loader would draw its base seed from the model's.
         generator=torch.Generator(),
     )
     return _unwrapped(iter(loader), workers)
+
+
+def _ignore_stop(_worker: int) -> None:
+    """Slurm sends SIGTERM to every process of a step, and torch has made its loader processes end by it: the rank still needs them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _process_context() -> multiprocessing.context.BaseContext:

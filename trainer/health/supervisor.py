@@ -55,8 +55,11 @@ def supervise(world: World, command: Sequence[str], env: Mapping[str, str], limi
 
 
 def start_rank(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own: signals to the launcher's process group are the supervisor's to translate."""
-    return subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=_die_with_parent)
+    """In a session of its own: signals to the launcher's process group are the supervisor's to translate.
+
+    Slurm sends them to every process of a step, whatever its session: the rank and its loader processes start with them ignored.
+    """
+    return subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=_before_exec)
 
 
 def end_rank(rank: subprocess.Popen[bytes]) -> None:
@@ -233,7 +236,9 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
 
-def _die_with_parent() -> None:
-    """In the child before exec: SIGKILL when the supervisor is killed."""
+def _before_exec() -> None:
+    """In the child: what the supervisor heeds is ignored here, and in all that it starts; SIGKILL when the supervisor is killed."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError
 from trainer.launch.presets import preset_names, preset_summary, write_preset
 
 if TYPE_CHECKING:
@@ -21,9 +21,16 @@ EXIT_INTERRUPTED = 130
 
 LAZY_COMMANDS = {
     "doctor": ("trainer.launch.doctor:command", "Check nodes, collectives, network and GPUs as a run would, without training."),
+    "render": ("trainer.launch.render:command", "Print what a job would build or submit."),
+    "submit": ("trainer.launch.submit:command", "Send a job to Slurm or Kubernetes."),
+    "status": ("trainer.launch.status:command", "Say how a run is doing: its state, step, speed, last checkpoint."),
+    "logs": ("trainer.launch.logs:command", "Show what the ranks of a run said."),
+    "cancel": ("trainer.launch.cancel:command", "End a run that was submitted."),
     "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
+    "image": ("trainer.launch.image.command:command", "Build, prove and publish the container image of a job."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),
+    "stacks": ("trainer.launch.stacks:command", "List what goes together: torch, CUDA, NCCL, Python, compilers."),
 }
 """Commands that live in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship --help`)."""
 
@@ -122,7 +129,7 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None) -> None
     """Say what JOB will run, and everything that is wrong with it. Starts and writes nothing."""
     from trainer.launch.describe import describe
 
-    job, world_size, samples = _checked(job_path, overrides, nproc)
+    job, world_size, samples = _checked(job_path, overrides, nproc, image=True)
     local = nproc is not None or job.resources.nodes == 1
     click.echo(describe(job, world_size, samples, local=local), nl=False)
 
@@ -200,13 +207,36 @@ def _set_aside(job_path: Path, overrides: Sequence[str]) -> None:
         click.echo(f"clipship: the run of before is now {move_aside(folder)}", err=True)
 
 
-def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None) -> tuple["Job", int, int | None]:
-    """The job, its world size and the number of samples, where known. Raises InputError listing every problem."""
+def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None, *, image: bool = False) -> tuple["Job", int, int | None]:
+    """The job, its world size and the number of samples, where known; `image`: look at what its image is built from, too.
+
+    Raises InputError listing every problem.
+    """
     from trainer import inputs, jobfile
 
     job = jobfile.load(job_path, overrides)
     world_size = job.resources.world_size if ranks is None else ranks
-    return job, world_size, inputs.check(job, world_size)
+    problems: list[str] = []
+    samples = None
+    try:
+        samples = inputs.check(job, world_size)
+    except InputError as problem:
+        problems.append(str(problem))
+    if image and job.image.tag is not None:
+        problems += _image_problems(job)
+    if problems:
+        raise InputError("\n".join(problems))
+    return job, world_size, samples
+
+
+def _image_problems(job: "Job") -> list[str]:
+    from trainer.launch.image.fit import check_stack
+
+    try:
+        check_stack(job)
+    except InputError as problem:
+        return [str(problem)]
+    return []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,6 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as problem:
         click.echo(f"clipship: {problem}", err=True)
         return EXIT_BAD_INPUT
+    except ClusterError as problem:
+        click.echo(f"clipship: {problem}", err=True)
+        return EXIT_FAILED
     except click.ClickException as problem:
         problem.show()
         return EXIT_BAD_INPUT

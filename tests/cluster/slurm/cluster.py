@@ -1,0 +1,213 @@
+"""A real Slurm on this machine: a controller and two nodes, each with its own host name, /tmp and /dev/shm. Needs root.
+
+Everything lies in one folder, keys and sockets too; no file of /etc is touched, and `stop` leaves nothing behind. Programs come from PATH.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NODES = ("n1", "n2")
+_ADDRESS = "127.0.0.1"  # of both: srun listens on its node's address, and is called back at the one that its request came from
+_GPU_FILES = ("null", "zero")
+GPUS, CPUS, MEMORY_MB = len(_GPU_FILES), 8, 9000
+"""Of a node, as Slurm sees it: there is no such hardware, and nobody looks for it."""
+REPOSITORY = Path(__file__).parents[3]
+
+_CONFIG = """\
+ClusterName=clipship
+SlurmctldHost={host}({address})
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdSpoolDir={folder}/spool-%n
+TmpFS=/tmp
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+ReturnToService=2
+KillWait=20
+OverTimeLimit=0
+SlurmdTimeout=10
+InactiveLimit=0
+MinJobAge=300
+MpiDefault=none
+SrunPortRange=40000-40999
+GresTypes=gpu
+{nodes}
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+PartitionName=low Nodes=n1,n2 MaxTime=60 State=UP
+"""
+
+# In namespaces of its own, so that the mounts are gone with the process. What is shared and lies in /tmp is moved over the new /tmp.
+_NODE = """\
+set -e
+node=$1 folder=$2; shift 2
+hostname "$node"
+mount --make-rprivate /
+mount --bind "$folder/hosts" /etc/hosts
+for shared in "$@"; do mkdir -p "$folder/kept-$node$shared"; mount --rbind "$shared" "$folder/kept-$node$shared"; done
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /tmp; chmod 1777 /tmp /dev/shm
+for shared in "$@"; do mkdir -p "$shared"; mount --rbind "$KEPT/kept-$node$shared" "$shared"; done
+exec slurmd -D -N "$node" -f "$folder/slurm.conf"
+"""
+
+
+@dataclass
+class Cluster:
+    """`folder` is on every node, and so are `shared`; their /tmp is not."""
+
+    folder: Path
+    shared: Sequence[Path] = (REPOSITORY,)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For sbatch and its friends: this cluster, and no variable of another launcher."""
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "CLIPSHIP_", "OMPI_", "PYTEST"))
+        }
+        # Both nodes are the loopback interface, which Open MPI 4 passes over unless told; Open MPI 5 takes no loopback at all.
+        open_mpi = {"OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_oob_tcp_if_include": "lo", "PMIX_MCA_ptl_tcp_if_include": "lo"}
+        few_cores = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+        ours = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": str(REPOSITORY)}
+        return {**kept, **open_mpi, **few_cores, **ours}
+
+    def start(self) -> None:
+        """Until both nodes are idle."""
+        self._configure()
+        self._spawn("munged", self._munged())
+        _until(lambda: (self.folder / "munge.socket").exists(), 20, "munged has no socket")
+        self._spawn("slurmctld", ["slurmctld", "-D", "-f", str(self.folder / "slurm.conf")])
+        for node in NODES:
+            self.start_node(node)
+        _until(self.is_idle, 60, "the nodes do not become idle; see slurmctld.log and slurmd-n1.log")
+
+    def start_node(self, node: str) -> None:
+        (self.folder / f"spool-{node}").mkdir(exist_ok=True)
+        in_tmp = [str(path) for path in (self.folder, *self.shared) if path.is_relative_to("/tmp")]
+        words = ["unshare", "--mount", "--uts", "bash", "-c", _NODE, "node", node, str(self.folder), *in_tmp]
+        self._spawn(node, words)
+
+    def kill_node(self, node: str) -> None:
+        """As a node that loses power: slurmd and all that it started, at once."""
+        process = self.processes.pop(node)
+        for pid in descendants(process.pid):
+            _kill(pid)
+        process.wait()
+
+    def stop(self) -> None:
+        """Jobs, daemons, mounts (they live in the daemons' namespaces); the folder stays."""
+        if "slurmctld" in self.processes:
+            self.run("scancel", "--state=RUNNING", "--user=root", check=False)
+            self.run("scancel", "--user=root", check=False)
+        for name in [*NODES, "slurmctld", "munged"]:
+            if process := self.processes.pop(name, None):
+                for pid in descendants(process.pid):
+                    _kill(pid)
+                process.wait()
+
+    def run(self, *words: str, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
+        """One of Slurm's commands, or of ours, on the submitting host."""
+        return subprocess.run(words, env=self.environment, capture_output=True, text=True, check=check, timeout=120, **options)  # type: ignore[call-overload,no-any-return]
+
+    def job(self, job_id: str) -> Mapping[str, str]:
+        """What `scontrol show job` says, by key; no value here holds a space."""
+        text = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout
+        return dict(part.split("=", 1) for part in text.split() if "=" in part)
+
+    def wait(self, job_id: str, limit_s: float = 240) -> Mapping[str, str]:
+        """Until the job has ended for good; returns its last state."""
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        _until(lambda: self.job(job_id)["JobState"] in over, limit_s, f"job {job_id} does not end")
+        return self.job(job_id)
+
+    def is_idle(self) -> bool:
+        states = self.run("sinfo", "--Node", "--noheader", "--format=%N %T", "--partition=all", check=False).stdout.split()
+        return states == [word for node in NODES for word in (node, "idle")]
+
+    def _configure(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o755)
+        nodes = "\n".join(
+            f"NodeName={name} NodeAddr={_ADDRESS} NodeHostname={name} Port={_free_port()} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
+            f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={MEMORY_MB} Gres=gpu:{GPUS} State=UNKNOWN"
+            for name in NODES
+        )
+        config = _CONFIG.format(address=_ADDRESS, host=socket.gethostname(), port=_free_port(), folder=self.folder, nodes=nodes)
+        (self.folder / "slurm.conf").write_text(config)
+        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in _GPU_FILES))
+        (self.folder / "hosts").write_text(" ".join([_ADDRESS, "localhost", socket.gethostname(), *NODES]) + "\n")
+        (self.folder / "state").mkdir(exist_ok=True)
+        (self.folder / "munge.key").write_bytes(secrets.token_bytes(128))
+        (self.folder / "munge.key").chmod(0o400)
+
+    def _munged(self) -> list[str]:
+        places = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        return ["munged", "--foreground", "--force", *(f"--{option}={self.folder}/munge.{name}" for option, name in places.items())]
+
+    def _spawn(self, name: str, words: Sequence[str]) -> None:
+        """The daemons end with this process, however it ends."""
+        with open(self.folder / f"{name}.out", "ab") as out:
+            environment = {**self.environment, "KEPT": str(self.folder)}
+            self.processes[name] = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+
+def missing_programs() -> list[str]:
+    """Debian's slurm-wlm, munge and util-linux have them."""
+    return [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare") if shutil.which(name) is None]
+
+
+def descendants(root: int) -> list[int]:
+    """The process and all that it started, parents first."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, edge = [root], [root]
+    while edge := [pid for pid, parent in parents.items() if parent in edge]:
+        found += edge
+    return found
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _until(happened: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+    limit = time.monotonic() + limit_s
+    while not happened():
+        if time.monotonic() > limit:
+            raise TimeoutError(otherwise)
+        time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

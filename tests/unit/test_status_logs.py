@@ -1,0 +1,136 @@
+"""`clipship status`, `logs` and `cancel` on run folders as they may be found. No scheduler here: tests/cluster has real ones."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.launch import logfiles
+from trainer.launch.cli import main
+from trainer.launch.logfiles import log_lines
+
+
+def _record(step: int, **changes: float) -> dict[str, Any]:
+    return {"step": step, "epoch": 0, "loss": 2.5, "samples_per_s": 100.0, "step_s": 2.0, **changes}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "mine"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "job.toml").write_text('name = "mine"\n[optim]\nsteps = 100\n')
+    return folder
+
+
+def _metrics(folder: Path, *events: dict[str, Any]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def _status(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, str]:
+    assert main(["status", name]) == 0
+    return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
+
+
+def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _metrics(run, _record(1, samples_per_s=1.0, step_s=99.0), _record(40), {"step": 40, "checkpoint": "x/step-00000040"}, _record(60))
+    rows = _status(capsys, str(run))
+    assert rows["step"].startswith("60 of 100, epoch 0, loss 2.5000, logged 0:0")
+    assert rows["speed"] == "100.0 samples/s"
+    assert rows["time left"] == "1:20"
+    assert rows["checkpoint"] == "step 40, step-00000040"
+    assert "result" not in rows
+
+
+def test_status_takes_the_number_of_steps_from_the_log_where_the_job_gives_epochs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "job.toml").write_text("[optim]\nepochs = 2\n")
+    (run / "logs" / "rank-00000.log").write_text("2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n")
+    _metrics(run, _record(8))
+    assert _status(capsys, str(run))["time left"] == "10:00"
+
+
+def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _metrics(run, _record(8))
+    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": "killed by SIGKILL in step, step 9", "time": 0.0, "details": ""}
+    (run / "exit.json").write_text(json.dumps(cause))
+    rows = _status(capsys, str(run))
+    assert rows["ended"].startswith("exit code 1, rank 3 on n2: killed by SIGKILL in step, step 9 (")
+    assert "time left" not in rows
+
+
+def test_status_of_a_run_that_has_not_begun_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _status(capsys, str(tmp_path))["step"] == "none: no rank has begun"
+
+
+def test_a_run_is_found_by_its_name_in_runs(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent.parent)
+    assert _status(capsys, "mine")["run"] == "runs/mine"
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_an_unknown_run_is_bad_input(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(tmp_path / "none")]) == 2
+    assert "is no run: give a run folder, a job file" in capsys.readouterr().err
+
+
+def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cancel", str(run)]) == 2
+    assert "was not submitted: press Ctrl-C" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"to": "slurm"}', '{"to": "pbs", "id": "1", "at": "now"}'])
+def test_a_broken_record_of_the_submission_is_named(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "artefacts").mkdir()
+    (run / "artefacts" / "submission.json").write_text(text)
+    assert main(["status", str(run)]) == 2
+    assert "submission.json" in capsys.readouterr().err
+
+
+def _log(folder: Path, rank: int, text: str) -> None:
+    with open(folder / "logs" / f"rank-{rank:05d}.log", "a") as file:
+        file.write(text)
+
+
+def test_logs_come_in_the_order_of_time_with_their_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _log(run, 0, "2026-01-01 00:00:01,000 INFO a\n2026-01-01 00:00:03,000 ERROR c\nTraceback\n")
+    _log(run, 11, "2026-01-01 00:00:02,000 INFO b\n2026-01-01 00:00:04,000 INFO d\n")
+    assert main(["logs", str(run)]) == 0
+    assert [line.replace("2026-01-01 00:00:0", "") for line in capsys.readouterr().out.splitlines()] == [
+        "[0] 1,000 INFO a",
+        "[11] 2,000 INFO b",
+        "[0] 3,000 ERROR c",
+        "[0] Traceback",
+        "[11] 4,000 INFO d",
+    ]
+
+
+def test_logs_of_one_rank(run: Path) -> None:
+    _log(run, 0, "a\n")
+    _log(run, 1, "b\n")
+    assert list(log_lines(run, 1, follow=False)) == ["[1] b"]
+
+
+def test_logs_of_a_rank_that_is_not_there_say_which_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _log(run, 0, "a\n")
+    _log(run, 7, "b\n")
+    assert main(["logs", "--rank", "9", str(run)]) == 2
+    assert "rank 9 has no log" in capsys.readouterr().err
+
+
+def test_following_logs_shows_what_comes_until_the_run_has_ended(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfiles, "_POLL_S", 0.01)
+
+    def train() -> None:
+        (run / "exit.json").write_text('{"exit_code": 75}')  # of a start before: it may be started again
+        _log(run, 0, "half a")
+        time.sleep(0.1)
+        _log(run, 0, " line\n")
+        _log(run, 1, "late\n")
+        (run / "result.json").write_text("{}")
+
+    ranks = threading.Thread(target=train)
+    ranks.start()
+    assert sorted(log_lines(run, None, follow=True)) == ["[0] half a line", "[1] late"]
+    ranks.join()

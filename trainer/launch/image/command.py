@@ -1,0 +1,108 @@
+"""`clipship image`: build, verify and publish the container image of a job."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.job import Job
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
+_set_option: Decorator = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the job file. May be repeated."
+)
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  clipship image build job.toml
+  clipship image verify clipship/train:0.1"""
+)
+def command() -> None:
+    """Build, prove and publish the container image of a job."""
+
+
+def _load(job_path: Path, overrides: tuple[str, ...]) -> "Job":
+    from trainer import jobfile
+
+    return jobfile.load(job_path, overrides)
+
+
+@command.command()
+@_job_argument
+@_set_option
+@click.option("--any-disk", is_flag=True, help="Do not look whether the daemon's disk has room.")
+def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
+    """Build JOB's image with the local Docker daemon; prints its id."""
+    from trainer.launch.image.build import build as build_image
+
+    click.echo(build_image(_load(job_path, overrides), any_disk=any_disk))
+
+
+@command.command()
+@_job_argument
+@click.argument("folder", type=click.Path(path_type=Path))
+@_set_option
+def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
+    """Write all that JOB's image is built from to FOLDER, its Dockerfile too, for a builder of your own."""
+    from trainer.launch.image import context as contexts
+
+    contexts.write_folder(contexts.context(_load(job_path, overrides)), folder)
+    print(f"wrote {folder}; for example: docker build {folder}", file=sys.stderr)
+
+
+@command.command()
+@click.argument("image", metavar="IMAGE")
+def verify(image: str) -> None:
+    """Prove IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and torchrun; prints what it found and the stack it matches."""
+    import json
+
+    from trainer.errors import ClusterError
+    from trainer.launch.image.inside import verify as verify_image
+
+    facts, row = verify_image(image)
+    click.echo(json.dumps(facts, indent=2))
+    if row is None:
+        raise ClusterError(f"{image} works, and no stack of the table has torch {facts['torch']} with NCCL {facts['nccl']}")
+    click.echo(f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` says more")
+
+
+@command.command()
+@click.argument("image", metavar="IMAGE")
+def sbom(image: str) -> None:
+    """List what is installed in IMAGE: origin, name, version, licence; one a line, separated by tabs, in a fixed order."""
+    from trainer.launch.image.inside import packages
+
+    for row in packages(image):
+        click.echo("\t".join(row))
+
+
+@command.command()
+@_job_argument
+@_set_option
+def push(job_path: Path, overrides: tuple[str, ...]) -> None:
+    """Send JOB's image to the registry that its name begins with; prints the name with its digest, for image.tag."""
+    from trainer.errors import InputError
+    from trainer.launch.image.push import push as push_image
+
+    tag = _load(job_path, overrides).image.tag
+    if tag is None:
+        raise InputError("image.tag: missing; it names the image and the registry, as registry.example/team/clipship:1")
+    click.echo(push_image(tag))
+
+
+@command.command()
+@_job_argument
+@click.argument("folder", type=click.Path(path_type=Path))
+@_set_option
+def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
+    """Fill FOLDER with what JOB's image asks a package index for; image.site.wheelhouse = FOLDER then builds without an index."""
+    from trainer.launch.image.wheelhouse import fill
+
+    print(f"{folder} has {fill(_load(job_path, overrides), folder)} files", file=sys.stderr)

@@ -1,0 +1,141 @@
+"""What in a job cannot work on Kubernetes, and what is allowed and seldom meant. Pure: no cluster is asked."""
+
+import posixpath
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.job.kubernetes import object_name
+from trainer.job.kubernetes_values import Mount
+from trainer.plan import plan
+
+_CONFIG_MAP_BYTES = 1024 * 1024
+_LONGEST_NAMESPACE = 63
+
+
+def refuse_misfits(job: Job) -> None:
+    """Raises InputError with every problem, one a line."""
+    checks: tuple[Callable[[Job], Iterator[str]], ...] = (_image, _name, _launcher, _run_folder, _resources, _variables, _size, _batch)
+    problems = [problem for check in checks for problem in check(job)]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def warnings(job: Job) -> Iterator[str]:
+    """Each a sentence."""
+    k8s, limits = job.kubernetes, job.timeouts
+    if k8s.grace_s is not None and k8s.grace_s < limits.checkpoint_s:
+        yield (
+            f"kubernetes.grace_s = {k8s.grace_s} is less than timeouts.checkpoint_s = {limits.checkpoint_s:g}: "
+            "a pod may be killed while its checkpoint is written"
+        )
+    if k8s.rdma and not k8s.is_root:
+        yield f"kubernetes.rdma as user {k8s.run_as_user}: the nodes must allow unlimited locked memory, IPC_LOCK reaches root only"
+    for path in _outside(job):
+        yield f"{path} lies on no volume of [kubernetes.mounts]: it must be in the image"
+
+
+def on_volume(path: str, job: Job) -> Mount | None:
+    """The volume of the job's pods that the path lies on: the innermost; None for the image's own files."""
+    plain = PurePosixPath(posixpath.normpath(path))
+    places = [mount for mount in job.kubernetes.volumes if plain.is_relative_to(mount.path)]
+    return max(places, key=lambda mount: len(mount.path), default=None)
+
+
+def _image(job: Job) -> Iterator[str]:
+    if job.image.tag is None:
+        yield 'image.tag is missing: pods run a container image; give its full name, e.g. tag = "registry.example/ml/clipship:1"'
+
+
+def _name(job: Job) -> Iterator[str]:
+    try:
+        object_name(job.name, job.kubernetes, job.resources.nodes)
+    except ValueError as problem:
+        yield f"kubernetes.name: {problem}"
+
+
+def _launcher(job: Job) -> Iterator[str]:
+    if job.comm.launcher not in ("auto", "mpirun"):
+        yield f"comm.launcher = {job.comm.launcher} starts no pods: the MPI Operator's jobs are started by mpirun; use auto or mpirun"
+    if job.comm.backend == "horovod" and job.comm.horovod.cpu_operations == "gloo":
+        yield "comm.horovod.cpu_operations = gloo needs horovodrun, which starts no pods: leave it out"
+
+
+def _run_folder(job: Job) -> Iterator[str]:
+    mount = on_volume(job.logging.runs, job)
+    if mount is None:
+        volumes = ", ".join(job.kubernetes.mounts) or "none"
+        yield (
+            f"logging.runs = {job.logging.runs} lies on no volume that the pods share, so a checkpoint would be lost with its pod: "
+            f"put it below a path of [kubernetes.mounts] (there are: {volumes})"
+        )
+    elif mount.read_only:
+        yield f"logging.runs = {job.logging.runs} lies on {mount.path}, which is mounted read-only: take :ro off, or use another volume"
+
+
+def _resources(job: Job) -> Iterator[str]:
+    asked, k8s = job.resources, job.kubernetes
+    cores = asked.cpus_per_gpu * asked.gpus_per_node
+    memory = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.gpus_per_node
+    if k8s.cpu_limit and k8s.cpu_request is not None and k8s.cpu_request > cores:
+        yield f"kubernetes.cpu_request = {k8s.cpu_request:g} is above the worker's {cores} cores: lower it, or cpu_limit = false"
+    if memory is not None and k8s.mem_request_gb is not None and k8s.mem_request_gb > memory:
+        yield f"kubernetes.mem_request_gb = {k8s.mem_request_gb:g} is above the worker's limit of {memory:g} GiB ([resources]): lower it"
+    if memory is not None and k8s.shm_gb is not None and k8s.shm_gb > memory:
+        yield f"kubernetes.shm_gb = {k8s.shm_gb:g} is above the worker's {memory:g} GiB of memory, which it counts as: lower it"
+
+
+def _variables(job: Job) -> Iterator[str]:
+    both = sorted(job.env.keys() & job.kubernetes.env.keys())
+    if both:
+        yield f"{', '.join(both)}: set in [env] and in [kubernetes.env]: leave one out"
+    taken = [name for name in job.kubernetes.env if name.startswith(("CLIPSHIP_", "OMPI_", "PRTE_", "PMIX_"))]
+    if taken:
+        yield f"kubernetes.env: {', '.join(taken)}: what starts the ranks gives them these; Open MPI's settings go into [env]"
+
+
+def _size(job: Job) -> Iterator[str]:
+    """The operator writes every worker's name twice into one ConfigMap: the hostfile, and a script for Horovod."""
+    size = hosts_bytes(job)
+    if size > _CONFIG_MAP_BYTES:
+        yield (
+            f"resources.nodes = {job.resources.nodes}: the operator's list of workers takes {size:,} bytes, and a ConfigMap holds "
+            f"{_CONFIG_MAP_BYTES:,}: use fewer nodes, or a shorter kubernetes.name"
+        )
+
+
+def hosts_bytes(job: Job) -> int:
+    """Of the operator's ConfigMap, with the longest name a namespace can have where the job names none."""
+    k8s, nodes = job.kubernetes, job.resources.nodes
+    try:
+        name = len(object_name(job.name, k8s, nodes))
+    except ValueError:
+        return 0  # another check speaks of it
+    namespace = len(k8s.namespace) if k8s.namespace else _LONGEST_NAMESPACE
+    digits = sum(len(str(worker)) for worker in range(nodes))
+    host = name + len("-worker-") + 1 + name + 1 + namespace + len(".svc")
+    slots = len(f" slots={job.resources.gpus_per_node}\n")
+    return nodes * (host + slots) + digits + nodes * (host + len("echo \n")) + digits + len("#!/bin/sh\n")
+
+
+def _batch(job: Job) -> Iterator[str]:
+    try:
+        plan(job, job.resources.world_size)
+    except InputError as problem:
+        yield str(problem)
+
+
+def _outside(job: Job) -> Iterator[str]:
+    """Files of the job that pods would look for in their image."""
+    named = [
+        *job.data.train,
+        *job.eval.retrieval,
+        *job.eval.zero_shot,
+        job.model.name,
+        job.model.pretrained or "",
+        job.model.cache_dir or "",
+    ]
+    for path in named:
+        if path.startswith("/") and on_volume(path, job) is None:
+            yield path

@@ -1,0 +1,312 @@
+"""Job -> the text of an MPIJob and its ConfigMap. Pure: no clock, no network, no cluster; imports neither torch nor the client."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.job import Job, Kubernetes
+from trainer.job.kubernetes import JOB_FOLDER, object_name
+from trainer.job.kubernetes_values import Mount, Toleration
+from trainer.jobfile import dump
+from trainer.launch.environment import rank_environment
+from trainer.launch.kubernetes.fits import refuse_misfits
+from trainer.launch.kubernetes.patch import patched
+from trainer.launch.templates import render
+from trainer.pod.names import JOB_UID, SSH_KEY
+
+JOB_NAME_LABEL = "training.kubeflow.org/job-name"
+ROLE_LABEL = "training.kubeflow.org/job-role"
+HOSTFILE = "/etc/mpi/hostfile"
+_PYTHON = "/opt/clipship/bin/python"
+_JOB_FILE = f"{JOB_FOLDER}/job.toml"
+_MEETING_PORT, _MASTER_PORT = 29400, 29401
+_FAN_OUT = 128
+_ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
+
+Yaml = dict[str, Any]
+
+
+def manifest(job: Job) -> str:
+    """The YAML that `kubectl apply` takes. Raises InputError listing everything that cannot work on Kubernetes."""
+    refuse_misfits(job)
+    view = Manifest(job)
+    return patched(render("k8s/mpijob.yaml.j2", job=job, k8s=job.kubernetes, m=view), job.kubernetes.patch)
+
+
+def mpijob_name(job: Job) -> str:
+    """What the MPIJob is called. Raises InputError where the name given is too long."""
+    try:
+        return object_name(job.name, job.kubernetes, job.resources.nodes)
+    except ValueError as problem:
+        raise InputError(f"kubernetes.name: {problem}") from None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the template prints: each property is a value of the MPIJob."""
+
+    job: Job
+
+    @cached_property
+    def k8s(self) -> Kubernetes:
+        return self.job.kubernetes
+
+    @cached_property
+    def name(self) -> str:
+        return mpijob_name(self.job)
+
+    @property
+    def namespace(self) -> str | None:
+        return self.k8s.namespace
+
+    @property
+    def title(self) -> str:
+        ranks = f"{self.job.resources.world_size} ranks on {self.job.resources.nodes} workers"
+        return f"{self.job.name}: {ranks}, comm.backend {self.job.comm.backend}"
+
+    @property
+    def job_text(self) -> str:
+        return dump(self.job)
+
+    @property
+    def image(self) -> str:
+        return self.job.image.tag or ""
+
+    @property
+    def pod_labels(self) -> Yaml:
+        return {"app.kubernetes.io/name": "clipship", **self.k8s.labels}
+
+    @property
+    def labels(self) -> Yaml:
+        return self.pod_labels | ({"kueue.x-k8s.io/queue-name": self.k8s.queue} if self.k8s.queue else {})
+
+    @property
+    def annotations(self) -> Yaml:
+        return dict(self.k8s.annotations)
+
+    @property
+    def creation_policy(self) -> str:
+        return "WaitForWorkersReady" if self.k8s.launcher_start == "workers-ready" else "AtStartup"
+
+    @property
+    def scheduling(self) -> Yaml:
+        """Without the launcher, which starts once the workers have: a gang that waits for it would never start."""
+        members = self.job.resources.nodes + (self.k8s.launcher_start == "at-once")
+        queue = {"queue": self.k8s.gang_queue} if self.k8s.gang_queue else {}
+        priority = {"priorityClass": self.k8s.priority_class} if self.k8s.priority_class and self.k8s.gang == "volcano" else {}
+        limit = {"scheduleTimeoutSeconds": self.k8s.gang_timeout_s} if self.k8s.gang_timeout_s else {}
+        return {"minAvailable": members, **queue, **priority, **limit}
+
+    @property
+    def grace_s(self) -> int:
+        limits = self.job.timeouts
+        return self.k8s.grace_s or math.ceil(limits.checkpoint_s + limits.shutdown_s) + 30
+
+    # Ports: the pod's own, but for the node's network, where jobs side by side must not meet.
+
+    @property
+    def ssh_port(self) -> int:
+        return self._port(22 if self.k8s.is_root else 2222, 0)
+
+    def _port(self, usual: int, offset: int) -> int:
+        if not self.k8s.host_network:
+            return usual
+        mark = int.from_bytes(hashlib.sha256(f"{self.namespace}/{self.name}".encode()).digest()[:4], "big")
+        return 20_000 + 3 * (mark % 3_000) + offset
+
+    # Commands and variables
+
+    @property
+    def launcher_command(self) -> Sequence[str]:
+        return [_PYTHON, "-P", "-m", "trainer.pod.launcher", _JOB_FILE, "--ssh-port", str(self.ssh_port)]
+
+    @property
+    def worker_command(self) -> Sequence[str]:
+        config = [] if self.k8s.is_root else ["-f", "/opt/clipship/etc/sshd_config"]
+        return [_PYTHON, "-P", "-m", "trainer.pod.worker", "/usr/sbin/sshd", "-De", *config, "-p", str(self.ssh_port)]
+
+    @property
+    def launcher_env(self) -> list[Yaml]:
+        uid = {"name": JOB_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}}
+        own = {name: value for name, value in self.job.env.items() if name.startswith(_ATTRIBUTED_TO_MPI)}
+        return [*_plain_variables(self._meeting | {"PYTHONUNBUFFERED": "1"} | self._open_mpi | own), uid]
+
+    @property
+    def worker_env(self) -> list[Yaml]:
+        """Ranks take it from their pod: ssh hands none of it on, and device plugins add to it."""
+        first = f"{self.name}-worker-0.{self.name}"
+        torch = {"MASTER_ADDR": first, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
+        backend = torch if self.job.comm.backend == "torch" else {}
+        variables = self._meeting | backend | rank_environment(self.job, self.job.resources.world_size)
+        references = [
+            {"name": name, "valueFrom": {_KEY_REF[reference.kind]: {"name": reference.name, "key": reference.key}}}
+            for name, reference in self.k8s.variables.items()
+        ]
+        return [*_plain_variables(variables), *references]
+
+    @property
+    def env_from(self) -> list[Yaml]:
+        return [{_SOURCE_REF[reference.kind]: {"name": reference.name}} for reference in self.k8s.variable_sources]
+
+    @property
+    def _meeting(self) -> dict[str, str]:
+        place = f"{self.name}-worker-0.{self.name}:{self._port(_MEETING_PORT, 1)}"
+        return {"CLIPSHIP_SUPERVISORS": place, SSH_KEY: f"{self.k8s.ssh_folder}/id_rsa"}
+
+    @property
+    def _open_mpi(self) -> dict[str, str]:
+        """The operator sets the names of Open MPI 4; Open MPI 5 reads PRTE_MCA_* and, without them, runs every rank in the launcher."""
+        fan_out = str(min(_FAN_OUT, self.job.resources.nodes))
+        return {
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "^openib",
+            "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+            "OMPI_MCA_plm_rsh_num_concurrent": fan_out,
+            "PRTE_MCA_prte_default_hostfile": HOSTFILE,
+            "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
+            "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+            "PRTE_MCA_plm_ssh_num_concurrent": fan_out,
+        }
+
+    # Resources and placement
+
+    @property
+    def launcher_resources(self) -> Yaml:
+        memory = _gib(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
+        return {"requests": {"cpu": _cores(self.k8s.launcher_cpu), "memory": memory}, "limits": {"memory": memory}}
+
+    @property
+    def worker_resources(self) -> Yaml:
+        asked, k8s = self.job.resources, self.k8s
+        cores = float(asked.cpus_per_gpu * asked.gpus_per_node)
+        memory = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.gpus_per_node
+        gpus = {} if k8s.gpu_resource == "none" else {k8s.gpu_resource: str(asked.gpus_per_node)}
+        devices = gpus | {name: str(count) for name, count in k8s.rdma.items()}
+        requests = {"cpu": _cores(k8s.cpu_request or cores)} | _given("memory", k8s.mem_request_gb or memory)
+        limits = ({"cpu": _cores(cores)} if k8s.cpu_limit else {}) | _given("memory", memory)
+        return {"requests": requests | devices} | ({"limits": limits | devices} if limits | devices else {})
+
+    @property
+    def shm_gb(self) -> float:
+        return self.k8s.shm_gb or 2.0 * self.job.resources.gpus_per_node
+
+    @property
+    def tolerations(self) -> list[Yaml]:
+        return [_toleration(toleration) for toleration in self.k8s.borne]
+
+    @property
+    def pull_secrets(self) -> list[Yaml]:
+        return [{"name": name} for name in self.k8s.image_pull_secrets]
+
+    @property
+    def _workers(self) -> Yaml:
+        return {"matchLabels": {JOB_NAME_LABEL: self.name, ROLE_LABEL: "worker"}}
+
+    @property
+    def affinity(self) -> Yaml:
+        term = {"labelSelector": self._workers, "topologyKey": self.k8s.pack_by}
+        if self.k8s.placement == "required":
+            return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+        return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}}
+
+    @property
+    def spread(self) -> Yaml:
+        otherwise = "DoNotSchedule" if self.k8s.placement == "required" else "ScheduleAnyway"
+        return {"maxSkew": 1, "topologyKey": self.k8s.spread_by, "whenUnsatisfiable": otherwise, "labelSelector": self._workers}
+
+    # Who the processes are, and what they see
+
+    @property
+    def pod_security(self) -> Yaml:
+        user = self.k8s.run_as_user
+        group = self.k8s.fs_group if self.k8s.fs_group is not None else user or None
+        owner = {} if group is None else {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+        return {"runAsUser": user, "runAsGroup": user, **owner, "seccompProfile": {"type": self.k8s.seccomp}}
+
+    @property
+    def launcher_security(self) -> Yaml:
+        if self.k8s.is_root:
+            return {"runAsNonRoot": False}
+        return {"runAsNonRoot": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+    @property
+    def worker_security(self) -> Yaml:
+        """IPC_LOCK pins memory for RDMA; nothing else needs a capability."""
+        locked = {"add": ["IPC_LOCK"]} if self.k8s.rdma else {}
+        capabilities = self.launcher_security.get("capabilities", {}) | locked
+        return self.launcher_security | ({"capabilities": capabilities} if capabilities else {})
+
+    @property
+    def passwd(self) -> str:
+        """The image knows root and 1000; "" for those."""
+        user = self.k8s.run_as_user
+        if user in (0, 1000):
+            return ""
+        others = "root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
+        return f"{others}clipship:x:{user}:{user}::/home/clipship:/bin/bash\n"
+
+    @property
+    def group(self) -> str:
+        return f"root:x:0:\nnogroup:x:65534:\nclipship:x:{self.k8s.run_as_user}:\n"
+
+    @property
+    def volumes(self) -> list[Yaml]:
+        shared = [_volume(number, mount) for number, mount in enumerate(self.k8s.volumes)]
+        memory = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _gib(self.shm_gb)}}
+        return [{"name": "job", "configMap": {"name": f"{self.name}-job"}}, memory, *shared]
+
+    @property
+    def launcher_mounts(self) -> list[Yaml]:
+        users = [{"name": "job", "mountPath": f"/etc/{file}", "subPath": file, "readOnly": True} for file in ("passwd", "group")]
+        shared = [_mounted(number, mount) for number, mount in enumerate(self.k8s.volumes)]
+        return [{"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}, *(users if self.passwd else []), *shared]
+
+    @property
+    def worker_mounts(self) -> list[Yaml]:
+        return [*self.launcher_mounts, {"name": "shm", "mountPath": "/dev/shm"}]
+
+
+_KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
+_SOURCE_REF = {"secret": "secretRef", "configmap": "configMapRef"}
+
+
+def _plain_variables(variables: Mapping[str, str]) -> list[Yaml]:
+    """Kubernetes expands $(NAME), and takes $$ for $."""
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]
+
+
+def _toleration(toleration: Toleration) -> Yaml:
+    key = {"key": toleration.key} if toleration.key else {}
+    meaning = {"operator": "Exists"} if toleration.value is None else {"operator": "Equal", "value": toleration.value}
+    return key | meaning | ({"effect": toleration.effect} if toleration.effect else {})
+
+
+def _volume(number: int, mount: Mount) -> Yaml:
+    name = {"name": f"mount-{number}"}
+    if mount.kind == "pvc":
+        return name | {"persistentVolumeClaim": {"claimName": mount.source}}
+    if mount.kind == "nfs":
+        return name | {"nfs": {"server": mount.server, "path": mount.source}}
+    return name | {"hostPath": {"path": mount.source, "type": "Directory"}}  # else a typing error makes an empty folder on every node
+
+
+def _mounted(number: int, mount: Mount) -> Yaml:
+    sub_path = {"subPath": mount.sub_path} if mount.sub_path else {}
+    return {"name": f"mount-{number}", "mountPath": mount.path, **sub_path} | ({"readOnly": True} if mount.read_only else {})
+
+
+def _given(name: str, gib: float | None) -> Yaml:
+    return {} if gib is None else {name: _gib(gib)}
+
+
+def _gib(size: float) -> str:
+    """1.5 -> 1536Mi, 64 -> 64Gi."""
+    return f"{int(size)}Gi" if size == int(size) else f"{math.ceil(size * 1024)}Mi"
+
+
+def _cores(count: float) -> str:
+    return f"{int(count)}" if count == int(count) else f"{math.ceil(count * 1000)}m"

@@ -1,0 +1,76 @@
+"""[kubernetes.patch]: a strategic merge into the pod templates of a rendered MPIJob, as `kubectl patch` would do it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.job.kubernetes import Patch
+
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+"""Lists of a pod whose members have a name of their own (patchMergeKey in Kubernetes' types); every other list is replaced."""
+_DIRECTIVE = "$patch"
+_NOTE = "# Rendered by `clipship render kubernetes`, with [kubernetes.patch]; changes belong in the job file.\n"
+
+
+def patched(text: str, patch: Patch) -> str:
+    """The text itself where there is no patch, so that its comments stay."""
+    if not (patch.launcher or patch.worker):
+        return text
+    import yaml  # the client brings it
+
+    documents = list(yaml.safe_load_all(text))
+    specs = documents[-1]["spec"]["mpiReplicaSpecs"]
+    for role, change in (("Launcher", patch.launcher), ("Worker", patch.worker)):
+        specs[role]["template"] = merged(specs[role]["template"], change)
+    dumped = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
+    return _NOTE + str(dumped)
+
+
+def merged(base: Any, change: Any, field: str = "") -> Any:
+    """Mappings key by key, lists of `_MERGE_KEYS` member by member; `$patch = "replace"` or `"delete"` as in Kubernetes."""
+    if isinstance(change, Mapping):
+        if change.get(_DIRECTIVE) == "replace" or not isinstance(base, Mapping):
+            return _plain({key: value for key, value in change.items() if key != _DIRECTIVE})
+        kept = {key: value for key, value in base.items() if not _deleted(change.get(key))}
+        changes = {key: value for key, value in change.items() if key != _DIRECTIVE and not _deleted(value)}
+        return kept | {key: merged(kept.get(key), value, key) for key, value in changes.items()}
+    if isinstance(change, Sequence) and not isinstance(change, str):
+        key = _MERGE_KEYS.get(field)
+        return _members(base, change, key) if key and isinstance(base, Sequence) else _plain(change)
+    return change
+
+
+def _members(base: Sequence[Any], change: Sequence[Any], key: str) -> list[Any]:
+    """Members of the same name are merged, others follow those that are there."""
+    found = {member.get(key): member for member in base}
+    for member in change:
+        name = member.get(key) if isinstance(member, Mapping) else None
+        if _deleted(member):
+            found.pop(name, None)
+        else:
+            found[name] = merged(found.get(name), member)
+    return list(found.values())
+
+
+def _deleted(value: object) -> bool:
+    return isinstance(value, Mapping) and value.get(_DIRECTIVE) == "delete"
+
+
+def _plain(value: Any) -> Any:
+    """Job files hold tuples for lists, which YAML does not know."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,208 @@
+"""The batch script of a job: a pure function of the job file. No clock, no cluster, no torch."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from trainer import jobfile
+from trainer.errors import InputError
+from trainer.health.tree import MEETING, TOKEN
+from trainer.job import Job, is_remote
+from trainer.launch.environment import rank_environment
+from trainer.launch.templates import render
+
+IMAGE_PYTHON = "/opt/clipship/bin/python"
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", MEETING, TOKEN)
+"""What the script finds out on the first node, beside `rank_environment`."""
+_UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
+_WAIT_S = 60
+_NAMES_A_LINE = 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the template shows of a job, worked out."""
+
+    run: str
+    directives: Sequence[tuple[str, str | None]]
+    nodes: int
+    per_node: int
+    cpus: int
+    starts: int
+    variables: Mapping[str, str]
+    names: Sequence[str]
+    """Of all variables that a rank must get."""
+    unset: Sequence[str]
+    inside: str
+    image: str
+    mounts: Sequence[str]
+    nv: str
+    python: str
+    mpi: str
+    wait_s: int
+    suffix: str
+    family: int
+    interface: str
+    address_kind: str
+    bracketed: str
+    job_text: str
+    end_of_job: str
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def python_folder(self) -> str:
+        """ "" where Python comes from PATH."""
+        return self.python.rpartition("/")[0]
+
+    @property
+    def passed_on(self) -> list[str]:
+        """mpirun's options that name the variables, some on each line. Values stay off the command line, where all could read them."""
+        words = [f"-x {name}" for name in self.names]
+        return [" ".join(words[at : at + _NAMES_A_LINE]) for at in range(0, len(words), _NAMES_A_LINE)]
+
+
+def batch_script(job: Job) -> str:
+    """The text for sbatch. Raises InputError where the job cannot run as [slurm] says."""
+    return render("slurm/train.sbatch.j2", job=job, batch=_batch(job))
+
+
+def _batch(job: Job) -> Batch:
+    slurm, resources = job.slurm, job.resources
+    run = str(PurePosixPath(job.logging.runs, job.name))
+    variables = _variables(job)
+    mounts = _mounts(job) if slurm.container != "none" else ()
+    text = jobfile.dump(job)
+    return Batch(
+        run=run,
+        directives=list(_directives(job)),
+        nodes=resources.nodes,
+        per_node=resources.gpus_per_node,
+        cpus=resources.cpus_per_gpu,
+        starts=slurm.max_restarts + 1,
+        variables=variables,
+        names=sorted({*_in_container(variables), *_MEETING}),
+        unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
+        inside={"none": "", "pyxis": " in a pyxis container", "apptainer": " in an apptainer container"}[slurm.container],
+        image=_image(job) if slurm.container != "none" else "",
+        mounts=mounts,
+        nv="" if slurm.gpus == "none" else "--nv ",
+        python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
+        mpi=slurm.mpi if job.comm.backend == "horovod" else "none",
+        wait_s=_WAIT_S + math.ceil(job.timeouts.shutdown_s),
+        suffix=slurm.name_suffix or "",
+        family=6 if slurm.rendezvous == "ipv6" else 4,
+        interface=f"dev {slurm.interface}" if slurm.interface else "",
+        address_kind=("IPv6" if slurm.rendezvous == "ipv6" else "IPv4")
+        + " address"
+        + (f" on {slurm.interface}" if slurm.interface else ""),
+        bracketed="[$address]" if slurm.rendezvous == "ipv6" else "$address",
+        job_text=text,
+        end_of_job=_end_mark(text),
+    )
+
+
+def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
+    """Options of sbatch in the order of a reader's questions: what, how much, how long, where, and then."""
+    slurm, resources = job.slurm, job.resources
+    per_node = resources.gpus_per_node
+    yield "job-name", job.name
+    yield "nodes", str(resources.nodes)
+    yield "ntasks-per-node", str(per_node)
+    yield "cpus-per-task", str(resources.cpus_per_gpu)
+    gpus = f"{slurm.gpu_type}:{per_node}" if slurm.gpu_type else str(per_node)
+    if slurm.gpus != "none":
+        yield ("gpus-per-node", gpus) if slurm.gpus == "gpus-per-node" else ("gres", f"gpu:{gpus}")
+    if slurm.mem or resources.mem_gb_per_gpu:
+        yield "mem", slurm.mem or f"{math.ceil((resources.mem_gb_per_gpu or 0) * per_node * 1024)}M"
+    for option in ("time", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "dependency", "array"):
+        if value := getattr(slurm, option):
+            yield option, value
+    if slurm.exclusive:
+        yield "exclusive", None
+    if slurm.mail_type:
+        yield "mail-type", ",".join(slurm.mail_type)
+    if slurm.mail_user:
+        yield "mail-user", slurm.mail_user
+    yield "signal", f"B:{slurm.signal}@{slurm.signal_lead_s}"
+    yield "requeue" if slurm.requeue else "no-requeue", None
+    yield "open-mode", "append"
+    for option, value in slurm.extra.items():
+        if value is not False:
+            yield option, None if value is True else str(value)
+
+
+def _variables(job: Job) -> dict[str, str]:
+    """Of a rank, under the names that bring them there: apptainer takes APPTAINERENV_X for X, and its --env splits values at commas."""
+    variables = rank_environment(job, job.resources.world_size)
+    if job.slurm.container == "none":
+        return variables
+    if job.comm.backend == "horovod":  # PMIx within a container: no munge there, and no memory shared with the server outside
+        variables = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native", **variables}
+    return {f"{_PREFIX}{name}": value for name, value in variables.items()} if job.slurm.container == "apptainer" else variables
+
+
+_PREFIX = "APPTAINERENV_"
+
+
+def _in_container(variables: Mapping[str, str]) -> list[str]:
+    return list(variables)
+
+
+def _image(job: Job) -> str:
+    """As the container's own tool writes it: enroot puts # behind the registry, apptainer docker:// in front."""
+    slurm = job.slurm
+    name = slurm.image or job.image.tag
+    if name is None:
+        raise InputError(f'slurm.container = "{slurm.container}" needs an image: give slurm.image or image.tag')
+    if name.startswith(("/", "./")) or "://" in name or "#" in name or name.endswith((".sif", ".sqsh")):
+        return name
+    if slurm.container == "apptainer":
+        return f"docker://{name}"
+    registry, slash, rest = name.partition("/")
+    return f"{registry}#{rest}" if slash and ("." in registry or ":" in registry or registry == "localhost") else name
+
+
+def _mounts(job: Job) -> list[str]:
+    """The user's; then the folders that the job names, at their own places; /dev/shm, over which the ranks of a node speak."""
+    given = [mount.split(":")[1].rstrip("/") or "/" for mount in job.slurm.mounts]
+    own = [folder for folder in _folders(job) if not any(_within(folder, place) for place in given)]
+    wrong = [folder for folder in own if "," in folder or ":" in folder]
+    if wrong:
+        raise InputError(f"{wrong[0]}: a folder with a comma or a colon cannot be mounted into a container; rename it, or use slurm.mounts")
+    shared = [] if any(_within("/dev/shm", place) for place in given) else ["/dev/shm:/dev/shm"]
+    return [*job.slurm.mounts, *(f"{folder}:{folder}" for folder in own), *shared]
+
+
+def _folders(job: Job) -> list[str]:
+    """Of the files that ranks read and write; a folder within another one of them is seen with it."""
+    data, evaluation, model = job.data, job.eval, job.model
+    files = [*data.train, *evaluation.retrieval, *evaluation.zero_shot]
+    files += [value for value in (evaluation.class_names, evaluation.templates) if isinstance(value, str)]
+    files += [value for value in (model.name, model.pretrained, job.checkpoint.resume) if value and value.startswith("/")]
+    folders = {_fixed_folder(name) for name in files if not is_remote(name) and name.startswith("/")}
+    folders |= {folder for folder in (job.logging.runs, model.cache_dir) if folder}
+    return sorted(folder for folder in folders if not any(folder != other and _within(folder, other) for other in folders))
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The part before the first special character of a pattern, to its last slash."""
+    plain = pattern
+    for special in "*?[{":
+        plain = plain.partition(special)[0]
+    return str(PurePosixPath(plain if plain.endswith("/") else PurePosixPath(plain).parent))
+
+
+def _within(folder: str, other: str) -> bool:
+    return PurePosixPath(folder).is_relative_to(other)
+
+
+def _end_mark(text: str) -> str:
+    """A line that the job file does not have."""
+    mark = "END_OF_JOB"
+    while mark in text.splitlines():
+        mark += "_"
+    return mark

@@ -1,0 +1,26 @@
+"""The command `clipship status`. Imports no torch."""
+
+import click
+
+from trainer.launch.submission import find_run, read_record, scheduler
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship status runs/first-run
+  clipship status job.toml"""
+)
+@click.argument("run", metavar="RUN")
+def command(run: str) -> None:
+    """Say how RUN is doing: what its scheduler knows, and what the run folder does: step, speed, time left, last checkpoint.
+
+    RUN is a run folder, a job file, or the name of a run in ./runs; submitted, or started here.
+    """
+    from trainer.launch.progress import progress
+
+    folder = find_run(run)
+    submission = read_record(folder)
+    rows = scheduler(submission.to).status(folder, submission) if submission else []
+    for topic, text in [("run", str(folder)), *rows, *progress(folder)]:
+        click.echo(f"{topic:<12}{text}")

@@ -1,0 +1,95 @@
+"""What was submitted for a run, and the schedulers that know how it is. Imports no torch and no scheduler before one is asked."""
+
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
+
+from trainer.errors import InputError
+from trainer.inputs.run_folder import ARTEFACTS
+
+if TYPE_CHECKING:
+    from trainer.job import Job
+
+SchedulerName = Literal["slurm", "kubernetes"]
+SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
+
+RECORD = "submission.json"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What `clipship submit` leaves in the run folder for status, logs and cancel."""
+
+    to: SchedulerName
+    id: str
+    """The scheduler's own name for it."""
+    at: str
+    """When, in UTC (ISO 8601)."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """What this scheduler needs besides."""
+
+
+class Scheduler(Protocol):
+    """The module `trainer.launch.NAME.scheduler` of each scheduler. All raise ClusterError where it does not answer or refuses."""
+
+    def submit(self, job: "Job", folder: Path) -> Submission:
+        """Write what is submitted into the folder's artefacts, and submit it. The folder exists."""
+
+    def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
+        """Topic and text, a line each; the first is `state`."""
+
+    def cancel(self, folder: Path, submission: Submission) -> str:
+        """End it; returns a sentence on what happened."""
+
+    def log_lines(self, folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
+        """What the ranks said, in the order of time; None: it is in the run folder's log files."""
+
+
+def scheduler(name: str) -> Scheduler:
+    """The module that speaks with it."""
+    return cast(Scheduler, importlib.import_module(f"trainer.launch.{name}.scheduler"))
+
+
+def record(folder: Path, submission: Submission) -> None:
+    """Into the run folder, whole or not at all."""
+    path = folder / ARTEFACTS / RECORD
+    beside = path.with_name(f".{RECORD}.partial")
+    beside.write_text(json.dumps(asdict(submission), indent=2) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def read_record(folder: Path) -> Submission | None:
+    """None for a run that was not submitted. Raises InputError where the record cannot be read."""
+    path = folder / ARTEFACTS / RECORD
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        submission = Submission(**found)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as problem:
+        raise InputError(f"{path} cannot be read ({problem}): it says where the run was submitted; submit it again") from None
+    if submission.to not in SCHEDULERS:
+        raise InputError(f"{path}: unknown scheduler {submission.to!r}; known are {', '.join(SCHEDULERS)}")
+    return submission
+
+
+def find_run(name: str) -> Path:
+    """The run folder that the user means: itself, a job file's, or a name in the folder `runs`. Raises InputError where there is none."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        from trainer import jobfile
+        from trainer.inputs.run_folder import run_folder
+
+        path = run_folder(jobfile.load(path))
+        if path.is_dir():
+            return path
+        raise InputError(f"{name} has not run yet: its run folder, {path}, does not exist")
+    if "/" not in name and (Path("runs") / name).is_dir():
+        return Path("runs") / name
+    raise InputError(f"{name} is no run: give a run folder, a job file, or the name of a run in ./runs")

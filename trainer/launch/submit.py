@@ -1,0 +1,61 @@
+"""The command `clipship submit`. Imports no torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trainer.errors import InputError
+from trainer.inputs.run_folder import ARTEFACTS
+from trainer.launch.submission import SCHEDULERS, record, scheduler
+
+if TYPE_CHECKING:
+    from trainer.job import Job
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship submit job.toml --to slurm
+  clipship submit job.toml --to slurm --set resources.nodes=4 --set name=four-nodes
+  clipship submit job.toml --to kubernetes"""
+)
+@click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
+@click.option("--to", required=True, type=click.Choice(SCHEDULERS), help="Where to.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value takes the default. May be repeated.",
+)
+@click.option("--no-check", is_flag=True, help="Do not look at the data here: only the cluster's nodes see it.")
+def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool) -> None:
+    """Render JOB, put what it needs into its run folder and submit it. The job's id alone goes to stdout.
+
+    `clipship status RUN` then says how it is doing, `clipship logs RUN` what its ranks say, `clipship cancel RUN` ends it.
+    """
+    from trainer import inputs, jobfile
+
+    job = jobfile.load(job_path, overrides)
+    if no_check:
+        inputs.check_run_folder(job)
+    else:
+        inputs.check(job, job.resources.world_size)
+    folder = _run_folder(job)
+    submission = scheduler(to).submit(job, folder)
+    record(folder, submission)
+    click.echo(submission.id)
+    click.echo(f"submitted to {to}; next: clipship status {folder}", err=True)
+
+
+def _run_folder(job: "Job") -> Path:
+    """Made, with its folder of artefacts."""
+    from trainer.inputs import run_folder
+
+    folder = run_folder(job)
+    try:
+        (folder / ARTEFACTS).mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"run folder {folder} cannot be made: {problem.strerror}; choose another with --set logging.runs=FOLDER") from None
+    return folder

@@ -1,0 +1,286 @@
+"""The launcher pod's first process: `python -m trainer.pod.launcher JOB --ssh-port N` starts the ranks with mpirun until the run has ended.
+
+It waits for the workers, starts every rank through ssh, passes a request to stop on to the ranks' supervisors, starts failed ranks again
+from their last checkpoint, and leaves with the first cause's exit code and a message that `kubectl describe` shows. No torch.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from trainer import jobfile
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.exits import EXIT_DIR, ExitRecord, first_cause, record_cause
+from trainer.health.ask import ask_to_stop
+from trainer.health.root import EXIT_FILE, REPEAT_S
+from trainer.health.tree import Meeting
+from trainer.inputs.run_folder import run_folder
+from trainer.job import Job
+from trainer.launch.processes import supervise
+from trainer.pod.attempts import Memory, newest_checkpoint, read_memory, verdict, write_memory
+from trainer.pod.hosts import listed, read_hostfile, wait_for_all
+from trainer.pod.names import JOB_UID, meeting
+from trainer.run import Run
+
+HOSTFILE = Path("/etc/mpi/hostfile")
+TERMINATION_LOG = Path("/dev/termination-log")
+_SHOWN_S = 10.0
+"""For what a worker wrote to the shared volume to be seen here: network file systems remember that a file was not there."""
+_WATCH_S = 1.0
+_STARTS_APART_S = 2.0
+_MESSAGE_BYTES = 3000  # Kubernetes keeps 4096 of a pod
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the run's exit code."""
+    parser = argparse.ArgumentParser(prog="trainer.pod.launcher")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--ssh-port", type=int, required=True)
+    given = parser.parse_args(words)
+    try:
+        launcher = Launcher(given.job, jobfile.load(given.job), given.ssh_port, os.environ)
+        return launcher.run()
+    except InputError as problem:
+        return _leave(EXIT_BAD_INPUT, str(problem))
+
+
+class Launcher:
+    """Of one run; `run` is its whole life."""
+
+    def __init__(self, job_path: Path, job: Job, ssh_port: int, env: Mapping[str, str]) -> None:
+        self._job_path, self._job, self._ssh_port, self._env = job_path, job, ssh_port, env
+        self._meeting = meeting(env)
+        self._hosts = read_hostfile(HOSTFILE)
+        self._folder = run_folder(job)
+        self._memory = read_memory(self._folder, env.get(JOB_UID, ""))
+        self._asked = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def run(self) -> int:
+        """Start the ranks until they are done, or have failed too often, or somebody asks this pod to go."""
+        if self._memory.final is not None:
+            return _leave(self._memory.final, self._memory.message)
+        while True:
+            code, reason = self._attempt()
+            message = f"{reason}; {self._progress()}"
+            found = verdict(
+                self._memory,
+                code,
+                asked=bool(self._asked),
+                checkpoint=newest_checkpoint(self._folder),
+                retries=self._job.kubernetes.retries,
+                message=message,
+            )
+            self._remember(found.memory)
+            if found.action == "leave":
+                return _leave(code, message)
+            again = (
+                f"{found.memory.failures} of at most {self._job.kubernetes.retries}"
+                if code != EXIT_PREEMPTED
+                else "a worker was asked to go"
+            )
+            _say(f"{message}; the ranks are started again ({again})")
+            self._pause(_STARTS_APART_S)
+
+    def _attempt(self) -> tuple[int, str]:
+        """Exit code and reason of one start of all ranks."""
+        missing = wait_for_all(self._hosts, self._ssh_port, self._job.kubernetes.workers_ready_s, lambda: bool(self._asked), _say)
+        if self._asked:
+            return EXIT_PREEMPTED, "asked to stop before the ranks had started"
+        if missing:
+            return EXIT_FAILED, self._missing(missing)
+        if not self._earlier_ranks_gone():
+            return EXIT_FAILED, f"ranks of an earlier launcher still run: {self._meeting.host} answers at port {self._meeting.port}"
+        self._remember(replace(self._memory, starts=self._memory.starts + 1))
+        Path(self._folder, EXIT_FILE).unlink(missing_ok=True)  # an earlier start's end would be taken for this one's
+        before = _stamp(Run(self._folder).result)
+        with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
+            code = self._mpirun(Path(folder))
+            return self._outcome(code, Path(folder), before)
+
+    def _missing(self, missing: Sequence[str]) -> str:
+        return (
+            f"{len(missing)} of {len(self._hosts)} workers were not ready within kubernetes.workers_ready_s = "
+            f"{self._job.kubernetes.workers_ready_s:g} s: {listed(missing)}; `kubectl describe pod` says why, and a pod that was evicted "
+            f"is made anew only once it is deleted"
+        )
+
+    def _earlier_ranks_gone(self) -> bool:
+        """A launcher that was killed may leave ranks behind, which would write into the same run folder."""
+        limit = self._job.timeouts.checkpoint_s + self._job.timeouts.shutdown_s
+        for patience in (limit, REPEAT_S + 30.0):
+            if not ask_to_stop(self._meeting, signal.SIGTERM):
+                return True
+            _say("ranks of an earlier launcher still run: they are asked to save and leave")
+            deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
+            while time.monotonic() < deadline and not self._asked:
+                if not _listens(self._meeting):
+                    return True
+                time.sleep(_WATCH_S)
+        return not _listens(self._meeting)
+
+    def _mpirun(self, folder: Path) -> int:
+        watch = _Watch(self._folder, self._meeting, folder, self._job.timeouts.silence_s)
+        variables = {**self._env, **_ssh_variables(self._ssh_port), EXIT_DIR: str(folder)}
+        with watch:
+            return supervise(mpirun_words(self._job_path, self._job.resources.world_size), variables, folder, self._pass_on, signal.SIGUSR2)
+
+    def _outcome(self, code: int, folder: Path, before: int) -> tuple[int, str]:
+        """What the ranks' own supervisors said; the launcher's word only where they said nothing."""
+        run = Run(self._folder)
+        deadline = time.monotonic() + _SHOWN_S
+        while time.monotonic() < deadline:
+            record = _read_end(self._folder)
+            if record is not None:
+                return record.exit_code, record.headline().removeprefix("clipship: ")
+            if (code == EXIT_DONE or _stamp(run.result) != before) and run.result.exists() and run.finished():
+                return EXIT_DONE, "done"
+            time.sleep(_WATCH_S / 2)
+        cause = first_cause(folder)
+        if cause is not None:
+            return cause.exit_code, cause.headline().removeprefix("clipship: ")
+        if self._asked:
+            return EXIT_PREEMPTED, "asked to stop before every rank had started"
+        return code or EXIT_FAILED, f"mpirun ended with {code} and no rank could say why; its own words are in this pod's log"
+
+    def _progress(self) -> str:
+        checkpoint = newest_checkpoint(self._folder)
+        return (
+            f"step {_last_step(self._folder)} was logged last, the newest checkpoint is {checkpoint or 'none'}, run folder {self._folder}"
+        )
+
+    def _remember(self, memory: Memory) -> None:
+        self._memory = memory
+        try:
+            write_memory(self._folder, memory)
+        except OSError as problem:
+            _say(f"{self._folder} cannot be written ({problem.strerror}): a new launcher would count failures from zero")
+
+    def _pass_on(self, number: int) -> bool:
+        self._asked = self._asked or number
+        return ask_to_stop(self._meeting, number)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._asked = self._asked or number
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._asked:
+            time.sleep(0.1)
+
+
+class _Watch:
+    """While mpirun runs: the ranks' own word that the run has ended, or silence where rank 0's supervisor was, starts mpirun's grace.
+
+    mpirun itself waits for minutes for a node that has lost power.
+    """
+
+    def __init__(self, run_folder: Path, meeting: Meeting, exit_dir: Path, silence_s: float) -> None:
+        self._run_folder, self._meeting, self._exit_dir = run_folder, meeting, exit_dir
+        self._silence_s = 2 * silence_s + _SHOWN_S
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "_Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        heard: float | None = None
+        while not self._over.wait(_WATCH_S):
+            now = time.monotonic()
+            record = _read_end(self._run_folder)
+            if record is None and heard is not None and now - heard > self._silence_s:
+                reason = f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or somebody killed it"
+                record = ExitRecord(0, self._meeting.host.partition(".")[0], EXIT_FAILED, reason, time.time())
+            if record is not None:
+                record_cause(record, {EXIT_DIR: str(self._exit_dir)})
+                return
+            if heard is None or now - heard > self._silence_s / 8:
+                heard = now if _listens(self._meeting) else heard
+
+
+def mpirun_words(job_path: Path, ranks: int) -> list[str]:
+    """Open MPI 4 or 5, one command for both. No variable stands here: ranks take theirs from their pods."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise InputError("mpirun is neither beside this Python nor on PATH: the image has no Open MPI")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    where = ["-n", str(ranks), "--hostfile", str(HOSTFILE), "--map-by", "slot", "--bind-to", "none"]
+    return [found, *root, *where, sys.executable, "-P", "-m", "trainer.pod.rank", str(job_path)]
+
+
+def _ssh_variables(port: int) -> dict[str, str]:
+    """A pod that comes later gets another key and address under the same name: host keys say nothing here."""
+    options = f"-p {port} -o BatchMode=yes -o ConnectTimeout=20 -o ConnectionAttempts=10 -o LogLevel=ERROR"
+    unknown = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    return {"OMPI_MCA_plm_rsh_args": f"{options} {unknown}", "PRTE_MCA_plm_ssh_args": f"{options} {unknown}"}
+
+
+def _read_end(folder: Path) -> ExitRecord | None:
+    with suppress(OSError):
+        os.listdir(folder)  # makes a network file system look again
+    try:
+        return ExitRecord(**json.loads((folder / EXIT_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _last_step(folder: Path) -> str:
+    try:
+        with open(folder / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            records = [json.loads(line) for line in file.read().splitlines()[-20:] if line.endswith(b"}") and line.startswith(b"{")]
+        steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
+    except (OSError, ValueError):
+        steps = []
+    return str(steps[-1]) if steps else "none"
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _listens(meeting: Meeting) -> bool:
+    try:
+        socket.create_connection((meeting.host, meeting.port), 2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _leave(code: int, message: str) -> int:
+    """The message goes where `kubectl describe pod` shows it, and ends the log."""
+    with suppress(OSError):
+        TERMINATION_LOG.write_text(message.encode()[:_MESSAGE_BYTES].decode(errors="ignore"), encoding="utf-8")
+    _say(f"{message} (exit code {code})" if code else message)
+    return code
+
+
+def _say(text: str) -> None:
+    print(f"clipship: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

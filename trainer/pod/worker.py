@@ -1,0 +1,87 @@
+"""A worker pod's first process: `python -m trainer.pod.worker COMMAND ...` runs sshd below it and gives ranks their time to save.
+
+Asked to stop (a drained node, a deleted pod), it takes no new connections, asks the ranks' supervisors to save and leave, and waits for
+them; Kubernetes ends what is left when the pod's grace is over. It also buries the orphans that fall to a first process. No torch.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.errors import EXIT_FAILED
+
+_ASKED = (signal.SIGTERM, signal.SIGINT)
+_WATCHED = (*_ASKED, signal.SIGCHLD)
+_POLL_S = 0.2
+_IDLE_S = 3600.0
+_SUPERVISOR = b"\0-m\0trainer.rank\0"
+
+
+def main(command: Sequence[str]) -> int:
+    """Returns 0 after a request to stop; the command's end without one is a failure, and Kubernetes starts the container again."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # before the child: none of its news may be missed
+    child = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=[])
+    asked = False
+    while True:
+        number = _next_signal(_POLL_S if asked else _IDLE_S)
+        code = _bury(child)
+        if number in _ASKED:
+            if not asked:
+                _say("asked to stop: no new ranks, those that run save and leave")
+                _send([child], signal.SIGTERM)  # only the process that listens ends, not its connections
+            _send(supervisors(), signal.SIGTERM)
+            asked = True
+        if asked and not supervisors():
+            return 0
+        if code is not None and not asked:
+            _say(f"{command[0]} ended with {code}")
+            return code or EXIT_FAILED
+
+
+def supervisors(proc: Path = Path("/proc")) -> list[int]:
+    """Process numbers of the supervisors of this pod's ranks."""
+    return [int(entry.name) for entry in proc.glob("[0-9]*") if _SUPERVISOR in _command_line(entry)]
+
+
+def _next_signal(limit_s: float) -> int | None:
+    found = signal.sigtimedwait(_WATCHED, limit_s)
+    return None if found is None else found.si_signo
+
+
+def _bury(child: int) -> int | None:
+    """Every process that has ended; the child's exit code if it is among them."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == child:
+            code = abs(os.waitstatus_to_exitcode(status))
+
+
+def _send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+def _say(text: str) -> None:
+    print(f"clipship: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
