@@ -2,19 +2,19 @@
 
 import json
 import logging
-import os
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer import jobfile
 from trainer.errors import InputError
 from trainer.inputs import check_run_folder
 from trainer.job import Job
+from trainer.whole_file import write_json, write_whole
 
 if TYPE_CHECKING:  # it brings torch, which what reads run folders need not have
     from trainer.comm.protocol import Comm
@@ -78,25 +78,12 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all: written beside, flushed, renamed."""
-    beside = path.with_name(f".{path.name}.partial")
-    with open(beside, "w") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
 def _prepare(job: Job, run: Run) -> str | None:
     """What is wrong with the folder, or None when it is ready."""
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
-        beside = run.job.with_name(".job.toml.partial")
-        beside.write_text(jobfile.dump(job))
-        os.replace(beside, run.job)
+        write_whole(run.job, jobfile.dump(job))
     except InputError as error:
         return str(error)
     except OSError as error:

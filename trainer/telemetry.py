@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import IO
 
 from trainer.sinks import Sink
+from trainer.whole_file import json_text, write_whole
 
 log = logging.getLogger("clipship")
 
@@ -101,7 +101,7 @@ class Telemetry:
     def event(self, values: Mapping[str, object]) -> None:
         """One line of metrics.jsonl, flushed, and the sinks': a record, an evaluation, a checkpoint's cost; each has its `step`."""
         if self._file is not None:
-            self._file.write(json.dumps(dict(values)) + "\n")
+            self._file.write(json_text(values) + "\n")
             self._file.flush()
         for sink in self._sinks:
             sink.write(values)
@@ -116,9 +116,7 @@ def forget_after(path: Path, steps_done: int) -> None:
         with suppress(ValueError):
             if json.loads(line)["step"] <= steps_done:
                 kept.append(line + "\n")
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text("".join(kept))
-    os.replace(beside, path)
+    write_whole(path, "".join(kept))
 
 
 def last_loss(path: Path) -> float | None:

@@ -4,8 +4,6 @@ Supervisors tell it `joined`, `done`, `failed`, `late`, `lost`, `stop`, `report`
 """
 
 import asyncio
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,6 +16,7 @@ from trainer.health.diagnosis import Diagnosis, Missing, text
 from trainer.health.evidence import STACK_WAIT_S, Report
 from trainer.health.gpu import ras_status
 from trainer.health.limits import Limits
+from trainer.whole_file import write_json
 
 Message = dict[str, Any]
 
@@ -133,7 +132,7 @@ class Root:
         self._decide(self._timed_out(found, await ras_status()))
 
     def _timed_out(self, found: Diagnosis, ras: str) -> ExitRecord:
-        file = write_json(self.limits.run_folder, DIAGNOSIS_FILE, {**found.to_json(self._stacks), "nccl_ras": ras})
+        file = _keep(self.limits.run_folder, DIAGNOSIS_FILE, {**found.to_json(self._stacks), "nccl_ras": ras})
         rank, node = next(iter(found.names()), (0, self._nodes.get(0, "")))
         return ExitRecord(rank, node, EXIT_TIMED_OUT, f"timed out: {found.what}", time.time(), text(found, self._stacks, file))
 
@@ -149,7 +148,7 @@ class Root:
             return
         self._decided = True
         if record.exit_code != EXIT_DONE:
-            write_json(self.limits.run_folder, EXIT_FILE, asdict(record))
+            _keep(self.limits.run_folder, EXIT_FILE, asdict(record))
         self._finish(record)
 
     async def _until(self, arrived: Callable[[], bool], timeout_s: float) -> None:
@@ -163,15 +162,13 @@ class Root:
         task.add_done_callback(self._tasks.discard)
 
 
-def write_json(folder: str, name: str, value: Any) -> str:
+def _keep(folder: str, name: str, value: Any) -> str:
     """Whole or not at all; returns the path, "" where there is no such folder, or it takes no file: the console still has the text."""
     if not folder or not Path(folder).is_dir():
         return ""
     path = Path(folder, name)
-    beside = path.with_name(f".{name}.partial")
     try:
-        beside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        write_json(path, value)
     except OSError:
         return ""
     return str(path)

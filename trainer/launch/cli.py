@@ -66,7 +66,8 @@ A first run, on made-up pictures:
   clipship check job.toml
   clipship run job.toml --nproc 2 --set optim.lr=1e-3
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 75 stopped as asked and saved, 124 a phase passed its limit, 130 interrupted.""",
+Exit codes: 0 done, 1 the run failed, 2 bad input, 75 stopped as asked and saved, 124 a phase passed
+its limit, 128 + N ended by signal N without saving (130: Ctrl-C twice).""",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
 def cli() -> None:
