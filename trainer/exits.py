@@ -28,6 +28,8 @@ class ExitRecord:
     time: float
     details: str = ""
     """More lines for people: a traceback, or what every late rank was doing."""
+    start: str = ""
+    """In exit.json: which start of the run ended so, as `Meeting.start` names it."""
 
     def headline(self) -> str:
         """One line."""

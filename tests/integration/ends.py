@@ -21,6 +21,7 @@ from PIL import Image
 from tests.integration.faulty_rank import MOMENT
 from tests.jobs import tiny_job
 from trainer import jobfile
+from trainer.inputs.run_folder import run_folder as job_folder
 from trainer.launch import local
 
 TORCHRUN = pytest.param("torch", "torchrun", id="torch-torchrun")
@@ -147,7 +148,8 @@ def main(job_path: str, ranks: str, mpirun: str = "") -> int:
         local._open_mpi = lambda: mpirun
     command = (sys.executable, "-P", "-m", "tests.integration.faulty_rank", job_path)
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the ranks: `-P` hides the working folder
-    return local.start_ranks(command, jobfile.load(Path(job_path)), nproc=int(ranks), hosts=None)
+    job = jobfile.load(Path(job_path))
+    return local.start_ranks(command, job, nproc=int(ranks), hosts=None, folder=job_folder(job))
 
 
 if __name__ == "__main__":
