@@ -10,6 +10,7 @@ from typing import NoReturn, TextIO
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted
 from trainer.exits import ExitRecord, record_exit
+from trainer.health import memory
 from trainer.health.pulse import RANK_DIR, Pulse
 from trainer.world import World, detect
 
@@ -46,6 +47,7 @@ def speak(world: World, stream: TextIO) -> None:
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
+    logging.raiseExceptions = False  # a log file on a full disk would print a traceback for every line
 
 
 def leave_now(exit_code: int) -> NoReturn:
@@ -72,7 +74,8 @@ def _fail(world: World, error: Exception) -> NoReturn:
         for handler in console:
             logging.getLogger().removeHandler(handler)
     log.error("rank %d on %s failed\n%s", world.rank, world.node, trace)
-    _leave(world, EXIT_FAILED, f"{type(error).__name__}: {error}".partition("\n")[0], trace)
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    _leave(world, EXIT_FAILED, f"out of memory: {reason}; {memory.hint()}" if memory.is_out_of_memory(error) else reason, trace)
 
 
 def _leave(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:

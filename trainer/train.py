@@ -28,6 +28,7 @@ from trainer.errors import EXIT_DONE
 from trainer.evaluate.evaluation import Evaluation
 from trainer.health.pulse import Pulse
 from trainer.health.requests import Requests
+from trainer.health.same import check_same
 from trainer.inputs.run_folder import run_folder
 from trainer.job import Job
 from trainer.loop import Loop
@@ -51,7 +52,10 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, pulse: Pu
     job = jobfile.load(job_path, overrides)
     pulse.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, pulse)
+    unequal = check_same(job, comm)
     ready = prepare(job, comm)
+    if unequal:
+        log.warning("the ranks do not run the same (health.same_environment = warn):\n%s", unequal)
     if ready is not None:
         train(ready)
     pulse.phase("shutdown")

@@ -11,6 +11,7 @@ from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, LATEST_S
 NODE = os.uname().nodename
 
 
+@pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint")
 @starts(MPIRUN, HOROVODRUN)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ def test_killed_rank_ends_all_and_is_named_first(tmp_path: Path, backend: str, l
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("rank raises")
 @starts(TORCHRUN)
 def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(tmp_path: Path, backend: str, launcher: str) -> None:
     running = begin(tmp_path, backend, launcher, "raise:1:step:3")
@@ -38,6 +40,7 @@ def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(tmp_path: 
     assert end.seconds < DEATH_S
 
 
+@pytest.mark.fault("rank leaves with a code and no reason")
 @full
 def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> None:
     end = begin(tmp_path, "torch", "torchrun", "exit:1:step:3").end()
@@ -45,6 +48,7 @@ def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> No
     assert "left with exit code 7 in step, step 3" in end.errors
 
 
+@pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
 @starts(HOROVOD_MPIRUN)
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=full), 1])
 def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(tmp_path: Path, backend: str, launcher: str, victim: int) -> None:
@@ -58,6 +62,7 @@ def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(tmp_path: Path, b
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("node frozen or cut off, rank 0's too")
 @full
 @pytest.mark.parametrize("victim", [0, 1])
 def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
@@ -72,6 +77,7 @@ def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("node gone when a limit passes, rank 0's too")
 @pytest.mark.mpi
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: int) -> None:
@@ -87,6 +93,7 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("each end under Open MPI 4")
 @full
 @pytest.mark.mpi
 @pytest.mark.skipif(not Path("/usr/bin/mpirun").exists(), reason="no system mpirun beside the environment's: apt-get install openmpi-bin")

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.exits import ExitRecord, first_cause, record_cause
-from trainer.health import pulse
+from trainer.health import memory, pulse
 from trainer.health.diagnosis import KEYS, Diagnosis, Missing, text
 from trainer.health.evidence import python_stack, report
 from trainer.health.gpu import flight_record, rank_variables
@@ -135,7 +135,7 @@ class Supervisor:
 
     def _killed(self, number: int, where: str) -> ExitRecord:
         name = signal.Signals(number).name
-        hint = "; the kernel does so when memory runs out" if number == signal.SIGKILL else ""
+        hint = f"; the kernel does so when memory runs out: {memory.hint()}" if number == signal.SIGKILL else ""
         stack = (self._folder / "stack").read_text(errors="replace") if (self._folder / "stack").exists() else ""
         return ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, f"killed by {name} in {where}{hint}", time.time(), stack[:4000])
 

@@ -6,7 +6,7 @@ from typing import Any
 MAY_CHANGE = frozenset(
     {
         # where and how it runs, not what it computes
-        "stack", "image", "resources", "slurm", "kubernetes", "env", "timeouts", "logging", "comm", "checkpoint", "eval",
+        "stack", "image", "resources", "slurm", "kubernetes", "env", "timeouts", "health", "logging", "comm", "checkpoint", "eval",
         "data.workers", "model.cache_dir", "model.offline", "model.channels_last", "model.grad_checkpointing",
         "optim.max_batch_size_per_gpu",
     }

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from trainer.job.comm import Backend, Comm, HorovodComm, Nccl, TorchComm
 from trainer.job.data import Data
 from trainer.job.fields import Section, VariableName, VariableValue, is_remote
+from trainer.job.health import Health
 from trainer.job.image import Image, Stack
 from trainer.job.kubernetes import Kubernetes
 from trainer.job.outcome import BestMetric, Checkpoint, Eval, Logging
@@ -25,6 +26,7 @@ __all__ = [
     "Comm",
     "Data",
     "Eval",
+    "Health",
     "HorovodComm",
     "Image",
     "Job",
@@ -58,6 +60,7 @@ class Job(Section):
     optim: Optim
     comm: Comm = Comm()
     timeouts: Timeouts = Timeouts()
+    health: Health = Health()
     env: dict[VariableName, VariableValue] = Field(default_factory=dict)
     """More environment variables for every rank, as text. `clipship check` says which names nobody reads."""
     checkpoint: Checkpoint = Checkpoint()
