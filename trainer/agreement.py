@@ -1,4 +1,4 @@
-"""Ranks agree on what to do, at the same step, without waiting for one another: each step asks, the next one hears."""
+"""Ranks agree on what to do, at the same step, without waiting for one another: each step tells, the next one hears."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,19 +9,19 @@ from trainer.comm.protocol import Comm
 
 
 class Agreement:
-    """A few yes-or-no questions that any rank may answer with yes."""
+    """A few numbers of each rank, which all ranks add up: a wish is 1 or 0, and more than 0 means that some rank has it."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self._asked: Callable[[], Tensor] | None = None
 
-    def ask(self, wishes: Sequence[bool]) -> list[bool]:
-        """Collective, once a step: sends this rank's wishes off; returns what some rank wished for a step ago, the same on every rank.
+    def tell(self, numbers: Sequence[float]) -> list[float]:
+        """Collective, once a step: sends this rank's numbers off; returns the sums of what was told a step ago, the same on every rank.
 
-        The sum travels while the step computes, so hearing it costs no waiting.
+        At first nothing was told. The sums travel while the step computes, so hearing them costs no waiting.
         """
-        heard = [count > 0 for count in self._asked().tolist()] if self._asked else [False] * len(wishes)
-        self._asked = self._comm.start_all_reduce(torch.tensor([float(wish) for wish in wishes]))
+        heard: list[float] = self._asked().tolist() if self._asked else []
+        self._asked = self._comm.start_all_reduce(torch.tensor(numbers, dtype=torch.float32))
         return heard
 
     def close(self) -> None:

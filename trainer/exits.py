@@ -5,13 +5,13 @@ A rank that fails writes its record into its supervisor's folder, and the first 
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.errors import EXIT_PREEMPTED
 from trainer.health.pulse import RANK_DIR
+from trainer.whole_file import write_json
 
 EXIT_DIR = "CLIPSHIP_EXIT_DIR"
 _RECORD = "rank-{:05d}.json"
@@ -28,6 +28,8 @@ class ExitRecord:
     time: float
     details: str = ""
     """More lines for people: a traceback, or what every late rank was doing."""
+    start: str = ""
+    """In exit.json: which start of the run ended so, as `Meeting.start` names it."""
 
     def headline(self) -> str:
         """One line."""
@@ -59,8 +61,5 @@ def first_cause(folder: Path) -> ExitRecord | None:
 def _write(record: ExitRecord, folder: str | None) -> bool:
     if not folder or not Path(folder).is_dir():
         return False
-    path = Path(folder, _RECORD.format(record.rank))
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    os.replace(beside, path)
+    write_json(Path(folder, _RECORD.format(record.rank)), asdict(record))
     return True

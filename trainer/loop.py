@@ -16,15 +16,17 @@ from trainer.comm.replicas import check_replicas
 from trainer.data.loader import Batch, train_batches
 from trainer.data.source import Source
 from trainer.errors import Preempted
+from trainer.health.finite import Finite
 from trainer.health.requests import Requests
+from trainer.health.watch import Watch
 from trainer.job import Job
 from trainer.model import Clip
 from trainer.plan import Plan, Schedule
+from trainer.ranks import Ranks
 from trainer.run import Run, versions
 from trainer.sinks import open_sinks
 from trainer.step import MicroBatch, StepResult, TrainStep
-from trainer.telemetry import Record, Telemetry
-from trainer.watch import LOOK_STEPS, Watch
+from trainer.telemetry import Clock, Record, Telemetry
 
 Metrics = Mapping[str, float | int]
 
@@ -51,27 +53,18 @@ class Loop:
         batches = self._global_batches(steps_done)
         agreement = Agreement(self.comm)
         self._saved_at = time.monotonic()
-        self._watch = Watch(self.comm, self.run_folder.folder, steps_done)
-        self._clock = self._watch.clock
+        self._clock = Clock()
+        self._watch = Watch(self.job.health, self.comm)
+        self._ranks = Ranks(self.comm, self.run_folder.folder, steps_done)
+        self._finite = Finite(self.job.health, self.run_folder.folder, self.comm.world)
         self.clip.model.train()
         with self._open_telemetry(steps_done) as self._telemetry:
             self.comm.pulse.phase("first step", steps_done + 1)  # its data too: loaders start
             for done in range(steps_done + 1, self.schedule.steps + 1):
-                stop, save = agreement.ask(self._wishes())
-                if done > steps_done + 1:
-                    self.comm.pulse.phase("data", done)
-                with self._clock.spent_on("data_s"):
-                    micro = next(batches)
-                if done > steps_done + 1:
-                    self.comm.pulse.phase("step", done)
+                stop, save = self._agreed(agreement, done)
                 rate = optim.learning_rate(self.job.optim, done - 1, self.schedule.steps)
-                optim.set_learning_rate(self.train.optimizer, rate)
-                result = self.train(micro, done - 1)
-                self._clock.step_done()
-                due = self._due(done, self.job.logging.every_steps) or done == steps_done + 1
-                if due or self._due(done, LOOK_STEPS):
-                    self._watch.look(done)
-                if due:
+                result = self._step(batches, done, rate, first=done == steps_done + 1)
+                if self._due(done, self.job.logging.every_steps) or done == steps_done + 1:
                     self._record(done, rate, result)
                 if self._due(done, self.job.comm.check_replicas_steps):
                     check_replicas(self.comm, self.clip.model, self.train.optimizer)
@@ -81,12 +74,26 @@ class Loop:
                     self._close(agreement)
                     raise Preempted(f"asked to stop: step {done} of {self.schedule.steps} is saved")
             self._close(agreement)
-        self._watch.close()
         return metrics if steps_done < self.schedule.steps else self.evaluate()
 
-    def summary(self) -> Mapping[str, Any]:
-        """Not collective, after `run`: where rank 0's time went, and who was slow."""
-        return self._watch.summary()
+    def summary(self) -> Mapping[str, float]:
+        """Not collective, after `run`: what rank 0's time went into."""
+        return self._ranks.summary()
+
+    def _step(self, batches: Iterator[list[MicroBatch]], done: int, rate: float, *, first: bool) -> StepResult:
+        """Collective: one step, its data included. The first of a start has a limit of its own for both."""
+        with self._watch.step():
+            if not first:
+                self.comm.pulse.phase("data", done)
+            with self._clock.spent_on("data_s"):
+                micro = next(batches)
+            if not first:
+                self.comm.pulse.phase("step", done)
+            optim.set_learning_rate(self.train.optimizer, rate)
+            result = self.train(micro, done - 1)
+        self._clock.step_done()
+        self._finite.judge(done, result, self._keys)
+        return result
 
     def _open_telemetry(self, steps_done: int) -> Telemetry:
         if self.comm.world.rank:
@@ -101,6 +108,13 @@ class Loop:
         self.writer.finish()
         self._note_written()
         self.comm.barrier(self.job.timeouts.backstop_s)  # a rank that leaves would end those that still write
+
+    def _agreed(self, agreement: Agreement, done: int) -> tuple[bool, bool]:
+        """Collective: whether some rank wished a step ago that all stop, or save. Also who was slow."""
+        stop, save, *paces = agreement.tell([*self._wishes(), *self._watch.share()]) or (0.0, 0.0)
+        for event in self._watch.hear(paces):
+            self._telemetry.event({"step": done - 1, **event})
+        return stop > 0, save > 0
 
     def _wishes(self) -> tuple[bool, bool]:
         """Stop? Save? Rank 0's clock speaks for all."""
@@ -188,6 +202,7 @@ class Loop:
             pin_memory=self.comm.device.type == "cuda",
         )
         while group := list(islice(stream, self.plan.accumulation)):
+            self._keys = [key for batch in group for key in batch.keys]
             yield [self._on_device(batch) for batch in group]
 
     def _on_device(self, batch: Batch) -> MicroBatch:
@@ -198,7 +213,8 @@ class Loop:
         """Collective: what this step leaves, with the time of the steps since the last record."""
         size = self.plan.global_batch_size
         loss = float(self.comm.all_reduce(result.loss_share))
-        times, about_ranks = self._watch.pop()
+        lap = self._clock.pop(self._watch.pop_comm_s())
+        times, about_ranks = lap.per_step(), self._ranks.look(done, lap)
         scale = float(self.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
         epoch = (done - 1) // self.schedule.epoch_steps
         self._telemetry.write(

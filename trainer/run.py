@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import platform
 import secrets
 import sys
@@ -11,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer import jobfile
 from trainer.errors import InputError
 from trainer.inputs import check_run_folder
 from trainer.job import Job
 from trainer.libraries import nccl_facts
+from trainer.whole_file import write_json, write_whole
 
 if TYPE_CHECKING:  # it brings torch, which what reads run folders need not have
     from trainer.comm.protocol import Comm
@@ -83,25 +83,12 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all: written beside, flushed, renamed."""
-    beside = path.with_name(f".{path.name}.partial")
-    with open(beside, "w") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
 def _prepare(job: Job, run: Run) -> str | None:
     """What is wrong with the folder, or None when it is ready."""
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
-        beside = run.job.with_name(".job.toml.partial")
-        beside.write_text(jobfile.dump(job))
-        os.replace(beside, run.job)
+        write_whole(run.job, jobfile.dump(job))
     except InputError as error:
         return str(error)
     except OSError as error:
@@ -114,13 +101,13 @@ def _check_shared(run: Run, comm: "Comm") -> None:
     mark = run.folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"  # a name that no network file system remembers
     if comm.world.rank == 0:
         mark.touch()
-    comm.broadcast_object(None)
+    node = comm.broadcast_object(comm.world.node)
     blind = sorted({node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees})
     if comm.world.rank == 0:
         mark.unlink()
     if blind:
         raise InputError(
-            f"the run folder {run.folder} of {comm.broadcast_object(comm.world.node)} is not there on {', '.join(blind)}: "
+            f"the run folder {run.folder} of {node} is not there on {', '.join(blind)}: "
             "put it on a file system that all nodes share, with --set logging.runs=FOLDER"
         )
 

@@ -43,6 +43,10 @@ class StepResult:
     """Scalar: adds up over the ranks to the loss of the global batch."""
     grad_norm: Tensor
     """Scalar: norm of the whole gradient before clipping, the same on all ranks."""
+    finite: bool = True
+    """Whether it is a number; the parameters stay as they were where not. The same on all ranks."""
+    scaled: bool = False
+    """The loss had a scaler's factor, whose search for the largest that fits makes some steps infinite."""
 
 
 class TrainStep:
@@ -62,10 +66,12 @@ class TrainStep:
         self.scaler.unscale_(self.optimizer)
         limit = self._job.optim.grad_clip_norm or float("inf")
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        finite = bool(torch.isfinite(grad_norm))  # every rank has the same gradient, so all answer alike
+        if finite or self.scaler.is_enabled():  # the scaler looks for itself, skips the update, and takes a smaller factor
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         clamp_logit_scale(self.model)
-        return StepResult(loss_share, grad_norm)
+        return StepResult(loss_share, grad_norm, finite, self.scaler.is_enabled())
 
     def gradients(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
         """Leaves the gradient of the global batch's loss, times the scaler's factor, in every `grad`; returns the rank's share of it."""

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import IO
 
 from trainer.sinks import Sink
+from trainer.whole_file import json_text, write_whole
 
 log = logging.getLogger("clipship")
 
@@ -97,6 +97,7 @@ class Telemetry:
 
     def __init__(self, path: Path | None, steps: int, steps_done: int = 0, sinks: Sequence[Sink] = ()) -> None:
         self._steps, self._steps_done, self._sinks = steps, steps_done, sinks
+        self._said_lost = False
         if path is not None:
             forget_after(path, steps_done)
         self._file: IO[str] | None = open(path, "a") if path is not None else None  # noqa: SIM115  # closed by __exit__
@@ -105,10 +106,12 @@ class Telemetry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._file is not None:
-            self._file.close()
+        with self._or_lost():
+            if self._file is not None:
+                self._file.close()
         for sink in self._sinks:
-            sink.close(error)
+            with self._or_lost():
+                sink.close(error)
 
     def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> None:
         """One record of the loop, with what the ranks' watch saw, and its console line."""
@@ -118,11 +121,23 @@ class Telemetry:
 
     def event(self, values: Mapping[str, object]) -> None:
         """One line of metrics.jsonl, flushed, and the sinks': a record, an evaluation, a checkpoint's cost; each has its `step`."""
-        if self._file is not None:
-            self._file.write(json.dumps(dict(values)) + "\n")
-            self._file.flush()
+        with self._or_lost():
+            if self._file is not None:
+                self._file.write(json_text(values) + "\n")
+                self._file.flush()
         for sink in self._sinks:
-            sink.write(values)
+            with self._or_lost():
+                sink.write(values)
+
+    @contextmanager
+    def _or_lost(self) -> Iterator[None]:
+        """Numbers that a full disk does not take are no reason to end a run: the console still has them, and says so once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._said_lost:
+                log.warning("%-12s NOT WRITTEN: %s. The run goes on; metrics.jsonl and TensorBoard have gaps from here", "metrics", error)
+            self._said_lost = True
 
 
 def forget_after(path: Path, steps_done: int) -> None:
@@ -134,9 +149,7 @@ def forget_after(path: Path, steps_done: int) -> None:
         with suppress(ValueError):
             if json.loads(line)["step"] <= steps_done:
                 kept.append(line + "\n")
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text("".join(kept))
-    os.replace(beside, path)
+    write_whole(path, "".join(kept))
 
 
 def last_loss(path: Path) -> float | None:

@@ -8,12 +8,10 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import click
 import torch
@@ -24,60 +22,47 @@ from trainer.checkpoint.writer import Writer
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
-from trainer.console import leave_now, speak
+from trainer.console import leave_now, run_rank
 from trainer.data.loader import start_process_server
 from trainer.data.source import Source, open_source
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted, Unfit
+from trainer.errors import EXIT_DONE, Unfit
 from trainer.evaluate.evaluation import Evaluation
-from trainer.exits import ExitRecord, record_exit
-from trainer.health.pulse import RANK_DIR, Pulse
+from trainer.health.pulse import Pulse
 from trainer.health.requests import Requests
+from trainer.health.same import check_same
 from trainer.inputs.run_folder import run_folder
 from trainer.job import Job
 from trainer.loop import Loop
 from trainer.plan import Plan, Schedule, plan, schedule
 from trainer.preflight.check import Report, preflight
-from trainer.run import Run, open_run, write_json
+from trainer.run import Run, open_run
 from trainer.sinks import check_installed
 from trainer.step import TrainStep
 from trainer.telemetry import last_loss
-from trainer.world import World, detect
+from trainer.whole_file import write_json
+from trainer.world import World
 
 log = logging.getLogger("clipship")
 
 
 def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
     """Run this rank of the job; returns its exit code. A rank that fails leaves at once, so that the launcher ends the others."""
-    world = detect(os.environ, os.uname().nodename)
-    pulse = Pulse.open(os.environ)
-    speak(world, sys.stdout)
-    try:
-        job = jobfile.load(job_path, overrides)
-        pulse.limits = job.timeouts.by_phase
-        comm = connect(job, world, os.environ, pulse)
-        ready = prepare(job, comm)
-    except InputError as error:
-        if world.rank == 0:  # all ranks find the same
-            print(f"clipship: {error}", file=sys.stderr)
-        _leave(world, EXIT_BAD_INPUT, str(error))
-    except Unfit as error:
-        _leave(world, EXIT_FAILED, str(error))
-    except Exception as error:
-        _fail(world, error)
-    try:
+    return run_rank(sys.stdout, lambda world, pulse: _whole_run(job_path, overrides, world, pulse))
+
+
+def _whole_run(job_path: Path, overrides: Sequence[str], world: World, pulse: Pulse) -> None:
+    job = jobfile.load(job_path, overrides)
+    pulse.limits = job.timeouts.by_phase
+    comm = connect(job, world, os.environ, pulse)
+    unequal = check_same(job, comm)
+    ready = prepare(job, comm)
+    if unequal:
+        log.warning("the ranks do not run the same (health.same_environment = warn):\n%s", unequal)
+    if ready is not None:
         train(ready)
-        pulse.phase("shutdown")
-        comm.barrier(job.timeouts.backstop_s)
-        comm.close()
-    except Preempted as error:
-        _say("preempted", str(error))
-        _leave(world, EXIT_PREEMPTED, str(error))
-    except InputError as error:
-        print(f"clipship: rank {world.rank} on {world.node}: {error}", file=sys.stderr)
-        _leave(world, EXIT_BAD_INPUT, str(error))
-    except Exception as error:
-        _fail(world, error)
-    return EXIT_DONE
+    pulse.phase("shutdown")
+    comm.barrier(job.timeouts.backstop_s)
+    comm.close()
 
 
 @dataclass(frozen=True)
@@ -90,8 +75,11 @@ class Ready:
     started: float
 
 
-def prepare(job: Job, comm: Comm) -> Ready:
-    """Collective: open the run folder, build what the loop needs, equal on all ranks. Raises InputError on all ranks alike."""
+def prepare(job: Job, comm: Comm) -> Ready | None:
+    """Collective: open the run folder, build what the loop needs, equal on all ranks; None where the run is done already.
+
+    Raises InputError on all ranks alike.
+    """
     started = time.monotonic()
     cut = plan(job, comm.world.size)
     check_installed(job.logging)
@@ -99,6 +87,9 @@ def prepare(job: Job, comm: Comm) -> Ready:
     evaluation = Evaluation(job, comm, run_folder(job))
     length = schedule(job, len(source))
     run = open_run(job, comm)
+    if comm.broadcast_object(run.finished()):
+        _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
+        return None
     _announce(job, comm, run, cut, source, length)
     if job.data.workers:
         start_process_server()
@@ -120,9 +111,6 @@ def prepare(job: Job, comm: Comm) -> Ready:
 def train(ready: Ready) -> None:
     """Collective: the steps that are left, the evaluation, and result.json last, which says that the run is done."""
     loop, run = ready.loop, ready.run
-    if loop.comm.broadcast_object(run.finished()):
-        _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
-        return
     metrics = loop.run(ready.start.steps_done)
     if loop.comm.world.rank:
         return
@@ -167,29 +155,11 @@ def _say(what: str, text: str) -> None:
     log.info("%-12s %s", what, text)
 
 
-def _fail(world: World, error: Exception) -> NoReturn:
-    trace = "".join(traceback.format_exception(error))
-    if RANK_DIR in os.environ:  # the supervisors show the first cause's trace; those of the ranks that fail with it would bury it
-        console = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
-        for handler in console:
-            logging.getLogger().removeHandler(handler)
-    log.error("rank %d on %s failed\n%s", world.rank, world.node, trace)
-    _leave(world, EXIT_FAILED, f"{type(error).__name__}: {error}".partition("\n")[0], trace)
-
-
-def _leave(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:
-    """The reason into a file, then out at once: the others wait for this rank in a collective, and its clean-up may wait for them."""
-    record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time(), details), os.environ)
-    leave_now(exit_code)
-
-
 @click.command(help="Run one rank of JOB, started by torchrun, srun, mpirun or horovodrun.")
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
 def command(job: Path, overrides: tuple[str, ...]) -> None:
-    code = main(job, overrides)
-    logging.shutdown()
-    leave_now(code)
+    leave_now(main(job, overrides))
 
 
 if __name__ == "__main__":

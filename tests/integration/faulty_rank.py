@@ -2,11 +2,18 @@
 
 `FAULT` says what: DEED:RANK:PHASE:STEP, from the job's [env]. `python -m tests.integration.faulty_rank JOB` is a supervisor and its rank,
 as `python -m trainer.rank JOB` is. Deeds: kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7), freeze (its supervisor too),
-orphan (kills its supervisor), signal (SIGUSR2 to its supervisor), signal-all (so does every rank), term (SIGTERM to its supervisor).
+orphan (kills its supervisor), signal (SIGUSR2 to its supervisor), signal-all (so does every rank), term (SIGTERM to its supervisor),
+nap (sleeps 12 s), lag (sleeps a second now and at every later step), memory (asks for more than it may have), fill (the run folder's disk),
+worker-kill and worker-stop (a loader process), nan (this rank's loss of that step is no number).
+Before the supervisor begins, with the phase `start`: absent (the rank never comes), port and meeting (another process has the port),
+unreachable (MASTER_ADDR leads nowhere), path (OTHER_PATH comes first for its modules).
 """
 
+import multiprocessing.forkserver
 import os
+import resource
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -27,15 +34,49 @@ def install(fault: str) -> None:
 
     def fall(self: Pulse, entered: Phase, at: int = 0) -> None:
         enter(self, entered, at)
-        if (entered, str(at)) == (phase, step) and (str(here) == victim or deed == "signal-all"):
+        due = at >= int(step) if deed == "lag" else str(at) == step
+        if entered == phase and due and (str(here) == victim or deed == "signal-all"):
             commit(deed)
 
     Pulse.phase = fall  # type: ignore[method-assign, assignment]
 
 
+def begin_badly(fault: str) -> None:
+    """Before the supervisor begins."""
+    deed, victim, _, _ = fault.split(":")
+    if victim not in (str(detect(os.environ, os.uname().nodename).rank), "all"):
+        return
+    note_moment()
+    match deed:
+        case "absent":
+            time.sleep(600)
+        case "port":
+            keep_busy(int(os.environ["MASTER_PORT"]))
+        case "meeting":
+            keep_busy(int(os.environ["CLIPSHIP_SUPERVISORS"].rpartition(":")[2]))
+        case "unreachable":
+            os.environ["MASTER_ADDR"] = "192.0.2.1"  # nobody's (RFC 5737)
+        case "path":
+            os.environ["PYTHONPATH"] = f"{os.environ['OTHER_PATH']}:{os.environ['PYTHONPATH']}"
+
+
+def keep_busy(port: int) -> None:
+    """As long as this process lives."""
+    BUSY.append(socket.create_server(("", port)))
+
+
+BUSY: list[socket.socket] = []
+
+
+def note_moment() -> None:
+    """The first time counts."""
+    file = Path(os.environ[MOMENT])
+    if not file.exists():
+        file.write_text(str(time.time()))
+
+
 def commit(deed: str) -> None:
-    if file := os.environ.get(MOMENT):
-        Path(file).write_text(str(time.time()))
+    note_moment()
     match deed:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -48,6 +89,25 @@ def commit(deed: str) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
         case "slow":
             time.sleep(600)
+        case "nap":
+            time.sleep(12)
+        case "lag":
+            time.sleep(1)
+        case "memory":
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + 2**26
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            import torch
+
+            torch.zeros(2**30)
+        case "fill":
+            fill(Path(os.environ["FULL_DISK"]))
+        case "worker-kill":
+            os.kill(loader_process(), signal.SIGKILL)
+        case "worker-stop":
+            os.kill(loader_process(), signal.SIGSTOP)
+        case "nan":
+            spoil_loss()
         case "raise":
             raise ValueError("a fault of the test")
         case "exit":
@@ -58,12 +118,44 @@ def commit(deed: str) -> None:
             os.kill(os.getppid(), signal.SIGTERM)
 
 
+def fill(folder: Path) -> None:
+    """To the last byte."""
+    with open(folder / "filling", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(2**16))
+        except OSError:
+            return
+
+
+def loader_process() -> int:
+    """The first child of the server that loader processes are forked from."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return int(Path(f"/proc/{server}/task/{server}/children").read_text().split()[0])
+
+
+def spoil_loss() -> None:
+    """Once."""
+    from trainer.step import TrainStep
+
+    whole = TrainStep._loss_share
+
+    def spoiled(self: TrainStep, out: object) -> object:
+        TrainStep._loss_share = whole  # type: ignore[method-assign]
+        return whole(self, out) * float("nan")  # type: ignore[arg-type]
+
+    TrainStep._loss_share = spoiled  # type: ignore[method-assign, assignment]
+
+
 if __name__ == "__main__":
+    fault = os.environ.get("FAULT", "")
     if RANK_DIR in os.environ:
         from trainer.train import command
 
-        if os.environ.get("FAULT"):
-            install(os.environ["FAULT"])
+        if fault and ":start:" not in fault:
+            install(fault)
         command()
     else:
+        if ":start:" in fault:
+            begin_badly(fault)
         sys.exit(rank.main(sys.argv[1:], "tests.integration.faulty_rank"))

@@ -11,6 +11,7 @@ from tests.integration.ends import HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN,
 LONG = 100_000
 
 
+@pytest.mark.fault("SIGTERM to the launcher")
 @starts(TORCHRUN, HOROVOD_MPIRUN)
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=full), pytest.param(signal.SIGUSR2, marks=full)])
 def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str, launcher: str, number: int) -> None:
@@ -27,6 +28,7 @@ def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("SIGTERM or SIGUSR2 to one rank")
 @starts(MPIRUN, HOROVODRUN)
 @pytest.mark.parametrize("deed", ["signal", pytest.param("signal-all", marks=full)])
 def test_signal_to_a_ranks_supervisor_stops_all_ranks(tmp_path: Path, backend: str, launcher: str, deed: str) -> None:
@@ -38,6 +40,7 @@ def test_signal_to_a_ranks_supervisor_stops_all_ranks(tmp_path: Path, backend: s
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("second SIGTERM after a while")
 def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
     running = begin(tmp_path, "torch", "torchrun", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0})
     while not running.moment.exists():
@@ -50,6 +53,7 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("save on request takes too long")
 @full
 def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
     running = begin(tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "shutdown_s": 2.0})

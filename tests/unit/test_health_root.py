@@ -11,6 +11,7 @@ from typing import Any
 from tests.unit.test_health_diagnosis import COMPUTING, WAITING
 from trainer.exits import ExitRecord
 from trainer.health import root as module
+from trainer.health.last_words import LastWords
 from trainer.health.limits import Limits
 from trainer.health.root import Message, Root
 
@@ -23,7 +24,7 @@ def decided(tell: Callable[[Root, list[Message]], Any], ranks: int = 2, limits: 
     records: list[ExitRecord] = []
 
     async def story() -> None:
-        root = Root(range(ranks), limits, said.append, records.append)
+        root = Root(range(ranks), limits, LastWords(limits.run_folder), said.append, records.append)
         for rank in range(ranks):
             root.hear({"kind": "joined", "rank": rank, "node": f"n{rank}"})
         again = tell(root, said)

@@ -120,11 +120,26 @@ def test_broken_connection_and_silence_are_told_to_the_root() -> None:
 def test_children_notice_that_the_root_is_gone() -> None:
     async def story() -> None:
         trees, _ = await grown(meeting(), ["a", "b"])
-        gone: list[str] = []
-        trees[1].parent_lost = gone.append
+        gone: list[Message] = []
+        trees[1].from_above = gone.append
         await trees[0].leave()
         await until(lambda: gone)
+        assert gone == [{"kind": "orphaned", "rank": 0, "node": "a", "reason": "its connection closed", "relayed": False}]
         await trees[1].leave()
+
+    in_loop(story())
+
+
+def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
+    async def story() -> None:
+        trees, _ = await grown(meeting(), ["a", "b", "c", "d"], fanout=1)
+        heard: list[Message] = []
+        trees[3].from_above = heard.append
+        trees[0].ending = True
+        await trees[0].leave()
+        await until(lambda: heard)
+        assert (heard[0]["kind"], heard[0]["rank"], heard[0]["relayed"]) == ("orphaned", 0, True)
+        await left(trees[1:])
 
     in_loop(story())
 

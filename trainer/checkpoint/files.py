@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.inputs.checkpoints import MANIFEST as MANIFEST
 from trainer.inputs.checkpoints import WEIGHTS as WEIGHTS
-from trainer.run import write_json
+from trainer.whole_file import write_json
 
 BEST = "best.json"
 _POLL_S = 0.05
@@ -24,6 +24,11 @@ _POLL_S = 0.05
 
 class BrokenCheckpoint(Exception):
     """A folder that is not what its manifest says; the text names the part."""
+
+
+def folder_name(step: int) -> str:
+    """Of a checkpoint; names sort as steps do."""
+    return f"step-{step:08d}"
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Folder:
 
     @property
     def place(self) -> Path:
-        return self.checkpoints / f"step-{self.step:08d}"
+        return self.checkpoints / folder_name(self.step)
 
     @property
     def beside(self) -> Path:
@@ -106,7 +111,7 @@ def prune(checkpoints: Path, keep: int) -> None:
     """Remove all but the last `keep` and the best one."""
     best = best_so_far(checkpoints)
     for folder in list(newest_first(checkpoints))[keep:]:
-        if best is None or folder.name != f"step-{best['step']:08d}":
+        if best is None or folder.name != folder_name(best["step"]):
             remove(folder)
 
 

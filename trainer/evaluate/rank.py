@@ -6,26 +6,23 @@ Reads from top to bottom: who am I, meet the others, load the model, evaluate, w
 import logging
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
-from typing import NoReturn
 
 from open_clip.pretrained import download_pretrained_from_hf
 
 from trainer import jobfile, model
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.console import leave_now, speak
+from trainer.console import leave_now, run_rank
 from trainer.data.loader import start_process_server
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
+from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.evaluate.weights import with_loss_of_weights
-from trainer.exits import ExitRecord, record_exit
+from trainer.health.pulse import Pulse
 from trainer.job import Job
 from trainer.plan import plan
-from trainer.run import write_json
-from trainer.world import World, detect
+from trainer.whole_file import write_json
+from trainer.world import World
 
 log = logging.getLogger("clipship")
 
@@ -34,22 +31,17 @@ _HUB = "hf-hub:"
 
 def main(job_path: str, result_path: str) -> int:
     """Evaluate the job's model as a rank among others; rank 0 writes the metrics as JSON. Returns the exit code."""
-    world = detect(os.environ, os.uname().nodename)
-    speak(world, sys.stderr)
-    try:
-        job = jobfile.load(Path(job_path))
-        comm = connect(job, world, os.environ)
-        metrics = evaluate(job, comm)
-        if world.rank == 0:
-            write_json(Path(result_path), {**metrics, "world_size": world.size})
-        comm.barrier(job.timeouts.init_s)
-        comm.close()
-    except InputError as error:
-        _leave(world, EXIT_BAD_INPUT, str(error))
-    except Exception as error:
-        log.error("rank %d on %s failed\n%s", world.rank, world.node, "".join(traceback.format_exception(error)))
-        _leave(world, EXIT_FAILED, f"{type(error).__name__}: {error}")
-    return EXIT_DONE
+    return run_rank(sys.stderr, lambda world, pulse: _whole_run(Path(job_path), Path(result_path), world, pulse))
+
+
+def _whole_run(job_path: Path, result_path: Path, world: World, pulse: Pulse) -> None:
+    job = jobfile.load(job_path)
+    comm = connect(job, world, os.environ, pulse)
+    metrics = evaluate(job, comm)
+    if world.rank == 0:
+        write_json(result_path, {**metrics, "world_size": world.size})
+    comm.barrier(job.timeouts.init_s)
+    comm.close()
 
 
 def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
@@ -60,7 +52,9 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
     job = with_loss_of_weights(job, comm)
     if job.data.workers:
         start_process_server()
-    return evaluation(_build(job, comm))
+    clip = _build(job, comm)
+    comm.pulse.phase("evaluation")
+    return evaluation(clip)
 
 
 def _build(job: Job, comm: Comm) -> model.Clip:
@@ -72,14 +66,6 @@ def _build(job: Job, comm: Comm) -> model.Clip:
     except (RuntimeError, OSError) as error:  # a tag that is not there, weights of another model, what the hub does not give
         what = "\n".join(str(error).splitlines()[:4])
         raise InputError(f"{job.model.pretrained or 'weights'} cannot be loaded as {job.model.name}: {what}\nis --model right?") from None
-
-
-def _leave(world: World, exit_code: int, reason: str) -> NoReturn:
-    """The reason for who started the ranks, then out at once: the others wait for this rank in a collective."""
-    recorded = record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time()), os.environ)
-    if not recorded and world.rank == 0:
-        print(f"clipship: {reason}", file=sys.stderr)
-    leave_now(exit_code)
 
 
 if __name__ == "__main__":

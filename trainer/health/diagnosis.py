@@ -47,10 +47,10 @@ class Diagnosis:
         """Rank and node of each late or missing one."""
         return [(missing.rank, missing.node) for missing in self.missing] + [(report.rank, report.node) for report in self.late]
 
-    def to_json(self, stacks: Mapping[int, str]) -> dict[str, Any]:
+    def to_json(self, exit_code: int, stacks: Mapping[int, str]) -> dict[str, Any]:
         """What diagnosis.json holds; `stacks` by rank."""
         return {
-            "exit_code": 124,
+            "exit_code": exit_code,
             "what": self.what,
             "late": [rank for rank, _ in self.names()],
             "missing": [missing.rank for missing in self.missing],
@@ -88,7 +88,8 @@ def text(found: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
 
 def _missing(missing: Missing) -> str:
     if not missing.node:
-        return f"  late: rank {missing.rank}, which never came: it was not started, or cannot reach rank 0's node"
+        wall = "nobody can reach its node" if missing.rank == 0 else "it cannot reach rank 0's node"
+        return f"  late: rank {missing.rank}, which never came: it was not started, or {wall}"
     return f"  late: rank {missing.rank} on {missing.node}: its supervisor does not answer; the node is gone, cut off or frozen"
 
 

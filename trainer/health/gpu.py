@@ -7,7 +7,10 @@ import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from trainer.health.last_words import within
 
 RAS_ADDRESS = ("localhost", 28028)
 """NCCL_RAS_ADDR's default, NCCL >= 2.24.3."""
@@ -37,16 +40,14 @@ async def flight_record(folder: Path, keep: Path) -> Path | None:
     for _ in range(int(_DUMP_S / 0.2)):
         await asyncio.sleep(0.2)
         if dump := next(folder.glob(f"{_DUMP}*"), None):
-            return _kept(dump, keep)
+            return await within(_DUMP_S, partial(_kept, dump, keep))
     return None
 
 
-def _kept(dump: Path, keep: Path) -> Path | None:
-    with suppress(OSError):
-        keep.mkdir(parents=True, exist_ok=True)
-        (keep / dump.name).write_bytes(dump.read_bytes())
-        return keep / dump.name
-    return None
+def _kept(dump: Path, keep: Path) -> Path:
+    keep.mkdir(parents=True, exist_ok=True)
+    (keep / dump.name).write_bytes(dump.read_bytes())
+    return keep / dump.name
 
 
 async def ras_status(address: tuple[str, int] = RAS_ADDRESS) -> str:

@@ -18,7 +18,7 @@ class Limits:
     init_s: float = 300.0
     checkpoint_s: float = 600.0
     shutdown_s: float = 60.0
-    silence_s: float = 10.0
+    silence_s: float = 6.0
     run_folder: str = ""
 
 

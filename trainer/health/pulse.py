@@ -87,6 +87,11 @@ class Pulse:
         self._write()
 
     @property
+    def now(self) -> str:
+        """The phase."""
+        return self._phase
+
+    @property
     def stop_asked(self) -> bool:
         """The supervisor asks the run to stop."""
         return self._memory[_STOP_AT] != 0

@@ -4,19 +4,17 @@ Supervisors tell it `joined`, `done`, `failed`, `late`, `lost`, `stop`, `report`
 """
 
 import asyncio
-import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.exits import ExitRecord
 from trainer.health.diagnosis import Diagnosis, Missing, text
 from trainer.health.evidence import STACK_WAIT_S, Report
 from trainer.health.gpu import ras_status
+from trainer.health.last_words import DIAGNOSIS_FILE, EXIT_FILE, LastWords
 from trainer.health.limits import Limits
 
 Message = dict[str, Any]
@@ -28,15 +26,20 @@ ANSWER_S = 4.0
 REPEAT_S = 5.0
 """Signals within so long of the first are one request: launchers and schedulers send several."""
 _STACKS = 16
-DIAGNOSIS_FILE = "diagnosis.json"
-EXIT_FILE = "exit.json"
 
 
 class Root:
     """One decision, made once. `say` reaches every supervisor, this one included; `finish` ends the run."""
 
-    def __init__(self, ranks: Sequence[int], limits: Limits, say: Callable[[Message], None], finish: Callable[[ExitRecord], None]) -> None:
-        self._ranks, self.limits = ranks, limits
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        limits: Limits,
+        words: LastWords,
+        say: Callable[[Message], None],
+        finish: Callable[[ExitRecord], None],
+    ) -> None:
+        self._ranks, self.limits, self._words = ranks, limits, words
         self._say, self._finish = say, finish
         self._nodes: dict[int, str] = {}
         self._done: dict[int, int] = {}
@@ -130,10 +133,10 @@ class Root:
         waiting = [report.rank for report in reports if report.rank not in late][:1]
         self._say({"kind": "stacks", "ranks": late + waiting})
         await self._until(lambda: {*late, *waiting} <= self._stacks.keys(), STACK_WAIT_S + 1.0)
-        self._decide(self._timed_out(found, await ras_status()))
+        self._decide(await self._timed_out(found, await ras_status()))
 
-    def _timed_out(self, found: Diagnosis, ras: str) -> ExitRecord:
-        file = write_json(self.limits.run_folder, DIAGNOSIS_FILE, {**found.to_json(self._stacks), "nccl_ras": ras})
+    async def _timed_out(self, found: Diagnosis, ras: str) -> ExitRecord:
+        file = await self._words.keep(DIAGNOSIS_FILE, {**found.to_json(EXIT_TIMED_OUT, self._stacks), "nccl_ras": ras})
         rank, node = next(iter(found.names()), (0, self._nodes.get(0, "")))
         return ExitRecord(rank, node, EXIT_TIMED_OUT, f"timed out: {found.what}", time.time(), text(found, self._stacks, file))
 
@@ -145,11 +148,12 @@ class Root:
         self._stacks[message["rank"]] = message["stack"]
 
     def _decide(self, record: ExitRecord) -> None:
-        if self._decided:
-            return
-        self._decided = True
-        if record.exit_code != EXIT_DONE:
-            write_json(self.limits.run_folder, EXIT_FILE, asdict(record))
+        if not self._decided:
+            self._decided = True
+            self._spawn(self._end(record))
+
+    async def _end(self, record: ExitRecord) -> None:
+        await self._words.keep(EXIT_FILE, asdict(record))
         self._finish(record)
 
     async def _until(self, arrived: Callable[[], bool], timeout_s: float) -> None:
@@ -161,17 +165,3 @@ class Root:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def write_json(folder: str, name: str, value: Any) -> str:
-    """Whole or not at all; returns the path, "" where there is no such folder, or it takes no file: the console still has the text."""
-    if not folder or not Path(folder).is_dir():
-        return ""
-    path = Path(folder, name)
-    beside = path.with_name(f".{name}.partial")
-    try:
-        beside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        os.replace(beside, path)
-    except OSError:
-        return ""
-    return str(path)

@@ -5,14 +5,10 @@ ends its rank (prctl), and its neighbours in the tree notice.
 """
 
 import asyncio
-import ctypes
 import mmap
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -22,52 +18,35 @@ from typing import Any
 
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.exits import ExitRecord, first_cause, record_cause
-from trainer.health import pulse
-from trainer.health.diagnosis import KEYS
+from trainer.health import memory, pulse
+from trainer.health.diagnosis import KEYS, Diagnosis, Missing, text
 from trainer.health.evidence import python_stack, report
 from trainer.health.gpu import flight_record, rank_variables
+from trainer.health.last_words import DIAGNOSIS_FILE, EXIT_FILE, LastWords
 from trainer.health.limits import Limits
-from trainer.health.root import DIAGNOSIS_FILE, EXIT_FILE, Root
+from trainer.health.rank_process import SIGNALS, end_rank, meeting_folder, start_rank
+from trainer.health.root import Root
 from trainer.health.tree import Meeting, Message, Tree
 from trainer.world import World
 
 TICK_S = 0.5
-ORPHAN_S = 3.0
+ORPHAN_S = 2.0
 """A supervisor that lost its parent waits so long for an end that is already on its way."""
-REAP_S = 3.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+UNHEARD_S = 5.0
+"""Rank 0's supervisor asks everybody at once when it hears of a late rank: where nothing comes for so long, it does not hear."""
 
 
 def supervise(world: World, command: Sequence[str], env: Mapping[str, str], limits: Callable[[], Limits]) -> int:
     """Run the command as this rank, under the run's supervision; returns the run's exit code. `limits` is called once the rank runs."""
-    memory_folder = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # a page that a disk is writing would hold up the rank
-    folder = Path(tempfile.mkdtemp(prefix="clipship-rank-", dir=memory_folder))
-    memory = pulse.make(folder)
-    rank = start_rank(command, {**env, pulse.RANK_DIR: str(folder), **rank_variables(folder)})
-    try:
-        found = limits()
-        pulse.limit_init(memory, found.init_s)
-        return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run())
-    finally:
-        end_rank(rank)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def start_rank(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own: signals to the launcher's process group are the supervisor's to translate.
-
-    Slurm sends them to every process of a step, whatever its session: the rank and its loader processes start with them ignored.
-    """
-    return subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=_before_exec)
-
-
-def end_rank(rank: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for it and what it started; a rank that the kernel does not let go within REAP_S is left to it."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        rank.wait(REAP_S)
+    with meeting_folder() as folder:
+        memory = pulse.make(folder)
+        rank = start_rank(command, {**env, pulse.RANK_DIR: str(folder), **rank_variables(folder)})
+        try:
+            found = limits()
+            pulse.limit_init(memory, found.init_s)
+            return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run())
+        finally:
+            end_rank(rank)
 
 
 class Supervisor:
@@ -80,12 +59,15 @@ class Supervisor:
         meeting = Meeting.from_env(env)
         alone = meeting is None or world.size == 1
         ranks = (world.rank,) if alone else range(world.size)
+        self._words = LastWords(limits.run_folder, meeting.start if meeting else "", world.rank)
         self._tree = None if meeting is None or alone else Tree(meeting, world.rank, world.node, limits.silence_s)
-        self._root = Root(ranks, limits, self._down, self._finish) if alone or world.rank == 0 else None
+        self._root = Root(ranks, limits, self._words, self._down, self._finish) if alone or world.rank == 0 else None
         self._changed = asyncio.Event()
         self._ended: int | None = None
         self._told = False
         self._said_late = False
+        self._asked = False
+        self._orphaned = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -95,7 +77,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         if self._root is not None:
-            self._forget_last_end()
+            await self._words.forget()
             self._up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
         if self._tree is not None:
             self._spawn(self._join(self._tree))
@@ -112,13 +94,12 @@ class Supervisor:
     async def _join(self, tree: Tree) -> None:
         tree.at_root = self._root.hear if self._root is not None else tree.at_root
         tree.from_above = self._hear
-        tree.parent_lost = self._orphaned
         try:
             await tree.join(self._limits.init_s)
         except TimeoutError as error:
-            self._leave_alone(EXIT_TIMED_OUT, f"init: {error} within timeouts.init_s = {self._limits.init_s:g} s")
+            await self._end_alone(EXIT_TIMED_OUT, f"init: {error} within timeouts.init_s = {self._limits.init_s:g} s", Missing(0, ""))
         except OSError as error:
-            self._leave_alone(EXIT_FAILED, f"the supervisors cannot meet: {error}")
+            await self._end_alone(EXIT_FAILED, f"the supervisors cannot meet at {tree.meeting.host}, port {tree.meeting.port}: {error}")
 
     def _look(self) -> None:
         """Has the rank ended, or passed a limit?"""
@@ -133,7 +114,9 @@ class Supervisor:
             self._said_late = True
             where = f"{beat.phase}, step {beat.step}," if beat.step else beat.phase
             limit = f"timeouts.{KEYS.get(beat.phase, beat.phase)} = {beat.limit_s:g} s"
-            self._up({"kind": "late", "what": f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"})
+            what = f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"
+            self._up({"kind": "late", "what": what})
+            self._spawn(self._late_unheard(what))
         self._said_late = beat.late
 
     def _tell_end(self, code: int) -> None:
@@ -151,7 +134,7 @@ class Supervisor:
 
     def _killed(self, number: int, where: str) -> ExitRecord:
         name = signal.Signals(number).name
-        hint = "; the kernel does so when memory runs out" if number == signal.SIGKILL else ""
+        hint = f"; the kernel does so when memory runs out: {memory.hint()}" if number == signal.SIGKILL else ""
         stack = (self._folder / "stack").read_text(errors="replace") if (self._folder / "stack").exists() else ""
         return ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, f"killed by {name} in {where}{hint}", time.time(), stack[:4000])
 
@@ -161,9 +144,13 @@ class Supervisor:
             case "stop":
                 pulse.ask_to_stop(self._memory)
             case "collect":
+                self._asked = True
                 self._spawn(self._report())
             case "stacks" if self._world.rank in message["ranks"]:
                 self._spawn(self._tell_stack())
+            case "orphaned" if not self._orphaned:
+                self._orphaned = True
+                self._spawn(self._leave_orphaned(message))
             case "end":
                 self._end(message["code"])
 
@@ -180,21 +167,35 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         self._up({"kind": "stop", "signal": int(number), "rank": self._world.rank, "node": self._world.node})
 
-    def _orphaned(self, reason: str) -> None:
-        self._spawn(self._leave_orphaned(reason))
-
-    async def _leave_orphaned(self, reason: str) -> None:
-        """An end that the root decided may still be told by signal; else this supervisor ends its own rank."""
+    async def _leave_orphaned(self, lost: Message) -> None:
+        """An end that the root decided may still be on its way; else this supervisor ends its own rank."""
         await asyncio.sleep(ORPHAN_S)
         late = pulse.read(self._memory).late
         code = self._rank.poll()
         own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
-        self._leave_alone(own, f"the supervisor above is gone: {reason}")
+        reason = f"its supervisor is gone: {lost['reason']}; the node failed, or somebody killed it"
+        if lost["relayed"]:  # who lost its own parent says it
+            self._end(own)
+        await self._end_alone(own, reason, Missing(lost["rank"], lost["node"]))
 
-    def _leave_alone(self, code: int, reason: str) -> None:
-        if self._ended is None:
-            print(f"clipship: rank {self._world.rank} on {self._world.node} ends: {reason}", file=sys.stderr, flush=True)
-            self._end(code)
+    async def _late_unheard(self, what: str) -> None:
+        await asyncio.sleep(UNHEARD_S)
+        if not self._asked and self._tree is not None and self._root is None:
+            await self._end_alone(EXIT_TIMED_OUT, f"timed out: {what}", Missing(0, self._tree.meeting.host))
+
+    async def _end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:
+        """Rank 0's supervisor does not decide any more, or not yet: this one leaves word in its place, and ends its own rank."""
+        if self._ended is not None:
+            return
+        found = Diagnosis(
+            reason, [report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))], [missing] if missing else []
+        )
+        file = await self._words.keep(DIAGNOSIS_FILE, found.to_json(code, {}))
+        rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
+        record = ExitRecord(rank, node, code, reason, time.time(), text(found, {}, file))
+        await self._words.keep(EXIT_FILE, asdict(record))
+        self._say(record)
+        self._end(code)
 
     def _up(self, message: Message) -> None:
         if self._root is not None:
@@ -211,9 +212,7 @@ class Supervisor:
     def _finish(self, record: ExitRecord) -> None:
         """At the root. Everybody leaves with the cause's exit code, so that no launcher can choose another."""
         if record.exit_code:
-            print(record.headline(), file=sys.stderr, flush=True)
-            if not record_cause(record, self._env) and record.details:  # else who started the launcher shows it, last
-                print(record.details, file=sys.stderr, flush=True)
+            self._say(record)
         if self._tree is not None:
             self._tree.ending = True
         self._down({"kind": "end", "code": record.exit_code})
@@ -224,21 +223,12 @@ class Supervisor:
         self._ended = code if self._ended is None else self._ended
         self._changed.set()
 
-    def _forget_last_end(self) -> None:
-        """What an earlier start of this run left would be taken for this one's end."""
-        if self._limits.run_folder:
-            for name in (EXIT_FILE, DIAGNOSIS_FILE):
-                Path(self._limits.run_folder, name).unlink(missing_ok=True)
+    def _say(self, record: ExitRecord) -> None:
+        print(record.headline(), file=sys.stderr, flush=True)
+        if not record_cause(record, self._env) and record.details:  # else who started the launcher shows it, last
+            print(record.details, file=sys.stderr, flush=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _before_exec() -> None:
-    """In the child: what the supervisor heeds is ignored here, and in all that it starts; SIGKILL when the supervisor is killed."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -47,6 +47,11 @@ class Meeting:
         host, _, port = env.get(MEETING, "").rpartition(":")
         return cls(host.strip("[]"), int(port), env.get(TOKEN, "")) if host and port.isdigit() else None
 
+    @property
+    def start(self) -> str:
+        """Names this start of the run, which the files that it leaves carry: an older start's are not mistaken for its own."""
+        return proof(self.token, "start")[:16]
+
     def variables(self) -> dict[str, str]:
         """What `from_env` reads."""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -135,7 +140,7 @@ class Tree:
         self.at_root: Callable[[Message], None] = lambda message: None
         """At the root: what somebody below said."""
         self.from_above: Callable[[Message], None] = lambda message: None
-        self.parent_lost: Callable[[str], None] = lambda reason: None
+        """What the root says, and `orphaned` where the supervisor above is gone: `relayed` where it is one further up."""
         self.ending = False
         """Links that close from now on are no news."""
         self._silence_s = silence_s
@@ -223,6 +228,7 @@ class Tree:
         if answer is None:
             link.close()
             return None, None
+        link.rank, link.node = int(answer["rank"]), str(answer["node"])
         return link, (str(answer["parent"][0]), int(answer["parent"][1])) if answer["parent"] else None
 
     async def _introduce(self, link: Link) -> Message | None:
@@ -257,7 +263,7 @@ class Tree:
         parent = None
         if self.rank == 0 and link.rank != OUTSIDER:
             parent = self._places.parent(link.node, (link.host(), int(hello["port"])))
-        link.send({"parent": parent})
+        link.send({"parent": parent, "rank": self.rank, "node": self.node})
         await link.flush()
         return parent is None
 
@@ -273,6 +279,13 @@ class Tree:
             self._children.discard(link)
             self._child_lost(link, "its connection closed")
 
+    def _parent_gone(self, reason: str) -> None:
+        assert self._parent is not None
+        lost = {"kind": "orphaned", "rank": self._parent.rank, "node": self._parent.node, "reason": reason}
+        for child in self._children:  # else each level would find out for itself, and take its time
+            child.send({**lost, "relayed": True})
+        self.from_above({**lost, "relayed": False})
+
     def _child_lost(self, link: Link, reason: str) -> None:
         if not self.ending:
             self.up({"kind": "lost", "rank": link.rank, "node": link.node, "reason": reason})
@@ -282,21 +295,25 @@ class Tree:
             if "kind" in message:
                 self.down(message)
         if not self.ending:
-            self.parent_lost("its connection closed")
+            self._parent_gone("its connection closed")
 
     async def _beat(self) -> None:
         """Once a second a sign of life to each neighbour, and a look at who gave none for too long."""
         while True:
+            before = time.monotonic()
             await asyncio.sleep(BEAT_S)
+            slept = time.monotonic() - before
             for link in [*self._children, *([self._parent] if self._parent else [])]:
                 link.send({})
-                if time.monotonic() - link.heard > self._silence_s:
+                if slept > 2 * BEAT_S:  # this process was held up: what the others said meanwhile is still to be read
+                    link.heard = max(link.heard, time.monotonic() - self._silence_s / 2)
+                elif time.monotonic() - link.heard > self._silence_s:
                     self._silent(link)
 
     def _silent(self, link: Link) -> None:
         reason = f"it has been silent for {self._silence_s:g} s"
         if link is self._parent:
-            self.parent_lost(reason)
+            self._parent_gone(reason)
         elif link in self._children:
             self._children.discard(link)
             self._child_lost(link, reason)

@@ -72,9 +72,10 @@ def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> N
 A first run, on made-up pictures:
   clipship init --preset laptop job.toml
   clipship check job.toml
-  clipship run job.toml --nproc 2 --set optim.lr=1e-3
+  clipship run job.toml --nproc 2 --set optim.steps=40
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 75 stopped as asked and saved, 124 a phase passed its limit, 130 interrupted.""",
+Exit codes: 0 done, 1 the run failed, 2 bad input, 75 stopped as asked and saved, 124 a phase passed
+its limit, 128 + N ended by signal N without saving (130: Ctrl-C twice).""",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
 def cli() -> None:

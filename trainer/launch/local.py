@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.errors import InputError
-from trainer.exits import EXIT_DIR, first_cause
+from trainer.exits import EXIT_DIR, ExitRecord, first_cause
 from trainer.health.ask import ask_to_stop
+from trainer.health.last_words import end_of
 from trainer.health.tree import Meeting
+from trainer.inputs.run_folder import run_folder
 from trainer.job import Comm, Job
 from trainer.launch.environment import rank_environment
 from trainer.launch.hosts import SSH_OPTIONS, Host, free_port, meeting_point
@@ -52,20 +54,23 @@ def run(job_path: Path, job: Job, overrides: Sequence[str], *, nproc: int | None
     """
     settings = [word for override in overrides for word in ("--set", override)]
     command = (sys.executable, "-P", "-m", "trainer.rank", os.path.abspath(job_path), *settings)  # -P: a folder `trainer` here is not ours
-    return start_ranks(command, job, nproc=nproc, hosts=hosts)
+    return start_ranks(command, job, nproc=nproc, hosts=hosts, folder=run_folder(job))
 
 
-def start_ranks(command: Sequence[str], job: Job, *, nproc: int | None, hosts: Sequence[Host] | None) -> int:
-    """Start `command` once for each rank, wait for all, and say on stderr why the first one failed. See `run`."""
+def start_ranks(command: Sequence[str], job: Job, *, nproc: int | None, hosts: Sequence[Host] | None, folder: Path | None = None) -> int:
+    """Start `command` once for each rank, wait for all, and say on stderr why the first one failed. See `run`.
+
+    `folder` is the run's, where supervisors leave word: the only place that both sides see where no rank runs on this machine.
+    """
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
     places = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
-    with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
+    with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
         meeting = _meeting(places, hosts is None)
-        start = Start(tuple(command), _variables(job, launcher, places, hosts is None) | meeting.variables(), places, Path(folder))
+        start = Start(tuple(command), _variables(job, launcher, places, hosts is None) | meeting.variables(), places, Path(exits))
         words = _COMMANDS[launcher](start)
-        environment = {**_MPI_DEFAULTS, **os.environ, **start.variables, EXIT_DIR: folder}
+        environment = {**_MPI_DEFAULTS, **os.environ, **start.variables, EXIT_DIR: exits}
         code = supervise(words, environment, start.folder, partial(ask_to_stop, meeting), _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM))
-        return _outcome(code, start.folder)
+        return _outcome(code, first_cause(start.folder) or (end_of(folder, meeting.start) if folder else None))
 
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
@@ -192,10 +197,10 @@ def _need_module(module: str, launcher: str, remedy: str) -> None:
         raise InputError(f"{launcher} needs {module}, which {sys.executable} does not have: {remedy}")
 
 
-def _outcome(code: int, folder: Path) -> int:
+def _outcome(code: int, cause: ExitRecord | None) -> int:
     """The first failed rank's own code where it left one; the launcher's otherwise."""
-    cause = first_cause(folder)
     if cause is None:
         return code
-    print(cause.text(), file=sys.stderr)
+    if cause.exit_code:
+        print(cause.text(), file=sys.stderr)
     return cause.exit_code

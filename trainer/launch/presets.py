@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from trainer.errors import InputError
+from trainer.whole_file import write_whole
 
 _FOLDER = Path(__file__).parent.parent / "presets"
 
@@ -28,9 +29,7 @@ def write_preset(name: str, path: Path, *, force: bool) -> None:
         raise InputError(f"{path} is a folder: give the file to write, for example {path / 'job.toml'}")
     if os.path.lexists(path) and not force:
         raise InputError(f"{path} exists already: give another name, or --force to replace it")
-    beside = path.with_name(f".{path.name}.partial")
     try:
-        beside.write_text(preset_text(name), encoding="utf-8")
-        os.replace(beside, path)
+        write_whole(path, preset_text(name))
     except OSError as problem:
         raise InputError(f"{path} cannot be written: {problem.strerror}") from None

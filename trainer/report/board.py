@@ -6,8 +6,6 @@ from the nearest on, the similarity of each to the image, and whether it is one 
 
 import base64
 import binascii
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
+from trainer.whole_file import write_json
 
 BOARD_FILE = "retrieval_board.json"
 
@@ -56,10 +56,7 @@ def row(image: Image.Image, texts: Sequence[Text]) -> Row:
 
 def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
     """Replaces the run's board, whole or not at all: rank 0 writes what the last evaluation found."""
-    path = run_folder / BOARD_FILE
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(json.dumps([_to_json(row) for row in rows]) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_json(run_folder / BOARD_FILE, [_to_json(row) for row in rows])
 
 
 def read_rows(found: Sequence[Any]) -> list[Row]:

@@ -99,7 +99,7 @@ def read_metrics(path: Path, remarks: list[str]) -> Metrics:
     if len(events) < len(lines):
         remarks.append(f"metrics.jsonl: {len(lines) - len(events)} of {len(lines)} lines cannot be read")
     checkpoints = [event for event in events if "checkpoint" in event]
-    rest = [_numbers(event) for event in events if "checkpoint" not in event]
+    rest = [_numbers(event) for event in events if "checkpoint" not in event and "slow_rank" not in event]
     records = [numbers for numbers in rest if "loss" in numbers]
     evaluations = [numbers for numbers in rest if "loss" not in numbers and numbers.keys() - _RECORD]
     return Metrics(_in_order(records), _in_order(evaluations), sorted(checkpoints, key=lambda event: event["step"]))

@@ -5,7 +5,6 @@ Everything from the run folder is escaped by the template, and the page's own po
 
 import base64
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from trainer.report.environment import environment_table
 from trainer.report.figures import evaluation_charts, training_charts
 from trainer.report.folder import RunFacts, clean, read_run
 from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
+from trainer.whole_file import write_whole
 
 REPORT_FILE = "report.html"
 
@@ -29,12 +29,10 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
     """Replaces the page, whole or not at all; returns its path (RUN/report.html). Raises InputError where it cannot be read or written."""
     path = output if output is not None else run_folder / REPORT_FILE
     text = page(read_run(run_folder))
-    beside = path.with_name(f".{path.name}.partial")
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "Is a folder")
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        write_whole(path, text)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}; choose another file with --output FILE") from None
     return path

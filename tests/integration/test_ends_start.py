@@ -1,0 +1,72 @@
+"""Ranks that cannot meet, or must not: the run ends at the init limit or at once, and says who is missing or what differs."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.integration.ends import HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ranks_left, starts
+
+NODE = os.uname().nodename
+INIT = {"init_s": 25.0}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.fault("master unreachable, port taken, one rank never starts")
+@starts(MPIRUN)
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
+def test_rank_that_never_starts_is_named_at_the_init_limit(tmp_path: Path, backend: str, launcher: str, victim: int) -> None:
+    running = begin(tmp_path, backend, launcher, f"absent:{victim}:start:0", timeouts=INIT)
+    end = running.end()
+    assert end.code == 124, end.errors
+    assert f"late: rank {victim}, which never came: it was not started, or" in end.errors
+    assert f"timeouts.init_s = {INIT['init_s']:g} s" in end.errors
+    assert end.seconds < INIT["init_s"] + LATEST_S + 10  # the other rank's own start counts from later
+    assert not ranks_left(running)
+
+
+@pytest.mark.fault("master unreachable, port taken, one rank never starts")
+@pytest.mark.mpi
+def test_master_that_nobody_reaches_ends_the_run_at_the_init_limit(tmp_path: Path) -> None:
+    running = begin(tmp_path, "torch", "mpirun", "unreachable:all:start:0", timeouts=INIT)
+    end = running.end()
+    assert end.code == 124, end.errors
+    assert f"init lasts longer than timeouts.init_s = {INIT['init_s']:g} s" in end.errors
+    assert end.diagnosis["late"] == [0, 1]
+    assert not ranks_left(running)
+
+
+@pytest.mark.fault("master unreachable, port taken, one rank never starts")
+@pytest.mark.mpi
+@pytest.mark.parametrize(("deed", "said"), [("port", "EADDRINUSE"), ("meeting", "the supervisors cannot meet at 127.0.0.1, port")])
+def test_port_that_another_process_has_ends_the_run_at_once_and_is_named(tmp_path: Path, deed: str, said: str) -> None:
+    running = begin(tmp_path, "torch", "mpirun", f"{deed}:0:start:0")
+    end = running.end()
+    assert end.code == 1, end.errors
+    assert f"clipship: rank 0 on {NODE} ended the run with exit code 1" in end.errors
+    assert said in end.errors
+    assert not ranks_left(running)
+
+
+@pytest.mark.fault("unequal versions or code on one rank")
+@starts(MPIRUN, HOROVOD_MPIRUN)
+def test_other_code_and_another_version_on_one_rank_are_named_at_the_start(tmp_path: Path, backend: str, launcher: str) -> None:
+    other = tmp_path / "other"
+    for folder in ("trainer", "tests"):
+        shutil.copytree(ROOT / folder, other / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (other / "trainer" / "loss.py").write_text((ROOT / "trainer" / "loss.py").read_text() + "\n# changed on one node\n")
+    about = other / "webdataset-0.0.1.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: webdataset\nVersion: 0.0.1\n")
+    running = begin(tmp_path, backend, launcher, "path:1:start:0", variables={"OTHER_PATH": str(other)})
+    end = running.end()
+    assert end.code == 2, end.errors
+    assert "the ranks do not run the same:" in end.errors
+    assert f"0.0.1 on rank 1 ({NODE})" in end.errors
+    assert "  code: " in end.errors
+    assert end.errors.count("  python: ") == 0, "what is equal is not listed"
+    assert "health.same_environment" in end.errors
+    assert json.loads((end.folder / "exit.json").read_text())["exit_code"] == 2 if end.folder.exists() else True
+    assert not ranks_left(running)

@@ -1,0 +1,52 @@
+"""What a start leaves behind: the first word counts, an older start's does not, and a file system that hangs holds nobody up."""
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer.exits import ExitRecord
+from trainer.health.last_words import EXIT_FILE, LastWords, end_of, within
+
+
+def record(reason: str) -> dict[str, object]:
+    return asdict(ExitRecord(0, "n0", 1, reason, 0.0))
+
+
+def keep(words: LastWords, reason: str) -> str:
+    return asyncio.run(words.keep(EXIT_FILE, record(reason)))
+
+
+def test_first_supervisor_to_leave_word_is_not_overwritten(tmp_path: Path) -> None:
+    assert keep(LastWords(str(tmp_path), "now", 0), "first") == str(tmp_path / EXIT_FILE)
+    keep(LastWords(str(tmp_path), "now", 1), "second")
+    found = end_of(tmp_path, "now")
+    assert found is not None
+    assert found.reason == "first"
+    assert [path.name for path in tmp_path.iterdir()] == [EXIT_FILE]
+
+
+def test_word_of_an_older_start_is_replaced_and_never_taken_for_this_ones(tmp_path: Path) -> None:
+    keep(LastWords(str(tmp_path), "before"), "old")
+    assert end_of(tmp_path, "now") is None
+    keep(LastWords(str(tmp_path), "now"), "new")
+    assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
+
+
+def test_what_is_no_record_is_no_end(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"start": "now"}', '{"start": "now", "colour": 1}'):
+        (tmp_path / EXIT_FILE).write_text(text)
+        assert end_of(tmp_path, "now") is None
+
+
+def test_folder_that_is_missing_or_takes_no_file_is_no_error(tmp_path: Path) -> None:
+    assert keep(LastWords(""), "x") == keep(LastWords(str(tmp_path / "none")), "x") == ""
+    (tmp_path / EXIT_FILE).mkdir()
+    assert keep(LastWords(str(tmp_path), "now"), "x") == ""
+
+
+def test_file_work_that_hangs_is_left_behind() -> None:
+    begin = time.monotonic()
+    assert asyncio.run(within(0.1, lambda: time.sleep(60))) is None
+    assert time.monotonic() - begin < 30

@@ -1,0 +1,53 @@
+"""What the ranks' figures say together."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.jobs import tiny_job
+from trainer.comm.connect import connect
+from trainer.ranks import RANKS_FILE, Ranks, seen
+from trainer.telemetry import Lap
+from trainer.world import detect
+
+QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0]
+
+
+def test_slowest_rank_is_that_of_the_most_work_not_of_the_longest_wait() -> None:
+    waits, works = [0.0, 0.1, 0.4, *QUIET[3:]], [0.3, 0.2, 0.0, *QUIET[3:]]
+    found = seen([QUIET, waits, works])
+    assert (found["slowest_rank"], found["slowest_by"]) == (2, 5.0)
+    assert (found["data_s_max"], found["comm_s_min"]) == (0.3, 0.0)
+    assert "gpu_bytes_max" not in found
+
+
+def test_of_two_ranks_the_slower_is_compared_with_the_other() -> None:
+    assert seen([QUIET, [0.0, 0.3, *QUIET[2:]]])["slowest_by"] == pytest.approx(3.0)
+
+
+def test_one_rank_is_not_slow() -> None:
+    assert seen([QUIET])["slowest_by"] == 1.0
+
+
+def test_laps_add_up() -> None:
+    both = Lap(2, 1.0, 2.0, 0.5, 0.5) + Lap(2, 1.0, 0.0, 0.0, 0.0)
+    assert both.per_step() == {"step_s": 1.25, "data_s": 0.5, "compute_s": 0.5, "comm_s": 0.125, "checkpoint_s": 0.125}
+
+
+def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    comm = connect(tiny_job(), detect({}, "here"), {})
+    first = Ranks(comm, tmp_path)
+    comm.all_gather(torch.zeros(10))
+    about = first.look(10, Lap(10, 1.0, 3.0, 1.0, 0.0))
+    first.look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
+    assert about["comm_bytes"] == 4
+    assert about["comm_share"] == 0.2
+    assert about["rss_bytes_max"] > 1e6
+    assert first.summary() == {"data_share": 0.2, "comm_share": 0.2, "checkpoint_share": 0.0}
+    Ranks(comm, tmp_path, steps_done=10).look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
+    comm.close()
+    lines = [json.loads(line) for line in (tmp_path / RANKS_FILE).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20]
+    assert lines[0]["compute_s"] == [0.3]

@@ -1,0 +1,89 @@
+"""What a start leaves in the run folder when it ends: exit.json and diagnosis.json. The first supervisor to write each wins. No torch.
+
+A shared file system may hang together with the run: nobody here waits for it longer than WAIT_S.
+"""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.exits import ExitRecord
+from trainer.whole_file import write_json
+
+DIAGNOSIS_FILE = "diagnosis.json"
+EXIT_FILE = "exit.json"
+WAIT_S = 3.0
+Result = TypeVar("Result")
+
+
+class LastWords:
+    """Of one supervisor: `writer` is its rank, `start` what `Meeting.start` says. Without a run folder nothing is written."""
+
+    def __init__(self, run_folder: str, start: str = "", writer: int = 0) -> None:
+        self._folder, self._start, self._writer = Path(run_folder) if run_folder else None, start, writer
+
+    async def forget(self) -> None:
+        """Take away what an earlier start left, which would be taken for this one's end."""
+        await within(WAIT_S, self._forget)
+
+    async def keep(self, name: str, value: Mapping[str, Any]) -> str:
+        """The file's path; "" where there is no such folder, or it takes no file: the console still has the text."""
+        return await within(WAIT_S, lambda: self._keep(name, value)) or ""
+
+    def _forget(self) -> None:
+        if self._folder is not None:
+            for name in (EXIT_FILE, DIAGNOSIS_FILE):
+                (self._folder / name).unlink(missing_ok=True)
+
+    def _keep(self, name: str, value: Mapping[str, Any]) -> str:
+        if self._folder is None or not self._folder.is_dir():
+            return ""
+        path = self._folder / name
+        if not self._start or _read(path).get("start") != self._start:
+            own = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
+            write_json(own, {**value, "start": self._start})
+            os.replace(own, path)
+        return str(path)
+
+
+def end_of(run_folder: Path, start: str) -> ExitRecord | None:
+    """How this start of the run ended, None where its supervisors left no word, or an older start's is what lies there."""
+    found = _read(run_folder / EXIT_FILE)
+    with suppress(TypeError):
+        return ExitRecord(**found) if found.get("start") == start else None
+    return None
+
+
+async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
+    """The result of file work; None where it fails, or takes longer: its thread is then left behind and keeps no process alive."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Result | None] = loop.create_future()
+
+    def tell(value: Result | None) -> None:
+        if not result.done():
+            result.set_result(value)
+
+    def attempt() -> None:
+        value = None
+        with suppress(OSError):
+            value = work()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, value)
+
+    threading.Thread(target=attempt, daemon=True).start()
+    with suppress(TimeoutError):
+        return await asyncio.wait_for(result, seconds)
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,63 @@
+"""What a process may use of its machine's memory, and what it uses: numbers for who ran out of it. Linux; no torch."""
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_WORDS = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
+_ADVICE = (
+    "Less memory: a smaller optim.max_batch_size_per_gpu (the gradient stays the same), model.grad_checkpointing, fewer data.workers; "
+    "or more: resources.mem_gb"
+)
+_CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's, torch's on the host and torch's on a GPU: each says it in its own way."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or any(word in text for word in _WORDS)
+
+
+def hint(pid: int | None = None) -> str:
+    """One sentence with the numbers of this process, or of another one on this machine, and what to do."""
+    return f"{', '.join(_numbers(pid or os.getpid()))}. {_ADVICE}"
+
+
+def _numbers(pid: int) -> Iterator[str]:
+    status = _fields(Path(f"/proc/{pid}/status"))
+    if "VmRSS" in status:
+        yield f"the rank holds {_gb(status['VmRSS'])}"
+    if pid == os.getpid() and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        yield f"may address {limit / 2**30:.1f} GiB (ulimit -v), addresses {_gb(status.get('VmSize', '0 kB'))}"
+    if allowed := _cgroup_limit():
+        yield f"its container or job may hold {allowed / 2**30:.1f} GiB"
+    machine = _fields(Path("/proc/meminfo"))
+    if {"MemTotal", "MemAvailable"} <= machine.keys():
+        yield f"the machine has {_gb(machine['MemAvailable'])} left of {_gb(machine['MemTotal'])}"
+
+
+def _cgroup_limit() -> int | None:
+    """Bytes; None where there is none."""
+    for path in _CGROUPS:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 2**60:  # "max", or in the older form a number that no machine has
+            return int(text)
+    return None
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """`Name:   value` lines."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _gb(text: str) -> str:
+    """`2097152 kB` -> `2.0 GiB`."""
+    return f"{int(text.split()[0]) / 2**20:.1f} GiB"

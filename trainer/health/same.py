@@ -1,0 +1,115 @@
+"""Do all ranks run the same? What a rank runs, as names and values, and who differs. Names no communication library."""
+
+import hashlib
+import os
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from trainer import jobfile
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.run import versions
+
+_VARIABLES = re.compile(r"NCCL_|TORCH_|HOROVOD_|OMP_NUM_THREADS$|CUDA_(?!VISIBLE_DEVICES)|PYTORCH_")
+# What launchers and supervisors give each rank or node a value of its own of, or rank 0 alone.
+_OWN = re.compile(
+    r"HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_RENDEZVOUS|GLOO_IFACE|RUN_|SECRET|TIMELINE)|TORCHELASTIC_|TORCH_ELASTIC_"
+    r"|TORCH_NCCL_DEBUG_INFO|TORCH_FR_DUMP|NCCL_DEBUG_FILE|NCCL_HOSTID|NCCL_TOPO|NCCL_IB_HCA|NCCL_SOCKET_IFNAME"
+)
+_LIBRARIES = re.compile(r"lib(nccl|mpi|mpi_cxx|cudnn|cudart)\.so[.\d]*$")
+_NAMED = 8
+
+
+def check_same(job: Job, comm: Comm) -> str:
+    """Collective: what differs between ranks, "" where nothing does. Raises InputError with it, on every rank, where the job says so."""
+    if job.health.same_environment == "off" or comm.world.size == 1:
+        return ""
+    everyone = comm.all_gather_object((comm.world.node, facts(job, comm)))
+    found = "\n".join(differences(everyone))
+    if found and job.health.same_environment == "error":
+        raise InputError(
+            f"the ranks do not run the same:\n{found}\n"
+            'make them equal (one image, one environment, one checkout for all nodes), or set health.same_environment = "warn"'
+        )
+    return found
+
+
+def facts(job: Job, comm: Comm) -> dict[str, str]:
+    """What must be equal on all ranks, by name."""
+    return {
+        "python": platform.python_version(),
+        **versions(),
+        "cuda": torch.version.cuda or "none",
+        **_device(comm),
+        **{f"library {name}": path for name, path in _mapped()},
+        **comm.versions(),
+        "backend": comm.name,
+        "code": code_hash(Path(__file__).parents[1]),
+        "job file": hashlib.sha256(jobfile.dump(job).encode()).hexdigest()[:12],
+        **{f"variable {name}": value for name, value in os.environ.items() if _VARIABLES.match(name) and not _OWN.match(name)},
+    }
+
+
+def differences(everyone: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    """A line for each fact that is not the same on all ranks: the commonest value, and the ranks with another, (node, facts) by rank."""
+    for name in sorted({name for _, its in everyone for name in its}):
+        values = [its.get(name, "not there") for _, its in everyone]
+        (usual, count), *others = Counter(values).most_common()
+        if others:
+            odd = [f"{value} on {_who(rank for rank, its in enumerate(values) if its == value)}" for value, _ in others]
+            nodes = sorted({everyone[rank][0] for rank, value in enumerate(values) if value != usual})
+            yield f"  {name}: {usual} on {count} of {len(values)} ranks, {', '.join(odd)} ({', '.join(nodes[:_NAMED])})"
+
+
+def code_hash(folder: Path) -> str:
+    """Of every Python file below the folder, names included."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
+def _device(comm: Comm) -> dict[str, str]:
+    if comm.device.type != "cuda":
+        return {"device": comm.device.type}
+    return {
+        "device": torch.cuda.get_device_name(comm.device),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str:
+    """NVIDIA's kernel driver; "unknown" where it does not say."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found.group() if found else "unknown"
+
+
+def _mapped() -> Iterator[tuple[str, str]]:
+    """Communication libraries in this process: the path of each, and of each copy where there are several."""
+    paths = {line.split(maxsplit=5)[-1].strip() for line in _maps()}
+    for name in sorted({Path(path).name.partition(".so")[0] for path in paths if _LIBRARIES.search(path)}):
+        yield name, " and ".join(sorted(path for path in paths if Path(path).name.startswith(f"{name}.so")))
+
+
+def _maps() -> list[str]:
+    try:
+        return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
+    except OSError:
+        return []
+
+
+def _who(ranks: Iterable[int]) -> str:
+    found = list(ranks)
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_NAMED]))}{more}"

@@ -1,0 +1,66 @@
+"""Keeps the time of each rank's own work in view while the run goes on, and says which rank is slow. One line, and one event."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trainer.comm.protocol import Comm
+from trainer.health.slow import EVERY, Paces
+from trainer.job.health import Health
+
+log = logging.getLogger("clipship")
+
+
+class Watch:
+    """On each rank; rank 0 speaks. Its calls are part of the agreement that ranks reach each step."""
+
+    def __init__(self, settings: Health, comm: Comm) -> None:
+        """Collective."""
+        self._comm = comm
+        looks = settings.slow_rank_factor is not None and comm.world.size > 1
+        self._paces = Paces(comm.world.rank, comm.world.size, settings.slow_rank_factor or 0.0) if looks else None
+        self._nodes = comm.all_gather_object(comm.world.node)
+        self._on_gpu = comm.device.type == "cuda"
+        self._comm_s, self._own_s, self._steps = 0.0, 0.0, 0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The block is one step, its data included."""
+        if self._steps == 0 or not self._on_gpu:
+            self._collect()
+        begin = time.perf_counter()
+        yield
+        self._own_s += time.perf_counter() - begin
+        self._steps += 1
+        if self._steps == EVERY or not self._on_gpu:  # what a GPU spent is known only when it is through: seldom asked
+            self._own_s -= self._collect()
+        if self._steps == EVERY:
+            if self._paces is not None:
+                self._paces.spent(self._own_s / EVERY)
+            self._steps, self._own_s = 0, 0.0
+
+    def pop_comm_s(self) -> float:
+        """Seconds of communication since the last call."""
+        self._collect()
+        found, self._comm_s = self._comm_s, 0.0
+        return found
+
+    def share(self) -> list[float]:
+        """What this rank tells the others before a step; mostly nothing."""
+        return self._paces.share() if self._paces is not None and self._paces.due else []
+
+    def hear(self, told: Sequence[float]) -> Iterator[dict[str, Any]]:
+        """Events of ranks that are slow, from what all ranks told."""
+        for slow in self._paces.hear(told) if told and self._paces else []:
+            node = self._nodes[slow.rank]
+            if self._comm.world.rank == 0:
+                text = "%-12s rank %d on %s takes %.3f s of its own for a step, the ranks' median is %.3f s: all wait for it"
+                log.warning(text, "slow rank", slow.rank, node, slow.own_s, slow.median_s)
+            yield {"slow_rank": slow.rank, "node": node, "own_s": slow.own_s, "median_s": slow.median_s}
+
+    def _collect(self) -> float:
+        seconds = self._comm.pop_seconds()
+        self._comm_s += seconds
+        return seconds

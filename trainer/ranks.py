@@ -1,0 +1,116 @@
+"""One row of figures for each rank at every record: seconds of a step by part, and what its machine does. Every rank takes part.
+
+The table goes to `ranks.jsonl`, its worst rows into the record. `trainer.health.watch` names a rank that stays slow.
+"""
+
+import json
+import resource
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.comm.protocol import Comm
+from trainer.telemetry import Lap, forget_after
+
+RANKS_FILE = "ranks.jsonl"
+_COLUMNS = ("data_s", "compute_s", "comm_s", "checkpoint_s", "cpu_share", "rss_bytes", "gpu_share", "gpu_bytes")
+
+
+class Ranks:
+    """One on each rank, for a start of a run."""
+
+    def __init__(self, comm: Comm, folder: Path, steps_done: int = 0) -> None:
+        """`steps_done`: later steps in the folder's file come again."""
+        self._comm = comm
+        self._machine = Machine(comm.device)
+        self._all = Lap()
+        self._path = folder / RANKS_FILE if comm.world.rank == 0 else None
+        if self._path is not None:
+            forget_after(self._path, steps_done)
+
+    def look(self, step: int, lap: Lap) -> dict[str, Any]:
+        """Collective: this rank's lap since the last look against the others'; returns what the record says of all ranks."""
+        self._all += lap
+        times = lap.per_step()
+        row = [*(times[part] for part in _COLUMNS[:4]), *self._machine.sample()]
+        table = self._comm.all_gather(torch.tensor([row], dtype=torch.float64, device=self._comm.device)).tolist()
+        sent = self._comm.pop_bytes() / max(1, lap.steps)
+        self._keep(step, table)
+        return {"comm_bytes": round(sent), "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4), **seen(table)}
+
+    def summary(self) -> dict[str, float]:
+        """Not collective. For result.json: what this rank's time since the start went into."""
+        times = self._all.per_step()
+        return {f"{part}_share": round(times[f"{part}_s"] / max(times["step_s"], 1e-9), 4) for part in ("data", "comm", "checkpoint")}
+
+    def _keep(self, step: int, table: Sequence[Sequence[float]]) -> None:
+        if self._path is None:
+            return
+        columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(_COLUMNS)}
+        with suppress(OSError), open(self._path, "a") as file:  # a full disk ends no run
+            file.write(json.dumps({"step": step, **columns}) + "\n")
+
+
+def seen(table: Sequence[Sequence[float]]) -> dict[str, float]:
+    """From one row of `_COLUMNS` a rank: the rank with the most work of its own, by how much, and the worst of each column.
+
+    Its own work is data and compute; the median that it is held against is that of the other ranks, so that two can be compared.
+    """
+    own = [row[0] + row[1] for row in table]
+    slowest = max(range(len(own)), key=own.__getitem__)
+    others = own[:slowest] + own[slowest + 1 :]
+    columns = dict(zip(_COLUMNS, zip(*table, strict=True), strict=True))
+    values = {
+        "slowest_rank": slowest,
+        "slowest_by": round(own[slowest] / max(statistics.median(others), 1e-9), 3) if others else 1.0,
+        "data_s_max": max(columns["data_s"]),
+        "compute_s_max": max(columns["compute_s"]),
+        "comm_s_min": min(columns["comm_s"]),
+        "cpu_share_max": max(columns["cpu_share"]),
+        "rss_bytes_max": max(columns["rss_bytes"]),
+    }
+    if max(columns["gpu_bytes"]):
+        values |= {"gpu_bytes_max": max(columns["gpu_bytes"]), "gpu_share_min": min(columns["gpu_share"])}
+    return values
+
+
+class Machine:
+    """What this rank's process takes of its machine."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+        self._gpu = _nvml_handle(device)
+
+    def sample(self) -> tuple[float, float, float, float]:
+        """Cores in use since the last call, resident bytes at their highest, share of time that the GPU computed, its bytes in use."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        share = (cpu - self._cpu) / max(wall - self._wall, 1e-9)
+        self._cpu, self._wall = cpu, wall
+        return share, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, *self._gpu_sample()
+
+    def _gpu_sample(self) -> tuple[float, float]:
+        if self._gpu is None:
+            return 0.0, 0.0
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            used = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used
+            return pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu / 100, float(used)
+        return 0.0, 0.0
+
+
+def _nvml_handle(device: torch.device) -> Any:
+    """Of the rank's GPU, or None without one."""
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode())
+    return None
