@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.sample import Numbering, RawSample
+from trainer.data.sample import BadSample, Numbering, RawSample
 from trainer.errors import InputError
 from trainer.job import is_remote
 
@@ -97,7 +97,9 @@ class ShardSource:
             if self._meaning == "label":
                 return RawSample(shard.keys[row], shard.path, image, (), parse_label(text))
             return RawSample(shard.keys[row], shard.path, image, parse_captions(text))
-        except (OSError, ValueError) as error:
+        except ValueError as error:
+            raise BadSample(shard.path, shard.keys[row], f"bad {self._meaning}", str(error)) from error
+        except OSError as error:
             raise InputError(f"{shard.path}: sample {shard.keys[row]}: {error}") from error
 
 

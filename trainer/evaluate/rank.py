@@ -17,7 +17,7 @@ from trainer import jobfile, model
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.console import leave_now, speak
-from trainer.data.loader import start_process_server
+from trainer.data.processes import start_process_server
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.evaluate.weights import with_loss_of_weights
