@@ -60,7 +60,9 @@ def rates(images: int, start: float, used: float) -> Rates:
 
 def processor_time() -> float:
     """Seconds of this process and of the processes that load for it."""
-    return sum(map(sum, (process.cpu_times()[:2] for process in (own := psutil.Process(), *own.children(recursive=True)))))
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return float(sum(spent.user + spent.system for spent in times))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""open_clip_train's own loader on shards: `python bench_data_theirs.py PATTERN SAMPLES BATCHES` prints images per second, by the wall and of
-processor time. Runs in an environment of its own, so it imports nothing of this project.
+"""open_clip_train's own loader on shards: `python bench_data_theirs.py PATTERN SAMPLES BATCHES`.
+
+Prints images per second, by the wall and of processor time. Runs in an environment of its own, so it imports nothing of this project.
 """
 
 import os
@@ -44,7 +45,9 @@ def main(pattern: str, samples: str, batches: int) -> None:
 
 def processor_time() -> float:
     """Seconds of this process and of the processes that load for it."""
-    return sum(map(sum, (process.cpu_times()[:2] for process in (own := psutil.Process(), *own.children(recursive=True)))))
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return float(sum(spent.user + spent.system for spent in times))
 
 
 if __name__ == "__main__":
