@@ -27,7 +27,9 @@ from trainer.comm.replicas import check_replicas
 from trainer.console import leave_now, speak
 from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
-from trainer.data.source import Source, open_source, shard_weights
+from trainer.data.sample import Source
+from trainer.data.share import open_together
+from trainer.data.source import shard_weights
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted
 from trainer.evaluate.evaluation import Evaluation
 from trainer.exits import ExitRecord, record_exit
@@ -93,7 +95,7 @@ def prepare(job: Job, comm: Comm) -> Ready:
     started = time.monotonic()
     cut = plan(job, comm.world.size)
     check_installed(job.logging)
-    source = open_source(job.data)
+    source = open_together(job, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
     weights = shard_weights(job.data)
     samples = epoch_samples(source.shard_sizes(), weights)

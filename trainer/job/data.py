@@ -28,6 +28,9 @@ class Data(Section):
     """Smallest and largest share of the image's area that the random crop of training keeps."""
     workers: Annotated[int, Field(ge=0, le=256)] = 2
     """Loader processes per rank; 0 loads in the rank itself."""
+    index: Text | None = None
+    """Shards: folder of the index that says where each sample lies; every rank reads it, and it is made where it is missing.
+    None: .clipship-index beside the first shard, or in the run folder where nobody may write there."""
     weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
     """One for each entry of `train`: how often an epoch has its samples. 1 once, 2 twice; 0.5 one half, and the next epoch the other."""
     on_bad_sample: Literal["skip", "fail"] = "skip"
