@@ -2,10 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
+
+import torch
 
 from trainer import optim
 from trainer.agreement import Agreement
@@ -13,9 +14,12 @@ from trainer.checkpoint import files
 from trainer.checkpoint.writer import Writer
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
+from trainer.data.bad import Skipped
 from trainer.data.loader import Batch, train_batches
+from trainer.data.order import epoch_samples
 from trainer.data.source import Source
 from trainer.errors import Preempted
+from trainer.feed import Feed
 from trainer.health.finite import Finite
 from trainer.health.requests import Requests
 from trainer.health.watch import Watch
@@ -43,6 +47,8 @@ class Loop:
     clip: Clip
     train: TrainStep
     source: Source
+    weights: Sequence[float] | None
+    """Of each shard: how often an epoch has its samples."""
     evaluate: Callable[[], Metrics]
     """Collective: what the job wants to know of the model now."""
     writer: Writer
@@ -50,6 +56,7 @@ class Loop:
 
     def run(self, steps_done: int) -> Metrics:
         """Collective: the steps that are left; the final evaluation. Raises Preempted when asked to stop, after saving."""
+        self.skipped = Skipped(self.job.data.max_bad_share)
         batches = self._global_batches(steps_done)
         agreement = Agreement(self.comm)
         self._saved_at = time.monotonic()
@@ -92,7 +99,7 @@ class Loop:
             optim.set_learning_rate(self.train.optimizer, rate)
             result = self.train(micro, done - 1)
         self._clock.step_done()
-        self._finite.judge(done, result, self._keys)
+        self._finite.judge(done, result, [key for batch in micro for key in batch.keys])
         return result
 
     def _open_telemetry(self, steps_done: int) -> Telemetry:
@@ -174,7 +181,7 @@ class Loop:
             "epoch": done // self.schedule.epoch_steps,
             "batch_in_epoch": done % self.schedule.epoch_steps,
             "samples": done * self.plan.global_batch_size,
-            "data_samples": len(self.source),
+            "data_samples": epoch_samples(self.source.shard_sizes(), self.weights),
             "world_size": self.comm.world.size,
             "metrics": dict(metrics),
             "versions": versions(),
@@ -187,6 +194,12 @@ class Loop:
 
     def _global_batches(self, steps_done: int) -> Iterator[list[MicroBatch]]:
         """This rank's micro-batches of each global batch from there on, on the device."""
+        dtype = torch.float64 if self.job.model.precision == "fp64" else torch.float32
+        feed = Feed(self.comm.device, dtype, self.clip.mean, self.clip.std)
+        return feed.steps(self._batches(steps_done), self.plan.accumulation)
+
+    def _batches(self, steps_done: int) -> Iterator[Batch]:
+        """The rank's micro-batches as the loader gives them, with what was skipped noted."""
         epoch, batch = divmod(steps_done, self.schedule.epoch_steps)
         stream = train_batches(
             self.source,
@@ -194,20 +207,18 @@ class Loop:
             rank=self.comm.world.rank,
             seed=self.job.seed,
             window=self.job.data.shuffle_window,
-            transform=self.clip.train_transform,
+            pixels=self.clip.crop,
             tokenizer=self.clip.tokenizer,
             workers=self.job.data.workers,
+            weights=self.weights,
+            skip_bad=self.job.data.on_bad_sample == "skip",
             start_epoch=epoch,
             start_batch=batch,
             pin_memory=self.comm.device.type == "cuda",
         )
-        while group := list(islice(stream, self.plan.accumulation)):
-            self._keys = [key for batch in group for key in batch.keys]
-            yield [self._on_device(batch) for batch in group]
-
-    def _on_device(self, batch: Batch) -> MicroBatch:
-        images = batch.images.double() if self.job.model.precision == "fp64" else batch.images
-        return MicroBatch(images.to(self.comm.device, non_blocking=True), batch.tokens.to(self.comm.device, non_blocking=True))
+        for micro_batch in stream:
+            self.skipped.note(len(micro_batch.keys), micro_batch.bad)
+            yield micro_batch
 
     def _record(self, done: int, rate: float, result: StepResult) -> None:
         """Collective: what this step leaves, with the time of the steps since the last record."""
@@ -217,6 +228,8 @@ class Loop:
         times, about_ranks = lap.per_step(), self._ranks.look(done, lap)
         scale = float(self.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
         epoch = (done - 1) // self.schedule.epoch_steps
+        bad = int(self.comm.all_reduce(torch.tensor(float(self.skipped.count), device=self.comm.device)))
         self._telemetry.write(
-            Record(done, epoch, done * size, loss, rate, float(result.grad_norm), scale, size / times["step_s"], **times), about_ranks
+            Record(done, epoch, done * size, loss, rate, float(result.grad_norm), scale, size / times["step_s"], **times, bad_samples=bad),
+            about_ranks,
         )

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from trainer import job as jobs
 from trainer.batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.comm.protocol import Comm
+from trainer.data.pixels import RandomCrop
+from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError
 from trainer.job import Job
 from trainer.plan import Plan
@@ -27,11 +29,15 @@ class Clip:
     """A model and what turns samples into its input."""
 
     model: nn.Module
-    tokenizer: Callable[[list[str]], Tensor]
+    tokenizer: Tokenizer
     """Texts -> int64 [n, context length]."""
-    train_transform: Callable[[Any], Tensor]
-    """PIL image -> float32 [3, height, width], cropped at random."""
+    crop: RandomCrop
+    """Sample and seed -> uint8 [3, height, width] for training."""
+    mean: Sequence[float]
+    """Of each channel, with pixels from 0 to 1; `std` is the standard deviation."""
+    std: Sequence[float]
     eval_transform: Callable[[Any], Tensor]
+    """PIL image -> float32 [3, height, width], normalised."""
 
 
 def build(job: Job, plan: Plan, comm: Comm) -> Clip:
@@ -88,11 +94,13 @@ def untrained(job: Job) -> Clip:
         )
     preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
     shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
-    crop = open_clip.AugmentationCfg(scale=job.data.crop_scale)
+    size = (preprocess.size, preprocess.size) if isinstance(preprocess.size, int) else tuple(preprocess.size[-2:])
     return Clip(
         model,
-        open_clip.get_tokenizer(name, cache_dir=job.model.cache_dir),
-        open_clip.image_transform(preprocess.size, is_train=True, aug_cfg=crop, **shared),
+        quick(open_clip.get_tokenizer(name, cache_dir=job.model.cache_dir)),
+        RandomCrop(size, scale=job.data.crop_scale, most_pixels=job.data.max_image_pixels),
+        preprocess.mean,
+        preprocess.std,
         open_clip.image_transform(preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared),
     )
 

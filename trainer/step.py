@@ -33,6 +33,8 @@ class MicroBatch:
     """[B, 3, height, width]."""
     tokens: Tensor
     """int64 [B, context length]."""
+    keys: Sequence[str] = ()
+    """What the samples are called where they come from."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Record:
     compute_s: float
     comm_s: float
     checkpoint_s: float
+    bad_samples: int = 0
+    """Skipped by all ranks since this start."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def console_line(record: Record, steps: int, first: bool = False) -> str:
         f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch}  loss {record.loss:.4f}  lr {record.lr:.2e}  "
         f"grad {record.grad_norm:.3f}  scale {record.logit_scale:.2f}  {record.samples_per_s:.0f} samples/s  "
         f"data {share['data']:.0%} comm {share['comm']:.0%} ckpt {share['checkpoint']:.0%}  "
-        f"ETA {left}"
+        f"{f'bad {record.bad_samples}  ' if record.bad_samples else ''}ETA {left}"
     )
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,11 @@ from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.console import leave_now, run_rank
-from trainer.data.loader import start_process_server
-from trainer.data.source import Source, open_source
+from trainer.data.order import epoch_samples
+from trainer.data.processes import start_process_server
+from trainer.data.sample import Source
+from trainer.data.share import open_together
+from trainer.data.source import shard_weights
 from trainer.errors import EXIT_DONE, Unfit
 from trainer.evaluate.evaluation import Evaluation
 from trainer.health.pulse import Pulse
@@ -83,14 +87,16 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     started = time.monotonic()
     cut = plan(job, comm.world.size)
     check_installed(job.logging)
-    source = open_source(job.data)
+    source = open_together(job, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
-    length = schedule(job, len(source))
+    weights = shard_weights(job.data)
+    samples = epoch_samples(source.shard_sizes(), weights)
+    length = schedule(job, samples)
     run = open_run(job, comm)
     if comm.broadcast_object(run.finished()):
         _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
         return None
-    _announce(job, comm, run, cut, source, length)
+    _announce(job, comm, run, cut, source, samples, length)
     if job.data.workers:
         start_process_server()
     if job.comm.deterministic:
@@ -99,34 +105,42 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     if job.health.preflight:
         _judge(preflight(job, comm, cut, clip, run.folder), run, comm)
     step = TrainStep(job, cut, comm, clip.model, optim.build(clip.model, job.optim, comm.device))
-    start = restore(job, comm, run.checkpoints, step, len(source))
+    start = restore(job, comm, run.checkpoints, step, samples)
     check_replicas(comm, clip.model, step.optimizer)
     _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
     writer = Writer(run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s)
     requests = Requests(run.folder, comm.world.rank, comm.pulse)
     evaluate = partial(evaluation, clip)
-    return Ready(run, Loop(job, comm, run, cut, length, clip, step, source, evaluate, writer, requests), start, started)
+    return Ready(run, Loop(job, comm, run, cut, length, clip, step, source, weights, evaluate, writer, requests), start, started)
 
 
 def train(ready: Ready) -> None:
     """Collective: the steps that are left, the evaluation, and result.json last, which says that the run is done."""
     loop, run = ready.loop, ready.run
     metrics = loop.run(ready.start.steps_done)
+    bad: Counter[str] = sum(loop.comm.all_gather_object(loop.skipped.by_cause), Counter())
     if loop.comm.world.rank:
         return
     steps = loop.schedule.steps
-    done = {"steps": steps, "samples": steps * loop.plan.global_batch_size, "loss": last_loss(run.metrics), **metrics, **loop.summary()}
+    done = {
+        "steps": steps,
+        "samples": steps * loop.plan.global_batch_size,
+        "loss": last_loss(run.metrics),
+        "bad_samples": dict(bad),
+        **metrics,
+        **loop.summary(),
+    }
     seconds = round(time.monotonic() - ready.started, 1)
     write_json(run.result, {"exit_code": EXIT_DONE, "reason": "done", **done, "world_size": loop.comm.world.size, "seconds": seconds})
     _say("result", str(run.result))
 
 
-def _announce(job: Job, comm: Comm, run: Run, cut: Plan, source: Source, length: Schedule) -> None:
+def _announce(job: Job, comm: Comm, run: Run, cut: Plan, source: Source, samples: int, length: Schedule) -> None:
     """What will run, and why where the job left it open."""
     world = comm.world
     limit = job.optim.max_batch_size_per_gpu
     why = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu, so a rank's share passes at once"
-    tail = len(source) - length.epoch_steps * cut.global_batch_size
+    tail = samples - length.epoch_steps * cut.global_batch_size
     _say("run folder", str(run.folder))
     _say("world", f"{world.size} ranks, {world.local_size} of them on {world.node}, started by {world.launcher}")
     _say("backend", f"{comm.name} on {comm.device} ({', '.join(f'{name} {value}' for name, value in comm.versions().items())})")
@@ -134,7 +148,7 @@ def _announce(job: Job, comm: Comm, run: Run, cut: Plan, source: Source, length:
     _say("batch", f"{cut.global_batch_size} = {world.size} ranks x {cut.accumulation} accumulated x {cut.micro_batch_size} ({why})")
     _say(
         "data",
-        f"{len(source)} samples, {length.epoch_steps} steps an epoch (the last {tail} of its order are left out), {length.steps} in all",
+        f"{samples} samples, {length.epoch_steps} steps an epoch (the last {tail} of its order are left out), {length.steps} in all",
     )
     for cause, count in source.left_out.items():
         _say("", f"{count} samples not used: {cause}")

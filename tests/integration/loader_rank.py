@@ -5,11 +5,11 @@ import os
 import sys
 
 from open_clip import get_tokenizer
-from open_clip.transform import AugmentationCfg, image_transform
 
 from tests.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.data.loader import Batch, train_batches
+from trainer.data.pixels import RandomCrop
 from trainer.data.source import open_source
 from trainer.job import Data
 from trainer.plan import Plan
@@ -24,7 +24,7 @@ def load(shards: str, plan: Plan, rank: int, workers: int) -> list[Batch]:
         rank=rank,
         seed=1,
         window=300,
-        transform=image_transform(32, is_train=True, aug_cfg=AugmentationCfg(scale=(0.5, 1.0))),
+        pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
         tokenizer=get_tokenizer("ViT-B-32"),
         workers=workers,
         epochs=1,

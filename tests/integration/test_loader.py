@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 import torch
 from open_clip import get_tokenizer
-from open_clip.transform import AugmentationCfg, image_transform
+from open_clip.transform import image_transform
 
 from tests.integration.loader_rank import load as load_rank
 from tests.integration.loader_rank import samples
 from tests.start import STARTS, start
-from trainer.data.loader import Batch, eval_blocks, start_process_server, train_batches
+from trainer.data.eval_blocks import eval_blocks
+from trainer.data.loader import Batch, train_batches
+from trainer.data.pixels import RandomCrop
+from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.source import open_labelled, open_source
 from trainer.demo.data import DigitSet, pack_digits
@@ -39,14 +42,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> DigitSet:
 
 
 def load(source: Source, workers: int, rank: int = 0) -> Iterator[Batch]:
-    transform = image_transform(32, is_train=True, aug_cfg=AugmentationCfg(scale=(0.5, 1.0)))
     return train_batches(
         source,
         plan=PLAN,
         rank=rank,
         seed=1,
         window=300,
-        transform=transform,
+        pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
         tokenizer=get_tokenizer("ViT-B-32"),
         workers=workers,
         epochs=1,

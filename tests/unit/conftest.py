@@ -8,8 +8,15 @@ import torch
 from tests.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.comm.torch_backend import TorchBackend
+from trainer.data import files
 from trainer.health.pulse import Pulse
 from trainer.world import World
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage that fails is asked again at once."""
+    monkeypatch.setattr(files, "WAITS_S", (0.0, 0.0))
 
 
 @pytest.fixture

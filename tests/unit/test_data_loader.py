@@ -1,7 +1,5 @@
 """Which samples a rank gets, in one process: shares, micro-batches, evaluation blocks, random numbers, errors."""
 
-import io
-import random
 from collections.abc import Mapping
 from itertools import islice
 
@@ -12,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
-from trainer.data.loader import Batch, EvalBlock, Transform, batches_per_epoch, decode, eval_blocks, train_batches
+from trainer.data.eval_blocks import EvalBlock, eval_blocks
+from trainer.data.loader import Batch, Pixels, batches_per_epoch, train_batches
 from trainer.data.sample import RawSample
 from trainer.errors import InputError
 from trainer.plan import Plan
@@ -39,14 +37,18 @@ class Dots:
         return RawSample(str(index), "dots", image, (f"{index} one", f"{index} two"), index)
 
 
-def plain(picture: Image.Image) -> Tensor:
-    pixels: Tensor = pil_to_tensor(picture)
-    return pixels.float()
+def to_tensor(picture: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float()
 
 
-def noisy(picture: Image.Image) -> Tensor:
-    """Draws from each of the three generators that a transform may use."""
-    return plain(picture) + torch.rand(1) + random.random() + float(np.random.random())
+def plain(raw: RawSample, seed: int) -> Tensor:
+    assert isinstance(raw.image, np.ndarray)
+    return torch.from_numpy(raw.image).permute(2, 0, 1)
+
+
+def noisy(raw: RawSample, seed: int) -> Tensor:
+    """The seed is all that augmentation may draw from."""
+    return plain(raw, seed) + seed % 199
 
 
 def lengths(captions: list[str]) -> Tensor:
@@ -59,7 +61,7 @@ def make_plan(world_size: int, global_batch_size: int, accumulation: int = 1) ->
 
 
 def rank_batches(
-    source: Dots, plan: Plan, rank: int, *, transform: Transform = plain, epochs: int = 2, epoch: int = 0, batch: int = 0
+    source: Dots, plan: Plan, rank: int, *, pixels: Pixels = plain, epochs: int = 2, epoch: int = 0, batch: int = 0
 ) -> list[Batch]:
     stream = train_batches(
         source,
@@ -67,7 +69,7 @@ def rank_batches(
         rank=rank,
         seed=5,
         window=8,
-        transform=transform,
+        pixels=pixels,
         tokenizer=lengths,
         workers=0,
         epochs=epochs,
@@ -103,9 +105,9 @@ def test_every_rank_gets_as_many_samples_and_none_comes_twice(sizes: list[int], 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
 def test_global_batches_are_the_same_for_any_world_and_accumulation(world_size: int, accumulation: int) -> None:
     source = Dots(13, 9, 5)
-    alone = rank_batches(source, make_plan(1, 8), 0, transform=noisy)
+    alone = rank_batches(source, make_plan(1, 8), 0, pixels=noisy)
     plan = make_plan(world_size, 8, accumulation)
-    per_rank = [rank_batches(source, plan, rank, transform=noisy) for rank in range(world_size)]
+    per_rank = [rank_batches(source, plan, rank, pixels=noisy) for rank in range(world_size)]
     assert in_order(per_rank) == in_order([alone])
     for number, whole in enumerate(alone):
         parts = [batch for batches in per_rank for batch in batches[number * accumulation : (number + 1) * accumulation]]
@@ -118,7 +120,7 @@ def test_global_batches_are_the_same_for_any_world_and_accumulation(world_size: 
 def test_images_captions_tokens_and_keys_belong_together() -> None:
     for batch in rank_batches(Dots(20), make_plan(1, 4), 0):
         assert batch.images.shape == (4, 3, 1, 1)
-        assert (batch.images.dtype, batch.tokens.dtype, batch.positions.dtype) == (torch.float32, torch.int64, torch.int64)
+        assert (batch.images.dtype, batch.tokens.dtype, batch.positions.dtype) == (torch.uint8, torch.int64, torch.int64)
         numbers = [int(key) for key in batch.keys]
         assert batch.images[:, 0, 0, 0].tolist() == numbers
         assert batch.tokens[:, 1].tolist() == numbers
@@ -128,23 +130,23 @@ def test_images_captions_tokens_and_keys_belong_together() -> None:
 @pytest.mark.parametrize(("epoch", "batch"), [(0, 2), (1, 0), (1, 1)])
 def test_starting_in_the_middle_gives_what_was_left(epoch: int, batch: int) -> None:
     source, plan = Dots(13, 12), make_plan(2, 8, 2)
-    whole = rank_batches(source, plan, 1, transform=noisy)
-    rest = rank_batches(source, plan, 1, transform=noisy, epoch=epoch, batch=batch)
+    whole = rank_batches(source, plan, 1, pixels=noisy)
+    rest = rank_batches(source, plan, 1, pixels=noisy, epoch=epoch, batch=batch)
     expected = [b for b in whole if (b.epoch, b.batch_in_epoch) >= (epoch, batch)]
     assert [b.keys for b in rest] == [b.keys for b in expected]
     assert all(torch.equal(a.images, b.images) for a, b in zip(rest, expected, strict=True))
 
 
 def test_epochs_differ_in_order_captions_and_augmentation() -> None:
-    batches = rank_batches(Dots(64), make_plan(1, 64), 0, transform=noisy, epochs=2)
+    batches = rank_batches(Dots(64), make_plan(1, 64), 0, pixels=noisy, epochs=2)
     first, second = ({key: (c, i.item()) for key, c, i in zip(b.keys, b.captions, b.images[:, 0, 0, 0], strict=True)} for b in batches)
     assert batches[0].keys != batches[1].keys
     assert 10 < sum(first[key][0] == second[key][0] for key in first) < 54
-    assert all(first[key][1] != second[key][1] for key in first)
+    assert sum(first[key][1] == second[key][1] for key in first) < 10
 
 
 def test_without_an_end_epochs_go_on() -> None:
-    stream = train_batches(Dots(8), plan=make_plan(1, 8), rank=0, seed=0, window=8, transform=plain, tokenizer=lengths, workers=0)
+    stream = train_batches(Dots(8), plan=make_plan(1, 8), rank=0, seed=0, window=8, pixels=plain, tokenizer=lengths, workers=0)
     assert [batch.epoch for batch in islice(stream, 30)] == list(range(30))
 
 
@@ -153,33 +155,15 @@ def test_a_place_beyond_the_epoch_is_a_bug_of_the_caller() -> None:
         rank_batches(Dots(16), make_plan(1, 8), 0, batch=2)
 
 
-def test_loading_in_the_rank_leaves_its_random_numbers_alone() -> None:
-    def draw() -> tuple[float, float, float]:
-        return float(torch.rand(1)), random.random(), float(np.random.random())
-
-    def seed() -> None:
-        torch.manual_seed(1)
-        random.seed(1)
-        np.random.seed(1)
-
-    seed()
-    expected = [draw(), draw()]
-    seed()
-    stream = train_batches(Dots(8), plan=make_plan(1, 4), rank=0, seed=0, window=8, transform=noisy, tokenizer=lengths, workers=0)
-    drawn = []
-    for _ in range(2):
-        next(stream)
-        drawn.append(draw())
-    assert drawn == expected
-
-
 def test_fewer_samples_than_a_global_batch_are_refused() -> None:
     with pytest.raises(InputError, match="global_batch_size = 8 is more than the 7 usable samples"):
-        batches_per_epoch(Dots(7), make_plan(1, 8))
+        batches_per_epoch(7, make_plan(1, 8))
 
 
 def blocks(source: Dots, world_size: int, block: int) -> list[EvalBlock]:
-    found = [eval_blocks(source, rank=rank, world_size=world_size, block=block, transform=plain, workers=0) for rank in range(world_size)]
+    found = [
+        eval_blocks(source, rank=rank, world_size=world_size, block=block, transform=to_tensor, workers=0) for rank in range(world_size)
+    ]
     return sorted((block for of_rank in found for block in of_rank), key=lambda block: block.first)
 
 
@@ -198,30 +182,3 @@ def test_the_last_evaluation_block_is_filled_with_zeros() -> None:
     images, labels, valid, first = blocks(Dots(6), 1, 4)[1]
     assert (valid, first, labels.tolist()) == (2, 4, [4, 5, -1, -1])
     assert images[:, 0, 0, 0].tolist() == [4, 5, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("image", "cause"),
-    [(b"nonsense", "of no known format: 8 bytes that begin with b'nonsense'"), (b"", "of no known format: 0 bytes")],
-)
-def test_a_picture_of_no_format_names_shard_and_key(image: bytes, cause: str) -> None:
-    with pytest.raises(InputError, match=rf"shard\.tar: sample k: the image is {cause}"):
-        decode(RawSample("k", "shard.tar", image, ("c",)))
-
-
-def test_a_cut_picture_names_shard_and_key(png: bytes) -> None:
-    for size in (60, len(png) // 2, len(png) - 30):
-        with pytest.raises(InputError, match=r"shard\.tar: sample k: the image (cannot be decoded|is of no known format)"):
-            decode(RawSample("k", "shard.tar", png[:size], ("c",)))
-
-
-@pytest.fixture
-def png() -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(file, "png")
-    return file.getvalue()
-
-
-def test_grey_and_palette_pictures_become_rgb(png: bytes) -> None:
-    picture = decode(RawSample("k", "shard.tar", png, ("c",)))
-    assert (picture.mode, picture.size) == ("RGB", (64, 64))

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.order import epoch_order, position_seed
+from trainer.data.order import EpochOrder, Samples, position_seed
+
+
+def epoch_order(sizes: list[int], *, seed: int, epoch: int, window: int) -> Samples:
+    """The whole epoch at once."""
+    return EpochOrder(sizes, seed=seed, epoch=epoch, window=window).samples(0, sum(sizes))
+
 
 SIZES = st.lists(st.integers(0, 40), max_size=12)
 

@@ -79,7 +79,7 @@ def test_samples_are_grouped_as_webdataset_groups_them(tmp_path_factory: pytest.
             index_shard(str(shard), ["jpg"], "txt")
         return
     ours = index_shard(str(shard), ["jpg"], "txt")
-    assert list(ours.keys) == [s["__key__"] for s in theirs if "jpg" in s and "txt" in s]
+    assert [ours.rows.key(row) for row in range(len(ours))] == [s["__key__"] for s in theirs if "jpg" in s and "txt" in s]
 
 
 def test_folders_and_long_names_are_part_of_the_key(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_all_bad_shards_are_named_at_once(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_gone_or_remote_is_refused(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "gone.tar")
-    with pytest.raises(InputError, match="copy or mount"):
+    with pytest.raises(InputError, match=r"s3://bucket/0\.tar: .*s3fs"):
         open_shards(["s3://bucket/0.tar"], IMAGE_ENDINGS, "txt", "captions")
 
 
@@ -192,7 +192,7 @@ def test_a_shard_cut_after_it_was_indexed_is_named(tmp_path: Path) -> None:
     source = open_captioned(path)
     with path.open("r+b") as file:
         file.truncate(1024)
-    with pytest.raises(InputError, match=rf"{path}: sample a: .*changed after it was indexed"):
+    with pytest.raises(InputError, match=rf"{path}: .*changed after it was indexed.*sample a"):
         source.read(0)
 
 

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from secrets import token_hex
 
+from trainer.data.index import FOLDER
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tables import Table, list_rows, missing_images, read_table
 from trainer.errors import InputError
@@ -83,7 +84,7 @@ def check_replaceable(out: Path, force: bool) -> None:
     if not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder that is new or empty")
     held = sorted(path.name for path in out.iterdir())
-    foreign = [name for name in held if name != SIZES and not (name.startswith("shard-") and name.endswith(".tar"))]
+    foreign = [name for name in held if name not in (SIZES, FOLDER) and not (name.startswith("shard-") and name.endswith(".tar"))]
     if held and (foreign or not force):
         shown = ", ".join((foreign or held)[:3])
         way_out = (

@@ -1,4 +1,4 @@
-"""Blocks of images with all of their captions, for retrieval: read, decoded and tokenised in loader processes. See `loader.py`."""
+"""Blocks of images with all of their captions, for retrieval: read, decoded and tokenised in loader processes. See `eval_blocks.py`."""
 
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trainer.data.loader import Tokenizer, Transform, image_block, load
+from trainer.data.eval_blocks import Transform, image_block
+from trainer.data.processes import load
 from trainer.data.sample import Source
+from trainer.data.tokens import Tokenizer
 from trainer.errors import InputError
 
 

@@ -7,6 +7,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.errors import InputError
+
+
+class BadSample(InputError):
+    """One sample that cannot be used; what stands beside it can."""
+
+    def __init__(self, origin: str, key: str, cause: str, what: str) -> None:
+        super().__init__(f"{origin}: sample {key}: {what}")
+        self.origin, self.key, self.what = origin, key, what
+        self.cause = cause
+        """A few words that many bad samples share: they are counted by it."""
+
+    def __reduce__(self) -> tuple[type["BadSample"], tuple[str, str, str, str]]:
+        return BadSample, (self.origin, self.key, self.cause, self.what)
+
 
 @dataclass(frozen=True)
 class RawSample:
@@ -35,7 +50,7 @@ class Source(Protocol):
         """Samples of each shard, in the order in which samples are numbered; a table is one shard."""
 
     def read(self, index: int) -> RawSample:
-        """Raises InputError that names shard, key and cause where the sample cannot be read."""
+        """Raises BadSample where only this sample cannot be used, InputError that names the file where it cannot be read."""
 
 
 class Numbering:

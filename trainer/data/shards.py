@@ -1,137 +1,122 @@
-"""WebDataset shards: an index made from the tar headers alone, and samples read by their place in the file. No torch.
+"""WebDataset shards as a source: samples read by their place in the file, which an index on disk or in memory knows. No torch."""
 
-Members belong to one sample when they follow each other and their paths agree up to the first dot of the file's name (webdataset's rule).
-"""
-
-import os
-import re
-import tarfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trainer.data.sample import Numbering, RawSample
+from trainer.data.files import Files
+from trainer.data.index import THREADS, Index, raise_all, scan
+from trainer.data.sample import BadSample, Numbering, RawSample
+from trainer.data.tar import Content, Rows, Selection
 from trainer.errors import InputError
-from trainer.job import is_remote
 
 Meaning = Literal["captions", "label"]
 """What the text member of a sample holds."""
 
-NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<ending>[^/]*)", re.DOTALL)
-META = re.compile(r"__[^/]*__($|/)")
-FORMATS = {
-    b"\x1f\x8b": "gzip data",
-    b"BZh": "bzip2 data",
-    b"\xfd7zXZ": "xz data",
-    b"\x28\xb5\x2f\xfd": "zstd data",
-    b"PK\x03\x04": "a zip file",
-    b"version https://git-lfs": "a Git LFS pointer: fetch the file itself",
-    b"<": "text like HTML or XML: a failed download?",
-}
 KEYS_OF_JOB = {
     "captions": "data.image_key and data.caption_key",
     "label": "data.image_key and eval.class_key",
 }
-INDEXING_THREADS = 16
-OPEN_FILES = 64
-SHOWN = 5
+MAPPED_ROWS = 256
+"""Shards whose rows a process keeps mapped: more than a window touches, and bounded."""
+ONE_READ = 2**16
+"""Bytes between image and text up to which both are read at once: on a network a second request costs more."""
 
 
-class Member(NamedTuple):
-    """A file inside a tar: sizes and places in bytes."""
+class Counted(Protocol):
+    """What is known of a shard before any of it is read: how many samples, and what else it holds."""
 
-    key: str
-    ending: str
-    offset: int
-    size: int
+    @property
+    def left_out(self) -> Mapping[str, int]: ...
+    @property
+    def endings(self) -> Mapping[str, int]: ...
+    def __len__(self) -> int: ...
+
+
+class Shelf(Protocol):
+    """The index of several shards, wherever it is kept."""
+
+    @property
+    def paths(self) -> Sequence[str]: ...
+    @property
+    def entries(self) -> Sequence[Counted]: ...
+    @property
+    def selection(self) -> Selection: ...
+    def rows(self, number: int) -> Rows:
+        """Of one shard."""
 
 
 @dataclass(frozen=True)
-class ShardIndex:
-    """The usable samples of one shard, in the order of the file."""
+class InMemory:
+    """An index made now and kept nowhere: for a few shards."""
 
-    path: str
-    keys: tuple[str, ...]
-    images: NDArray[np.int64]
-    """[samples, 2]: offset and size in bytes of the image member."""
-    texts: NDArray[np.int64]
-    """[samples, 2]: the same for the captions or the label."""
-    left_out: Mapping[str, int]
-    """Samples that lack a member, counted by cause."""
-    endings: Mapping[str, int]
-    """All members, counted by ending."""
+    selection: Selection
+    paths: tuple[str, ...]
+    entries: tuple[Content, ...]
+
+    def rows(self, number: int) -> Rows:
+        return self.entries[number].rows
 
 
 class ShardSource:
     """The samples of several shards."""
 
-    def __init__(self, shards: Sequence[ShardIndex], meaning: Meaning) -> None:
-        self._shards = tuple(shards)
+    def __init__(self, shelf: Shelf, meaning: Meaning) -> None:
+        self._shelf = shelf
         self._meaning = meaning
         self._numbering = Numbering(self.shard_sizes())
-        self._files = OpenFiles()
+        self._files = Files()
+        self._rows: OrderedDict[int, Rows] = OrderedDict()
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        return sum((Counter(shard.left_out) for shard in self._shards), Counter())
+        found: Counter[str] = Counter()
+        for entry in self._shelf.entries:
+            found.update(entry.left_out)
+        return found
 
     def __len__(self) -> int:
         return self._numbering.samples
 
     def shard_sizes(self) -> list[int]:
-        return [len(shard.keys) for shard in self._shards]
+        return [len(entry) for entry in self._shelf.entries]
 
     def read(self, index: int) -> RawSample:
         number, row = self._numbering.locate(index)
-        shard = self._shards[number]
+        path, rows = self._shelf.paths[number], self._of_shard(number)
+        image_at, image_size, text_at, text_size, _ = rows.places[row].item()
+        key = rows.key(row)
         try:
-            text = self._files.read(shard.path, *shard.texts[row].tolist())
-            image = self._files.read(shard.path, *shard.images[row].tolist())
+            image, text = self._both(path, image_at, image_size, text_at, text_size)
+        except InputError as error:
+            raise InputError(f"{error} (reading sample {key})") from error
+        try:
             if self._meaning == "label":
-                return RawSample(shard.keys[row], shard.path, image, (), parse_label(text))
-            return RawSample(shard.keys[row], shard.path, image, parse_captions(text))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{shard.path}: sample {shard.keys[row]}: {error}") from error
+                return RawSample(key, path, image, (), parse_label(text))
+            return RawSample(key, path, image, parse_captions(text))
+        except ValueError as error:
+            raise BadSample(path, key, f"bad {self._meaning}", str(error)) from error
 
+    def _both(self, path: str, image_at: int, image_size: int, text_at: int, text_size: int) -> tuple[bytes, bytes]:
+        """Image and text, with one read where they stand near each other."""
+        begin, end = min(image_at, text_at), max(image_at + image_size, text_at + text_size)
+        if end - begin > image_size + text_size + ONE_READ:
+            return self._files.read(path, image_at, image_size), self._files.read(path, text_at, text_size)
+        span = self._files.read(path, begin, end - begin)
+        return span[image_at - begin :][:image_size], span[text_at - begin :][:text_size]
 
-class OpenFiles:
-    """The files read last, kept open; pickled without them. Reads name their place, so forked processes may share a file."""
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[str, int] = OrderedDict()
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """Raises OSError, also where the file ends before `size` bytes."""
-        file = self._open(path)
-        parts = []
-        while size and (part := os.pread(file, size, offset)):
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
-        if size:
-            raise OSError(f"the file now ends {size} bytes too early: it changed after it was indexed")
-        return b"".join(parts)
-
-    def _open(self, path: str) -> int:
-        if path not in self._files:
-            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if len(self._files) > OPEN_FILES:
-                os.close(self._files.popitem(last=False)[1])
-        self._files.move_to_end(path)
-        return self._files[path]
+    def _of_shard(self, number: int) -> Rows:
+        if number not in self._rows:
+            self._rows[number] = self._shelf.rows(number)
+            if len(self._rows) > MAPPED_ROWS:
+                self._rows.popitem(last=False)
+        self._rows.move_to_end(number)
+        return self._rows[number]
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_files": OrderedDict()}
-
-    def __del__(self) -> None:
-        for file in self._files.values():
-            os.close(file)
+        return {**self.__dict__, "_rows": OrderedDict()}
 
 
 def open_shards(
@@ -141,52 +126,38 @@ def open_shards(
     meaning: Meaning,
     progress: Callable[[int, int], None] | None = None,
 ) -> ShardSource:
-    """Index the shards; `progress(shards done, shards)`. Raises InputError naming every bad shard, or where no sample is usable."""
-    shards: list[ShardIndex] = []
-    problems: list[str] = []
-    # Threads, because on a network file system each header is a round trip.
-    with ThreadPoolExecutor(INDEXING_THREADS) as pool:
-        for done, result in enumerate(
-            pool.map(lambda path: _index_or_problem(path, image_endings, text_ending), paths),
-            start=1,
-        ):
-            if isinstance(result, ShardIndex):
-                shards.append(result)
+    """Index the shards in memory; `progress(shards done, shards)`. InputError naming every bad shard, or where no sample is usable."""
+    selection = Selection(tuple(image_endings), text_ending)
+    contents: list[Content] = []
+    problems: list[InputError] = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done, result in enumerate(pool.map(lambda path: _content_or_problem(path, selection), paths), start=1):
+            if isinstance(result, Content):
+                contents.append(result)
             else:
-                problems.append(str(result))
+                problems.append(result)
             if progress:
                 progress(done, len(paths))
-    if problems:
-        more = [f"and {len(problems) - SHOWN} more shards"] if len(problems) > SHOWN else []
-        raise InputError("\n".join(problems[:SHOWN] + more))
-    source = ShardSource(shards, meaning)
+    raise_all(problems)
+    return usable_source(InMemory(selection, tuple(paths), tuple(contents)), meaning)
+
+
+def open_indexed(index: Index, meaning: Meaning) -> ShardSource:
+    """The same from an index on disk: no shard is opened before one of its samples is read."""
+    return usable_source(index, meaning)
+
+
+def usable_source(shelf: Shelf, meaning: Meaning) -> ShardSource:
+    """The shelf's samples; InputError that lists what the shards hold where none of it is a sample."""
+    source = ShardSource(shelf, meaning)
     if not len(source):
-        raise InputError(_nothing_usable(shards, image_endings, text_ending, meaning))
+        raise InputError(_nothing_usable(shelf, meaning))
     return source
 
 
-def index_shard(path: str, image_endings: Sequence[str], text_ending: str) -> ShardIndex:
+def index_shard(path: str, image_endings: Sequence[str], text_ending: str) -> Content:
     """Reads headers only. Raises InputError for what is no readable tar, naming what was found."""
-    keys, images, texts = [], [], []
-    left_out: Counter[str] = Counter()
-    endings: Counter[str] = Counter()
-    for key, group in groupby(_members(path), key=attrgetter("key")):
-        members = {member.ending: member for member in _distinct(path, group)}
-        endings.update(members.keys())
-        image = next(
-            (members[ending.lower()] for ending in image_endings if ending.lower() in members),
-            None,
-        )
-        text = members.get(text_ending.lower())
-        if image is None:
-            left_out["no image"] += 1
-        elif text is None:
-            left_out[f"no .{text_ending}"] += 1
-        else:
-            keys.append(key)
-            images.append((image.offset, image.size))
-            texts.append((text.offset, text.size))
-    return ShardIndex(path, tuple(keys), _places(images), _places(texts), left_out, endings)
+    return scan(path, Selection(tuple(image_endings), text_ending))[1]
 
 
 def parse_captions(text: bytes) -> tuple[str, ...]:
@@ -208,71 +179,21 @@ def parse_label(text: bytes) -> int:
     return int(text)
 
 
-def _index_or_problem(path: str, image_endings: Sequence[str], text_ending: str) -> ShardIndex | InputError:
+def _content_or_problem(path: str, selection: Selection) -> Content | InputError:
     try:
-        return index_shard(path, image_endings, text_ending)
+        return scan(path, selection)[1]
     except InputError as error:
         return error
 
 
-def _members(path: str) -> Iterator[Member]:
-    """The regular, non-empty files of the tar that have a key and an ending."""
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for info in tar:
-                name = NAME.fullmatch(info.name)
-                if name and info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size and not META.match(info.name):
-                    yield Member(name["key"], name["ending"].lower(), info.offset_data, info.size)
-            _check_end(tar)
-    except tarfile.TarError as error:
-        raise InputError(f"{path}: not a readable tar file: {_found(path) or error}. Shards are tar files, not compressed") from error
-    except OSError as error:
-        way_out = "; shards are read from files: copy or mount them" if is_remote(path) else ""
-        raise InputError(f"{path}: the shard cannot be read: {error.strerror or error}{way_out}") from error
-
-
-def _check_end(tar: tarfile.TarFile) -> None:
-    """tarfile takes a damaged or cut header for the end of the archive; the end is zeros, or nothing."""
-    assert tar.fileobj is not None
-    tar.fileobj.seek(tar.offset)
-    if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
-        raise tarfile.ReadError(f"damaged or cut off at byte {tar.offset}")
-
-
-def _found(path: str) -> str | None:
-    """What the file seems to be instead of a tar."""
-    with open(path, "rb") as file:
-        start = file.read(64)
-    if not start:
-        return "the file is empty"
-    return next(
-        (meaning for signature, meaning in FORMATS.items() if start.startswith(signature)),
-        None,
-    )
-
-
-def _distinct(path: str, group: Iterator[Member]) -> Iterator[Member]:
-    seen = set()
-    for member in group:
-        if member.ending in seen:
-            raise InputError(f"{path}: two members are named {member.key}.{member.ending}: one sample cannot hold both")
-        seen.add(member.ending)
-        yield member
-
-
-def _places(places: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    return np.array(places, dtype=np.int64).reshape(-1, 2)
-
-
-def _nothing_usable(
-    shards: Sequence[ShardIndex],
-    image_endings: Sequence[str],
-    text_ending: str,
-    meaning: Meaning,
-) -> str:
-    found: Counter[str] = sum((Counter(shard.endings) for shard in shards), Counter())
+def _nothing_usable(shelf: Shelf, meaning: Meaning) -> str:
+    found: Counter[str] = Counter()
+    for entry in shelf.entries:
+        found.update(entry.endings)
     listed = ", ".join(f".{ending} ({count})" for ending, count in found.most_common(12)) or "no file at all"
+    others = f" and {len(shelf.paths) - 1} more shards" if len(shelf.paths) > 1 else ""
+    images = ", ".join("." + ending for ending in shelf.selection.images)
     return (
-        f"{shards[0].path}{f' and {len(shards) - 1} more shards' if len(shards) > 1 else ''}: no usable sample. Found {listed}; "
-        f"a sample needs one of {', '.join('.' + ending for ending in image_endings)} and a .{text_ending}. Set {KEYS_OF_JOB[meaning]}"
+        f"{shelf.paths[0]}{others}: no usable sample. Found {listed}; "
+        f"a sample needs one of {images} and a .{shelf.selection.text}. Set {KEYS_OF_JOB[meaning]}"
     )

@@ -10,7 +10,7 @@ from PIL import Image
 
 from trainer import jobfile
 from trainer.checkpoint.files import WEIGHTS, newest
-from trainer.data.loader import decode
+from trainer.data.pictures import decode
 from trainer.data.source import open_labelled
 from trainer.inputs.evaluation import class_names, templates
 

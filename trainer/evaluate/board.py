@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.data.loader import decode
+from trainer.data.pictures import decode
 from trainer.data.source import Source
 from trainer.evaluate.ranking import Pairs
 from trainer.report.board import Row, Text, row

@@ -14,7 +14,7 @@ from trainer import jobfile, model
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.console import leave_now, run_rank
-from trainer.data.loader import start_process_server
+from trainer.data.processes import start_process_server
 from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.evaluate.weights import with_loss_of_weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.comm.protocol import Comm
-from trainer.data.loader import EvalBlock, eval_blocks
+from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, image_features, text_features

@@ -60,7 +60,6 @@ class Job(Section):
     optim: Optim
     comm: Comm = Comm()
     timeouts: Timeouts = Timeouts()
-    health: Health = Health()
     env: dict[VariableName, VariableValue] = Field(default_factory=dict)
     """More environment variables for every rank, as text. `clipship check` says which names nobody reads."""
     checkpoint: Checkpoint = Checkpoint()

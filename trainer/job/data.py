@@ -28,6 +28,17 @@ class Data(Section):
     """Smallest and largest share of the image's area that the random crop of training keeps."""
     workers: Annotated[int, Field(ge=0, le=256)] = 2
     """Loader processes per rank; 0 loads in the rank itself."""
+    index: Text | None = None
+    """Shards: folder of the index that says where each sample lies; every rank reads it, and it is made where it is missing.
+    None: .clipship-index beside the first shard, or in the run folder where nobody may write there."""
+    weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
+    """One for each entry of `train`: how often an epoch has its samples. 1 once, 2 twice; 0.5 one half, and the next epoch the other."""
+    on_bad_sample: Literal["skip", "fail"] = "skip"
+    """A sample that cannot be decoded or has no caption: another takes its place and it is counted and named, or the run ends."""
+    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """With skip: the run ends where a rank meets a larger share of bad samples, judged from its first 1,000 samples on."""
+    max_image_pixels: Positive = 50_000_000
+    """An image of more is a bad sample: it is not decoded. 50 million take 150 MB."""
     synthetic_samples: Positive = 1024
     """Samples of an epoch with format = "synthetic"."""
 
@@ -47,6 +58,8 @@ class Data(Section):
     def _named(self) -> "Data":
         if not self.train and self.format != "synthetic":
             raise ValueError('train names no shard and no table; only format = "synthetic" needs none')
+        if self.weights is not None and len(self.weights) != len(self.train):
+            raise ValueError(f"weights has {len(self.weights)} numbers for {len(self.train)} entries of train: give one for each")
         return self
 
     @property

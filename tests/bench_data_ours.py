@@ -1,0 +1,71 @@
+"""Our loader, and the decoder alone, on shards: `python -m tests.bench_data_ours loader|decoder PATTERN BATCHES`.
+
+Prints images per second, by the wall and of processor time.
+"""
+
+import os
+import sys
+import time
+
+import psutil
+import simplejpeg
+from open_clip import get_tokenizer
+
+from trainer.data.loader import train_batches
+from trainer.data.pixels import RandomCrop
+from trainer.data.source import open_source
+from trainer.data.tokens import quick
+from trainer.job import Data
+from trainer.plan import Plan
+
+BATCH, WARM_UP = 64, 2
+
+
+Rates = tuple[float, float]
+
+
+def loader(pattern: str, batches: int) -> Rates:
+    """One loader process, batches as the training loop takes them."""
+    stream = train_batches(
+        open_source(Data(train=(pattern,))),
+        plan=Plan(1, BATCH, BATCH, BATCH, 1),
+        rank=0,
+        seed=0,
+        window=10_000,
+        pixels=RandomCrop((224, 224)),
+        tokenizer=quick(get_tokenizer("ViT-B-32")),
+        workers=1,
+    )
+    for _ in range(WARM_UP):
+        next(stream)
+    start, used = time.perf_counter(), processor_time()
+    for _ in range(batches):
+        assert next(stream).images.shape == (BATCH, 3, 224, 224)
+    return rates(BATCH * batches, start, used)
+
+
+def decoder(pattern: str, batches: int) -> Rates:
+    """simplejpeg at full size, in one process, on bytes in memory."""
+    source = open_source(Data(train=(pattern,)))
+    images = [source.read(number).image for number in range(min(len(source), BATCH * batches))]
+    start, used = time.perf_counter(), processor_time()
+    for image in images:
+        simplejpeg.decode_jpeg(image)
+    return rates(len(images), start, used)
+
+
+def rates(images: int, start: float, used: float) -> Rates:
+    return images / (time.perf_counter() - start), images / (processor_time() - used)
+
+
+def processor_time() -> float:
+    """Seconds of this process and of the processes that load for it."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return float(sum(spent.user + spent.system for spent in times))
+
+
+if __name__ == "__main__":
+    print(*{"loader": loader, "decoder": decoder}[sys.argv[1]](sys.argv[2], int(sys.argv[3])))
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,119 @@
+"""Parts of files, local or behind a URL of fsspec's, read by their place; storage that fails for a while is asked again. No torch."""
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+
+from trainer.errors import InputError
+from trainer.job import is_remote
+
+log = logging.getLogger("clipship.data")
+Found = TypeVar("Found")
+OPEN_FILES = 64
+READ_AHEAD = 2**20
+"""Bytes of a remote shard asked for at once while its headers are read: what lies between headers is mostly smaller."""
+WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses before the second, third, ... attempt."""
+
+
+class Stamp(NamedTuple):
+    """What tells one version of a file from the next."""
+
+    size: int
+    changed: str
+    """Time in nanoseconds, or what the remote storage says."""
+
+
+class Files:
+    """The files read last, kept open; pickled without them. Reads name their place, so forked processes may share a file."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, int] = OrderedDict()
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """InputError naming the file where it cannot be read, also after some waiting, or ends too early."""
+        return persistent(path, lambda: self._read(path, offset, size))
+
+    def _read(self, path: str, offset: int, size: int) -> bytes:
+        content = _remote(path).cat_file(path, offset, offset + size) if is_remote(path) else self._local(path, offset, size)
+        if len(content) < size:
+            raise InputError(f"{path}: the file now ends {size - len(content)} bytes too early: it changed after it was indexed")
+        return cast(bytes, content)
+
+    def _local(self, path: str, offset: int, size: int) -> bytes:
+        file = self._open(path)
+        try:
+            parts = []
+            while size and (part := os.pread(file, size, offset)):
+                parts.append(part)
+                offset, size = offset + len(part), size - len(part)
+            return b"".join(parts)
+        except OSError:
+            os.close(self._files.pop(path))  # a stale handle of a network file system stays stale
+            raise
+
+    def _open(self, path: str) -> int:
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if len(self._files) > OPEN_FILES:
+                os.close(self._files.popitem(last=False)[1])
+        self._files.move_to_end(path)
+        return self._files[path]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_files": OrderedDict()}
+
+    def __del__(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+
+
+def persistent(path: str, read: Callable[[], Found], waits_s: Sequence[float] | None = None) -> Found:
+    """What `read` returns, tried again after each of the pauses; InputError that names the file where it never succeeds."""
+    waits_s = WAITS_S if waits_s is None else waits_s
+    for wait_s in (*waits_s, None):
+        try:
+            return read()
+        # aiohttp's errors are no OSError, nor are those of most clients of object stores.
+        except Exception as error:
+            if isinstance(error, InputError | MemoryError) or (not isinstance(error, OSError) and not is_remote(path)):
+                raise
+            if wait_s is None:
+                tries = f" after {len(waits_s) + 1} attempts in {sum(waits_s):.0f} s" if waits_s else ""
+                raise InputError(f"{path}: the shard cannot be read{tries}: {getattr(error, 'strerror', None) or error!r}") from error
+            log.info("%s cannot be read (%r): again in %g s", path, error, wait_s)
+            time.sleep(wait_s)
+    raise AssertionError("unreachable")
+
+
+def stamp(path: str) -> Stamp:
+    """OSError where there is no such file."""
+    if not is_remote(path):
+        found = os.stat(path)
+        return Stamp(found.st_size, str(found.st_mtime_ns))
+    info = _remote(path).info(path)
+    changed = next((str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "updated") if info.get(name)), "")
+    return Stamp(int(info["size"] or 0), changed)
+
+
+def opened(path: str) -> "closing[BinaryIO]":
+    """For reading from the beginning to the end, with seeks ahead."""
+    if not is_remote(path):
+        return closing(open(path, "rb"))  # closed by whoever opened it
+    return closing(cast(BinaryIO, _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead")))
+
+
+def _remote(path: str) -> Any:
+    """fsspec's file system for the URL; the same object for each call in a process. InputError where a package for it is missing."""
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(path)[0]
+    except (ImportError, ValueError) as error:
+        raise InputError(
+            f"{path}: {error}; s3:// needs the package s3fs, gs:// gcsfs: pip install 'clipship[s3]' brings the first"
+        ) from error

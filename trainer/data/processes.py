@@ -1,0 +1,83 @@
+"""Loader processes: a torch DataLoader whose processes an own server forks, and whose errors arrive without a worker's traceback."""
+
+import multiprocessing
+import multiprocessing.forkserver
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from trainer.errors import InputError
+
+Loaded = TypeVar("Loaded")
+# What a loader process needs, imported once in the server that they fork from instead of once in each.
+PRELOADED = ["__main__", "torchvision.transforms", "open_clip", "trainer.data.loader", "trainer.data.eval_blocks"]
+
+
+def start_process_server() -> None:
+    """Call early where loader processes will be used: their server's imports take seconds, which may pass beside other work."""
+    _process_context()
+    multiprocessing.forkserver.ensure_running()
+
+
+def load(dataset: Dataset[Loaded | InputError], requests: Iterable[Any], workers: int, pin_memory: bool) -> Iterator[Loaded]:
+    """The data set's answers to the requests, in order; loader processes live as long as the iterator.
+
+    An InputError travels as a value and is raised here: torch would wrap it in a worker's traceback.
+    """
+    loader = DataLoader(
+        dataset,
+        sampler=requests,
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_unchanged,
+        pin_memory=pin_memory,
+        multiprocessing_context=_process_context() if workers else None,
+        worker_init_fn=_ignore_stop,
+        # Its own generator: the loader would draw its base seed from the model's.
+        generator=torch.Generator(),
+    )
+    return _unwrapped(iter(loader), workers)
+
+
+def empty_to_send(*shape: int) -> Tensor:
+    """uint8, not yet filled; in a loader process in memory that the rank shares, so that it is not copied on its way."""
+    empty = torch.empty(shape, dtype=torch.uint8)
+    return empty.share_memory_() if get_worker_info() is not None else empty
+
+
+def _ignore_stop(_worker: int) -> None:
+    """Slurm sends SIGTERM to every process of a step, and torch has made its loader processes end by it: the rank still needs them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _process_context() -> multiprocessing.context.BaseContext:
+    """Forking the rank itself is unsafe after MPI_Init and with threads about; a server that did neither forks instead."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+def _unchanged(loaded: Loaded) -> Loaded:
+    return loaded
+
+
+def _unwrapped(loaded: Iterator[Loaded | InputError], workers: int) -> Iterator[Loaded]:
+    try:
+        for item in loaded:
+            if isinstance(item, InputError):
+                raise item
+            yield item
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise RuntimeError(
+            f"a loader process died ({error}). With data.workers = {workers} each rank has {workers} of them: look for the kernel's "
+            "out-of-memory killer and for a small /dev/shm, try fewer workers; data.workers = 0 loads in the rank itself"
+        ) from error
+    finally:
+        # An exception's traceback would keep the iterator, and with it the loader processes, alive.
+        del loaded

@@ -1,0 +1,72 @@
+"""Opens the training data on all ranks: what their shards' index lacks, the ranks read together, each its part."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.comm.protocol import Comm
+from trainer.data.index import Entry, index_folder, index_shards, open_index, stale, write_catalogue
+from trainer.data.sample import Source
+from trainer.data.shards import open_indexed
+from trainer.data.source import open_source
+from trainer.data.tar import Selection
+from trainer.errors import InputError
+from trainer.inputs import expand_shards
+from trainer.inputs.run_folder import run_folder
+from trainer.job import Job
+
+log = logging.getLogger("clipship")
+
+
+def open_together(job: Job, comm: Comm) -> Source:
+    """Collective: the samples that `[data]` names; shards through an index on disk. Raises InputError on all ranks alike."""
+    data = job.data
+    if data.kind != "webdataset":
+        return open_source(data)
+    paths = expand_shards(data.train)
+    selection = Selection(tuple(data.image_key), data.caption_key)
+    folder, missing, problem = comm.broadcast_object(_plan(job, paths, selection) if comm.world.rank == 0 else None)
+    if problem:
+        raise InputError(problem)
+    if missing:
+        _index(comm, missing, selection, folder)
+    return open_indexed(open_index(paths, selection, folder), "captions")
+
+
+def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, list[str], str]:
+    """Where the index is or will be, the shards that it lacks, and what is wrong."""
+    beside = Path(job.data.index) if job.data.index else index_folder(paths)
+    folder = beside or run_folder(job).absolute() / "index"
+    try:
+        missing = stale(paths, selection, folder)
+        if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):  # somebody else's, and out of date
+            folder = run_folder(job).absolute() / "index"
+            missing = stale(paths, selection, folder)
+    except InputError as error:
+        return folder, [], str(error)
+    if missing:
+        log.info("%-12s reading the headers of %d of %d shards, once: the index is kept in %s", "index", len(missing), len(paths), folder)
+    return folder, missing, ""
+
+
+def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> None:
+    """Collective: each rank reads its share of the shards, rank 0 writes the catalogue."""
+    entries: dict[str, Entry] = {}
+    problem = ""
+    try:
+        own = missing[comm.world.rank :: comm.world.size]
+        entries = index_shards(own, selection, folder, progress=lambda done, of: comm.pulse.phase("init"))  # each has the limit anew
+    except InputError as error:
+        problem = str(error)
+    found = comm.all_gather_object((entries, problem))
+    problems = [problem for _, problem in found if problem]
+    if not problems and comm.world.rank == 0:
+        every = {name: entry for of_rank, _ in found for name, entry in of_rank.items()}
+        try:
+            write_catalogue(folder, selection, every)
+        except InputError as error:
+            problems = [str(error)]
+    problems = comm.broadcast_object(problems)
+    if problems:
+        raise InputError("\n".join(problems))

@@ -1,0 +1,61 @@
+"""open_clip's word-piece tokenizer, sooner: the same tokens, with each word looked up once and plain text not repaired.
+
+Its own takes as long as decoding half an image. Other tokenizers are left as they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from open_clip import tokenizer as theirs
+from torch import Tensor
+
+Tokenizer = Callable[[list[str]], Tensor]
+"""Captions to int64 [captions, context length]; picklable."""
+MOST_WORDS = 200_000
+"""Then memory is freed and words are learnt anew: captions never stop bringing new ones."""
+
+
+def quick(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, or one that gives the same tokens sooner."""
+    simple = type(tokenizer) is theirs.SimpleTokenizer and getattr(tokenizer, "reduction_fn", None) is None
+    return QuickTokenizer(tokenizer) if simple else tokenizer
+
+
+class QuickTokenizer:
+    """What `open_clip.tokenizer.SimpleTokenizer` gives for a list of texts."""
+
+    def __init__(self, simple: Any) -> None:
+        self._simple = simple
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        length = self._simple.context_length
+        tokens = np.zeros((len(texts), length), dtype=np.int64)
+        for row, text in zip(tokens, texts, strict=True):
+            found = [self._simple.sot_token_id, *self._tokens(text)][: length - 1]
+            found.append(self._simple.eot_token_id)
+            row[: len(found)] = found
+        return torch.from_numpy(tokens)
+
+    def _tokens(self, text: str) -> list[int]:
+        found: list[int] = []
+        for word in self._simple.pat.findall(self._clean(text)):
+            found += self._known.get(word) or self._learn(word)
+        return found
+
+    def _clean(self, text: str) -> str:
+        # ftfy and html.unescape change nothing in printable ASCII without an ampersand, and take half the time.
+        if self._simple.clean_fn is theirs._clean_lower and text.isascii() and text.isprintable() and "&" not in text:
+            return " ".join(text.split()).lower()
+        return str(self._simple.clean_fn(text))
+
+    def _learn(self, word: str) -> list[int]:
+        if len(self._known) >= MOST_WORDS:
+            self._known.clear()
+            special = (self._simple.decoder[token] for token in self._simple.all_special_ids)
+            self._simple.cache = {text: text for text in special}
+        pieces = self._simple.bpe("".join(self._simple.byte_encoder[byte] for byte in word.encode())).split(" ")
+        self._known[word] = [self._simple.encoder[piece] for piece in pieces]
+        return self._known[word]
