@@ -37,9 +37,10 @@ class Ranks:
         """Collective: this rank's lap since the last look against the others'; returns what the record says of all ranks."""
         self._all += lap
         times = lap.per_step()
+        sent = self._comm.pop_bytes() / max(1, lap.steps)
         row = [*(times[part] for part in _COLUMNS[:4]), *self._machine.sample()]
         table = self._comm.all_gather(torch.tensor([row], dtype=torch.float64, device=self._comm.device)).tolist()
-        sent = self._comm.pop_bytes() / max(1, lap.steps)
+        self._comm.pop_bytes()  # the look's own
         self._keep(step, table)
         return {"comm_bytes": round(sent), "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4), **seen(table)}
 

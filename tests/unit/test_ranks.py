@@ -36,8 +36,8 @@ def test_laps_add_up() -> None:
     assert both.per_step() == {"step_s": 1.25, "data_s": 0.5, "compute_s": 0.5, "comm_s": 0.125, "checkpoint_s": 0.125}
 
 
-def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
-    comm = connect(tiny_job(), detect({}, "here"), {})
+def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tmp_path: Path) -> None:
+    comm = alone
     first = Ranks(comm, tmp_path)
     comm.all_gather(torch.zeros(10))
     about = first.look(10, Lap(10, 1.0, 3.0, 1.0, 0.0))
@@ -47,7 +47,6 @@ def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(tmp_path: Path)
     assert about["rss_bytes_max"] > 1e6
     assert first.summary() == {"data_share": 0.2, "comm_share": 0.2, "checkpoint_share": 0.0}
     Ranks(comm, tmp_path, steps_done=10).look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
-    comm.close()
     lines = [json.loads(line) for line in (tmp_path / RANKS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20]
     assert lines[0]["compute_s"] == [0.3]
