@@ -98,7 +98,7 @@ def _pins(row: Row) -> str:
     """A file of this code, as the template is."""
     if row.torch == table().default:
         return "requirements.txt"
-    name = f"requirements-torch-{row.torch}.txt"
+    name = f"stack-{row.torch}.txt"
     return name if (FOLDER / "docker" / name).is_file() else ""
 
 
