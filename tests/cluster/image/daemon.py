@@ -72,5 +72,6 @@ def _answers() -> bool:
 def _wait_for(process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not _answers():
-        assert process.poll() is None and time.monotonic() < deadline, f"dockerd does not start:\n{log.read_text()[-2000:]}"
+        gave_up = process.poll() is not None or time.monotonic() > deadline
+        assert not gave_up, f"dockerd does not start:\n{log.read_text()[-2000:]}"
         time.sleep(0.5)

@@ -25,7 +25,7 @@ class Built:
     output: str
 
 
-def write_job(folder: Path, tag: str, base: str, system: str, **image: Any) -> Path:
+def write_job(folder: Path, tag: str, base: str, system: str, *, name: str = "job.toml", **image: Any) -> Path:
     """A job file that names the image; `image` are more keys of [image], `stack` those of [stack]."""
     stack = image.pop("stack", {})
     site = {"certificates": list(certificates()), **image.pop("site", {})}
@@ -36,7 +36,7 @@ def write_job(folder: Path, tag: str, base: str, system: str, **image: Any) -> P
         "stack": stack,
         "image": {"tag": tag, "base": base, "os": system, "site": site, **image},
     }
-    path = folder / "job.toml"
+    path = folder / name
     path.write_text(tomli_w.dumps(table))
     return path
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.image.daemon import docker
-from tests.cluster.image.images import ROOT, Built, build, clipship, in_image
+from tests.cluster.image.images import ROOT, Built, build, clipship, in_image, write_job
 from trainer.demo.__main__ import _prepare as prepare_demo
 from trainer.launch.image.table import table
 
@@ -141,10 +141,7 @@ def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str,
     docker("tag", bookworm, tag)
     with subprocess.Popen(["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as registry:
         try:
-            job = docker_folder / "push.toml"
-            job.write_text(
-                f'name = "push"\n[data]\ntrain = "none"\nformat = "synthetic"\nsynthetic_samples = 8\n[optim]\nglobal_batch_size = 8\nsteps = 1\n[image]\ntag = "{tag}"\n'
-            )
+            job = write_job(docker_folder, tag, bookworm, "debian-12", name="push.toml")
             subprocess.run(["sleep", "2"], check=True)
             done = clipship("image", "push", str(job))
             assert done.returncode == 0, done.stderr
@@ -157,10 +154,7 @@ def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str,
 
 def test_a_push_without_a_registry_says_why(bookworm: str, docker_folder: Path) -> None:
     docker("tag", bookworm, "127.0.0.1:5013/team/base:1")
-    job = docker_folder / "nowhere.toml"
-    job.write_text(
-        'name = "push"\n[data]\ntrain = "none"\nformat = "synthetic"\nsynthetic_samples = 8\n[optim]\nglobal_batch_size = 8\nsteps = 1\n[image]\ntag = "127.0.0.1:5013/team/base:1"\n'
-    )
+    job = write_job(docker_folder, "127.0.0.1:5013/team/base:1", bookworm, "debian-12", name="nowhere.toml")
     done = clipship("image", "push", str(job))
     assert done.returncode == 1
     assert "was not pushed" in done.stderr
