@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.image.daemon import docker
 from tests.cluster.image.images import ROOT, Built, build, clipship, in_image, write_job
-from trainer.demo.__main__ import _prepare as prepare_demo
+from trainer.demo.__main__ import prepare as prepare_demo
 from trainer.launch.image.table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
