@@ -1,6 +1,9 @@
 """What a build is given: this checkout's code and the site's files, the same bytes each time; and what is said of a failed build."""
 
 import io
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.jobs import tiny_job
-from trainer.errors import ClusterError, InputError
+from trainer import jobfile
+from trainer.errors import InputError
 from trainer.job import Job
 from trainer.jobfile import resolve_paths
 from trainer.launch.image.build import build
@@ -107,10 +111,14 @@ def test_an_image_without_a_name_is_not_built() -> None:
         build(tiny_job())
 
 
-def test_a_daemon_that_is_not_there_is_said_before_anything_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(ClusterError, match="Docker"):
-        build(job_with({}))
+def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(jobfile.dump(job_with({})))
+    command = [sys.executable, "-m", "trainer.launch.cli", "image", "build", str(tmp_path / "job.toml")]
+    done = subprocess.run(command, env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "Docker" in done.stderr
 
 
 @pytest.mark.parametrize(
