@@ -56,7 +56,7 @@ def build(job: Path, tag: str, root: Path = ROOT) -> Built:
     return Built(tag, job, time.monotonic() - started, done.stderr)
 
 
-def in_image(tag: str, *command: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+def in_image(tag: str, *command: str, options: tuple[str, ...] = (), network: str = "none") -> "subprocess.CompletedProcess[str]":
     """Run a command in a container that is removed afterwards."""
-    words = ["docker", "run", "--rm", "--network=none", "--shm-size=1g", *options, tag, *command]
+    words = ["docker", "run", "--rm", f"--network={network}", "--shm-size=1g", *options, tag, *command]
     return subprocess.run(words, capture_output=True, text=True)

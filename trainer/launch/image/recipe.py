@@ -105,7 +105,7 @@ def _pins(row: Row) -> str:
 def _cuda_home(toolkit: str, row: Row, of_base: str) -> str:
     if toolkit == "base":
         return shlex.quote(of_base)
-    return "/usr/lib/nvidia-cuda-toolkit" if toolkit == "debian" else f"/opt/clipship/lib/python3*/site-packages/nvidia/cu{row.cuda_major}"
+    return "/opt/cuda" if toolkit == "debian" else f"/opt/clipship/lib/python3*/site-packages/nvidia/cu{row.cuda_major}"
 
 
 def _extra_commands(apt: tuple[str, ...], pip: tuple[str, ...]) -> str:
