@@ -47,6 +47,8 @@ class Recipe:
     apt_secret: str
     pip_secret: str
     pip_config: str
+    pip_certificates: str
+    """Where the site's own pip.conf, a secret, cannot say it."""
     path: str
     env: dict[str, str]
     labels: dict[str, str]
@@ -88,6 +90,7 @@ def recipe(job: Job) -> Recipe:
         apt_secret=_APT_SECRET if image.site.apt_auth else "",
         pip_secret=_PIP_SECRET if image.site.pip_conf else "",
         pip_config="/run/secrets/pip_conf" if image.site.pip_conf else "/site/pip.conf" if _has_site(job) else "",
+        pip_certificates="/site/ca.pem" if image.site.pip_conf and image.site.certificates else "",
         path="/opt/clipship/bin:$PATH" if image.mpi == "base" else _PATH,
         env=_environment(job, row),
         labels=_labels(job, row),
