@@ -20,7 +20,7 @@ from trainer.launch.image.dockerfile import dockerfile
 TAG = "registry.example/team/clipship:1"
 HOSTILE = ["$(touch /tmp/x)", "`id`", '"; RUN id #', "a\\", "it's", "# comment", "$HOME ${HOME}", "<<EOF", "ä 日本", "--mount=x", "\\n", ""]
 
-one_line = st.text(st.characters(blacklist_characters="\x00\r\n", blacklist_categories=("Cs",)), max_size=40) | st.sampled_from(HOSTILE)
+one_line = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r\n"), max_size=40) | st.sampled_from(HOSTILE)
 
 
 def image_job(stack: dict[str, Any] | None = None, **image: Any) -> Job:
