@@ -8,7 +8,7 @@ SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
 WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/wheels
-PINS := docker/requirements.txt docker/requirements-build.txt docker/requirements-launch.txt tests/requirements.txt
+PINS := docker/requirements.txt docker/requirements-mpi.txt docker/requirements-build.txt docker/requirements-launch.txt tests/requirements.txt
 
 # The first Python that can make an environment; the pins were made for 3.11.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test test-faults bench-heartbeat test-full test-gpu demo parity lock clean
+.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat test-full test-gpu demo parity lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -70,7 +70,7 @@ check: venv ## format, lint and types, as CI runs them
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	if command -v shellcheck >/dev/null; then
-	    shellcheck docker/*.sh .ci/run
+	    shellcheck docker/*.sh tests/cluster/*/*.sh .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi
@@ -81,12 +81,27 @@ fmt: venv ## format the code and mend what the linter can
 
 test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks some
 	@status=0
-	$(PY) -m pytest -m 'not gpu and not full' $(TEST_ARGS) || status=$$?
+	$(PY) -m pytest -m 'not gpu and not full and not slurm' $(TEST_ARGS) || status=$$?
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
 
 test-full: venv horovod ## the whole matrix of backends, launchers, worlds and faults; takes its time
 	@$(PY) -m pytest -m full $(TEST_ARGS)
+
+goldens: venv ## write what is rendered now over tests/unit/golden/; read the diff before you commit it
+	@$(PY) -m pytest tests/unit -k golden --rewrite-goldens --quiet
+	git status --short tests/unit/golden
+
+test-slurm: venv horovod ## runs on a real Slurm of two nodes on this machine (Debian, root; installs slurm-wlm and munge)
+	@tests/cluster/slurm/packages.sh
+	$(PY) -m pytest tests/cluster/slurm -m 'slurm and not full' $(TEST_ARGS)
+
+test-slurm-full: venv horovod ## the same, with containers, preemption, and a newer Slurm of a newer Debian
+	@tests/cluster/slurm/packages.sh
+	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
+
+bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
+	@$(PY) -m tests.bench_cli
 
 test-faults: venv horovod ## how runs end: every launcher, place and deed (half an hour); `make test` runs a part
 	@$(PY) -m pytest tests/integration -k test_ends $(TEST_ARGS)
@@ -112,7 +127,7 @@ lock: ## pin the requirements anew: names, versions, hashes
 	trap 'rm -rf "$$tools"' EXIT
 	$(PYTHON) -m venv "$$tools"
 	"$$tools/bin/pip" install --disable-pip-version-check --quiet uv
-	for pins in $(PINS); do
+	for pins in $(PINS) docker/requirements-cuda-13.0.txt; do
 	    "$$tools/bin/uv" pip compile --quiet --python-version 3.11 --generate-hashes --allow-unsafe --no-header \
 	        --no-emit-index-url --no-emit-find-links --output-file "$$pins" "$${pins%.txt}.in" $(LOCK_ARGS)
 	done

@@ -138,7 +138,7 @@ fi
 
 # Beside the wheel's folder: the finished folder then appears by one rename.
 mkdir -p "$(dirname "$wheel_dir")"
-scratch=$(mktemp -d "$(dirname "$(realpath -m "$wheel_dir")")/.build-XXXXXX")
+scratch=$(realpath "$(mktemp -d "$(dirname "$(realpath -m "$wheel_dir")")/.build-XXXXXX")")
 log=$(mktemp "${TMPDIR:-/tmp}/build-horovod-XXXXXX.log") keep_log=''
 trap 'rm -rf "$scratch"; [[ -n $keep_log ]] || rm -f "$log"' EXIT
 

@@ -1,8 +1,31 @@
-"""Skips what a machine cannot run: tests marked `horovod` where Horovod was not built. No torch."""
+"""Skips what a machine cannot run: tests marked `horovod` where Horovod was not built. Whole-text goldens. No torch."""
 
 import importlib.util
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+GOLDENS = Path(__file__).parent / "unit" / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-goldens", action="store_true", help="Write what is rendered now over the golden files; read the diff.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a whole text with tests/unit/golden/NAME; `make goldens` rewrites the file instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDENS / name
+        if request.config.getoption("--rewrite-goldens"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} does not exist: `make goldens` writes it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -45,7 +45,10 @@ def resolve_paths(job: Job, base: Path) -> Job:
     def path(name: str) -> str:
         return str(base / _at_home(name))
 
-    data, model, evaluation = job.data, job.model, job.eval
+    def known(name: str | None) -> str | None:
+        return None if name is None else path(name)
+
+    data, model, evaluation, site = job.data, job.model, job.eval, job.image.site
     is_weights = model.pretrained is not None and ("/" in model.pretrained or model.pretrained.endswith(_WEIGHTS))
     changes: dict[str, Section] = {
         "data": data.model_copy(update={"train": _patterns(data.train, base)}),
@@ -66,6 +69,18 @@ def resolve_paths(job: Job, base: Path) -> Job:
         ),
         "checkpoint": job.checkpoint.model_copy(
             update={"resume": wanted if (wanted := job.checkpoint.resume) in ("auto", "never") else path(wanted)}
+        ),
+        "image": job.image.model_copy(
+            update={
+                "site": site.model_copy(
+                    update={
+                        "certificates": tuple(path(name) for name in site.certificates),
+                        "wheelhouse": known(site.wheelhouse),
+                        "pip_conf": known(site.pip_conf),
+                        "apt_auth": known(site.apt_auth),
+                    }
+                )
+            }
         ),
         "logging": job.logging.model_copy(update={"runs": path(job.logging.runs)}),
     }

@@ -37,7 +37,7 @@ def main(folder: Path, nproc: int, overrides: tuple[str, ...]) -> None:
 
 def demo(folder: Path, nproc: int, overrides: tuple[str, ...]) -> int:
     """Pack, train, show; a finished run of before is kept aside, an unfinished one goes on. Returns an exit code."""
-    job_path = _prepare(folder)
+    job_path = prepare(folder)
     job = jobfile.load(job_path, overrides)
     if (run_folder(job) / "result.json").exists():
         print(f"demo: the finished run of before is now {move_aside(run_folder(job))}")
@@ -47,7 +47,7 @@ def demo(folder: Path, nproc: int, overrides: tuple[str, ...]) -> int:
     return code or _show(job, job_path, nproc, time.monotonic() - started)
 
 
-def _prepare(folder: Path) -> Path:
+def prepare(folder: Path) -> Path:
     """The packed images and the job file with its model; an existing job file is left as its owner made it."""
     folder.mkdir(parents=True, exist_ok=True)
     print(f"demo: packing 1,797 real images of digits into {folder / 'digits'}", flush=True)

@@ -1,19 +1,69 @@
-"""`[stack]` and `[image]`: the container that ranks run in."""
+"""`[stack]` and `[image]`: the container that ranks run in, and what it is built from."""
 
 import re
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.job.fields import Section, Text
+from trainer.job.fields import Positive, Section, Text, VariableName
 
 _IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII)
+_APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
+
+Line = Annotated[str, StringConstraints(min_length=1, pattern=r"\A[^\x00\r\n]*\z")]
+Version = Annotated[str, StringConstraints(pattern=r"\A\d+(\.\d+)+\z")]
+
+_SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA"}
 
 
 class Stack(Section):
-    """Versions that the container image is built from. Rendering the image comes in a later release."""
+    """Versions that the container image is built from; `clipship stacks` lists what goes together."""
 
-    torch: Text = "2.14.1"
-    """PyTorch's version; CUDA, NCCL and Horovod follow from it."""
+    torch: Version = "2.14.1"
+    """PyTorch's version; CUDA, cuDNN, NCCL and Horovod follow from it."""
+    cuda: Version | None = None
+    """An assertion: the CUDA release, as 13.0, that torch's wheel brings. Another one is refused."""
+    nccl: Version | None = None
+    """An assertion: the NCCL that torch's wheel brings. Horovod uses the same one; another one is refused."""
+    open_clip: Version = "3.3.0"
+    """open_clip_torch's version: models, tokenizers, transforms."""
+    archs: tuple[Annotated[str, StringConstraints(pattern=r"\A\d+\.\d\z")], ...] = Field(default=("8.0", "9.0"), min_length=1)
+    """Compute capabilities of the GPUs that the image is for: Horovod's kernels are compiled for each, the last one also as PTX."""
+    driver: Positive | None = None
+    """The oldest NVIDIA driver branch on the nodes, as 570. None: not checked here; the container runtime refuses one that is too old."""
+
+
+class Site(Section):
+    """What building needs on this site alone. Nothing of it is in the image, its layers, labels, history or environment."""
+
+    certificates: tuple[Text, ...] = ()
+    """Files of CA certificates (PEM) that apt and pip trust beside the base's own."""
+    index_url: Line | None = None
+    """The package index that pip asks. No password in it: that goes into pip_conf."""
+    apt_mirror: Line | None = None
+    """The address that Debian's or Ubuntu's packages come from: http(s)://host/path; a dated snapshot makes builds repeatable."""
+    wheelhouse: Text | None = None
+    """A folder that `clipship image wheelhouse` filled: pip asks no index then."""
+    pip_conf: Text | None = None
+    """A pip.conf with passwords. It reaches the build as a secret of BuildKit; the classic builder is refused."""
+    apt_auth: Text | None = None
+    """A file for apt's auth.conf.d with passwords; as pip_conf."""
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The path of each secret by the name under which BuildKit knows it."""
+        return {name: path for name, path in (("pip_conf", self.pip_conf), ("apt_auth", self.apt_auth)) if path}
+
+    @field_validator("index_url", "apt_mirror")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not re.fullmatch(r"https?://[^\s/]\S*", value):
+            raise ValueError(f'"{value}" is no address; expected http://host/path or https://host/path')
+        if "@" in value.split("/")[2]:
+            raise ValueError("holds a password: it would stay in the build's records; put it into the file that pip_conf or apt_auth names")
+        return value
 
 
 class Image(Section):
@@ -21,10 +71,70 @@ class Image(Section):
 
     tag: Text | None = None
     """Its full name, as `docker pull` takes it. None: the job runs without a container."""
+    base: Text = "debian:12-slim"
+    """What it starts from: Debian or Ubuntu, or a site's own image made of one. A digest (name@sha256:...) makes builds repeatable."""
+    os: Literal["auto", "debian-12", "debian-13", "ubuntu-24.04", "ubuntu-22.04"] = "auto"
+    """What the base is made of. auto: read from the base's name."""
+    mpi: Literal["debian", "pypi", "base"] = "debian"
+    """Open MPI from the system's packages (4.1 on Debian 12 and Ubuntu 24.04), from PyPI (5), or the one that the base has."""
+    toolkit: Literal["auto", "pypi", "debian", "base"] = "auto"
+    """Where nvcc comes from, for the build alone: PyPI, Debian 13's packages (non-free), or the base. auto: what the stack allows."""
+    cuda_home: Text = "/usr/local/cuda"
+    """Where the base has its CUDA toolkit; read with toolkit = "base"."""
+    compiler: bool = False
+    """Leave a C++ compiler in the image, which torch.compile needs."""
+    apt_packages: tuple[Text, ...] = ()
+    """More packages of the system, as name or name=version."""
+    pip_packages: tuple[Line, ...] = ()
+    """More Python packages, as pip takes them. They cannot change the version of one that the stack pins."""
+    env: dict[VariableName, Annotated[str, StringConstraints(pattern=r"\A[^\x00\r\n]*\z")]] = Field(default_factory=dict)
+    """More environment variables of the image, one line each; the section [env] sets a rank's, of any text."""
+    builder: Literal["auto", "classic", "buildkit"] = "auto"
+    """auto: BuildKit where a secret needs it, else the classic builder, which every Docker daemon has."""
+    site: Site = Site()
 
-    @field_validator("tag")
+    @field_validator("tag", "base")
     @classmethod
     def _a_reference(cls, value: str | None) -> str | None:
         if value is not None and not _IMAGE_NAME.fullmatch(value):
             raise ValueError(f'"{value}" is no image name; expected [registry/]name[:tag], the name in lower case')
         return value
+
+    @field_validator("apt_packages")
+    @classmethod
+    def _package_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _APT_PACKAGE.fullmatch(name):
+                raise ValueError(f'"{name}" is no package of the system; expected a name or name=version')
+        return value
+
+    @field_validator("pip_packages")
+    @classmethod
+    def _requirements(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if text.startswith("-") or text != text.strip():
+                raise ValueError(f'"{text}" is no requirement; expected a name with a version, as "einops==0.8.1"')
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
+        taken = [name for name in value if name in _SET_BY_THE_IMAGE]
+        if taken:
+            raise ValueError(f"{', '.join(taken)} cannot be set: the image sets it from the stack")
+        return value
+
+    @model_validator(mode="after")
+    def _one_index(self) -> "Image":
+        if self.site.pip_conf and (self.site.index_url or self.site.wheelhouse):
+            raise ValueError("site.pip_conf excludes site.index_url and site.wheelhouse: name the index in that file")
+        return self
+
+    @model_validator(mode="after")
+    def _secrets_need_buildkit(self) -> "Image":
+        if self.builder == "classic" and self.site.secrets:
+            raise ValueError(
+                f"the classic builder would keep the passwords of site.{' and site.'.join(self.site.secrets)} in the image's history; "
+                'take builder = "buildkit" or leave it at "auto"'
+            )
+        return self

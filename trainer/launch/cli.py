@@ -26,6 +26,7 @@ LAZY_COMMANDS = {
     "logs": ("trainer.launch.logs:command", "Show what the ranks of a run said."),
     "cancel": ("trainer.launch.cancel:command", "End a run that was submitted."),
     "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
+    "image": ("trainer.launch.image.command:command", "Build, prove and publish the container image of a job."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),
 }

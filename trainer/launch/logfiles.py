@@ -53,6 +53,11 @@ def log_lines(folder: Path, rank: int | None, *, follow: bool) -> Iterator[str]:
         time.sleep(_POLL_S)
 
 
+def has_logs(folder: Path) -> bool:
+    """Has any rank said anything?"""
+    return any(_NAME.fullmatch(path.name) for path in (folder / "logs").glob("rank-*.log"))
+
+
 def _opened(folder: Path, rank: int | None, files: dict[Path, _File]) -> list[_File]:
     """Those of before, and those that are new."""
     for path in sorted((folder / "logs").glob("rank-*.log")):

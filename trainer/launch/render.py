@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from trainer.job import Job
 
 KINDS = {
+    "dockerfile": ("trainer.launch.image.dockerfile:dockerfile", "The container image's Dockerfile."),
+    "slurm": ("trainer.launch.slurm.script:batch_script", "The batch script for sbatch."),
     "kubernetes": ("trainer.launch.kubernetes.manifest:manifest", "The MPIJob and the ConfigMap that `kubectl apply` takes."),
 }
 """What can be rendered: kind -> ("module:function" from a job to its text, its line in `clipship render --help`)."""
@@ -30,6 +32,8 @@ class _Kinds(click.Group):
     cls=_Kinds,
     epilog="""\b
 Examples:
+  clipship render dockerfile job.toml
+  clipship render slurm job.toml > train.sbatch
   clipship render kubernetes job.toml | kubectl apply -f -""",
 )
 def command() -> None:

@@ -4,6 +4,7 @@
 """
 
 import shlex
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,13 +34,24 @@ def _environment() -> "Environment":
         keep_trailing_newline=True,
         autoescape=False,  # this is no HTML: each value passes one of the filters
     )
-    environment.filters |= {"sh": sh, "yaml": yaml, "yaml_block": yaml_block, "directive": directive}
+    environment.filters |= {"sh": sh, "sh_words": sh_words, "yaml": yaml, "yaml_block": yaml_block, "directive": directive}
+    environment.filters |= {"dockerfile": dockerfile}
     return environment
 
 
 def sh(value: object) -> str:
     """One word of a POSIX shell, whatever is in it."""
     return shlex.quote(str(value))
+
+
+def sh_words(values: Iterable[object]) -> str:
+    """Words of a POSIX shell, whatever is in them."""
+    return " ".join(map(sh, values))
+
+
+def dockerfile(value: object) -> str:
+    """The value of an ENV or a LABEL, of one line: its backslashes, quotes and dollars stay what they are."""
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 
 
 def directive(value: object) -> str:

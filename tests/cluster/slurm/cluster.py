@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,15 +90,11 @@ class Cluster:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "CLIPSHIP_", "OMPI_", "PYTEST"))
         }
-        # The nodes are addresses of the loopback interface, which Open MPI passes over unless told.
-        open_mpi = {f"{family}_MCA_{name}_tcp_if_include": "lo" for family, name in (("OMPI", "btl"), ("OMPI", "oob"), ("PRTE", "oob"))}
-        return {
-            **kept,
-            **open_mpi,
-            "PMIX_MCA_ptl_tcp_if_include": "lo",
-            "SLURM_CONF": str(self.folder / "slurm.conf"),
-            "PYTHONPATH": str(REPOSITORY),
-        }
+        # Both nodes are the loopback interface, which Open MPI 4 passes over unless told; Open MPI 5 takes no loopback at all.
+        open_mpi = {"OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_oob_tcp_if_include": "lo", "PMIX_MCA_ptl_tcp_if_include": "lo"}
+        few_cores = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+        ours = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": str(REPOSITORY)}
+        return {**kept, **open_mpi, **few_cores, **ours}
 
     def start(self) -> None:
         """Until both nodes are idle."""
@@ -199,10 +196,8 @@ def descendants(root: int) -> list[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _until(happened: Callable[[], bool], limit_s: float, otherwise: str) -> None:

@@ -1,6 +1,7 @@
 """The batch script of a job: a pure function of the job file. No clock, no cluster, no torch."""
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -17,7 +18,7 @@ _MEETING = ("MASTER_ADDR", "MASTER_PORT", MEETING, TOKEN)
 """What the script finds out on the first node, beside `rank_environment`."""
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
 _WAIT_S = 60
-_NAMES_A_LINE = 6
+_LINE = 120
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,16 @@ class Batch:
         return self.nodes * self.per_node
 
     @property
+    def python_folder(self) -> str:
+        """ "" where Python comes from PATH."""
+        return self.python.rpartition("/")[0]
+
+    @property
     def passed_on(self) -> list[str]:
-        """mpirun's options that name the variables, some on each line. Values stay off the command line, where all could read them."""
-        words = [f"-x {name}" for name in self.names]
-        return [" ".join(words[at : at + _NAMES_A_LINE]) for at in range(0, len(words), _NAMES_A_LINE)]
+        """mpirun's options that name the variables, as lines. Values stay off the command line, where everybody could read them."""
+        return [
+            line.replace("=", " ") for line in textwrap.wrap(" ".join(f"-x={name}" for name in self.names), _LINE, break_on_hyphens=False)
+        ]
 
 
 def batch_script(job: Job) -> str:
@@ -79,7 +86,7 @@ def _batch(job: Job) -> Batch:
         cpus=resources.cpus_per_gpu,
         starts=slurm.max_restarts + 1,
         variables=variables,
-        names=sorted({*_in_container(variables), *_MEETING}),
+        names=sorted({*variables, *_MEETING}),
         unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
         inside={"none": "", "pyxis": " in a pyxis container", "apptainer": " in an apptainer container"}[slurm.container],
         image=_image(job) if slurm.container != "none" else "",
@@ -141,10 +148,6 @@ def _variables(job: Job) -> dict[str, str]:
 
 
 _PREFIX = "APPTAINERENV_"
-
-
-def _in_container(variables: Mapping[str, str]) -> list[str]:
-    return list(variables)
 
 
 def _image(job: Job) -> str:

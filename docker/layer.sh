@@ -1,0 +1,23 @@
+#!/bin/sh
+# Runs a command in a build stage and gathers the files that it made or changed under /layer: `COPY --from=STAGE /layer/ /` brings
+# those into the image, and nothing of how they came about: no mirror, certificate, cache or package list.
+# POSIX sh, find and cp alone: a minimal Debian or Ubuntu has no more. Files that the command removes stay in the image.
+set -eu
+[ $# -gt 0 ] || { echo 'usage: layer.sh COMMAND...' >&2; exit 2; }
+
+rm -rf /layer # of the stage that this one starts from
+mkdir /layer
+: >/layer/.begun
+sleep 1 # file systems may count in whole seconds
+"$@"
+
+# -cnewer: packages keep the times of their files, the file system's own time of change is now.
+# Logs, package lists and caches differ from build to build; the daemon itself mounts the three files in /etc.
+find / -xdev \
+    \( -path /layer -o -path /site -o -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /root/.cache -o -path /var/log \
+    -o -path /var/cache -o -path /var/lib/apt -o -path '/var/lib/dpkg/*-old' -o -path /var/lib/dpkg/lock \
+    -o -path /etc/hosts -o -path /etc/hostname -o -path /etc/resolv.conf \
+    -o -path /usr/share/doc -o -path /usr/share/man -o -path /usr/share/locale -o -path /usr/share/info \) -prune \
+    -o -cnewer /layer/.begun \( ! -type d -o -empty \) -print0 |
+    xargs -0 -r cp --archive --link --parents --target-directory=/layer
+rm /layer/.begun

@@ -1,0 +1,28 @@
+"""Clusters for tests, made once for all tests that need one, and taken down after them."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm.cluster import Cluster, missing_programs
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    """Two nodes. Not in /tmp, of which each has its own. What is not there fails the tests: nobody asks for them by chance."""
+    if os.geteuid():
+        pytest.fail("these tests start Slurm's daemons in namespaces of their own, and need root for it")
+    if missing := missing_programs():
+        pytest.fail(f"{', '.join(missing)} not found: `make test-slurm` installs Debian's slurm-wlm and munge")
+    folder = Path(tempfile.mkdtemp(prefix="clipship-slurm-", dir="/var/tmp"))
+    cluster = Cluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)

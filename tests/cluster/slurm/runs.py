@@ -1,0 +1,96 @@
+"""Runs on the cluster of a test, as their user starts and watches them: with the command line."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tests.cluster.slurm.cluster import Cluster
+from trainer.demo.__main__ import prepare
+
+LIMIT_S = 420.0
+"""For one job on a busy machine; no test says how long one takes."""
+
+
+@dataclass
+class Demo:
+    """Jobs that learn digits, in a folder that both nodes see."""
+
+    cluster: Cluster
+    folder: Path
+
+    @classmethod
+    def make(cls, cluster: Cluster) -> "Demo":
+        folder = cluster.folder / "demo"
+        prepare(folder)
+        return cls(cluster, folder)
+
+    def write(self, name: str, **sections: Mapping[str, Any]) -> Path:
+        """A job file of the demo's training, on two nodes of two ranks, with keys of sections replaced."""
+        import tomllib
+
+        job: dict[str, Any] = tomllib.loads((self.folder / "job.toml").read_text())
+        job |= {"name": name, "resources": {"nodes": 2, "gpus_per_node": 2, "cpus_per_gpu": 1}}
+        job["slurm"] = {"time": "30", "python": sys.executable, "signal_lead_s": 20}
+        job["data"]["workers"] = 0
+        job["logging"]["every_steps"] = 1
+        for section, keys in sections.items():
+            job[section] = {**job.get(section, {}), **keys}
+        path = self.folder / "job-of-a-test.toml"
+        path.write_text(tomli_w.dumps(job))
+        return path
+
+    def clipship(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "trainer.launch.cli", *words]
+        return self.cluster.run(*command, check=False, cwd=self.folder)
+
+    def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
+        """The job's id, which is all that stdout has."""
+        answer = self.clipship("submit", str(self.write(name, **sections)), "--to", "slurm")
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.strip().isdigit(), answer.stdout
+        return answer.stdout.strip()
+
+    def run(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def output(self, name: str, job_id: str) -> str:
+        """What the batch script and the ranks wrote."""
+        path = self.run(name) / "logs" / f"slurm-{job_id}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        path = self.run(name) / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def losses(self, name: str) -> dict[int, float]:
+        records = [event for event in self.events(name) if "loss" in event]
+        found = {record["step"]: record["loss"] for record in records}
+        assert len(found) == len(records), "a step is logged twice"
+        return found
+
+    def result(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run(name) / "result.json").read_text())
+        return found
+
+    def wait_for_step(self, name: str, step: int, job_id: str) -> None:
+        self.until(lambda: max(self.losses(name), default=0) >= step, f"{name} does not reach step {step}", name, job_id)
+
+    def wait(self, name: str, job_id: str) -> Mapping[str, str]:
+        """Until the job has ended for good; what scontrol says of it then."""
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        self.until(lambda: self.cluster.job(job_id)["JobState"] in over, "the job does not end", name, job_id)
+        return self.cluster.job(job_id)
+
+    def until(self, happened: Callable[[], bool], otherwise: str, name: str, job_id: str) -> None:
+        limit = time.monotonic() + LIMIT_S
+        while not happened():
+            assert time.monotonic() < limit, f"{otherwise}\n{self.output(name, job_id)}"
+            time.sleep(0.5)

@@ -1,0 +1,230 @@
+"""Runs on a real Slurm of two nodes: each way of starting ranks, and each way in which a job may end."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm.cluster import Cluster, descendants
+from tests.cluster.slurm.runs import Demo
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
+
+HOROVOD = {"backend": "horovod", "deterministic": False}
+TWO_RANKS = {"nodes": 2, "gpus_per_node": 1}
+SHORT = {"epochs": 1, "warmup_steps": 4}
+HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(false)`\\", "LINES": "one\ntwo\n", "EMPTY": "", "PERCENT": "%t %j #", "UTF8": "é\t"}
+LEARNED = 0.85
+"""Top-1 of held-out digits after the demo's epochs; chance is 0.1."""
+
+
+@pytest.fixture(scope="module")
+def demo(slurm: Cluster) -> Demo:
+    return Demo.make(slurm)
+
+
+def _states(demo: Demo) -> set[str]:
+    return set(demo.cluster.run("squeue", "--noheader", "--format=%T").stdout.split())
+
+
+def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its_losses(demo: Demo) -> None:
+    whole = demo.submit("whole")
+    assert demo.wait("whole", whole)["JobState"] == "COMPLETED", demo.output("whole", whole)
+    assert demo.result("whole")["zero_shot_top1"] > LEARNED
+    assert demo.result("whole")["world_size"] == 4
+    cut = demo.submit("cut")
+    demo.wait_for_step("cut", 10, cut)
+    demo.cluster.run("scontrol", "update", f"JobId={cut}", "EndTime=now+50")
+    assert demo.wait("cut", cut)["JobState"] == "COMPLETED", demo.output("cut", cut)
+    said = demo.output("cut", cut)
+    assert "the time limit is near: ranks save and leave" in said
+    assert "clipship: saved; queued again" in said
+    assert f"start 2 of job {cut}" in said
+    assert int(demo.cluster.job(cut)["Restarts"]) >= 1
+    assert demo.losses("cut") == demo.losses("whole")
+
+
+@pytest.mark.horovod
+def test_horovod_by_srun_learns_the_digits(demo: Demo) -> None:
+    job = demo.submit("horovod", comm=HOROVOD)
+    assert demo.wait("horovod", job)["JobState"] == "COMPLETED", demo.output("horovod", job)
+    assert demo.result("horovod")["zero_shot_top1"] > LEARNED
+    assert demo.result("horovod")["world_size"] == 4
+
+
+@pytest.mark.horovod
+def test_horovod_by_mpirun_in_a_run_with_a_hostile_name_and_hostile_variables(demo: Demo) -> None:
+    name = "a #b \"c\" 'd' %j $HOME \\n;é"
+    job = demo.submit(name, comm=HOROVOD, slurm={"launcher": "mpirun"}, env=HOSTILE, optim=SHORT)
+    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
+    assert demo.result(name)["world_size"] == 4
+    assert demo.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%j").stdout.rstrip("\n") == name
+
+
+_STAND_IN = """\
+#!{python}
+import os, shutil, sys
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SLURM_PROCID"]
+shutil.copyfile("/proc/self/environ", f"{{sys.argv[-1]}}.{{rank}}.env")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher: str) -> None:
+    python = demo.folder / "python"
+    python.write_text(_STAND_IN.format(python=sys.executable))
+    python.chmod(0o755)
+    name = f"variables-{launcher}"
+    job = demo.submit(name, env=HOSTILE, slurm={"launcher": launcher, "python": str(python)})
+    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
+    found = [_environment(path) for path in sorted((demo.run(name) / "artefacts").glob("*.env"))]
+    assert len(found) == 4
+    for variables in found:
+        assert {key: variables[key] for key in HOSTILE} == HOSTILE
+        assert variables["CLIPSHIP_WORLD_SIZE"] == "4"
+    for key in ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN", "OMP_NUM_THREADS"):
+        assert len({variables[key] for variables in found}) == 1, key
+    assert len(found[0]["CLIPSHIP_TOKEN"]) == 32
+
+
+def _environment(path: Path) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in path.read_bytes().decode().split("\0") if "=" in entry)
+
+
+def test_a_killed_rank_ends_the_job_with_its_name_as_the_last_word(demo: Demo) -> None:
+    job = demo.submit("killed-rank", resources=TWO_RANKS)
+    demo.wait_for_step("killed-rank", 3, job)
+    os.kill(_rank_on(demo, "n2"), signal.SIGKILL)
+    ended = demo.wait("killed-rank", job)
+    last = demo.output("killed-rank", job).splitlines()[-1]
+    assert ended["JobState"] == "FAILED"
+    assert ended["ExitCode"] == "1:0"
+    assert last.startswith("clipship: rank 1 on n2 ended the run with exit code 1: killed by SIGKILL in ")
+    assert ended["Restarts"] == "0"
+    status = demo.clipship("status", str(demo.run("killed-rank"))).stdout
+    assert "state       FAILED\n" in status
+    assert "rank 1 on n2: killed by SIGKILL" in status
+    assert _leftovers(demo) == []
+
+
+def _rank_on(demo: Demo, node: str) -> int:
+    return next(pid for pid in descendants(demo.cluster.processes[node].pid) if b"trainer.health.start" in _command(pid))
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _leftovers(demo: Demo) -> list[bytes]:
+    """Ranks that outlived their job; Slurm may need a moment after its last word."""
+    for _ in range(20):
+        found = [
+            _command(pid) for node in ("n1", "n2") for pid in descendants(demo.cluster.processes[node].pid) if b"trainer." in _command(pid)
+        ]
+        if not found:
+            break
+        time.sleep(0.5)
+    return found
+
+
+def test_scancel_saves_and_nothing_queues_the_job_again(demo: Demo) -> None:
+    job = demo.submit("cancelled", resources=TWO_RANKS, data={"workers": 1})
+    demo.wait_for_step("cancelled", 3, job)
+    again = demo.clipship("submit", str(demo.write("cancelled", resources=TWO_RANKS)), "--to", "slurm")
+    assert again.returncode == 2
+    assert f"is Slurm's job {job} already (RUNNING)" in again.stderr
+    answer = demo.clipship("cancel", str(demo.run("cancelled")))
+    assert answer.returncode == 0, answer.stderr
+    assert f"job {job} is cancelled" in answer.stderr
+    ended = demo.wait("cancelled", job)
+    assert ended["JobState"] == "CANCELLED"
+    said = demo.output("cancelled", job)
+    assert "cancelled or preempted: ranks save and leave" in said
+    assert "ended the run with exit code 75: asked to stop; the run is saved and can go on" in said
+    assert "queued again" not in said
+    assert list((demo.run("cancelled") / "checkpoints").glob("step-*"))
+    assert _leftovers(demo) == []
+    assert demo.cluster.job(job)["Restarts"] == "0"
+    late = demo.clipship("cancel", str(demo.run("cancelled")))
+    assert late.returncode == 1
+    assert "has ended already" in late.stderr
+
+
+def test_a_lost_node_queues_the_job_again_and_it_goes_on(demo: Demo) -> None:
+    job = demo.submit("lost-node", resources=TWO_RANKS, checkpoint={"every_steps": 5}, optim={"epochs": 3})
+    demo.wait_for_step("lost-node", 7, job)
+    demo.cluster.kill_node("n2")
+    demo.until(lambda: demo.cluster.job(job)["Restarts"] == "1", "the job is not queued again", "lost-node", job)
+    demo.cluster.start_node("n2")
+    assert demo.wait("lost-node", job)["JobState"] == "COMPLETED", demo.output("lost-node", job)
+    assert sorted(demo.losses("lost-node")) == list(range(1, 67))
+    assert "start 2 of job" in demo.output("lost-node", job)
+
+
+def test_no_more_starts_than_the_job_allows(demo: Demo) -> None:
+    job = demo.submit("bounded", resources=TWO_RANKS, slurm={"max_restarts": 0})
+    demo.wait_for_step("bounded", 2, job)
+    demo.cluster.run("scancel", "--batch", "--signal=USR2", job)
+    ended = demo.wait("bounded", job)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "75:0", "0")
+    assert demo.output("bounded", job).endswith("saved, but not queued again: slurm.max_restarts = 0\n")
+
+
+def test_a_run_folder_that_only_one_node_has_is_named_before_ranks_start(demo: Demo) -> None:
+    path = demo.write("not-shared", logging={"runs": "/tmp/clipship-test-runs"})
+    script = demo.folder / "not-shared.sbatch"
+    script.write_text(demo.clipship("render", "slurm", str(path)).stdout)
+    job = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
+    ended = demo.wait("not-shared", job)
+    said = (demo.folder / f"slurm-{job}.out").read_text()
+    assert ended["ExitCode"] == "2:0"
+    assert "clipship: node n2 does not see the run folder" in said
+    assert said.splitlines()[-1].endswith("must be on a file system that all nodes share: change logging.runs")
+
+
+def test_another_number_of_ranks_than_rendered_is_refused(demo: Demo) -> None:
+    script = demo.folder / "changed.sbatch"
+    script.write_text(demo.clipship("render", "slurm", str(demo.write("changed"))).stdout)
+    job = demo.cluster.run("sbatch", "--parsable", "--nodes=1", str(script), cwd=demo.folder).stdout.strip()
+    assert demo.wait("changed", job)["ExitCode"] == "2:0"
+    assert "sbatch got 4 ranks changed into 2" in (demo.folder / f"slurm-{job}.out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"slurm": {"partition": "nope"}}, "slurm.partition (`sinfo` lists them)"),
+        ({"resources": {"gpus_per_node": 4}}, "resources.nodes, gpus_per_node, cpus_per_gpu"),
+        ({"slurm": {"mem": "900T"}}, "mem"),
+        ({"slurm": {"constraint": "no-such-feature"}}, "slurm.constraint"),
+        ({"slurm": {"extra": {"no-such-option": "x"}}}, "slurm.extra"),
+        ({"slurm": {"dependency": "never:1"}}, "slurm.dependency"),
+    ],
+)
+def test_what_slurm_refuses_names_the_key_to_change(demo: Demo, sections: dict[str, dict[str, object]], expected: str) -> None:
+    answer = demo.clipship("submit", str(demo.write("refused", **sections)), "--to", "slurm")
+    assert answer.returncode == 2, answer.stderr
+    assert answer.stdout == ""
+    assert "Slurm refuses the job: sbatch: " in answer.stderr
+    assert expected in answer.stderr.partition("\nchange ")[2]
+    assert "RUNNING" not in _states(demo)
+
+
+def test_logs_follow_all_ranks_to_the_end_in_the_order_of_time(demo: Demo) -> None:
+    job = demo.submit("followed", resources=TWO_RANKS, optim=SHORT)
+    lines = demo.clipship("logs", "-f", str(demo.run("followed"))).stdout.splitlines()
+    demo.wait("followed", job)
+    assert {line.partition("]")[0] for line in lines} >= {"[0"}
+    assert any("step 22/22" in line for line in lines)
+    stamps = [line.partition(" ")[2][:23] for line in lines]
+    assert stamps[:5] == sorted(stamps[:5])
+    status = demo.clipship("status", str(demo.run("followed"))).stdout
+    assert "state       COMPLETED\n" in status
+    assert "step        22 of 22" in status
+    assert "result      done" in status

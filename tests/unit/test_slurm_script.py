@@ -1,0 +1,224 @@
+"""The batch script: its whole text, what it does with hostile values, what it refuses. tests/cluster has a real Slurm."""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainer import jobfile
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.launch.cli import main
+from trainer.launch.slurm.script import batch_script
+
+Golden = Callable[[str, str], None]
+HOROVOD = {"backend": "horovod"}
+PYXIS = {"container": "pyxis", "image": "registry.example.com/vision/clip:1"}
+HOSTILE = "a #b \"c\" 'd' %j $HOME `id` \\n;é"
+
+
+def job(**sections: Any) -> Job:
+    table: dict[str, Any] = {
+        "name": "first-run",
+        "data": {"train": ["/data/cc3m/{00000..00331}.tar"]},
+        "optim": {"global_batch_size": 4096, "epochs": 3},
+        "resources": {"nodes": 2, "gpus_per_node": 4},
+        "logging": {"runs": "/scratch/runs"},
+    }
+    for name, value in sections.items():
+        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
+    return jobfile.from_table(table, "a test's job")
+
+
+EVERYTHING: dict[str, Any] = {
+    "partition": "gpu",
+    "account": "vision",
+    "qos": "high",
+    "time": "1-12:30",
+    "mem": "480G",
+    "gpus": "gres",
+    "gpu_type": "a100",
+    "constraint": "(ib&nvlink)",
+    "reservation": "friday",
+    "nodelist": "n[1-8]",
+    "exclude": "n3",
+    "exclusive": True,
+    "dependency": "afterok:12",
+    "array": "1-10%1",
+    "mail_type": ["END", "FAIL"],
+    "mail_user": "me@example.com",
+    "extra": {"licenses": "matlab:1", "comment": HOSTILE, "spread-job": True, "overcommit": False},
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    "torch-srun": {},
+    "one-node": {"resources": {"nodes": 1, "gpus_per_node": 1}, "slurm": {"requeue": False}},
+    "horovod-srun-pmi2": {"comm": HOROVOD, "slurm": {"mpi": "pmi2", "modules": ["cuda/13.0"], "setup": ['. "$HOME/venv/bin/activate"']}},
+    "horovod-mpirun": {"comm": HOROVOD, "slurm": {"launcher": "mpirun", "python": "/shared/venv/bin/python"}},
+    "torch-pyxis": {"slurm": PYXIS | {"mounts": ["/lustre/data:/data:ro"]}},
+    "horovod-pyxis": {"comm": HOROVOD, "slurm": PYXIS | {"image": "/images/clip.sqsh"}, "env": {"LIST": "a,b"}},
+    "torch-apptainer": {"slurm": {"container": "apptainer", "image": "/images/clip.sif"}, "env": {"LIST": "a,b"}},
+    "horovod-apptainer-mpirun": {"comm": HOROVOD, "slurm": {"container": "apptainer", "launcher": "mpirun"}, "image": {"tag": "clip:1"}},
+    "every-option": {"slurm": EVERYTHING},
+    "hostile": {"name": HOSTILE, "env": {"A": HOSTILE, "LINES": "one\ntwo\nEND_OF_JOB\n", "EMPTY": ""}, "logging": {"runs": "/s/a\nb'c"}},
+    "ipv6-interface": {"slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "TERM", "signal_lead_s": 60}},
+    "name-suffix": {"slurm": {"name_suffix": "i"}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_script(name: str, golden: Golden) -> None:
+    golden(f"slurm/{name}.sbatch", batch_script(job(**CASES[name])))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    path = tmp_path / "train.sbatch"
+    path.write_text(batch_script(job(**CASES[name])))
+    checked = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_same_job_gives_the_same_bytes() -> None:
+    assert batch_script(job(slurm=EVERYTHING)) == batch_script(job(slurm=EVERYTHING))
+
+
+def test_render_prints_the_script_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(jobfile.dump(job()))
+    assert main(["render", "slurm", str(path)]) == 0
+    assert capsys.readouterr() == (batch_script(job()), "")
+
+
+text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=text, word=text)
+def test_any_variable_and_the_job_itself_leave_bash_as_they_went_in(value: str, word: str, tmp_path: Path) -> None:
+    given_job = job(env={"A": value, "B": "\n" + word + "\nEND_OF_JOB\n"}, logging={"runs": str(tmp_path)})
+    head = batch_script(given_job).removesuffix("\nmain\n")
+    (tmp_path / "first-run" / "artefacts").mkdir(parents=True, exist_ok=True)
+    program = f"{head}\nenvironment\nwrite_job\nenv -0\n"
+    found = subprocess.run(["bash"], input=program.encode(), capture_output=True, check=True, env={"PATH": "/usr/bin:/bin"}).stdout
+    variables = dict(entry.split("=", 1) for entry in found.decode().split("\0") if "=" in entry)
+    assert variables["A"] == value
+    assert variables["B"] == "\n" + word + "\nEND_OF_JOB\n"
+    assert jobfile.load(tmp_path / "first-run" / "artefacts" / "slurm-job.toml") == given_job
+
+
+def directives(**slurm: Any) -> list[str]:
+    return [line for line in batch_script(job(slurm=slurm)).splitlines() if line.startswith("#SBATCH")]
+
+
+def test_memory_of_a_node_is_that_of_its_gpus() -> None:
+    script = batch_script(job(resources={"mem_gb_per_gpu": 1.5}))
+    assert '#SBATCH --mem="6144M"\n' in script
+
+
+def test_memory_in_slurms_words_goes_first() -> None:
+    assert '#SBATCH --mem="0"' in directives(mem="0")
+
+
+def test_cpu_jobs_ask_for_no_gpu() -> None:
+    assert not [line for line in directives(gpus="none") if "gpu" in line or "gres" in line]
+
+
+@pytest.mark.parametrize("time", ["90", "30:00", "12:30:00", "2-12", "2-12:30", "2-12:30:00", "0-00:10"])
+def test_times_of_slurm_are_passed_on(time: str) -> None:
+    assert f'#SBATCH --time="{time}"' in directives(time=time)
+
+
+def test_a_bare_number_is_minutes() -> None:
+    assert '#SBATCH --time="90"' in directives(time=90)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "expected"),
+    [
+        ({"time": "UNLIMITED"}, 'slurm.time: "UNLIMITED" is no time limit of Slurm; write it as'),
+        ({"time": "0"}, "asks for no limit"),
+        ({"time": "12h"}, "is no time limit"),
+        ({"time": "1-25"}, "is no time limit"),
+        ({"time": "10:99"}, "is no time limit"),
+        ({"time": "-5"}, "is no time limit"),
+        ({"time": "3"}, "is not longer than signal_lead_s = 180"),
+        ({"time": "0-00:02"}, "is not longer than signal_lead_s"),
+        ({"mem": "480 GB"}, "is no memory of Slurm; write a whole number and one of K, M, G, T"),
+        ({"mem": "1.5G"}, "is no memory of Slurm"),
+        ({"mem": "-1"}, "is no memory of Slurm"),
+        ({"array": "1-10"}, "must come one after the other"),
+        ({"array": "1-10%2"}, "must come one after the other"),
+        ({"partition": "a b"}, "must be one word"),
+        ({"constraint": "a\nb"}, "must be one line"),
+        ({"setup": ["a\nb"]}, "must be one line"),
+        ({"modules": ["cuda; rm"]}, "is no module's name"),
+        ({"extra": {"nodes": "3"}}, "nodes follows from resources.nodes"),
+        ({"extra": {"--licenses": "x"}}, "is no long option of sbatch"),
+        ({"extra": {"comment": "a\n#SBATCH --nodes=9"}}, "must be one line"),
+        ({"signal": "USR1"}, 'must be one of "USR2", "TERM", "HUP", "INT" (given "USR1")'),
+        ({"signal_lead_s": 5}, "must be at least 10"),
+        ({"container": "docker"}, 'must be one of "none", "pyxis", "apptainer"'),
+        ({"container": "pyxis", "launcher": "mpirun"}, "cannot start pyxis containers"),
+        ({"mounts": ["/a:/a"]}, "mounts are for containers"),
+        ({"container": "pyxis", "mounts": ["data"]}, "is no mount"),
+        ({"container": "pyxis", "mounts": ["/a,/b:/c"]}, "is no mount"),
+        ({"interface": "ib0"}, 'interface needs rendezvous = "ipv4"'),
+        ({"rendezvous": "ipv4", "interface": "ib0; id"}, "must consist of letters"),
+        ({"rendezvous": "ipv4", "name_suffix": "i"}, 'name_suffix needs rendezvous = "name"'),
+        ({"mail_type": ["SOMETIMES"]}, 'must be one of "BEGIN"'),
+        ({"max_restarts": -1}, "must be at least 0"),
+    ],
+)
+def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError) as refused:
+        job(slurm=slurm)
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "pyxis", "apptainer"),
+    [
+        ("clip:1", "clip:1", "docker://clip:1"),
+        ("vision/clip:1", "vision/clip:1", "docker://vision/clip:1"),
+        ("registry.example.com/vision/clip:1", "registry.example.com#vision/clip:1", "docker://registry.example.com/vision/clip:1"),
+        ("localhost:5000/clip", "localhost:5000#clip", "docker://localhost:5000/clip"),
+        ("/images/my clip.sqsh", "/images/my clip.sqsh", "/images/my clip.sqsh"),
+        ("docker://clip:1", "docker://clip:1", "docker://clip:1"),
+    ],
+)
+def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, apptainer: str) -> None:
+    assert f"--container-image={shlex.quote(pyxis)}\n" in batch_script(job(slurm={"container": "pyxis", "image": name}))
+    assert f" {shlex.quote(apptainer)} \\\n" in batch_script(job(slurm={"container": "apptainer", "image": name}))
+
+
+def test_a_container_without_an_image_is_refused() -> None:
+    with pytest.raises(InputError, match=r"needs an image: give slurm\.image or image\.tag"):
+        batch_script(job(slurm={"container": "pyxis"}))
+
+
+def test_a_folder_that_cannot_be_mounted_is_refused() -> None:
+    with pytest.raises(InputError, match=r"/scratch/a,b: a folder with a comma"):
+        batch_script(job(slurm=PYXIS, logging={"runs": "/scratch/a,b"}))
+
+
+def test_every_variable_of_a_rank_is_named_to_pyxis() -> None:
+    script = batch_script(job(slurm=PYXIS, env={"MINE": "x"}, comm={"nccl": {"socket_ifname": "ib0"}}))
+    line = next(line for line in script.splitlines() if "--container-env=" in line)
+    named = set(line.partition("=")[2].split(","))
+    exported = {line.split()[1].partition("=")[0] for line in script.splitlines() if line.startswith("    export ") and "=" in line}
+    assert exported | {"CLIPSHIP_TOKEN", "CLIPSHIP_SUPERVISORS", "MASTER_ADDR", "MASTER_PORT"} == named
+    assert {"MINE", "NCCL_SOCKET_IFNAME", "CLIPSHIP_WORLD_SIZE"} <= named
+
+
+def test_the_token_is_on_no_command_line() -> None:
+    for name in CASES:
+        assert "$CLIPSHIP_TOKEN" not in batch_script(job(**CASES[name]))

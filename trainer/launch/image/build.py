@@ -1,0 +1,103 @@
+"""Builds a job's image: with the SDK and the classic builder, or with BuildKit through the docker command where a secret needs it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ClusterError, InputError
+from trainer.job import Job
+from trainer.launch.image.causes import likely_cause
+from trainer.launch.image.context import Entry, context, write_folder, write_tar
+from trainer.launch.image.daemon import check_disk, client
+
+_LAST_LINES = 25
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def build(job: Job, *, any_disk: bool = False) -> str:
+    """Build the job's image, tag it, return its id. Output goes to stderr. Raises ClusterError where the daemon or the build fails."""
+    if job.image.tag is None:
+        raise InputError("image.tag: missing; it names the image that is built, as registry.example/team/clipship:1")
+    entries = context(job)
+    for name, path in job.image.site.secrets.items():
+        if not Path(path).is_file():
+            raise InputError(f"image.site.{name}: there is no file {path}")
+    connected = client()
+    if not any_disk:
+        check_disk(connected)
+    buildkit = job.image.builder == "buildkit" or bool(job.image.site.secrets)
+    lines = _with_buildkit(job, entries) if buildkit else _with_sdk(connected, job, entries)
+    _follow(lines)
+    return str(connected.images.get(job.image.tag).id)
+
+
+def revision() -> str:
+    """The commit that the checkout is at, with a plus where files differ; unknown where git cannot say."""
+    described = ["git", "-C", str(Path(__file__).parents[3]), "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _follow(lines: Iterator[str]) -> None:
+    """Pass the builder's lines on; where it fails, say the last ones again with the likely cause."""
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    try:
+        for line in lines:
+            clean = _COLOUR.sub("", line).rstrip()
+            if clean:
+                last.append(clean)
+                print(clean, file=sys.stderr, flush=True)
+    except _Failed as problem:
+        said = "\n".join(last)
+        cause = likely_cause(f"{said}\n{problem}")
+        hint = f"\nlikely cause: {cause}" if cause else ""
+        raise ClusterError(f"the build failed: {problem}\nits last lines:\n{said}{hint}") from None
+
+
+class _Failed(Exception):
+    """The builder gave up; the text is its own."""
+
+
+def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[str]:
+    import docker
+
+    with tempfile.TemporaryFile() as file:
+        write_tar(entries, file)
+        file.seek(0)
+        try:
+            answer = connected.api.build(
+                fileobj=file, custom_context=True, tag=job.image.tag, rm=True, forcerm=True, decode=True, buildargs={"REVISION": revision()}
+            )
+            for message in answer:
+                if "error" in message:
+                    raise _Failed(message["error"].strip())
+                yield from str(message.get("stream", "")).splitlines()
+        except (docker.errors.APIError, OSError) as problem:
+            raise _Failed(str(problem)) from None
+
+
+def _with_buildkit(job: Job, entries: dict[str, Entry]) -> Iterator[str]:
+    command = shutil.which("docker")
+    if command is None:
+        raise ClusterError("BuildKit is reached through the command docker, which is not installed (Debian, Ubuntu: docker.io)")
+    with tempfile.TemporaryDirectory(prefix="clipship-") as name:
+        write_folder(entries, Path(name) / "context")
+        secrets = [f"--secret=id={secret},src={path}" for secret, path in job.image.site.secrets.items()]
+        words = [command, "build", "--progress=plain", f"--tag={job.image.tag}", f"--build-arg=REVISION={revision()}", *secrets, "context"]
+        environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
+        with subprocess.Popen(
+            words, cwd=name, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None
+            yield from process.stdout
+        if process.returncode != 0:
+            raise _Failed(f"docker build ended with {process.returncode}")

@@ -1,0 +1,39 @@
+"""Why a build failed: the likely cause, from what the failing step said. Pure."""
+
+import re
+
+_DISK = "the daemon's disk is full; `docker system prune` frees what is unused"
+_MEMORY = "too little memory for the compilers: give the machine 4 GB a core"
+_CERTIFICATE = "the site's own certificate authority is not known in the build: name its file in image.site.certificates"
+_NETWORK = "the build reaches no network: image.site.index_url and image.site.apt_mirror name mirrors, image.site.wheelhouse needs none"
+_HASHES = "the index gave another file than the one that was pinned; a mirror that rebuilds packages cannot be used"
+_WHEEL = "the index or the wheelhouse lacks a package for this Python: see `clipship stacks explain` and `clipship image wheelhouse`"
+_PACKAGE = "the base's distribution has no such package: look at image.apt_packages and image.os"
+_NEW_COMPILER = "nvcc refuses a g++ that new: `clipship stacks explain` names the limit; take a base with an older one"
+_OLD_COMPILER = "the C++ compiler is too old for this torch: it needs g++ 11"
+_BASE = "the base image is not on this machine and cannot be pulled: look at image.base"
+_BUILDKIT = 'this Dockerfile has secrets: build it with image.builder = "buildkit" or "auto"'
+
+_CAUSES = (
+    (r"No space left on device", _DISK),
+    (r"\bKilled\b|[Cc]annot allocate memory|code: 137", _MEMORY),
+    (r"CERTIFICATE_VERIFY_FAILED|[Cc]ertificate verif|SSL certificate problem|unable to get local issuer", _CERTIFICATE),
+    (r"Temporary failure|NewConnectionError|Could not connect|Unable to connect|Connection timed out|Network is unreachable", _NETWORK),
+    (r"DO NOT MATCH THE HASHES", _HASHES),
+    (r"No matching distribution found|Could not find a version", _WHEEL),
+    (r"Unable to locate package|has no installation candidate", _PACKAGE),
+    (r"unsupported GNU version", _NEW_COMPILER),
+    (r"C\+\+20 or later|strong_ordering", _OLD_COMPILER),
+    (r"proof: FAILED: (.*)", r"what was built is not what the stack says: \1"),
+    (r"pull access denied|manifest unknown|repository does not exist|No such image", _BASE),
+    (r"--mount option requires BuildKit", _BUILDKIT),
+)
+
+
+def likely_cause(output: str) -> str | None:
+    """The cause of the last thing that went wrong and that is known here; None where nothing is."""
+    for pattern, cause in _CAUSES:
+        found = list(re.finditer(pattern, output))
+        if found:
+            return found[-1].expand(cause)
+    return None

@@ -1,0 +1,108 @@
+"""What `docker build` is given beside the Dockerfile: this checkout's code, and the site's files. Reads files; no daemon, no network."""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.launch.image.dockerfile import dockerfile
+
+_CHECKOUT = Path(__file__).parents[3]
+_FILES = ("pyproject.toml", "README.md", "LICENSE")
+_FOLDERS = ("docker", "slurm", "k8s", "trainer")
+_UNWANTED = ("__pycache__", ".pyc", ".partial")
+
+Entry = Path | bytes
+
+
+def context(job: Job) -> dict[str, Entry]:
+    """Each file of the build's context by its name there, in order. Raises InputError listing what is missing."""
+    return {"Dockerfile": dockerfile(job).encode(), **dict(_code()), **_site(job)}
+
+
+def write_tar(entries: dict[str, Entry], file: BinaryIO) -> None:
+    """The same entries give the same bytes: no times, no owners."""
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, entry in entries.items():
+            _add(archive, name, entry)
+
+
+def write_folder(entries: dict[str, Entry], folder: Path) -> None:
+    """The context as a folder, for a builder that takes one. Raises InputError where there is something already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty: give a new folder for the context")
+    with io.BytesIO() as buffer:
+        write_tar(entries, buffer)
+        buffer.seek(0)
+        with tarfile.open(fileobj=buffer) as archive:
+            archive.extractall(folder, filter="fully_trusted")
+
+
+def _add(archive: tarfile.TarFile, name: str, entry: Entry) -> None:
+    info = tarfile.TarInfo(name)
+    if isinstance(entry, bytes):
+        info.size, info.mode = len(entry), 0o644
+        archive.addfile(info, io.BytesIO(entry))
+    elif entry.is_symlink():
+        info.type, info.linkname = tarfile.SYMTYPE, str(entry.readlink())
+        archive.addfile(info)
+    else:
+        info.size, info.mode = entry.stat().st_size, 0o755 if entry.stat().st_mode & 0o100 else 0o644
+        with entry.open("rb") as file:
+            archive.addfile(info, file)
+
+
+def _code() -> Iterator[tuple[str, Entry]]:
+    if not (_CHECKOUT / "pyproject.toml").is_file():
+        raise InputError(f"an image is built from a checkout of Clipship, and {_CHECKOUT} is none: run this command in one")
+    for name in _FILES:
+        yield name, _CHECKOUT / name
+    for folder in _FOLDERS:
+        for path in sorted((_CHECKOUT / folder).rglob("*")):
+            if (path.is_symlink() or path.is_file()) and not any(part.endswith(_UNWANTED) for part in path.parts):
+                yield path.relative_to(_CHECKOUT).as_posix(), path
+
+
+def _site(job: Job) -> dict[str, Entry]:
+    site = job.image.site
+    entries: dict[str, Entry] = {}
+    if site.certificates:
+        entries["site/certificates.pem"] = b"".join(_certificate(Path(name)) for name in site.certificates)
+    if site.apt_mirror:
+        entries["site/apt-mirror"] = f"{site.apt_mirror}\n".encode()
+    if site.wheelhouse:
+        entries |= {f"site/wheelhouse/{path.name}": path for path in _wheels(Path(site.wheelhouse))}
+    entries["site/pip.conf"] = _pip_conf(job).encode()
+    return entries
+
+
+def _certificate(path: Path) -> bytes:
+    try:
+        text = path.read_bytes()
+    except OSError as problem:
+        raise InputError(f"image.site.certificates: {path}: {problem.strerror}") from None
+    if b"-----BEGIN CERTIFICATE-----" not in text:
+        raise InputError(f"image.site.certificates: {path} holds no certificate in PEM form (-----BEGIN CERTIFICATE-----)")
+    return text.rstrip(b"\n") + b"\n"
+
+
+def _wheels(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.glob("*") if path.name.endswith((".whl", ".tar.gz")))
+    if not found:
+        raise InputError(f"image.site.wheelhouse: {folder} has no wheels; `clipship image wheelhouse JOB {folder}` fills it")
+    return found
+
+
+def _pip_conf(job: Job) -> str:
+    site = job.image.site
+    lines = ["[global]"]
+    if site.certificates:
+        lines.append("cert = /site/ca.pem")
+    if site.index_url:
+        lines.append(f"index-url = {site.index_url.replace('%', '%%')}")  # pip.conf interpolates like configparser
+    if site.wheelhouse:
+        lines += ["no-index = true", "find-links = /site/wheelhouse"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,163 @@
+"""Refuses, before anything is built, an image whose parts cannot work together. Pure: the job and the table alone."""
+
+import re
+from collections.abc import Callable, Iterator
+
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.launch.image.table import Cuda, Row, System, Table, number, table
+
+_NVIDIA_IMAGE = re.compile(r"(?:.*/)?nvidia/cuda:(\d+\.\d+\.\d+)-(?:cudnn\d*-)?(base|runtime|devel)-(ubuntu\d\d\.\d\d)")
+
+
+def check_stack(job: Job) -> None:
+    """Raises InputError listing everything about [stack] and [image] that cannot work, each with what fits instead."""
+    known = table()
+    row = known.row(job.stack.torch)
+    problems = [problem for look in _CHECKS for problem in look(job, row, known)]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def system_name(job: Job, known: Table) -> str | None:
+    """The table's name of the base's distribution; None where it can be read neither from image.os nor from the base's name."""
+    if job.image.os != "auto":
+        return job.image.os
+    name = job.image.base.partition("@")[0].removeprefix("docker.io/").removeprefix("library/")
+    nvidia = _NVIDIA_IMAGE.fullmatch(name)
+    if nvidia:
+        return f"ubuntu-{nvidia[3].removeprefix('ubuntu')}" if f"ubuntu-{nvidia[3].removeprefix('ubuntu')}" in known.systems else None
+    for system, entry in known.systems.items():
+        if any(re.match(rf"{re.escape(known_name)}(?![\d])", name) for known_name in entry.names):
+            return system
+    return None
+
+
+def toolkit(job: Job, known: Table) -> str:
+    """Where nvcc comes from: pypi, debian or base. Raises InputError where nobody has it."""
+    row = known.row(job.stack.torch)
+    offers = known.cuda[row.cuda].nvcc
+    wanted = job.image.toolkit
+    system = system_name(job, known)
+    fitting = [kind for kind in ("pypi", "debian", "base") if (f"debian-{system[7:]}" if kind == "debian" and system else kind) in offers]
+    automatic = [kind for kind in fitting if kind != "base" or _NVIDIA_IMAGE.fullmatch(job.image.base.partition("@")[0])]
+    if wanted != "auto" and wanted in fitting:
+        return wanted
+    if wanted == "auto" and automatic:
+        return automatic[0]
+    raise InputError(_no_toolkit(row, wanted, offers))
+
+
+def _no_toolkit(row: Row, wanted: str, offers: tuple[str, ...]) -> str:
+    ways = {
+        "pypi": 'image.toolkit = "pypi"',
+        "debian-13": 'image.toolkit = "debian" on a base of Debian 13',
+        "base": f'image.toolkit = "base" on a base with the toolkit, such as nvidia/cuda:{row.cuda}.*-devel-ubuntu24.04',
+    }
+    given = "nothing says where nvcc comes from" if wanted == "auto" else f'image.toolkit = "{wanted}" has no nvcc for it'
+    return f"stack.torch: torch {row.torch} needs nvcc of CUDA {row.cuda} and {given}; take {' or '.join(ways[offer] for offer in offers)}"
+
+
+def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
+    stack = job.stack
+    if stack.cuda is not None and stack.cuda != row.cuda:
+        others = _torches(known, lambda other: other.cuda == stack.cuda)
+        yield f"stack.cuda: torch {row.torch} on the package index is built for CUDA {row.cuda}, not {stack.cuda}; {others}"
+    if stack.nccl is not None and stack.nccl != row.nccl:
+        others = _torches(known, lambda other: other.nccl == stack.nccl)
+        yield (
+            f"stack.nccl: torch {row.torch} brings NCCL {row.nccl}, and Horovod uses the same library: "
+            f"{stack.nccl} would be a second one in the process; {others}"
+        )
+    if stack.open_clip != known.open_clip:
+        yield f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given {stack.open_clip})"
+    if not known.trains(row):
+        yield f"stack.torch: the trainer needs torch {known.trainer_torch_min} or newer (given {row.torch})"
+
+
+def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
+    for arch in dict.fromkeys(job.stack.archs):
+        if not _has_code(row, arch):
+            others = _torches(known, lambda other, arch=arch: _has_code(other, arch))  # type: ignore[misc]
+            yield f"stack.archs: the wheel of torch {row.torch} has no code for {arch}, only for {', '.join(row.archs)}; {others}"
+    driver, floor = job.stack.driver, known.cuda[row.cuda].driver_min
+    if driver is not None and driver < floor:
+        others = _torches(known, lambda other: known.cuda[other.cuda].driver_min <= driver)
+        yield f"stack.driver: CUDA {row.cuda} of torch {row.torch} needs driver {floor} or newer (given {driver}); {others}"
+
+
+def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
+    name = system_name(job, known)
+    if name is None:
+        yield f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(known.systems)}'
+        return
+    yield from _nvidia_base(job, row, known)
+    system, cuda = known.systems[name], known.cuda[row.cuda]
+    yield from _python(name, system, row, known)
+    if number(system.glibc) < number(row.glibc):
+        yield f"image.base: {name} has glibc {system.glibc}, torch {row.torch} needs {row.glibc} or newer"
+    if compiler(system, row, cuda) is None:
+        yield _no_compiler(name, system, row, cuda, known)
+    try:
+        toolkit(job, known)
+    except InputError as problem:
+        yield str(problem)
+
+
+def compiler(system: System, row: Row, cuda: Cuda) -> int | None:
+    """The g++ to build with: the system's default, or the newest other that nvcc takes and torch's headers allow."""
+    least = 11 if row.cxx >= 20 else 9
+    return next((gcc for gcc in system.gcc if least <= gcc <= cuda.gcc_max), None)
+
+
+def _no_compiler(name: str, system: System, row: Row, cuda: Cuda, known: Table) -> str:
+    others = [other for other, entry in known.systems.items() if compiler(entry, row, cuda)]
+    has = " or ".join(map(str, system.gcc))
+    return f"image.base: nvcc {row.cuda} takes g++ up to {cuda.gcc_max}, {name} has {has}; {_or_none(others, 'a base of')}"
+
+
+def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
+    floor = number(known.trainer_python_min)
+    fitting = [other for other, entry in known.systems.items() if number(entry.python) >= floor and row.runs_on(entry.python)]
+    if number(system.python) < floor:
+        needs = f"the trainer needs {known.trainer_python_min}"
+    elif not row.runs_on(system.python):
+        needs = f"torch {row.torch} has wheels for Python {' to '.join(row.python)}"
+    else:
+        return
+    yield f"image.base: {name} has Python {system.python}, {needs}; {_or_none(fitting, 'a base of')}"
+
+
+def _nvidia_base(job: Job, row: Row, known: Table) -> Iterator[str]:
+    nvidia = _NVIDIA_IMAGE.fullmatch(job.image.base.partition("@")[0])
+    if not nvidia:
+        return
+    release, kind = nvidia[1], nvidia[2]
+    if number(release)[0] != row.cuda_major:
+        yield f"image.base: {job.image.base} is of CUDA {release}, torch {row.torch} of {row.cuda}: their majors must agree"
+    nccl = known.nvidia_cuda_images.get(release)
+    if kind != "base" and nccl is not None and nccl != row.nccl:
+        fitting = [f"nvidia/cuda:{other}-{kind}" for other, has in known.nvidia_cuda_images.items() if has == row.nccl]
+        yield (
+            f"image.base: {job.image.base} has NCCL {nccl} in its system folders, torch {row.torch} brings {row.nccl}; "
+            f"take {' or '.join(fitting) or 'a plain Debian or Ubuntu, or a flavour without NCCL (-base-, or any of CUDA 13.1 and newer)'}"
+        )
+
+
+def _torches(known: Table, fits: Callable[[Row], bool]) -> str:
+    return _or_none([row.torch for row in known.rows if fits(row) and known.trains(row)], "torch")
+
+
+def _or_none(names: list[str], what: str) -> str:
+    if not names:
+        return f"no {what.removeprefix('a base of').strip() or 'system in the table'} that the trainer runs on fits"
+    return f"{what} {' or '.join(names[:4])} fits"
+
+
+_CHECKS = (_versions, _gpus, _base)
+
+
+def _has_code(row: Row, arch: str) -> bool:
+    """Code for 8.0 also runs on 8.6 and 8.9: the same major, not older."""
+    major, minor = number(arch)
+    return any(number(has)[0] == major and number(has)[1] <= minor for has in row.archs)

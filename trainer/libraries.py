@@ -1,0 +1,32 @@
+"""Which shared libraries this process has mapped: torch and Horovod must share one NCCL. Imports no torch."""
+
+import ctypes
+import re
+from pathlib import Path
+
+
+def mapped(name: str) -> tuple[str, ...]:
+    """The files of library `name` (as libnccl) that are mapped into this process; what is the same file counts once."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return ()
+    paths = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
+    return tuple(sorted(path for path in paths if re.fullmatch(rf"{re.escape(name)}\.so[.\d]*", Path(path).name)))
+
+
+def nccl_version(path: str) -> str:
+    """What the library at `path` says of itself: 23007 is 2.30.7 (nccl.h, NCCL_VERSION)."""
+    number = ctypes.c_int()
+    ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
+    major, rest = divmod(number.value, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def nccl_facts() -> dict[str, str]:
+    """For a run's records: the NCCL that is mapped, empty where there is none. Raises RuntimeError where there are two."""
+    found = mapped("libnccl")
+    if len(found) > 1:
+        copies = ", ".join(f"{path} ({nccl_version(path)})" for path in found)
+        raise RuntimeError(f"{len(found)} copies of NCCL are in this process, and torch and Horovod must share one: {copies}")
+    return {"nccl_mapped": nccl_version(found[0]), "nccl_library": found[0]} if found else {}

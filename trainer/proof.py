@@ -1,0 +1,165 @@
+"""Proves that this environment is what its stack says: libraries, NCCL, MPI, Horovod, a model, and two ranks that train a step.
+
+The last stage of an image's build runs it, and `clipship image verify`. It needs no GPU. stdout: one JSON object with what was found;
+stderr: a line for each proof. Exit 0 where all hold, 1 where one does not.
+"""
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from trainer import jobfile
+from trainer.launch.local import run
+
+_HOROVOD_FEATURES = ("PyTorch", "MPI", "Gloo", "NCCL")
+_RANK_MINUTES = 5
+_SAME = 1e-4
+
+
+class Unproven(Exception):
+    """One proof does not hold; the text says what was found and what was expected."""
+
+
+@click.command()
+@click.option("--torch", metavar="VERSION", help="What torch must be.")
+@click.option("--cuda", metavar="VERSION", help="What CUDA torch must be built for.")
+@click.option("--nccl", metavar="VERSION", help="What the one NCCL of the process must be.")
+@click.option("--archs", metavar="LIST", help="Compute capabilities that torch must have code for, as 8.0,9.0.")
+@click.option("--libraries", is_flag=True, hidden=True, help="Print what a process has after its imports, and nothing else.")
+def main(torch: str | None, cuda: str | None, nccl: str | None, archs: str | None, libraries: bool) -> None:
+    """Prove this environment; without options the versions are recorded and not compared."""
+    if libraries:
+        print(json.dumps(_libraries()))
+        return
+    expected = {"torch": torch, "cuda": cuda, "nccl": nccl, "archs": archs}
+    try:
+        facts = dict(_proofs({name: value for name, value in expected.items() if value}))
+    except Unproven as problem:
+        print(f"proof: FAILED: {problem}", file=sys.stderr)
+        sys.exit(1)
+    print(json.dumps(facts, indent=2))
+
+
+def _proofs(expected: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    yield "horovod", _said("Horovod has", _check_build)
+    libraries = _said("libraries", lambda: _checked_libraries(expected))
+    yield from libraries.items()
+    yield "mpi", _said("MPI", _mpi)
+    losses = {
+        "torchrun": _said("loss of a step by two ranks under torchrun", lambda: _step("torchrun", "torch")),
+        "mpirun": _said("loss of a step by two ranks under mpirun, over Horovod", lambda: _step("mpirun", "horovod")),
+    }
+    if abs(losses["torchrun"] - losses["mpirun"]) > _SAME:
+        raise Unproven(f"torch and Horovod trained the same step to different losses: {losses}")
+    yield "losses", losses
+
+
+def _said(what: str, prove: Callable[[], Any]) -> Any:
+    found = prove()
+    print(f"proof: {what}: {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def _check_build() -> list[str]:
+    """What `horovodrun --check-build` marks as available."""
+    has = re.findall(r"\[X\] (\S+)", _output(["horovodrun", "--check-build"]))
+    missing = [name for name in _HOROVOD_FEATURES if name not in has]
+    if missing:
+        raise Unproven(f"horovodrun --check-build shows no {', '.join(missing)}; it shows {', '.join(has)}")
+    return has
+
+
+def _mpi() -> str:
+    return _output([_tool("mpirun"), "--version"]).splitlines()[0]
+
+
+def _checked_libraries(expected: dict[str, str]) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(_output([sys.executable, "-P", "-m", "trainer.proof", "--libraries"]).splitlines()[-1])
+    for name in ("torch", "cuda", "nccl"):
+        if name in expected and facts[name] != expected[name]:
+            raise Unproven(f"{name} is {facts[name]}, the stack says {expected[name]}")
+    lacking = [arch for arch in expected.get("archs", "").split(",") if arch and arch not in facts["archs"]]
+    if lacking:
+        raise Unproven(f"torch has no code for {', '.join(lacking)}, the stack says it has; it has {', '.join(facts['archs'])}")
+    return facts
+
+
+def _libraries() -> dict[str, Any]:
+    """In a process of its own: imports as a rank's, Horovod started, a model made."""
+    import horovod
+    import horovod.torch as hvd
+    import open_clip
+    import torch
+
+    from trainer.libraries import nccl_facts
+
+    hvd.init()
+    size, nccl = hvd.size(), nccl_facts()
+    open_clip.create_model("ViT-S-32-alt")
+    hvd.shutdown()
+    flags = torch._C._cuda_getArchFlags() or ""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+        "cuda": torch.version.cuda,
+        "nccl": nccl.get("nccl_mapped"),
+        "nccl_library": nccl.get("nccl_library"),
+        "archs": [f"{arch[:-1]}.{arch[-1]}" for arch in re.findall(r"sm_(\d+)", flags)],
+        "horovod_version": horovod.__version__,
+        "horovod_size": size,
+        "open_clip": open_clip.__version__,
+    }
+
+
+def _step(launcher: Literal["torchrun", "mpirun"], backend: Literal["torch", "horovod"]) -> float:
+    """The loss of one step of the demo's model by two ranks, on made-up samples."""
+    with tempfile.TemporaryDirectory(prefix="proof-") as name:
+        folder = Path(name)
+        (folder / "model.json").write_text(files("trainer.demo").joinpath("digits-clip.json").read_text())
+        table: dict[str, Any] = {
+            "name": launcher,
+            "data": {"train": "none", "format": "synthetic", "synthetic_samples": 16, "workers": 0},
+            "model": {"name": str(folder / "model.json")},
+            "optim": {"global_batch_size": 16, "steps": 1, "warmup_steps": 0},
+            "comm": {"backend": backend, "launcher": launcher},
+            "logging": {"runs": str(folder), "every_steps": 1},
+            "resources": {"cpus_per_gpu": 1},
+        }
+        job = jobfile.from_table(table, "the proof's job")
+        path = folder / "job.toml"
+        path.write_text(jobfile.dump(job))
+        code = run(path, job, (), nproc=2, hosts=None)
+        if code != 0:
+            raise Unproven(f"two ranks under {launcher} ended with {code}; their logs stand above")
+        return float(json.loads((folder / launcher / "result.json").read_text())["loss"])
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise Unproven(f"there is no {name} on PATH")
+    return found
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_RANK_MINUTES * 60)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as problem:
+        raise Unproven(f"{command[0]}: {problem}") from None
+    if done.returncode != 0:
+        raise Unproven(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
