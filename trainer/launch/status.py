@@ -22,5 +22,6 @@ def command(run: str) -> None:
     folder = find_run(run)
     submission = read_record(folder)
     rows = scheduler(submission.to).status(folder, submission) if submission else []
-    for topic, text in [("run", str(folder)), *rows, *progress(folder)]:
+    own = [] if any(topic == "step" for topic, _ in rows) else progress(folder)  # a scheduler that knows the step does not see the folder
+    for topic, text in [("run", str(folder)), *rows, *own]:
         click.echo(f"{topic:<12}{text}")

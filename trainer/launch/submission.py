@@ -86,10 +86,11 @@ def find_run(name: str) -> Path:
         from trainer import jobfile
         from trainer.inputs.run_folder import run_folder
 
-        path = run_folder(jobfile.load(path))
-        if path.is_dir():
-            return path
-        raise InputError(f"{name} has not run yet: its run folder, {path}, does not exist")
+        job = jobfile.load(path)
+        for path in (run_folder(job), Path("runs", job.name)):  # the second keeps what was submitted where ranks see other files
+            if path.is_dir():
+                return path
+        raise InputError(f"{name} has not run yet: its run folder, {run_folder(job)}, does not exist")
     if "/" not in name and (Path("runs") / name).is_dir():
         return Path("runs") / name
     raise InputError(f"{name} is no run: give a run folder, a job file, or the name of a run in ./runs")

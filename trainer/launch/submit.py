@@ -35,24 +35,28 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
 
     `clipship status RUN` then says how it is doing, `clipship logs RUN` what its ranks say, `clipship cancel RUN` ends it.
     """
-    from trainer import inputs, jobfile
+    from trainer import jobfile
 
     job = jobfile.load(job_path, overrides)
-    if no_check:
-        inputs.check_run_folder(job)
-    else:
-        inputs.check(job, job.resources.world_size)
-    folder = _run_folder(job)
+    folder = getattr(scheduler(to), "prepare", _prepare)(job, not no_check)
     submission = scheduler(to).submit(job, folder)
     record(folder, submission)
     click.echo(submission.id)
     click.echo(f"submitted to {to}; next: clipship status {folder}", err=True)
 
 
-def _run_folder(job: "Job") -> Path:
-    """Made, with its folder of artefacts."""
+def _prepare(job: "Job", look: bool) -> Path:
+    """The job's run folder, made, with its folder of artefacts; `look`: at the data too.
+
+    A scheduler whose ranks see other files than this machine has a `prepare` of its own.
+    """
+    from trainer import inputs
     from trainer.inputs import run_folder
 
+    if look:
+        inputs.check(job, job.resources.world_size)
+    else:
+        inputs.check_run_folder(job)
     folder = run_folder(job)
     try:
         (folder / ARTEFACTS).mkdir(parents=True, exist_ok=True)

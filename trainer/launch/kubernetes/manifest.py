@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import tomli_w
+
 from trainer.errors import InputError
 from trainer.job import Job, Kubernetes
 from trainer.job.kubernetes import JOB_FOLDER, object_name
 from trainer.job.kubernetes_values import Mount, Toleration
-from trainer.jobfile import dump
 from trainer.launch.environment import rank_environment
 from trainer.launch.kubernetes.fits import refuse_misfits
 from trainer.launch.kubernetes.patch import patched
@@ -70,7 +71,8 @@ class Manifest:
 
     @property
     def job_text(self) -> str:
-        return dump(self.job)
+        """Without Slurm's section, which says nothing here."""
+        return tomli_w.dumps(self.job.model_dump(exclude_none=True, exclude={"slurm"}))
 
     @property
     def image(self) -> str:

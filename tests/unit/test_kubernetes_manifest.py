@@ -1,0 +1,381 @@
+"""The MPIJob: its whole text, what its values become, what it refuses. tests/cluster/kubernetes has a real cluster."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.kubernetes_jobs import CASES, EVERYTHING, HOROVOD, HOSTILE, kubernetes_job
+from trainer import jobfile
+from trainer.errors import InputError
+from trainer.job import Job, Kubernetes
+from trainer.job.kubernetes import object_name
+from trainer.launch.cli import main
+from trainer.launch.kubernetes.fits import hosts_bytes, warnings
+from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.yaml_text import yaml as quoted
+from trainer.launch.yaml_text import yaml_block
+
+Golden = Callable[[str, str], None]
+
+
+def documents(job: Job) -> tuple[Any, Any]:
+    config_map, mpijob = yaml.safe_load_all(manifest(job))
+    return config_map, mpijob
+
+
+def pods(job: Job) -> tuple[Any, Any]:
+    """The specs of the launcher's and of a worker's pod."""
+    specs = documents(job)[1]["spec"]["mpiReplicaSpecs"]
+    return specs["Launcher"]["template"]["spec"], specs["Worker"]["template"]["spec"]
+
+
+def variables(pod: Any) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_manifest(case: str, golden: Golden) -> None:
+    golden(f"kubernetes/{case}.yaml", manifest(kubernetes_job(**CASES[case])))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_job_renders_the_same_bytes(case: str) -> None:
+    assert manifest(kubernetes_job(**CASES[case])) == manifest(kubernetes_job(**CASES[case]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_config_map_holds_the_job_that_was_rendered(case: str, tmp_path: Path) -> None:
+    job = kubernetes_job(**CASES[case])
+    (tmp_path / "job.toml").write_text(documents(job)[0]["data"]["job.toml"], encoding="utf-8")
+    assert jobfile.load(tmp_path / "job.toml") == job
+
+
+@pytest.mark.skipif("CLIPSHIP_MPIJOB_CRD" not in os.environ, reason="CLIPSHIP_MPIJOB_CRD names no file with the operator's CRD")
+@pytest.mark.parametrize("case", CASES)
+def test_the_manifest_satisfies_the_operators_own_schema(case: str) -> None:
+    crd = yaml.safe_load(Path(os.environ["CLIPSHIP_MPIJOB_CRD"]).read_text())
+    schema = next(version for version in crd["spec"]["versions"] if version["name"] == "v2beta1")["schema"]["openAPIV3Schema"]
+    jsonschema.validate(documents(kubernetes_job(**CASES[case]))[1], closed(schema))
+
+
+def closed(schema: Any) -> Any:
+    """The schema with unknown keys refused, which Kubernetes would drop silently."""
+    if isinstance(schema, list):
+        return [closed(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    tight = {key: closed(inner) for key, inner in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema and schema["properties"].keys() != {"annotations"}:
+        tight.setdefault("additionalProperties", False)
+    if "x-kubernetes-int-or-string" in tight:
+        tight.pop("type", None)
+    if tight.get("properties", {}).get("metadata") == {"type": "object"}:
+        tight["properties"]["metadata"] = {}
+    return tight
+
+
+# The traps
+
+
+def test_open_mpi_5_finds_the_operators_hostfile() -> None:
+    """The operator sets OMPI_MCA_orte_default_hostfile only, which Open MPI 5 ignores: every rank would run in the launcher."""
+    found = variables(pods(kubernetes_job())[0])
+    assert found["PRTE_MCA_prte_default_hostfile"] == "/etc/mpi/hostfile"
+    assert found["PRTE_MCA_prte_keep_fqdn_hostnames"] == "1"
+
+
+def test_ssh_fans_out_alike_in_both_open_mpis() -> None:
+    found = variables(pods(kubernetes_job(**CASES["thousand"]))[0])
+    assert found["OMPI_MCA_plm_rsh_num_concurrent"] == found["PRTE_MCA_plm_ssh_num_concurrent"] == "128"
+    assert found["OMPI_MCA_plm_rsh_no_tree_spawn"] == found["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
+
+
+def test_every_rank_is_told_the_world_size_that_was_asked_for() -> None:
+    assert variables(pods(kubernetes_job())[1])["CLIPSHIP_WORLD_SIZE"] == "8"
+
+
+def test_secrets_are_references_and_stand_on_no_command_line() -> None:
+    job = kubernetes_job(kubernetes=EVERYTHING)
+    launcher, worker = pods(job)
+    assert variables(worker)["WANDB_API_KEY"] == {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
+    assert worker["containers"][0]["envFrom"] == [{"secretRef": {"name": "site"}}, {"configMapRef": {"name": "site"}}]
+    assert "CLIPSHIP_TOKEN" not in manifest(job)
+    for pod in (launcher, worker):
+        assert not any("wandb" in word for word in pod["containers"][0]["command"])
+
+
+def test_the_launcher_waits_for_workers_whose_sshd_answers() -> None:
+    spec = documents(kubernetes_job())[1]["spec"]
+    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
+    container = spec["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert container["readinessProbe"]["tcpSocket"] == container["startupProbe"]["tcpSocket"] == {"port": 2222}
+    assert container["command"][-1] == "2222"
+
+
+@pytest.mark.parametrize(
+    ("user", "folder", "port"), [(0, "/root/.ssh", 22), (1000, "/home/clipship/.ssh", 2222), (4242, "/home/clipship/.ssh", 2222)]
+)
+def test_the_ssh_key_lies_where_ssh_takes_it_from_this_user(user: int, folder: str, port: int) -> None:
+    job = kubernetes_job(kubernetes={"run_as_user": user})
+    assert documents(job)[1]["spec"]["sshAuthMountPath"] == folder
+    assert pods(job)[1]["containers"][0]["ports"] == [{"name": "ssh", "containerPort": port}]
+
+
+def test_a_user_that_the_image_does_not_know_gets_an_entry() -> None:
+    config_map, _ = documents(kubernetes_job(kubernetes={"run_as_user": 4242}))
+    assert "clipship:x:4242:4242::/home/clipship:/bin/bash\n" in config_map["data"]["passwd"]
+    assert "passwd" not in documents(kubernetes_job())[0]["data"]
+
+
+def test_dev_shm_is_memory_of_a_given_size() -> None:
+    volume = next(volume for volume in pods(kubernetes_job())[1]["volumes"] if volume["name"] == "shm")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+
+
+def test_workers_go_at_the_end_and_the_launchers_log_stays() -> None:
+    spec = documents(kubernetes_job())[1]["spec"]
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    assert spec["mpiReplicaSpecs"]["Launcher"]["restartPolicy"] == "Never"
+
+
+def test_workers_are_restarted_in_their_pods_for_the_operator_makes_no_new_ones() -> None:
+    assert documents(kubernetes_job())[1]["spec"]["mpiReplicaSpecs"]["Worker"]["restartPolicy"] == "OnFailure"
+
+
+def test_the_launcher_asks_for_no_gpu() -> None:
+    launcher, worker = pods(kubernetes_job())
+    assert "nvidia.com/gpu" not in json.dumps(launcher)
+    assert worker["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
+
+
+def test_a_gang_does_not_wait_for_the_launcher_that_waits_for_the_gang() -> None:
+    """The operator's default, workers + 1, never starts with WaitForWorkersReady."""
+    spec = documents(kubernetes_job(kubernetes={"gang": "volcano"}))[1]["spec"]
+    assert spec["runPolicy"]["schedulingPolicy"]["minAvailable"] == 2
+    at_once = documents(kubernetes_job(kubernetes={"gang": "volcano", "launcher_start": "at-once"}))[1]["spec"]
+    assert at_once["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
+
+
+def test_ipc_lock_comes_with_rdma_only() -> None:
+    assert "IPC_LOCK" not in manifest(kubernetes_job())
+    job = kubernetes_job(kubernetes={"rdma": {"rdma/hca": 1}})
+    assert pods(job)[1]["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
+def test_jobs_on_the_nodes_network_do_not_share_ports() -> None:
+    """sshd of the node has 22, and another job's pods may be on the same node."""
+    ports = set()
+    for name in ("a", "b", "c"):
+        worker = pods(kubernetes_job(name=name, kubernetes={"host_network": True}))[1]
+        found = variables(worker)
+        ports |= {
+            worker["containers"][0]["ports"][0]["containerPort"],
+            int(found["MASTER_PORT"]),
+            int(found["CLIPSHIP_SUPERVISORS"].split(":")[1]),
+        }
+    assert len(ports) == 9
+    assert all(20_000 <= port < 29_000 for port in ports)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "expected"),
+    [
+        ("first-run", 2, "first-run"),
+        ("First Run", 2, "first-run-a10bb1cd"),
+        ("8-gpus", 2, "run-8-gpus-5a1dd8bb"),
+        ("日本", 2, "run-f64a7f8d"),
+        ("x" * 54, 2, "x" * 54),
+    ],
+)
+def test_the_mpijob_is_named_after_the_job(name: str, workers: int, expected: str) -> None:
+    found = object_name(name, Kubernetes(), workers)
+    assert found[:-8] == expected[:-8]
+    assert (found == name) == (expected == name)
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1, max_size=200), st.integers(1, 5000))
+def test_every_job_name_makes_names_that_are_dns_labels(name: str, workers: int) -> None:
+    found = object_name(name, Kubernetes(), workers)
+    for pod in (f"{found}-worker-{workers - 1}", f"{found}-launcher"):
+        assert len(pod) <= 63
+    assert found[0].isalpha()
+    assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert not found.endswith("-")
+
+
+def test_different_jobs_have_different_names_whatever_is_cut_off() -> None:
+    names = ["x" * 100, "x" * 101, "X" * 100, "a b", "a_b", "a  b"]
+    assert len({object_name(name, Kubernetes(), 2) for name in names}) == len(names)
+
+
+# Values
+
+_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+
+
+@settings(deadline=None)
+@given(_TEXT)
+def test_every_text_is_read_back_from_yaml(text: str) -> None:
+    assert yaml.safe_load(f"a: {quoted(text)}") == {"a": text}
+    assert yaml.safe_load(f"a: {yaml_block(text, 2)}\nb: 1") == {"a": text, "b": 1}
+
+
+@settings(deadline=None)
+@given(st.dictionaries(_TEXT, st.one_of(_TEXT, st.integers(), st.booleans(), st.none(), st.lists(_TEXT))))
+def test_every_mapping_is_read_back_from_yaml(value: dict[str, object]) -> None:
+    assert yaml.safe_load(quoted(value)) == value
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40, deadline=None)
+@given(_TEXT)
+def test_hostile_values_reach_pods_as_data(text: str) -> None:
+    job = kubernetes_job(env={"NOTE": text}, kubernetes={"annotations": {"note": text}})
+    config_map, mpijob = documents(job)
+    worker = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
+    assert variables(worker["spec"])["NOTE"].replace("$$", "$") == text
+    assert worker["metadata"]["annotations"] == mpijob["metadata"]["annotations"] == {"note": text}
+    assert config_map["data"].keys() == {"job.toml"}
+
+
+def test_kubernetes_expands_no_variable_within_a_value() -> None:
+    """It reads $(NAME) in values, and $$ for $."""
+    assert variables(pods(kubernetes_job(env={"NOTE": "$(HOME) $$ $"}))[1])["NOTE"] == "$$(HOME) $$$$ $$"
+
+
+# What cannot work
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"image": {"tag": None}}, "image.tag is missing"),
+        ({"kubernetes": {"mounts": {}}}, "lies on no volume that the pods share"),
+        ({"kubernetes": {"mounts": {"/scratch": "pvc:a:ro"}}}, "mounted read-only"),
+        ({"logging": {"runs": "/scratch/../runs"}}, "lies on no volume"),
+        ({"comm": {"launcher": "torchrun"}}, "use auto or mpirun"),
+        ({"comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}}, "needs horovodrun"),
+        ({"kubernetes": {"name": "a" * 60, "mounts": {"/scratch": "pvc:a"}}}, "use at most 54"),
+        ({"resources": {"nodes": 7000, "gpus_per_node": 1}, "optim": {"global_batch_size": 7000}}, "a ConfigMap holds 1,048,576"),
+        ({"optim": {"global_batch_size": 4097}}, "cannot be shared equally by 8 ranks"),
+        ({"kubernetes": {"cpu_request": 99.0, "mounts": {"/scratch": "pvc:a"}}}, "above the worker's 32 cores"),
+        ({"kubernetes": {"shm_gb": 999.0, "mounts": {"/scratch": "pvc:a"}}}, "above the worker's 240 GiB"),
+        ({"kubernetes": {"mem_request_gb": 999.0, "mounts": {"/scratch": "pvc:a"}}}, "limit of 240 GiB"),
+        ({"env": {"A": "1"}, "kubernetes": {"env": {"A": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}}, "A: set in [env] and in"),
+        (
+            {"kubernetes": {"env": {"CLIPSHIP_TOKEN": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
+            "CLIPSHIP_TOKEN: what starts the ranks",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_submitted(sections: dict[str, Any], expected: str) -> None:
+    job = kubernetes_job(**{key: value for key, value in sections.items() if value != {"tag": None}})
+    if sections.get("image"):
+        job = job.model_copy(update={"image": job.image.model_copy(update={"tag": None})})
+    with pytest.raises(InputError, match="(?s)" + expected.replace("[", r"\[").replace(".", r"\.").replace("(", r"\(")):
+        manifest(job)
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(InputError) as refused:
+        manifest(kubernetes_job(comm={"launcher": "torchrun"}, kubernetes={"mounts": {}}, optim={"global_batch_size": 3}))
+    assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("namespace", "Team", "no namespace"),
+        ("name", "1st", "no name of an MPIJob"),
+        ("run_as_user", -1, "at least 0"),
+        ("gpu_resource", "gpu", "names with a domain"),
+        ("rdma", {"hca": 1}, "names with a domain"),
+        ("tolerations", ["a b"], "is no toleration"),
+        ("tolerations", ["a:Never"], "is no toleration"),
+        ("mounts", {"data": "pvc:x"}, "absolute path"),
+        ("mounts", {"/a/../b": "pvc:x"}, "absolute path"),
+        ("mounts", {"/data": "x"}, "pvc:CLAIM"),
+        ("mounts", {"/data": "pvc:X y"}, "names no claim"),
+        ("mounts", {"/data": "host:relative"}, "host:/FOLDER"),
+        ("mounts", {"/data": "host:/a/../etc"}, "host:/FOLDER"),
+        ("mounts", {"/data": "nfs:/export"}, "nfs:SERVER:/FOLDER"),
+        ("mounts", {"/dev/shm": "pvc:x"}, "is taken in every pod"),
+        ("env", {"A": "wandb"}, "secret:NAME:KEY"),
+        ("env", {"A": "secret:wandb"}, "secret:NAME:KEY"),
+        ("env_from", ["secret:wandb:key"], "secret:NAME or configmap:NAME"),
+        ("labels", {"a b": "c"}, "DOMAIN/NAME"),
+        ("labels", {"a": "b c"}, "a label's value"),
+        ("labels", {"training.kubeflow.org/x": "c"}, "set by the operator"),
+        ("node_selector", {"a": "b c"}, "a label's value"),
+        ("priority_class", "High Class", "RFC 1123"),
+        ("image_pull_secrets", ["a b"], "RFC 1123"),
+        ("pack_by", "a b", "DOMAIN/NAME"),
+        ("queue", "A", "LocalQueue"),
+        ("gang_queue", "a", 'gang = "volcano"'),
+        ("gang_timeout_s", 3, "scheduler-plugins"),
+        ("launcher_start", "now", "workers-ready"),
+        ("seccomp", "Localhost", "RuntimeDefault"),
+        ("patch", {"pod": {}}, "unknown key"),
+        ("retries", -1, "at least 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, expected: str) -> None:
+    with pytest.raises(InputError) as refused:
+        kubernetes_job(kubernetes={key: value})
+    assert f"kubernetes{'' if key.startswith('gang') else '.' + key}" in str(refused.value)
+    assert expected in str(refused.value)
+
+
+def test_seldom_meant_settings_are_warned_of() -> None:
+    job = kubernetes_job(
+        data={"train": ["/elsewhere/x.tar"]}, kubernetes={"grace_s": 5, "rdma": {"rdma/hca": 1}, "mounts": {"/scratch": "pvc:a"}}
+    )
+    found = list(warnings(job))
+    assert ["grace_s" in found[0], "IPC_LOCK" in found[1], "/elsewhere/x.tar lies on no volume" in found[2]] == [True] * 3
+    assert not list(warnings(kubernetes_job()))
+
+
+def test_the_size_of_the_operators_host_list_is_known_exactly() -> None:
+    """As v0.8.2 writes it: a line of the hostfile and a line of the script for each worker."""
+    job = kubernetes_job(
+        resources={"nodes": 11, "gpus_per_node": 8},
+        optim={"global_batch_size": 88},
+        kubernetes={"namespace": "team", "mounts": {"/scratch": "pvc:a"}},
+    )
+    hosts = [f"first-run-worker-{i}.first-run.team.svc" for i in range(11)]
+    hostfile = "".join(f"{host} slots=8\n" for host in hosts)
+    script = "#!/bin/sh\n" + "".join(f"echo {host}\n" for host in hosts)
+    assert hosts_bytes(job) == len(hostfile) + len(script)
+
+
+# The command
+
+
+def test_render_prints_the_manifest_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = kubernetes_job(comm=HOROVOD)
+    (tmp_path / "job.toml").write_text(jobfile.dump(job))
+    assert main(["render", "kubernetes", str(tmp_path / "job.toml")]) == 0
+    assert capsys.readouterr() == (manifest(job), "")
+
+
+def test_render_refuses_a_job_without_an_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.toml").write_text(jobfile.dump(kubernetes_job()))
+    assert main(["render", "kubernetes", str(tmp_path / "job.toml"), "--set", "image.tag="]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "image.tag is missing" in captured.err
+
+
+def test_hostile_text_is_what_it_claims() -> None:
+    assert {"\t", "\u2028", "\U0001f600", '"', "'", "$", "#"} <= set(HOSTILE)
