@@ -98,7 +98,7 @@ def test_render_prints_the_script_and_nothing_else(tmp_path: Path, capsys: pytes
     assert capsys.readouterr() == (batch_script(job()), "")
 
 
-text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30)
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

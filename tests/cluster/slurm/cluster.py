@@ -3,6 +3,7 @@
 Everything lies in one folder, keys and sockets too; no file of /etc is touched, and `stop` leaves nothing behind. Programs come from PATH.
 """
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ _ADDRESS = "127.0.0.1"  # of both: srun listens on its node's address, and is ca
 _GPU_FILES = ("null", "zero")
 GPUS, CPUS, MEMORY_MB = len(_GPU_FILES), 8, 9000
 """Of a node, as Slurm sees it: there is no such hardware, and nobody looks for it."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 REPOSITORY = Path(__file__).parents[3]
 
 _CONFIG = """\
@@ -114,21 +116,31 @@ class Cluster:
 
     def kill_node(self, node: str) -> None:
         """As a node that loses power: slurmd and all that it started, at once."""
-        process = self.processes.pop(node)
-        for pid in descendants(process.pid):
+        members = self.members(node)
+        for pid in members:
             _kill(pid)
-        process.wait()
+        self.processes.pop(node).wait()
+
+    def members(self, node: str) -> list[int]:
+        """All processes of the node: those of a job are no descendants of slurmd, but they share its host name."""
+        mark = _host_name_space(self.processes[node].pid)
+        return [pid for entry in Path("/proc").glob("[0-9]*") if _host_name_space(pid := int(entry.name)) == mark]
+
+    def clear(self) -> None:
+        """No job, and both nodes idle."""
+        self.run("scancel", "--state=PENDING", "--user=root", check=False)
+        self.run("scancel", "--user=root", check=False)
+        _until(self.is_idle, 120, "the nodes do not become idle again")
 
     def stop(self) -> None:
         """Jobs, daemons, mounts (they live in the daemons' namespaces); the folder stays."""
-        if "slurmctld" in self.processes:
-            self.run("scancel", "--state=RUNNING", "--user=root", check=False)
-            self.run("scancel", "--user=root", check=False)
-        for name in [*NODES, "slurmctld", "munged"]:
-            if process := self.processes.pop(name, None):
-                for pid in descendants(process.pid):
-                    _kill(pid)
-                process.wait()
+        for node in NODES:
+            if node in self.processes:
+                self.kill_node(node)
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.processes.clear()
 
     def run(self, *words: str, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands, or of ours, on the submitting host."""
@@ -173,7 +185,16 @@ class Cluster:
         """The daemons end with this process, however it ends."""
         with open(self.folder / f"{name}.out", "ab") as out:
             environment = {**self.environment, "KEPT": str(self.folder)}
-            self.processes[name] = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.processes[name] = subprocess.Popen(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent
+            )
+
+
+def _host_name_space(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/uts")
+    except OSError:
+        return ""
 
 
 def missing_programs() -> list[str]:
@@ -181,18 +202,8 @@ def missing_programs() -> list[str]:
     return [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare") if shutil.which(name) is None]
 
 
-def descendants(root: int) -> list[int]:
-    """The process and all that it started, parents first."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found, edge = [root], [root]
-    while edge := [pid for pid, parent in parents.items() if parent in edge]:
-        found += edge
-    return found
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill(pid: int) -> None:
