@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: a controller and two nodes, each with its own host name, /tmp and /dev/shm. Needs root.
+"""A real Slurm on this machine: a controller and three nodes, each with its own host name, /tmp and /dev/shm. Needs root.
 
 Everything lies in one folder, keys and sockets too; no file of /etc is touched, and `stop` leaves nothing behind. Programs come from PATH.
 """
@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
+"""The last one is a spare: a job of two nodes starts on the first two that are up."""
 _ADDRESS = "127.0.0.1"  # of both: srun listens on its node's address, and is called back at the one that its request came from
 _GPU_FILES = ("null", "zero")
 GPUS, CPUS, MEMORY_MB = len(_GPU_FILES), 8, 9000
@@ -59,8 +60,8 @@ MpiDefault=none
 SrunPortRange=40000-40999
 GresTypes=gpu
 {nodes}
-PartitionName=all Nodes=n1,n2 Default=YES MaxTime=60 State=UP
-PartitionName=low Nodes=n1,n2 MaxTime=60 State=UP
+PartitionName=all Nodes=n[1-3] Default=YES MaxTime=60 State=UP
+PartitionName=low Nodes=n[1-3] MaxTime=60 State=UP
 """
 
 # In namespaces of its own, so that the mounts are gone with the process. What is shared and lies in /tmp is moved over the new /tmp.
@@ -99,7 +100,7 @@ class Cluster:
         return {**kept, **open_mpi, **few_cores, **ours}
 
     def start(self) -> None:
-        """Until both nodes are idle."""
+        """Until all nodes are idle."""
         self._configure()
         self._spawn("munged", self._munged())
         _until(lambda: (self.folder / "munge.socket").exists(), 20, "munged has no socket")
@@ -111,6 +112,7 @@ class Cluster:
     def start_node(self, node: str) -> None:
         (self.folder / f"spool-{node}").mkdir(exist_ok=True)
         in_tmp = [str(path) for path in (self.folder, *self.shared) if path.is_relative_to("/tmp")]
+        (self.folder / f"kept-{node}").mkdir(exist_ok=True)
         words = ["unshare", "--mount", "--uts", "bash", "-c", _NODE, "node", node, str(self.folder), *in_tmp]
         self._spawn(node, words)
 
@@ -127,7 +129,10 @@ class Cluster:
         return [pid for entry in Path("/proc").glob("[0-9]*") if _host_name_space(pid := int(entry.name)) == mark]
 
     def clear(self) -> None:
-        """No job, and both nodes idle."""
+        """No job, all nodes up and idle."""
+        for node in NODES:
+            if node not in self.processes:
+                self.start_node(node)
         self.run("scancel", "--state=PENDING", "--user=root", check=False)
         self.run("scancel", "--user=root", check=False)
         _until(self.is_idle, 120, "the nodes do not become idle again")

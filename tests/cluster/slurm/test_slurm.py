@@ -165,11 +165,9 @@ def test_a_lost_node_queues_the_job_again_and_it_goes_on(demo: Demo) -> None:
     job = demo.submit("lost-node", resources=TWO_RANKS, checkpoint={"every_steps": 5}, optim={"epochs": 3})
     demo.wait_for_step("lost-node", 7, job)
     demo.cluster.kill_node("n2")
-    demo.until(lambda: demo.cluster.job(job)["Restarts"] == "1", "the job is not queued again", "lost-node", job)
-    demo.cluster.start_node("n2")
     assert demo.wait("lost-node", job)["JobState"] == "COMPLETED", demo.output("lost-node", job)
     assert sorted(demo.losses("lost-node")) == list(range(1, 67))
-    assert "start 2 of job" in demo.output("lost-node", job)
+    assert f"start 2 of job {job} on n[1,3]" in demo.output("lost-node", job)
 
 
 def test_no_more_starts_than_the_job_allows(demo: Demo) -> None:
