@@ -10,6 +10,8 @@ from trainer.job import Job
 from trainer.jobfile import load
 
 JOB_FILE = "job.toml"
+LEFT_BEFORE = frozenset({"exit.json", "diagnosis.json"})
+"""What a start leaves that ended before it was a run."""
 _WAYS_ON = "take another name with --set name=..., move the old run aside with --fresh, or go on with the settings it was started with"
 
 
@@ -48,7 +50,7 @@ def _check_writable(folder: Path) -> None:
 def _check_same_job(job: Job, folder: Path) -> None:
     file = folder / JOB_FILE
     if not file.exists():
-        if any(folder.iterdir()):
+        if {path.name for path in folder.iterdir()} - LEFT_BEFORE:
             raise InputError(f"run folder {folder} holds files but no {JOB_FILE}, so it is no run: {_WAYS_ON}")
         return
     try:
