@@ -88,8 +88,8 @@ test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks 
 test-full: venv horovod ## the whole matrix of backends, launchers, worlds and faults; takes its time
 	@$(PY) -m pytest -m full $(TEST_ARGS)
 
-test-faults: venv horovod ## how runs end: every launcher, place and deed (half an hour); `make test` runs a part
-	@$(PY) -m pytest tests/integration -k test_ends $(TEST_ARGS)
+test-faults: venv horovod ## the table of faults: every launcher, place and deed (an hour); `make test` runs a part
+	@$(PY) -m pytest -p tests.faults -m fault $(TEST_ARGS)
 
 bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
 	@$(PY) -m tests.bench_heartbeat

@@ -94,7 +94,7 @@ class Running:
 def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks: int = 2, steps: int = 6, **sections: Any) -> Running:
     """Start the ranks of a job of a few steps, with a checkpoint and an evaluation every second one."""
     moment = tmp_path / "moment"
-    mpirun: str | None = sections.pop("mpirun", None)
+    python: Path | None = sections.pop("python", None)
     variables: dict[str, str] = sections.pop("variables", {})
     around: list[str] = sections.pop("around", [])
     optim: dict[str, Any] = sections.pop("optim", {})
@@ -111,7 +111,7 @@ def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks
     )
     path = tmp_path / "job.toml"
     path.write_text(jobfile.dump(job))
-    command = [*around, sys.executable, "-m", "tests.integration.ends", str(path), str(ranks), *([mpirun] if mpirun else [])]
+    command = [*around, str(python or sys.executable), "-m", "tests.integration.ends", str(path), str(ranks)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return Running(process, tmp_path / "runs" / "ends", moment)
 
@@ -148,9 +148,7 @@ def sigkill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main(job_path: str, ranks: str, mpirun: str = "") -> int:
-    if mpirun:  # another than the one beside this Python
-        local._open_mpi = lambda: mpirun
+def main(job_path: str, ranks: str) -> int:
     command = (sys.executable, "-P", "-m", "tests.integration.faulty_rank", job_path)
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the ranks: `-P` hides the working folder
     job = jobfile.load(Path(job_path))
