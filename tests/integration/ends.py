@@ -24,6 +24,7 @@ from tests.jobs import tiny_job
 from trainer import jobfile
 from trainer.inputs.run_folder import run_folder as job_folder
 from trainer.launch import local
+from trainer.launch.hosts import parse_hosts
 
 TORCHRUN = pytest.param("torch", "torchrun", id="torch-torchrun")
 MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
@@ -31,6 +32,7 @@ HOROVOD_MPIRUN = pytest.param("horovod", "mpirun", id="horovod-mpirun", marks=[p
 HOROVODRUN = pytest.param("horovod", "horovodrun", id="horovod-horovodrun", marks=pytest.mark.horovod)
 STARTS = (TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
 full = pytest.mark.full
+ROOT = Path(__file__).parents[2]
 
 LIMITS = {"init_s": 200.0, "first_step_s": 100.0, "step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 6.0, "shutdown_s": 6.0}
 LATEST_S = 15.0
@@ -96,6 +98,9 @@ def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks
     moment = tmp_path / "moment"
     python: Path | None = sections.pop("python", None)
     variables: dict[str, str] = sections.pop("variables", {})
+    hosts: str = sections.pop("hosts", "")
+    if hosts:
+        variables = {**variables, "PYTHONPATH": str(ROOT)}  # ssh brings none
     around: list[str] = sections.pop("around", [])
     optim: dict[str, Any] = sections.pop("optim", {})
     job = tiny_job(
@@ -111,7 +116,7 @@ def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks
     )
     path = tmp_path / "job.toml"
     path.write_text(jobfile.dump(job))
-    command = [*around, str(python or sys.executable), "-m", "tests.integration.ends", str(path), str(ranks)]
+    command = [*around, str(python or sys.executable), "-m", "tests.integration.ends", str(path), str(ranks), *([hosts] if hosts else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return Running(process, tmp_path / "runs" / "ends", moment)
 
@@ -148,11 +153,13 @@ def sigkill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main(job_path: str, ranks: str) -> int:
+def main(job_path: str, ranks: str, hosts: str = "") -> int:
     command = (sys.executable, "-P", "-m", "tests.integration.faulty_rank", job_path)
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the ranks: `-P` hides the working folder
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the ranks: `-P` hides the working folder
     job = jobfile.load(Path(job_path))
-    return local.start_ranks(command, job, nproc=int(ranks), hosts=None, folder=job_folder(job))
+    return local.start_ranks(
+        command, job, nproc=None if hosts else int(ranks), hosts=parse_hosts(hosts) if hosts else None, folder=job_folder(job)
+    )
 
 
 if __name__ == "__main__":
