@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration import net_hosts
-from tests.integration.ends import DEATH_S, HOROVODRUN, MPIRUN, Running, begin, full, starts
+from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, Running, begin, full
 from tests.integration.net_hosts import Third, three_machines
 
 pytestmark = [
@@ -28,12 +28,10 @@ def start(tmp_path: Path, third: Third, backend: str, launcher: str, fault: str)
 
 
 @full
-@starts(MPIRUN, HOROVODRUN)
+@pytest.mark.parametrize(("backend", "launcher"), [MPIRUN, HOROVOD_MPIRUN, HOROVODRUN])  # torchrun starts ranks on one machine only
 def test_rank_that_is_killed_on_another_machine_gives_the_runs_code_and_reason(
     tmp_path: Path, third: Third, backend: str, launcher: str
 ) -> None:
-    if launcher == "torchrun":
-        pytest.skip("torchrun starts ranks on one machine only")
     running = start(tmp_path, third, backend, launcher, "kill:1:step:3")
     end = running.end()
     assert end.code == 1, end.errors
