@@ -124,8 +124,8 @@ test-slurm-full: venv horovod ## the same, with containers, preemption, and a ne
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m tests.bench_cli
 
-test-faults: venv horovod ## how runs end: every launcher, place and deed (half an hour); `make test` runs a part
-	@$(PY) -m pytest tests/integration -k test_ends $(TEST_ARGS)
+test-faults: venv horovod ## the table of faults: every launcher, place and deed (an hour); `make test` runs a part
+	@$(PY) -m pytest -p tests.faults -m fault $(TEST_ARGS)
 
 bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
 	@$(PY) -m tests.bench_heartbeat

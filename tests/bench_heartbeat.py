@@ -1,29 +1,37 @@
 """What the supervisors cost, measured here: `python -m tests.bench_heartbeat [NODES ...]`.
 
 For each number of nodes the whole tree runs on this machine, one endpoint a node with its real sockets on loopback: the root in a process
-of its own, the others in a few. Then one leaf's connections break, and the news travels up and the end down. Last, one supervisor alone.
+of its own, the others in a few. Then one leaf's connections break, and the news travels up and the end down. Last, a real run of two
+ranks: what a step takes, what its pulses take, and what a supervisor takes of a core in the same steps. The last line is JSON.
 """
 
 import asyncio
+import json
 import multiprocessing as mp
 import os
 import resource
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.health.pulse import Pulse
+from tests.bench_rank import MARK, cpu_s
+from tests.jobs import tiny_job
+from tests.start import start
+from trainer import jobfile
 from trainer.health.tree import FANOUT, Link, Meeting, Message, Tree
 from trainer.launch.hosts import free_port
 
 WORKERS = 4
 MEASURE_S = 10.0
 JOIN_S = 300.0
+STEPS = 23
+"""Of the real run; the first ones, which begin slowly, do not count."""
 _AT_ONCE = 50
 """Newcomers of one worker that meet the root at the same time."""
 
@@ -152,9 +160,9 @@ def one_supervisor() -> str:
     started = _children()
     process = subprocess.Popen([sys.executable, "-c", program])
     time.sleep(2.0)
-    before = _cpu(process.pid)
+    before = cpu_s(process.pid)
     time.sleep(15.0)
-    share = (_cpu(process.pid) - before) / 15.0
+    share = (cpu_s(process.pid) - before) / 15.0
     status = Path(f"/proc/{process.pid}/status").read_text()
     rss = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
     process.wait()
@@ -163,30 +171,43 @@ def one_supervisor() -> str:
     )
 
 
-def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def pulse_cost() -> str:
-    pulse = Pulse.open({})
-    begin = time.perf_counter()
-    for step in range(100_000):
-        pulse.phase("step", step)
-    return f"a pulse: {(time.perf_counter() - begin) / 100_000 * 1e6:.2f} us; a step of one micro-batch writes about 20"
+def real_steps() -> dict[str, float]:
+    """Of the rank whose supervisor took most: seconds of a step, and what watching it took, as shares of that."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = tiny_job(
+            name="watched",
+            model={"name": "ViT-S-32-alt"},
+            data={"workers": 1, "synthetic_samples": 1024},
+            optim={"global_batch_size": 32, "steps": STEPS},
+            comm={"launcher": "torchrun"},
+            logging={"runs": folder},
+        )
+        path = Path(folder, "job.toml")
+        path.write_text(jobfile.dump(job))
+        done = start("torch", "torchrun", 2, "tests.bench_rank", str(path))
+    found: list[dict[str, float]] = [json.loads(line.partition(MARK)[2]) for line in done.stdout.splitlines() if MARK in line]
+    worst = max(found, key=lambda rank: rank["supervisor_cpu_s"])
+    return {**worst, "pulse_share": worst["pulse_s"] / worst["step_s"], "supervisor_share": worst["supervisor_cpu_s"] / worst["step_s"]}
 
 
 def main(sizes: list[int]) -> None:
     print(f"{os.cpu_count()} cores, {WORKERS + 1} processes, fan-out {FANOUT}")
+    trees = []
     for nodes in sizes:
-        print(measure(nodes).line(), flush=True)
-    print(pulse_cost())
+        trees.append(measure(nodes))
+        print(trees[-1].line(), flush=True)
     print(one_supervisor())
+    cost = real_steps()
+    print(
+        f"a real step of {cost['step_s']:.3f} s: {cost['pulses']:.0f} pulses take {cost['pulse_share']:.4%} of it, "
+        f"the supervisor {cost['supervisor_share']:.4%} of a core meanwhile"
+    )
+    print(json.dumps({"step": cost, "trees": [asdict(tree) for tree in trees]}))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from tests.jobs import tiny_job
 from trainer import jobfile
 from trainer.inputs.run_folder import run_folder as job_folder
 from trainer.launch import local
+from trainer.launch.hosts import parse_hosts
 
 TORCHRUN = pytest.param("torch", "torchrun", id="torch-torchrun")
 MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
@@ -31,6 +32,7 @@ HOROVOD_MPIRUN = pytest.param("horovod", "mpirun", id="horovod-mpirun", marks=[p
 HOROVODRUN = pytest.param("horovod", "horovodrun", id="horovod-horovodrun", marks=pytest.mark.horovod)
 STARTS = (TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
 full = pytest.mark.full
+ROOT = Path(__file__).parents[2]
 
 LIMITS = {"init_s": 200.0, "first_step_s": 100.0, "step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 6.0, "shutdown_s": 6.0}
 LATEST_S = 15.0
@@ -94,8 +96,11 @@ class Running:
 def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks: int = 2, steps: int = 6, **sections: Any) -> Running:
     """Start the ranks of a job of a few steps, with a checkpoint and an evaluation every second one."""
     moment = tmp_path / "moment"
-    mpirun: str | None = sections.pop("mpirun", None)
+    python: Path | None = sections.pop("python", None)
     variables: dict[str, str] = sections.pop("variables", {})
+    hosts: str = sections.pop("hosts", "")
+    if hosts:
+        variables = {**variables, "PYTHONPATH": str(ROOT)}  # ssh brings none
     around: list[str] = sections.pop("around", [])
     optim: dict[str, Any] = sections.pop("optim", {})
     job = tiny_job(
@@ -103,7 +108,7 @@ def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks
         comm={"backend": backend, "launcher": launcher},
         optim={"steps": steps, **optim},
         timeouts={**LIMITS, **sections.pop("timeouts", {})},
-        checkpoint={"every_steps": 2},
+        checkpoint={"every_steps": 2, **sections.pop("checkpoint", {})},
         eval={"zero_shot": (str(labelled_shard(tmp_path)),), "class_names": ("one", "two"), "every_steps": 2, "batch_size": 2},
         logging={"runs": str(tmp_path / "runs"), "every_steps": 1},
         env={"FAULT": fault, MOMENT: str(moment), **variables},
@@ -111,7 +116,7 @@ def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks
     )
     path = tmp_path / "job.toml"
     path.write_text(jobfile.dump(job))
-    command = [*around, sys.executable, "-m", "tests.integration.ends", str(path), str(ranks), *([mpirun] if mpirun else [])]
+    command = [*around, str(python or sys.executable), "-m", "tests.integration.ends", str(path), str(ranks), *([hosts] if hosts else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return Running(process, tmp_path / "runs" / "ends", moment)
 
@@ -148,13 +153,13 @@ def sigkill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main(job_path: str, ranks: str, mpirun: str = "") -> int:
-    if mpirun:  # another than the one beside this Python
-        local._open_mpi = lambda: mpirun
+def main(job_path: str, ranks: str, hosts: str = "") -> int:
     command = (sys.executable, "-P", "-m", "tests.integration.faulty_rank", job_path)
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the ranks: `-P` hides the working folder
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the ranks: `-P` hides the working folder
     job = jobfile.load(Path(job_path))
-    return local.start_ranks(command, job, nproc=int(ranks), hosts=None, folder=job_folder(job))
+    return local.start_ranks(
+        command, job, nproc=None if hosts else int(ranks), hosts=parse_hosts(hosts) if hosts else None, folder=job_folder(job)
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 as `python -m trainer.rank JOB` is. Deeds: kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7), freeze (its supervisor too),
 orphan (kills its supervisor), signal (SIGUSR2 to its supervisor), signal-all (so does every rank), term (SIGTERM to its supervisor),
 nap (sleeps 12 s), lag (sleeps a second now and at every later step), memory (asks for more than it may have), fill (the run folder's disk),
-worker-kill and worker-stop (a loader process), nan (this rank's loss of that step is no number).
+unplug (its machine's network), worker-kill and worker-stop (a loader process), nan (this rank's loss of that step is no number).
 Before the supervisor begins, with the phase `start`: absent (the rank never comes), port and meeting (another process has the port),
 unreachable (MASTER_ADDR leads nowhere), path (OTHER_PATH comes first for its modules).
 """
@@ -14,10 +14,12 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.integration.net_hosts import INTERFACE
 from trainer import rank
 from trainer.health.pulse import RANK_DIR, Phase, Pulse
 from trainer.world import detect
@@ -89,6 +91,8 @@ def commit(deed: str) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
         case "slow":
             time.sleep(600)
+        case "unplug":
+            subprocess.run(["ip", "link", "set", INTERFACE, "down"], check=True)
         case "nap":
             time.sleep(12)
         case "lag":

@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,18 +21,26 @@ def missing_program() -> str | None:
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[Path]:
     """Starts both; gives a folder to put first on PATH, whose `ssh` knows them, as a user's ~/.ssh/config would."""
+    make_keys(folder)
+    with ExitStack() as running:
+        places = {}
+        for name, address in ADDRESSES.items():
+            places[name] = address, free_port(address)
+            running.enter_context(sshd(folder, name, *places[name]))
+        yield client(folder, places)
+
+
+def make_keys(folder: Path) -> None:
+    """Of the hosts and of who calls them."""
     for key in ("host_key", "client_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it as root and leaves making it to the service
-    with ExitStack() as running:
-        ports = {name: running.enter_context(_sshd(folder, name, address)) for name, address in ADDRESSES.items()}
-        yield _client(folder, ports)
 
 
 @contextmanager
-def _sshd(folder: Path, name: str, address: str) -> Iterator[int]:
-    port = free_port(address)
+def sshd(folder: Path, name: str, address: str, port: int, around: Sequence[str] = ()) -> Iterator[None]:
+    """A server, once it listens; `around` starts it, in a network of its own for example."""
     settings = {
         "ListenAddress": address,
         "Port": port,
@@ -45,18 +52,19 @@ def _sshd(folder: Path, name: str, address: str) -> Iterator[int]:
     }
     config = folder / f"{name}.conf"
     config.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
-    program = _program("sshd")
+    program, log = _program("sshd"), folder / f"{name}.log"
     assert program is not None
-    with subprocess.Popen([program, "-D", "-f", config, "-E", folder / f"{name}.log"]) as server:
+    with subprocess.Popen([*around, program, "-D", "-f", str(config), "-E", str(log)]) as server:
         try:
-            _wait_for(address, port)
-            yield port
+            _wait_for(log)
+            yield
         finally:
             server.terminate()
 
 
-def _client(folder: Path, ports: dict[str, int]) -> Path:
-    hosts = "".join(f"Host {name}\n  HostName {ADDRESSES[name]}\n  Port {port}\n" for name, port in ports.items())
+def client(folder: Path, places: Mapping[str, tuple[str, int]]) -> Path:
+    """A folder with an `ssh` that knows hosts by name: address and port."""
+    hosts = "".join(f"Host {name}\n  HostName {address}\n  Port {port}\n" for name, (address, port) in places.items())
     common = f"Host *\n  IdentityFile {folder}/client_key\n  IdentitiesOnly yes\n  StrictHostKeyChecking no\n"
     config = folder / "ssh_config"
     config.write_text(f"{hosts}{common}  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n")
@@ -71,10 +79,9 @@ def _program(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin")
 
 
-def _wait_for(address: str, port: int) -> None:
-    for _ in range(100):
-        with socket.socket() as client:
-            if client.connect_ex((address, port)) == 0:
-                return
+def _wait_for(log: Path) -> None:
+    for _ in range(400):
+        if log.exists() and "Server listening" in log.read_text():
+            return
         time.sleep(0.05)
-    raise AssertionError(f"sshd does not answer at {address}:{port}")
+    raise AssertionError(f"sshd does not listen: {log.read_text() if log.exists() else 'no log'}")

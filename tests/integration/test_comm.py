@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,16 @@ OF_THE_WORLDS_SIZE = ("collectives", "objects", "gradients_through_collectives")
 CASES_OF_PARITY = 7
 
 
-def start_of(backend: str, launcher: str) -> object:
+def start_of(backend: str, launcher: str) -> Any:
     """The pair, with the marks of what it needs."""
     return pytest.param(
         backend, launcher, marks=[pytest.mark.horovod] * (backend == "horovod") + [pytest.mark.mpi] * (launcher == "mpirun")
     )
 
 
+PAIRS = [(start_of("torch", "torchrun"), 0), (start_of("torch", "mpirun"), 1)]
+PAIRS += [(start_of("horovod", "mpirun"), 0), (start_of("horovod", "horovodrun"), 1)]
+"""`make parity` starts all of them, with more ranks."""
 every_start = pytest.mark.parametrize(("backend", "launcher"), [start_of(*pair) for pair in STARTS])
 one_start_a_backend = pytest.mark.parametrize(("backend", "launcher"), [start_of("torch", "torchrun"), start_of("horovod", "mpirun")])
 
@@ -36,6 +40,7 @@ def test_two_ranks_agree_on_values_gradients_and_replicas(backend: str, launcher
     assert_passed(start(backend, launcher, 2, "tests.integration.rank_cases", backend, *IN_ORDER), 2, IN_ORDER)
 
 
+@pytest.mark.full
 @one_start_a_backend
 def test_three_ranks_agree_on_values_and_gradients(backend: str, launcher: str) -> None:
     assert_passed(start(backend, launcher, 3, "tests.integration.rank_cases", backend, *OF_THE_WORLDS_SIZE), 3, OF_THE_WORLDS_SIZE)
@@ -53,7 +58,10 @@ def test_a_barrier_stops_waiting_for_a_late_rank(backend: str, launcher: str) ->
     assert "rank 1 stopped waiting" in done.stdout, done.stdout + done.stderr
 
 
-@every_start
+@pytest.mark.parametrize(
+    ("backend", "launcher"),
+    [pytest.param(*pair.values, marks=[*pair.marks, *[pytest.mark.full] * often]) for pair, often in PAIRS],
+)
 def test_two_ranks_have_the_gradient_of_one_process_with_the_whole_batch(backend: str, launcher: str) -> None:
     """A slice of `make parity`: every loss, accumulation and model there, on two ranks."""
     done = start(backend, launcher, 2, "tests.parity_rank", backend)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, LATEST_S, LIMITS, MPIRUN, TORCHRUN, begin, full, ranks_left, starts
+from tests.integration import open_mpi_4
+from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, LATEST_S, LIMITS, TORCHRUN, begin, full, ranks_left, starts
 
 NODE = os.uname().nodename
 
 
 @pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint")
-@starts(MPIRUN, HOROVODRUN)
+@starts(HOROVODRUN)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 @pytest.mark.parametrize(
     ("phase", "step"), [("step", 3), pytest.param("evaluation", 2, marks=full), pytest.param("checkpoint", 2, marks=full)]
@@ -96,9 +97,23 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
 @pytest.mark.fault("each end under Open MPI 4")
 @full
 @pytest.mark.mpi
-@pytest.mark.skipif(not Path("/usr/bin/mpirun").exists(), reason="no system mpirun beside the environment's: apt-get install openmpi-bin")
-@pytest.mark.parametrize(("fault", "code"), [("kill:0:step:3", 1), ("stop:0:step:3", 124), ("signal:1:step:3", 75), ("orphan:1:step:3", 1)])
-def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, fault: str, code: int) -> None:
-    running = begin(tmp_path, "torch", "mpirun", fault, mpirun="/usr/bin/mpirun", steps=2000)
-    assert running.end().code == code
+@pytest.mark.timeout(3600)  # the first time it builds a wheel of Horovod
+@pytest.mark.skipif(open_mpi_4.missing() is not None, reason=f"no {open_mpi_4.missing()}: apt-get install openmpi-bin libopenmpi-dev")
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("kill:0:step:3", 1),
+        ("kill:1:checkpoint:2", 1),
+        ("stop:0:step:3", 124),
+        ("slow:1:evaluation:2", 124),
+        ("signal:1:step:3", 75),
+        ("orphan:0:step:3", 1),
+        ("orphan:1:step:3", 1),
+    ],
+)
+def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, backend: str, fault: str, code: int) -> None:
+    running = begin(tmp_path, backend, "mpirun", fault, python=open_mpi_4.python(), steps=2000)
+    end = running.end()
+    assert end.code == code, end.errors
     assert not ranks_left(running)

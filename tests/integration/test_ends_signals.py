@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN, begin, full, ranks_left, starts
+from tests.integration.ends import HOROVOD_MPIRUN, TORCHRUN, begin, full, ranks_left, starts
 
 LONG = 100_000
 
 
 @pytest.mark.fault("SIGTERM to the launcher")
-@starts(TORCHRUN, HOROVOD_MPIRUN)
+@starts(TORCHRUN)
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=full), pytest.param(signal.SIGUSR2, marks=full)])
 def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str, launcher: str, number: int) -> None:
     running = begin(tmp_path, backend, launcher, steps=LONG)
@@ -29,7 +29,7 @@ def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str
 
 
 @pytest.mark.fault("SIGTERM or SIGUSR2 to one rank")
-@starts(MPIRUN, HOROVODRUN)
+@starts(HOROVOD_MPIRUN)
 @pytest.mark.parametrize("deed", ["signal", pytest.param("signal-all", marks=full)])
 def test_signal_to_a_ranks_supervisor_stops_all_ranks(tmp_path: Path, backend: str, launcher: str, deed: str) -> None:
     """As srun, mpirun and Kubernetes pass it on."""

@@ -14,7 +14,7 @@ from tests.runs import TinyRun, kill_tree
 
 EXACT: dict[str, dict[str, Any]] = {"comm": {"deterministic": True}, "checkpoint": {"every_steps": 3}}
 STARTS = [
-    pytest.param("torch", 1, id="torch-1"),
+    pytest.param("torch", 1, id="torch-1", marks=pytest.mark.full),
     pytest.param("torch", 2, id="torch-2"),
     pytest.param("horovod", 2, id="horovod-2", marks=pytest.mark.horovod),
     pytest.param("torch", 4, id="torch-4", marks=pytest.mark.full),

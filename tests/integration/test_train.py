@@ -28,6 +28,7 @@ EPOCH_STEPS = 5
 TORCH = pytest.param("torch")
 HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 both_backends = pytest.mark.parametrize("backend", [TORCH, HOROVOD])
+full = pytest.mark.full
 
 
 def run_of(folder: Path, backend: str, ranks: int, **sections: dict[str, Any]) -> TinyRun:
@@ -59,19 +60,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run
 
 
-def world(backend: str, ranks: int, passes: int) -> Any:
-    return pytest.param(backend, ranks, passes, marks=[pytest.mark.horovod] * (backend == "horovod"))
+def world(backend: str, ranks: int, passes: int, *marks: pytest.MarkDecorator) -> Any:
+    return pytest.param(backend, ranks, passes, marks=[pytest.mark.horovod] * (backend == "horovod") + [*marks])
 
 
 @pytest.mark.parametrize(
     ("backend", "ranks", "passes"),
     [
-        world("torch", 1, 2),
+        world("torch", 1, 2, full),
         world("torch", 2, 1),
         world("torch", 2, 2),
-        world("horovod", 1, 1),
+        world("horovod", 1, 1, full),
         world("horovod", 2, 1),
-        world("horovod", 2, 2),
+        world("horovod", 2, 2, full),
     ],
 )
 def test_every_world_has_the_losses_of_one_process(finished: Finished, backend: str, ranks: int, passes: int) -> None:
@@ -90,7 +91,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@both_backends
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=full), HOROVOD])
 def test_knobs_of_communication_change_no_loss(finished: Finished, tmp_path: Path, backend: str) -> None:
     run = run_of(tmp_path, backend, 2, comm={backend: KNOBS[backend], "check_replicas_steps": 2}, optim={"max_batch_size_per_gpu": 4})
     assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
@@ -163,9 +164,9 @@ def start_by_hand(launcher: str, folder: Path, job: Path, **variables: str) -> "
     ("launcher", "backend"),
     [
         ("torchrun", "torch"),
-        pytest.param("mpirun", "torch", marks=pytest.mark.mpi),
+        pytest.param("mpirun", "torch", marks=[pytest.mark.mpi, full]),
         pytest.param("mpirun", "horovod", marks=[pytest.mark.mpi, pytest.mark.horovod]),
-        pytest.param("horovodrun", "horovod", marks=pytest.mark.horovod),
+        pytest.param("horovodrun", "horovod", marks=[pytest.mark.horovod, full]),
     ],
 )
 def test_ranks_started_by_hand_train_the_same(finished: Finished, tmp_path: Path, launcher: str, backend: str) -> None:
@@ -200,7 +201,7 @@ def test_batch_norm_over_two_ranks_trains_as_in_one_process(resnet_alone: TinyRu
     assert_same_losses(run_of(tmp_path, backend, 2, model=RESNET_IN_FP64), resnet_alone, rel=1e-9)
 
 
-@both_backends
+@pytest.mark.parametrize("backend", [TORCH, pytest.param("horovod", marks=[pytest.mark.horovod, full])])
 def test_locked_tower_keeps_its_weights_while_the_other_learns(tmp_path: Path, backend: str) -> None:
     run = run_of(tmp_path, backend, 2, model={"lock_image": True}, optim={"max_batch_size_per_gpu": 4})
     trained = torch.load(newest(run.run / "checkpoints") / WEIGHTS, weights_only=True)
@@ -210,8 +211,15 @@ def test_locked_tower_keeps_its_weights_while_the_other_learns(tmp_path: Path, b
     assert [name for name in changed if name.startswith("visual.")] == []
 
 
-@both_backends
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    [
+        ("torch", "bf16"),
+        pytest.param("torch", "fp16", marks=full),
+        pytest.param("horovod", "bf16", marks=[pytest.mark.horovod, full]),
+        pytest.param("horovod", "fp16", marks=pytest.mark.horovod),
+    ],
+)
 def test_half_precision_with_compressed_gradients_learns(finished: Finished, tmp_path: Path, backend: str, precision: str) -> None:
     compression = "bf16" if (backend, precision) == ("torch", "bf16") else "fp16"
     run = run_of(

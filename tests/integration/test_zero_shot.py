@@ -55,10 +55,10 @@ def test_one_process_counts_every_image_once(by_one_process: list[dict[str, Any]
 @pytest.mark.parametrize(
     ("backend", "launcher", "ranks"),
     [
-        ("torch", "torchrun", 2),
+        pytest.param("torch", "torchrun", 2, marks=pytest.mark.full),
         ("torch", "torchrun", 3),
         pytest.param("horovod", "mpirun", 2, marks=[pytest.mark.horovod, pytest.mark.mpi]),
-        pytest.param("horovod", "mpirun", 3, marks=[pytest.mark.horovod, pytest.mark.mpi]),
+        pytest.param("horovod", "mpirun", 3, marks=[pytest.mark.horovod, pytest.mark.mpi, pytest.mark.full]),
     ],
 )
 def test_several_ranks_count_the_same(

@@ -40,8 +40,14 @@ def test_what_is_no_record_is_no_end(tmp_path: Path) -> None:
         assert end_of(tmp_path, "now") is None
 
 
-def test_folder_that_is_missing_or_takes_no_file_is_no_error(tmp_path: Path) -> None:
-    assert keep(LastWords(""), "x") == keep(LastWords(str(tmp_path / "none")), "x") == ""
+def test_folder_is_made_where_the_ranks_never_met(tmp_path: Path) -> None:
+    assert keep(LastWords(str(tmp_path / "runs" / "one"), "now"), "x") == str(tmp_path / "runs" / "one" / EXIT_FILE)
+
+
+def test_folder_that_is_not_known_or_takes_no_file_is_no_error(tmp_path: Path) -> None:
+    assert keep(LastWords(""), "x") == ""
+    (tmp_path / "file").write_text("")
+    assert keep(LastWords(str(tmp_path / "file"), "now"), "x") == ""
     (tmp_path / EXIT_FILE).mkdir()
     assert keep(LastWords(str(tmp_path), "now"), "x") == ""
 

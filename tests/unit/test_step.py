@@ -130,3 +130,13 @@ def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(alone: Comm, dro
     for name, gradient in at_once.items():
         assert gradient is not None
         torch.testing.assert_close(cut[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_gradient_that_is_no_number_leaves_the_parameters_as_they_were(alone: Comm) -> None:
+    step = _step(tiny_job(), alone)
+    batches = _batches(step.model, SAMPLES)
+    assert step(batches, 0).finite
+    before = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
+    batches[0].images[0] = float("nan")
+    assert not step(batches, 1).finite
+    assert all(torch.equal(before[name], parameter) for name, parameter in step.model.named_parameters())

@@ -63,3 +63,13 @@ def test_time_is_split_into_parts_that_add_up_to_the_step() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3723, "1:02:03")])
 def test_duration_reads_like_a_clock(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_full_disk_costs_the_numbers_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Telemetry(None, 10) as telemetry:
+        telemetry._file = open("/dev/full", "a")  # noqa: SIM115  # `telemetry` closes it
+        for step in (1, 2):
+            telemetry.event({"step": step})
+    assert [record.message for record in caplog.records if "NOT WRITTEN" in record.message] == [
+        "metrics      NOT WRITTEN: [Errno 28] No space left on device. The run goes on; metrics.jsonl and TensorBoard have gaps from here"
+    ]

@@ -32,7 +32,7 @@ class LastWords:
         await within(WAIT_S, self._forget)
 
     async def keep(self, name: str, value: Mapping[str, Any]) -> str:
-        """The file's path; "" where there is no such folder, or it takes no file: the console still has the text."""
+        """The file's path; "" where the folder is not known, or it takes no file: the console still has the text."""
         return await within(WAIT_S, lambda: self._keep(name, value)) or ""
 
     def _forget(self) -> None:
@@ -41,8 +41,9 @@ class LastWords:
                 (self._folder / name).unlink(missing_ok=True)
 
     def _keep(self, name: str, value: Mapping[str, Any]) -> str:
-        if self._folder is None or not self._folder.is_dir():
+        if self._folder is None:
             return ""
+        self._folder.mkdir(parents=True, exist_ok=True)  # ranks that never met have not made it
         path = self._folder / name
         if not self._start or _read(path).get("start") != self._start:
             own = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time

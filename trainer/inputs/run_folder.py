@@ -12,7 +12,8 @@ from trainer.jobfile import load
 JOB_FILE = "job.toml"
 ARTEFACTS = "artefacts"
 """Folder in the run folder: what was rendered and submitted. It is there before a submitted run begins, and so is its first log."""
-_BEFORE_A_RUN = {ARTEFACTS, "logs"}
+LEFT_BEFORE = frozenset({ARTEFACTS, "logs", "exit.json", "diagnosis.json"})
+"""What there may be without a run: also what a start leaves that ended before it was one."""
 _WAYS_ON = "take another name with --set name=..., move the old run aside with --fresh, or go on with the settings it was started with"
 
 
@@ -51,7 +52,7 @@ def _check_writable(folder: Path) -> None:
 def _check_same_job(job: Job, folder: Path) -> None:
     file = folder / JOB_FILE
     if not file.exists():
-        if any(entry.name not in _BEFORE_A_RUN for entry in folder.iterdir()):
+        if {path.name for path in folder.iterdir()} - LEFT_BEFORE:
             raise InputError(f"run folder {folder} holds files but no {JOB_FILE}, so it is no run: {_WAYS_ON}")
         return
     try:

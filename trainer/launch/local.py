@@ -69,8 +69,13 @@ def start_ranks(command: Sequence[str], job: Job, *, nproc: int | None, hosts: S
         start = Start(tuple(command), _variables(job, launcher, places, hosts is None) | meeting.variables(), places, Path(exits))
         words = _COMMANDS[launcher](start)
         environment = {**_MPI_DEFAULTS, **os.environ, **start.variables, EXIT_DIR: exits}
-        code = supervise(words, environment, start.folder, partial(ask_to_stop, meeting), _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM))
-        return _outcome(code, first_cause(start.folder) or (end_of(folder, meeting.start) if folder else None))
+        unheard = _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM)
+
+        def word() -> ExitRecord | None:
+            return end_of(folder, meeting.start) if folder else None
+
+        code = supervise(words, environment, start.folder, partial(ask_to_stop, meeting), unheard, lambda: word() is not None)
+        return _outcome(code, first_cause(start.folder) or word())
 
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:

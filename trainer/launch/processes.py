@@ -15,23 +15,30 @@ from types import FrameType
 GRACE_S = 10.0
 """Between the first failure, or a signal that nobody heeds, and SIGKILL for whatever is left."""
 _POLL_S = 0.1
+_LOOK_S = 1.0  # the run folder may be far away
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(
-    command: Sequence[str], env: Mapping[str, str], exit_dir: Path, ask: Callable[[int], bool], unheard: int = signal.SIGTERM
+    command: Sequence[str],
+    env: Mapping[str, str],
+    exit_dir: Path,
+    ask: Callable[[int], bool],
+    unheard: int = signal.SIGTERM,
+    ended: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run a launcher to its end; returns its exit code, or 128 + N where it ended by signal N, or after one that no rank heeded.
 
     `exit_dir` is a fresh folder that `env` names: a record in it starts the grace period, and it marks the processes of this launcher,
     for torchrun and mpirun put ranks into sessions of their own, where killing a process group does not reach them.
+    `ended` says, where ranks leave their word elsewhere, that the run is over; it is asked once a second, and starts the grace period too.
     `ask` passes a signal on to the ranks' supervisors; where it returns False the launcher gets `unheard`, and its grace period starts.
     """
     with _signals() as received:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent)
         try:
-            _Wait(process, received, exit_dir, ask, unheard).until_end()
+            _Wait(process, received, exit_dir, ask, unheard, ended).until_end()
         finally:
             _end(process, exit_dir)
     code = process.wait()
@@ -64,11 +71,18 @@ class _Wait:
     """For the launcher's end, or the end of its grace period."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], received: Sequence[int], exit_dir: Path, ask: Callable[[int], bool], unheard: int
+        self,
+        process: subprocess.Popen[bytes],
+        received: Sequence[int],
+        exit_dir: Path,
+        ask: Callable[[int], bool],
+        unheard: int,
+        ended: Callable[[], bool],
     ) -> None:
         self._process, self._received, self._exit_dir = process, received, exit_dir
-        self._ask, self._unheard = ask, unheard
+        self._ask, self._unheard, self._ended = ask, unheard, ended
         self._passed_on = 0
+        self._looked = 0.0
         self._deadline: float | None = None
 
     def until_end(self) -> None:
@@ -77,11 +91,17 @@ class _Wait:
             while self._passed_on < len(self._received):
                 self._pass_on(self._received[self._passed_on])
                 self._passed_on += 1
-            if any(self._exit_dir.glob("rank-*.json")):
+            if any(self._exit_dir.glob("rank-*.json")) or self._over_elsewhere():
                 self._end_soon()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return
             time.sleep(_POLL_S)
+
+    def _over_elsewhere(self) -> bool:
+        if self._deadline is not None or time.monotonic() - self._looked < _LOOK_S:
+            return False
+        self._looked = time.monotonic()
+        return self._ended()
 
     def _pass_on(self, number: int) -> None:
         """The supervisors tell a repeated signal from a second one. Without them, the second Ctrl-C has no more patience."""

@@ -1,0 +1,66 @@
+"""The real trainer under its supervisor, which at its last step prints what a step cost and what watching it cost, in one run.
+
+`python -m tests.bench_rank JOB` is a supervisor and its rank, as `python -m trainer.rank JOB` is.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from trainer import jobfile, rank
+from trainer.health.pulse import RANK_DIR, Phase, Pulse
+
+FROM_STEP = 3
+MARK = "watched "
+
+
+class Watched:
+    """The same stretch of steps: the wall clock, the rank's time in its pulse, and its supervisor's CPU time."""
+
+    def __init__(self, last_step: int) -> None:
+        self._last = last_step
+        self._pulse_s, self._pulses = 0.0, 0
+        self._phase, self._write = Pulse.phase, Pulse._write
+        self._start: tuple[float, float, float, int] | None = None
+
+    def install(self) -> None:
+        def write(pulse: Pulse) -> None:
+            begin = time.perf_counter()
+            self._write(pulse)
+            self._pulse_s += time.perf_counter() - begin
+            self._pulses += 1
+
+        def phase(pulse: Pulse, entered: Phase, step: int = 0) -> None:
+            self._phase(pulse, entered, step)
+            if (entered, step) == ("step", FROM_STEP):
+                self._start = self._now()
+            elif (entered, step) == ("step", self._last):
+                self._tell(step - FROM_STEP)
+
+        Pulse.phase, Pulse._write = phase, write  # type: ignore[method-assign, assignment]
+
+    def _now(self) -> tuple[float, float, float, int]:
+        return time.perf_counter(), self._pulse_s, cpu_s(os.getppid()), self._pulses
+
+    def _tell(self, steps: int) -> None:
+        assert self._start is not None
+        wall, pulse, supervisor, pulses = ((now - then) / steps for now, then in zip(self._now(), self._start, strict=True))
+        print(MARK + json.dumps({"step_s": wall, "pulse_s": pulse, "supervisor_cpu_s": supervisor, "pulses": pulses}), flush=True)
+
+
+def cpu_s(pid: int) -> float:
+    """Of a process so far, its children's left out."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    if RANK_DIR in os.environ:
+        from trainer.train import command
+
+        Watched(jobfile.load(Path(sys.argv[1])).optim.steps or 0).install()
+        command()
+    else:
+        sys.exit(rank.main(sys.argv[1:], "tests.bench_rank"))
