@@ -70,7 +70,15 @@ class RandomCrop:
         return resized(_cut(pixels, Box(*(edge // by for edge in box))), self.size)
 
     def box(self, height: int, width: int, seed: int) -> Box:
-        """Where to cut: area and ratio drawn as torchvision's RandomResizedCrop draws them; the middle where nothing fits."""
+        """Where to cut: area and ratio drawn as torchvision's RandomResizedCrop draws them; the middle where nothing fits.
+
+        Where the decoder may make the image n times smaller, edges are multiples of n: between its pixels it cannot cut.
+        """
+        drawn = self._drawn(height, width, seed)
+        by = reduction(drawn, self.size)
+        return Box(*(edge // by * by for edge in drawn))
+
+    def _drawn(self, height: int, width: int, seed: int) -> Box:
         draw = random.Random(seed)
         for _ in range(TRIES):
             area = height * width * draw.uniform(*self.scale)
