@@ -51,7 +51,7 @@ def resolve_paths(job: Job, base: Path) -> Job:
     data, model, evaluation, site = job.data, job.model, job.eval, job.image.site
     is_weights = model.pretrained is not None and ("/" in model.pretrained or model.pretrained.endswith(_WEIGHTS))
     changes: dict[str, Section] = {
-        "data": data.model_copy(update={"train": _patterns(data.train, base)}),
+        "data": data.model_copy(update={"train": _patterns(data.train, base), "index": data.index and path(data.index)}),
         "model": model.model_copy(
             update={
                 "name": path(model.name) if model.name.endswith(".json") else model.name,

@@ -155,7 +155,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         for place, (position, sample) in enumerate(zip(request.positions.tolist(), request.samples.tolist(), strict=True)):
             raw, image = self._usable(sample, request.epoch, position, bad)
             if not place:
-                images = empty_to_send(len(request.samples), *image.shape)
+                images = empty_to_send(len(request.samples), *image.shape[1:])
             images[place] = image
             captions.append(raw.captions[position_seed(self._seed, request.epoch, position, "caption") % len(raw.captions)])
             keys.append(raw.key)

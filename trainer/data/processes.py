@@ -43,10 +43,16 @@ def load(dataset: Dataset[Loaded | InputError], requests: Iterable[Any], workers
     return _unwrapped(iter(loader), workers)
 
 
-def empty_to_send(*shape: int) -> Tensor:
-    """uint8, not yet filled; in a loader process in memory that the rank shares, so that it is not copied on its way."""
-    empty = torch.empty(shape, dtype=torch.uint8)
-    return empty.share_memory_() if get_worker_info() is not None else empty
+def empty_to_send(count: int, height: int, width: int) -> Tensor:
+    """uint8 [count, 3, height, width], not yet filled, channels last in memory.
+
+    In a loader process it is memory that the rank shares, so that nothing is copied on its way.
+    """
+    shape = (count, height, width, 3)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
+    storage = torch.UntypedStorage._new_shared(count * height * width * 3)
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape).permute(0, 3, 1, 2)
 
 
 def _ignore_stop(_worker: int) -> None:

@@ -1,0 +1,221 @@
+"""What becomes of an image: crops that follow from the seed, pixels near Pillow's, every odd kind of file, and what is refused."""
+
+import io
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import RandomResizedCrop
+
+from trainer.data.pictures import decode
+from trainer.data.pixels import Box, RandomCrop, normalised, reduction, resized, upright_jpeg
+from trainer.data.sample import BadSample, RawSample
+
+PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
+CROP = RandomCrop((224, 224))
+
+
+def encoded(picture: Image.Image, kind: str = "jpeg", **options: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def raw(image: bytes) -> RawSample:
+    return RawSample("k", "shard.tar", image, ("c",))
+
+
+def difference(one: NDArray[np.uint8], other: Image.Image) -> float:
+    """Mean over all pixels and channels, of 255."""
+    return float(np.abs(one.astype(float) - np.asarray(other)).mean())
+
+
+@pytest.mark.parametrize("photograph", PHOTOGRAPHS)
+@pytest.mark.parametrize("size", [(512, 384), (640, 427), (1024, 768), (1601, 1067)])
+@pytest.mark.parametrize("seed", range(3))
+def test_pixels_are_those_of_pillows_bicubic_antialias(photograph: Image.Image, size: tuple[int, int], seed: int) -> None:
+    image = encoded(photograph.resize(size, Image.Resampling.BICUBIC), quality=90)
+    found = CROP(raw(image), seed).permute(1, 2, 0).numpy()
+    box = CROP.box(size[1], size[0], seed)
+    corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+    whole = Image.open(io.BytesIO(image)).resize((224, 224), Image.Resampling.BICUBIC, box=corners)
+    assert difference(found, whole) <= 2
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "by"), [(447, 900, 1), (448, 448, 2), (895, 4000, 2), (896, 896, 4), (3000, 2000, 8), (100, 100, 1)]
+)
+def test_the_decoder_makes_images_smaller_only_while_the_crop_stays_large_enough(height: int, width: int, by: int) -> None:
+    assert reduction(Box(0, 0, height, width), (224, 224)) == by
+
+
+def test_small_images_are_enlarged() -> None:
+    picture = PHOTOGRAPHS[0].resize((60, 50))
+    found = RandomCrop((224, 224), scale=(1, 1), ratio=(1.2, 1.2))(raw(encoded(picture, "png")), 1)
+    assert difference(found.permute(1, 2, 0).numpy(), picture.resize((224, 224), Image.Resampling.BICUBIC)) < 1
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**63 - 1), st.floats(0.01, 1))
+def test_a_crop_lies_within_the_image(height: int, width: int, seed: int, least: float) -> None:
+    crop = RandomCrop((224, 224), scale=(least, 1.0))
+    box = crop.box(height, width, seed)
+    assert 0 <= box.top <= box.top + box.height <= height
+    assert 0 <= box.left <= box.left + box.width <= width
+    assert box.height > 0
+    assert box.width > 0
+    assert box == crop.box(height, width, seed)
+
+
+def test_crops_are_distributed_as_torchvisions() -> None:
+    torch.manual_seed(0)
+    picture = torch.empty(3, 400, 600)
+    theirs = np.array([RandomResizedCrop.get_params(picture, [0.3, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)], dtype=float)
+    ours = np.array([RandomCrop((224, 224), scale=(0.3, 1.0)).box(400, 600, seed) for seed in range(3000)], dtype=float)
+    # The standard error of either mean is below 2 pixels.
+    assert np.abs(theirs.mean(0) - ours.mean(0)).max() < 9
+    assert np.abs(theirs.std(0) - ours.std(0)).max() < 7
+
+
+def test_crops_are_frozen_across_versions() -> None:
+    """A run resumed with another Python must find the same pixels: these numbers may never change."""
+    assert [tuple(CROP.box(384, 512, seed)) for seed in (0, 1, 2**62)] == FROZEN
+
+
+FROZEN = [(0, 5, 384, 507), (1, 11, 383, 468), (0, 3, 382, 485)]
+
+
+def test_normalised_bytes_are_what_totensor_and_normalize_give() -> None:
+    image = CROP(raw(encoded(PHOTOGRAPHS[0])), 1)
+    mean, std = torch.tensor([0.48, 0.46, 0.41]), torch.tensor([0.27, 0.26, 0.28])
+    expected = (image.float() / 255 - mean[:, None, None]) / std[:, None, None]
+    assert torch.allclose(normalised(image[None], mean, std)[0], expected, atol=1e-6)
+    assert normalised(image[None], mean.double(), std.double()).dtype == torch.float64
+
+
+RED = (200, 30, 40)
+
+
+def red(mode: str = "RGB", size: tuple[int, int] = (80, 60)) -> Image.Image:
+    return Image.new("RGB", size, RED).convert(mode)
+
+
+def grey_16_bit() -> bytes:
+    return encoded(Image.fromarray(np.full((60, 80), 30_000, dtype=np.uint16)), "png")
+
+
+def half_transparent() -> bytes:
+    picture = red("RGBA")
+    picture.putalpha(0)
+    return encoded(picture, "png")
+
+
+def palette() -> bytes:
+    return encoded(red().quantize(4), "png")
+
+
+def turned() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter to the right
+    picture = Image.new("RGB", (80, 60), "white")
+    picture.paste((0, 0, 0), (0, 0, 40, 60))
+    return encoded(picture, exif=exif.tobytes(), quality=95)
+
+
+@pytest.mark.parametrize(
+    ("image", "colour"),
+    [
+        pytest.param(lambda: encoded(red("CMYK")), RED, id="cmyk"),
+        pytest.param(lambda: encoded(Image.new("L", (80, 60), 90)), (90, 90, 90), id="grey"),
+        pytest.param(grey_16_bit, (117, 117, 117), id="16-bit"),
+        pytest.param(palette, RED, id="palette"),
+        pytest.param(half_transparent, (255, 255, 255), id="alpha"),
+        pytest.param(lambda: encoded(red("LA"), "png"), (82, 82, 82), id="grey-alpha"),
+        pytest.param(lambda: encoded(red(), "webp", lossless=True), RED, id="webp"),
+        pytest.param(lambda: encoded(red(), progressive=True), RED, id="progressive"),
+    ],
+)
+def test_unusual_images_are_seen_as_a_viewer_shows_them(image: Callable[[], bytes], colour: tuple[int, int, int]) -> None:
+    found = CROP(raw(image()), 3)
+    assert (found.dtype, found.shape) == (torch.uint8, (3, 224, 224))
+    assert np.abs(found.float().mean((1, 2)).numpy() - colour).max() < 6
+
+
+def test_an_image_that_exif_turns_is_turned() -> None:
+    assert not upright_jpeg(turned())
+    found = RandomCrop((60, 60), scale=(1, 1))(raw(turned()), 0).float().mean((0, 2))
+    assert found[:25].mean() < 20
+    assert found[-25:].mean() > 235
+
+
+def test_damaged_exif_does_not_lose_the_image() -> None:
+    image = encoded(red(), exif=b"Exif\0\0nonsense")
+    assert CROP(raw(image), 0).shape == (3, 224, 224)
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("image", "cause", "what"),
+    [
+        (lambda: b"nonsense", "not an image", "of no known format: 8 bytes that begin with b'nonsense'"),
+        (lambda: b"", "not an image", "of no known format: 0 bytes"),
+        (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9, "not an image", "of no known format"),
+        (lambda: png_that_claims(10_000, 6_000), "too many pixels", "10000 x 6000 pixels; data.max_image_pixels allows 50,000,000"),
+        (lambda: png_that_claims(100_000, 6_000), "too many pixels", "exceeds limit"),
+        (lambda: encoded(Image.new("L", (8000, 7500))), "too many pixels", "8000 x 7500 pixels"),
+        (lambda: encoded(PHOTOGRAPHS[0])[:20_000], "damaged image", "cannot be decoded"),
+    ],
+)
+def test_what_cannot_be_decoded_names_shard_key_and_cause(image: Callable[[], bytes], cause: str, what: str) -> None:
+    with pytest.raises(BadSample, match=r"^shard\.tar: sample k: the image ") as caught:
+        CROP(raw(image()), 0)
+    assert caught.value.cause == cause
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+def test_every_cut_image_is_a_bad_sample_and_nothing_else(kind: str) -> None:
+    image = encoded(PHOTOGRAPHS[1].resize((64, 48)), kind)
+    for size in range(0, len(image) - 40, 97):
+        with pytest.raises(BadSample):
+            CROP(raw(image[:size]), 0)
+
+
+@given(st.binary(max_size=300), st.integers(0, 600))
+def test_no_damage_to_a_header_brings_another_error(noise: bytes, at: int) -> None:
+    image = bytearray(encoded(red(), quality=50))
+    image[at : at + len(noise)] = noise
+    with suppress(BadSample):
+        CROP(raw(bytes(image)), 0)
+
+
+def test_a_bad_sample_travels_between_processes() -> None:
+    error = BadSample("0.tar", "k", "cause", "what")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.cause, copy.key) == (str(error), "cause", "k")
+
+
+def test_resizing_keeps_the_bytes_of_a_pixel_together() -> None:
+    assert resized(np.zeros((400, 500, 3), np.uint8)[10:, 10:], (224, 200)).stride() == (1, 600, 3)
+
+
+def test_pictures_for_evaluation_are_open_clips_pixels() -> None:
+    image = encoded(PHOTOGRAPHS[0])
+    assert np.array_equal(np.asarray(decode(raw(image))), np.asarray(Image.open(io.BytesIO(image)).convert("RGB")))
