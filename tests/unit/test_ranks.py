@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.jobs import tiny_job
-from trainer.comm.connect import connect
+from trainer.comm.protocol import Comm
 from trainer.ranks import RANKS_FILE, Ranks, seen
 from trainer.telemetry import Lap
-from trainer.world import detect
 
 QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0]
 
@@ -37,16 +35,15 @@ def test_laps_add_up() -> None:
 
 
 def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tmp_path: Path) -> None:
-    comm = alone
-    first = Ranks(comm, tmp_path)
-    comm.all_gather(torch.zeros(10))
+    first = Ranks(alone, tmp_path)
+    alone.all_gather(torch.zeros(10))
     about = first.look(10, Lap(10, 1.0, 3.0, 1.0, 0.0))
     first.look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
     assert about["comm_bytes"] == 4
     assert about["comm_share"] == 0.2
     assert about["rss_bytes_max"] > 1e6
     assert first.summary() == {"data_share": 0.2, "comm_share": 0.2, "checkpoint_share": 0.0}
-    Ranks(comm, tmp_path, steps_done=10).look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
+    Ranks(alone, tmp_path, steps_done=10).look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
     lines = [json.loads(line) for line in (tmp_path / RANKS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20]
     assert lines[0]["compute_s"] == [0.3]

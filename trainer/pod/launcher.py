@@ -24,7 +24,8 @@ from trainer import jobfile
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
 from trainer.exits import EXIT_DIR, ExitRecord, first_cause, record_cause
 from trainer.health.ask import ask_to_stop
-from trainer.health.last_words import EXIT_FILE, REPEAT_S
+from trainer.health.last_words import EXIT_FILE
+from trainer.health.root import REPEAT_S
 from trainer.health.tree import Meeting
 from trainer.inputs.run_folder import run_folder
 from trainer.job import Job

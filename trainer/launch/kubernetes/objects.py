@@ -90,5 +90,5 @@ def _there(cluster: Cluster, name: str, read: Callable[..., Any]) -> bool:
     try:
         read(name, cluster.namespace)
     except ApiException as problem:
-        return problem.status != 404
+        return bool(problem.status != 404)
     return True
