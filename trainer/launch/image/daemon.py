@@ -16,14 +16,14 @@ BUILD_GB = 25
 
 def client() -> Any:
     """A connected docker.DockerClient. Raises ClusterError where none can be had."""
-    import docker
-
-    if not hasattr(docker, "from_env"):  # a folder called docker on sys.path passes for the package
-        raise InputError("the Docker SDK for Python is not installed: pip install 'clipship[launch]'")
-    from docker.errors import DockerException
+    try:
+        from docker import from_env  # where the package is missing, a folder docker/ on sys.path passes for it
+        from docker.errors import DockerException
+    except ImportError:
+        raise InputError("the Docker SDK for Python is not installed: pip install 'clipship[launch]'") from None
 
     try:
-        connected = docker.from_env(timeout=600)
+        connected = from_env(timeout=600)
         connected.ping()
     except DockerException as problem:
         raise ClusterError(_unreachable(str(problem))) from None
