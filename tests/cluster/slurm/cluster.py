@@ -32,7 +32,6 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=10
-CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -60,8 +59,10 @@ MpiDefault=none
 SrunPortRange=40000-40999
 GresTypes=gpu
 {nodes}
-PartitionName=all Nodes=n[1-3] Default=YES MaxTime=60 State=UP
-PartitionName=low Nodes=n[1-3] MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=n[1-3] Default=YES MaxTime=60 State=UP PriorityTier=2
+PartitionName=low Nodes=n[1-3] MaxTime=60 State=UP PriorityTier=1 GraceTime=60
 """
 
 # In namespaces of its own, so that the mounts are gone with the process. What is shared and lies in /tmp is moved over the new /tmp.
@@ -107,7 +108,7 @@ class Cluster:
         self._spawn("slurmctld", ["slurmctld", "-D", "-f", str(self.folder / "slurm.conf")])
         for node in NODES:
             self.start_node(node)
-        _until(self.is_idle, 60, "the nodes do not become idle; see slurmctld.log and slurmd-n1.log")
+        _until(self.is_idle, 60, "the nodes do not become idle", self.folder)
 
     def start_node(self, node: str) -> None:
         (self.folder / f"spool-{node}").mkdir(exist_ok=True)
@@ -216,11 +217,12 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _until(happened: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+def _until(happened: Callable[[], bool], limit_s: float, otherwise: str, logs: Path | None = None) -> None:
     limit = time.monotonic() + limit_s
     while not happened():
         if time.monotonic() > limit:
-            raise TimeoutError(otherwise)
+            said = [(path.name, path.read_text(errors="replace")[-1500:]) for path in sorted(logs.glob("*.out"))] if logs else []
+            raise TimeoutError("\n".join([otherwise, *(f"== {name}\n{text}" for name, text in said)]))
         time.sleep(0.2)
 
 
