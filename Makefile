@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat test-full test-gpu demo parity lock clean
+.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full test-kubernetes test-kubernetes-full bench-cli test-faults bench-heartbeat test-full test-gpu demo parity lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -81,7 +81,7 @@ fmt: venv ## format the code and mend what the linter can
 
 test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks some
 	@status=0
-	$(PY) -m pytest -m 'not gpu and not full and not slurm' $(TEST_ARGS) || status=$$?
+	$(PY) -m pytest -m 'not gpu and not full and not slurm and not kubernetes' $(TEST_ARGS) || status=$$?
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
 
@@ -99,6 +99,12 @@ test-slurm: venv horovod ## runs on a real Slurm of two nodes on this machine (D
 test-slurm-full: venv horovod ## the same, with containers, preemption, and a newer Slurm of a newer Debian
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
+
+test-kubernetes: venv ## real MPIJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
+	@$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
+
+test-kubernetes-full: venv ## the same with every backend, Open MPI and user
+	@$(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
 
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m tests.bench_cli
