@@ -17,6 +17,7 @@ BACKENDS = {"torch": {"backend": "torch"}, "horovod": HOROVOD}
 USERS = {"user": 1000, "root": 0}
 PAIRS = {("torch", "openmpi5", "user"), ("horovod", "openmpi4", "user"), ("horovod", "openmpi5", "root"), ("torch", "openmpi4", "root")}
 EVERY_5 = {"every_steps": 5}
+SHORT = {"epochs": 6, "warmup_steps": 4}
 HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(HOME)`\\", "DOLLARS": "$$ $", "LINES": "one\ntwo\n", "EMPTY": "", "UTF8": "é\t"}
 
 
@@ -48,7 +49,7 @@ def test_the_demo_learns_the_digits(backend: str, image: str, user: str, demo: D
 
 
 def test_a_killed_rank_is_started_again_from_its_checkpoint(demo: Demo) -> None:
-    mpijob = demo.submit("killed", checkpoint=EVERY_5)
+    mpijob = demo.submit("killed", optim=SHORT, checkpoint=EVERY_5)
     demo.wait_for_step("killed", 12)
     demo.inside(f"{mpijob}-worker-1", KILL_RANK)
     assert demo.wait("killed") == "succeeded", demo.said("killed")
@@ -62,7 +63,7 @@ def test_a_killed_rank_is_started_again_from_its_checkpoint(demo: Demo) -> None:
 
 def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_successor(demo: Demo) -> None:
     """As a drained node asks."""
-    mpijob = demo.submit("drained", checkpoint={"every_steps": 10_000})
+    mpijob = demo.submit("drained", optim=SHORT, checkpoint={"every_steps": 10_000})
     demo.wait_for_step("drained", 12)
     demo.delete_pod(f"{mpijob}-worker-0")
     assert demo.wait("drained") == "succeeded", demo.said("drained")
@@ -73,7 +74,7 @@ def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_s
 
 
 def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> None:
-    mpijob = demo.submit("vanished", checkpoint=EVERY_5)
+    mpijob = demo.submit("vanished", optim=SHORT, checkpoint=EVERY_5)
     demo.wait_for_step("vanished", 12)
     demo.delete_pod(f"{mpijob}-worker-1", grace_period_seconds=0)
     assert demo.wait("vanished") == "succeeded", demo.said("vanished")
@@ -81,7 +82,7 @@ def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> N
 
 
 def test_a_deleted_launcher_saves_and_its_successor_goes_on(demo: Demo) -> None:
-    mpijob = demo.submit("launcher", checkpoint={"every_steps": 10_000})
+    mpijob = demo.submit("launcher", optim=SHORT, checkpoint={"every_steps": 10_000})
     demo.wait_for_step("launcher", 12)
     demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"])
     assert demo.wait("launcher") == "succeeded", demo.said("launcher")
@@ -90,7 +91,7 @@ def test_a_deleted_launcher_saves_and_its_successor_goes_on(demo: Demo) -> None:
 
 
 def test_a_launcher_that_vanishes_leaves_no_second_world(demo: Demo) -> None:
-    mpijob = demo.submit("headless", checkpoint=EVERY_5)
+    mpijob = demo.submit("headless", optim=SHORT, checkpoint=EVERY_5)
     demo.wait_for_step("headless", 12)
     demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"], grace_period_seconds=0)
     assert demo.wait("headless") == "succeeded", demo.said("headless")
