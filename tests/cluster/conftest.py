@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -20,9 +22,14 @@ def slurm() -> Iterator[Cluster]:
         pytest.fail(f"{', '.join(missing)} not found: `make test-slurm` installs Debian's slurm-wlm and munge")
     folder = Path(tempfile.mkdtemp(prefix="clipship-slurm-", dir="/var/tmp"))
     cluster = Cluster(folder)
+    signal.signal(signal.SIGTERM, _interrupt)  # `kill` tidies up as Ctrl-C does
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

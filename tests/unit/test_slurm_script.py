@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from trainer import jobfile
 from trainer.errors import InputError
+from trainer.health.tree import Meeting
 from trainer.job import Job
 from trainer.launch.cli import main
-from trainer.launch.slurm.script import batch_script
+from trainer.launch.slurm.script import MEETING, batch_script
 
 Golden = Callable[[str, str], None]
 HOROVOD = {"backend": "horovod"}
@@ -98,7 +99,7 @@ def test_render_prints_the_script_and_nothing_else(tmp_path: Path, capsys: pytes
     assert capsys.readouterr() == (batch_script(job()), "")
 
 
-text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30)
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -222,3 +223,7 @@ def test_every_variable_of_a_rank_is_named_to_pyxis() -> None:
 def test_the_token_is_on_no_command_line() -> None:
     for name in CASES:
         assert "$CLIPSHIP_TOKEN" not in batch_script(job(**CASES[name]))
+
+
+def test_the_script_names_what_supervisors_read() -> None:
+    assert set(Meeting("host", 1, "token").variables()) <= set(MEETING)

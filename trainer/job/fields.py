@@ -21,6 +21,9 @@ def is_remote(name: str) -> bool:
 
 
 class Section(BaseModel):
-    """A table of the job file: frozen, strict (no "8" for 8), unknown keys refused."""
+    """A table of the job file: frozen, strict (no "8" for 8), unknown keys refused.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+    Built when it is first used: a command waits for the tables that it reads, not for each one twice.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)

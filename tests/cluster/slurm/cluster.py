@@ -1,8 +1,9 @@
-"""A real Slurm on this machine: a controller and two nodes, each with its own host name, /tmp and /dev/shm. Needs root.
+"""A real Slurm on this machine: a controller and three nodes, each with its own host name, /tmp and /dev/shm. Needs root.
 
 Everything lies in one folder, keys and sockets too; no file of /etc is touched, and `stop` leaves nothing behind. Programs come from PATH.
 """
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -15,11 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
+"""The last one is a spare: a job of two nodes starts on the first two that are up."""
 _ADDRESS = "127.0.0.1"  # of both: srun listens on its node's address, and is called back at the one that its request came from
 _GPU_FILES = ("null", "zero")
 GPUS, CPUS, MEMORY_MB = len(_GPU_FILES), 8, 9000
 """Of a node, as Slurm sees it: there is no such hardware, and nobody looks for it."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 REPOSITORY = Path(__file__).parents[3]
 
 _CONFIG = """\
@@ -29,7 +32,6 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=10
-CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -57,8 +59,10 @@ MpiDefault=none
 SrunPortRange=40000-40999
 GresTypes=gpu
 {nodes}
-PartitionName=all Nodes=n1,n2 Default=YES MaxTime=60 State=UP
-PartitionName=low Nodes=n1,n2 MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=n[1-3] Default=YES MaxTime=60 State=UP PriorityTier=2
+PartitionName=low Nodes=n[1-3] MaxTime=60 State=UP PriorityTier=1 GraceTime=60
 """
 
 # In namespaces of its own, so that the mounts are gone with the process. What is shared and lies in /tmp is moved over the new /tmp.
@@ -97,38 +101,52 @@ class Cluster:
         return {**kept, **open_mpi, **few_cores, **ours}
 
     def start(self) -> None:
-        """Until both nodes are idle."""
+        """Until all nodes are idle."""
         self._configure()
         self._spawn("munged", self._munged())
         _until(lambda: (self.folder / "munge.socket").exists(), 20, "munged has no socket")
         self._spawn("slurmctld", ["slurmctld", "-D", "-f", str(self.folder / "slurm.conf")])
         for node in NODES:
             self.start_node(node)
-        _until(self.is_idle, 60, "the nodes do not become idle; see slurmctld.log and slurmd-n1.log")
+        _until(self.is_idle, 60, "the nodes do not become idle", self.folder)
 
     def start_node(self, node: str) -> None:
         (self.folder / f"spool-{node}").mkdir(exist_ok=True)
         in_tmp = [str(path) for path in (self.folder, *self.shared) if path.is_relative_to("/tmp")]
+        (self.folder / f"kept-{node}").mkdir(exist_ok=True)
         words = ["unshare", "--mount", "--uts", "bash", "-c", _NODE, "node", node, str(self.folder), *in_tmp]
         self._spawn(node, words)
 
     def kill_node(self, node: str) -> None:
         """As a node that loses power: slurmd and all that it started, at once."""
-        process = self.processes.pop(node)
-        for pid in descendants(process.pid):
+        members = self.members(node)
+        for pid in members:
             _kill(pid)
-        process.wait()
+        self.processes.pop(node).wait()
+
+    def members(self, node: str) -> list[int]:
+        """All processes of the node: those of a job are no descendants of slurmd, but they share its host name."""
+        mark = _host_name_space(self.processes[node].pid)
+        return [pid for entry in Path("/proc").glob("[0-9]*") if _host_name_space(pid := int(entry.name)) == mark]
+
+    def clear(self) -> None:
+        """No job, all nodes up and idle."""
+        for node in NODES:
+            if node not in self.processes:
+                self.start_node(node)
+        self.run("scancel", "--state=PENDING", "--user=root", check=False)
+        self.run("scancel", "--user=root", check=False)
+        _until(self.is_idle, 120, "the nodes do not become idle again")
 
     def stop(self) -> None:
         """Jobs, daemons, mounts (they live in the daemons' namespaces); the folder stays."""
-        if "slurmctld" in self.processes:
-            self.run("scancel", "--state=RUNNING", "--user=root", check=False)
-            self.run("scancel", "--user=root", check=False)
-        for name in [*NODES, "slurmctld", "munged"]:
-            if process := self.processes.pop(name, None):
-                for pid in descendants(process.pid):
-                    _kill(pid)
-                process.wait()
+        for node in NODES:
+            if node in self.processes:
+                self.kill_node(node)
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.processes.clear()
 
     def run(self, *words: str, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands, or of ours, on the submitting host."""
@@ -173,7 +191,16 @@ class Cluster:
         """The daemons end with this process, however it ends."""
         with open(self.folder / f"{name}.out", "ab") as out:
             environment = {**self.environment, "KEPT": str(self.folder)}
-            self.processes[name] = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.processes[name] = subprocess.Popen(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent
+            )
+
+
+def _host_name_space(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/uts")
+    except OSError:
+        return ""
 
 
 def missing_programs() -> list[str]:
@@ -181,18 +208,8 @@ def missing_programs() -> list[str]:
     return [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare") if shutil.which(name) is None]
 
 
-def descendants(root: int) -> list[int]:
-    """The process and all that it started, parents first."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found, edge = [root], [root]
-    while edge := [pid for pid, parent in parents.items() if parent in edge]:
-        found += edge
-    return found
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill(pid: int) -> None:
@@ -200,11 +217,12 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _until(happened: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+def _until(happened: Callable[[], bool], limit_s: float, otherwise: str, logs: Path | None = None) -> None:
     limit = time.monotonic() + limit_s
     while not happened():
         if time.monotonic() > limit:
-            raise TimeoutError(otherwise)
+            said = [(path.name, path.read_text(errors="replace")[-1500:]) for path in sorted(logs.glob("*.out"))] if logs else []
+            raise TimeoutError("\n".join([otherwise, *(f"== {name}\n{text}" for name, text in said)]))
         time.sleep(0.2)
 
 

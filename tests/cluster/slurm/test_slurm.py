@@ -1,14 +1,18 @@
 """Runs on a real Slurm of two nodes: each way of starting ranks, and each way in which a job may end."""
 
+import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm.cluster import Cluster, descendants
+from tests.cluster.slurm.cluster import REPOSITORY, Cluster
 from tests.cluster.slurm.runs import Demo
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
@@ -24,6 +28,12 @@ LEARNED = 0.85
 @pytest.fixture(scope="module")
 def demo(slurm: Cluster) -> Demo:
     return Demo.make(slurm)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_runs(demo: Demo) -> Iterator[None]:
+    yield
+    demo.cluster.clear()
 
 
 def _states(demo: Demo) -> set[str]:
@@ -74,20 +84,50 @@ shutil.copyfile("/proc/self/environ", f"{{sys.argv[-1]}}.{{rank}}.env")
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher: str) -> None:
-    python = demo.folder / "python"
-    python.write_text(_STAND_IN.format(python=sys.executable))
-    python.chmod(0o755)
     name = f"variables-{launcher}"
-    job = demo.submit(name, env=HOSTILE, slurm={"launcher": launcher, "python": str(python)})
-    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
-    found = [_environment(path) for path in sorted((demo.run(name) / "artefacts").glob("*.env"))]
-    assert len(found) == 4
+    found = _variables(demo, name, env=HOSTILE, slurm={"launcher": launcher, "python": _stand_in(demo)})
     for variables in found:
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
         assert variables["CLIPSHIP_WORLD_SIZE"] == "4"
     for key in ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN", "OMP_NUM_THREADS"):
         assert len({variables[key] for variables in found}) == 1, key
     assert len(found[0]["CLIPSHIP_TOKEN"]) == 32
+
+
+def test_the_jobs_variables_win_over_those_of_a_pyxis_image(demo: Demo) -> None:
+    of_image = {"OMP_NUM_THREADS": "64", "CLIPSHIP_TOKEN": "image", "LIST": "image", "ONLY_IMAGE": "kept", "EMPTY": "image"}
+    (demo.folder / "image.json").write_text(json.dumps(of_image))
+    standin = demo.folder / "standin"
+    standin.mkdir()
+    pyxis = str(REPOSITORY / "tests/cluster/slurm/pyxis_srun.py")
+    command = [sys.executable, pyxis, str(shutil.which("srun")), str(demo.folder / "image.json")]
+    (standin / "srun").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    (standin / "srun").chmod(0o755)
+    slurm = {"container": "pyxis", "image": "registry.example.com/clip:1", "python": _stand_in(demo), "setup": [f"PATH={standin}:$PATH"]}
+    found = _variables(demo, "pyxis", env=HOSTILE, slurm=slurm)
+    for variables in found:
+        assert {key: variables[key] for key in HOSTILE} == HOSTILE
+        assert variables["OMP_NUM_THREADS"] == "1"
+        assert len(variables["CLIPSHIP_TOKEN"]) == 32
+        assert variables["ONLY_IMAGE"] == "kept"
+        assert variables["PATH"] == "/usr/bin:/bin"
+
+
+def _variables(demo: Demo, name: str, **sections: Mapping[str, object]) -> list[dict[str, str]]:
+    """What each of the four ranks has in its environment."""
+    job = demo.submit(name, **sections)
+    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
+    found = [_environment(path) for path in sorted((demo.run(name) / "artefacts").glob("*.env"))]
+    assert len(found) == 4
+    return found
+
+
+def _stand_in(demo: Demo) -> str:
+    """A Python that keeps its environment instead of running a rank."""
+    python = demo.folder / "python"
+    python.write_text(_STAND_IN.format(python=sys.executable))
+    python.chmod(0o755)
+    return str(python)
 
 
 def _environment(path: Path) -> dict[str, str]:
@@ -111,7 +151,7 @@ def test_a_killed_rank_ends_the_job_with_its_name_as_the_last_word(demo: Demo) -
 
 
 def _rank_on(demo: Demo, node: str) -> int:
-    return next(pid for pid in descendants(demo.cluster.processes[node].pid) if b"trainer.health.start" in _command(pid))
+    return next(pid for pid in demo.cluster.members(node) if b"trainer.health.start" in _command(pid))
 
 
 def _command(pid: int) -> bytes:
@@ -124,9 +164,7 @@ def _command(pid: int) -> bytes:
 def _leftovers(demo: Demo) -> list[bytes]:
     """Ranks that outlived their job; Slurm may need a moment after its last word."""
     for _ in range(20):
-        found = [
-            _command(pid) for node in ("n1", "n2") for pid in descendants(demo.cluster.processes[node].pid) if b"trainer." in _command(pid)
-        ]
+        found = [_command(pid) for node in ("n1", "n2") for pid in demo.cluster.members(node) if b"trainer." in _command(pid)]
         if not found:
             break
         time.sleep(0.5)
@@ -160,11 +198,23 @@ def test_a_lost_node_queues_the_job_again_and_it_goes_on(demo: Demo) -> None:
     job = demo.submit("lost-node", resources=TWO_RANKS, checkpoint={"every_steps": 5}, optim={"epochs": 3})
     demo.wait_for_step("lost-node", 7, job)
     demo.cluster.kill_node("n2")
-    demo.until(lambda: demo.cluster.job(job)["Restarts"] == "1", "the job is not queued again", "lost-node", job)
-    demo.cluster.start_node("n2")
     assert demo.wait("lost-node", job)["JobState"] == "COMPLETED", demo.output("lost-node", job)
     assert sorted(demo.losses("lost-node")) == list(range(1, 67))
-    assert "start 2 of job" in demo.output("lost-node", job)
+    assert f"start 2 of job {job} on n[1,3]" in demo.output("lost-node", job)
+
+
+@pytest.mark.full
+def test_a_preempted_job_saves_and_goes_on_when_there_is_room(demo: Demo) -> None:
+    job = demo.submit("preempted", resources=TWO_RANKS, slurm={"partition": "low"}, optim={"epochs": 4})
+    demo.wait_for_step("preempted", 3, job)
+    urgent = demo.folder / "urgent.sbatch"
+    urgent.write_text("#!/bin/sh\n#SBATCH --nodes=3 --exclusive --partition=all --time=5\nsleep 5\n")
+    demo.cluster.run("sbatch", str(urgent), cwd=demo.folder)
+    demo.until(lambda: demo.cluster.job(job)["Restarts"] == "1", "the job is not preempted", "preempted", job)
+    assert demo.wait("preempted", job)["JobState"] == "COMPLETED", demo.output("preempted", job)
+    said = demo.output("preempted", job)
+    assert "the run is saved and can go on" in said
+    assert sorted(demo.losses("preempted")) == list(range(1, 89))
 
 
 def test_no_more_starts_than_the_job_allows(demo: Demo) -> None:

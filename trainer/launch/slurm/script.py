@@ -8,16 +8,15 @@ from pathlib import PurePosixPath
 
 from trainer import jobfile
 from trainer.errors import InputError
-from trainer.health.tree import MEETING, TOKEN
 from trainer.job import Job, is_remote
 from trainer.launch.environment import rank_environment
 from trainer.launch.templates import render
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
-_MEETING = ("MASTER_ADDR", "MASTER_PORT", MEETING, TOKEN)
-"""What the script finds out on the first node, beside `rank_environment`."""
+MEETING = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
+"""What the script finds out on the first node, beside `rank_environment`; the last two are `trainer.health.tree.Meeting`'s."""
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
-_WAIT_S = 60
+_WAIT_S = 30  # supervisors leave together: one that stays is on a node that is gone
 _LINE = 120
 
 
@@ -86,7 +85,7 @@ def _batch(job: Job) -> Batch:
         cpus=resources.cpus_per_gpu,
         starts=slurm.max_restarts + 1,
         variables=variables,
-        names=sorted({*variables, *_MEETING}),
+        names=sorted({*variables, *MEETING}),
         unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
         inside={"none": "", "pyxis": " in a pyxis container", "apptainer": " in an apptainer container"}[slurm.container],
         image=_image(job) if slurm.container != "none" else "",
@@ -94,7 +93,7 @@ def _batch(job: Job) -> Batch:
         nv="" if slurm.gpus == "none" else "--nv ",
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
         mpi=slurm.mpi if job.comm.backend == "horovod" else "none",
-        wait_s=_WAIT_S + math.ceil(job.timeouts.shutdown_s),
+        wait_s=_WAIT_S,
         suffix=slurm.name_suffix or "",
         family=6 if slurm.rendezvous == "ipv6" else 4,
         interface=f"dev {slurm.interface}" if slurm.interface else "",

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs the tests with the Slurm of a newer Debian: a root file system of its own (kept in ~/.cache/clipship), entered with chroot.
+# Usage: newer.sh PYTHON [WORD ...], the words are pytest's. Root, on Debian; debootstrap takes the address from apt's sources.
+set -euo pipefail
+
+suite=trixie
+python=$1
+shift
+root=${XDG_CACHE_HOME:-$HOME/.cache}/clipship/debian-$suite
+packages=slurmctld,slurmd,slurm-client,munge,libpmix2t64,openmpi-bin,iproute2,procps,libssl3t64,libffi8,libsqlite3-0,libreadline8t64
+
+if [[ ! -e $root/complete ]]; then
+    command -v debootstrap >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap
+    # shellcheck disable=SC2016 # apt's own variable
+    address=$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/\?$')
+    rm -rf "$root"
+    mkdir -p "$root"
+    debootstrap --variant=minbase --include="$packages" "$suite" "$root" "$address"
+    touch "$root/complete"
+fi
+
+# The folders that hold Python, its packages and this checkout are seen at their places; Debian's own are the newer ones.
+mapfile -t seen < <(
+    "$python" -c 'import os, sys; print(sys.prefix, sys.base_prefix, os.getcwd(), os.path.expanduser("~"), sep="\n")' |
+        cut -d / -f 2 | grep -vxE 'usr|bin|sbin|lib|lib64|etc|var' | sort -u
+)
+export root python
+# shellcheck disable=SC2016 # the inner shell expands it
+exec unshare --mount bash -c '
+    set -euo pipefail
+    mount --make-rprivate /
+    mount --bind "$root" "$root" # unshare wants a mount at /
+    touch "$root/etc/hosts"
+    mount --bind /etc/hosts "$root/etc/hosts"
+    for folder in dev proc sys tmp var/tmp "${@:2:$1}"; do
+        mkdir -p "$root/$folder"
+        mount --rbind "/$folder" "$root/$folder"
+    done
+    shift $(($1 + 1))
+    exec chroot "$root" env -C "$PWD" PATH=/usr/sbin:/usr/bin:/sbin:/bin "$python" -m pytest "$@"
+' newer "${#seen[@]}" "${seen[@]}" "$@"
