@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 from tests.cluster.kubernetes.runs import Demo
 from trainer.launch.kubernetes.cluster import Cluster, connect

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
 LEARNED = 0.85
 """Top-1 of held-out digits after the demo's epochs; chance is 0.1."""
-HOROVOD = {"backend": "horovod", "deterministic": False}
-BACKENDS = {"torch": {"backend": "torch"}, "horovod": HOROVOD}
+HOROVOD: dict[str, object] = {"backend": "horovod", "deterministic": False}
+BACKENDS: dict[str, dict[str, object]] = {"torch": {"backend": "torch"}, "horovod": HOROVOD}
 USERS = {"user": 1000, "root": 0}
 PAIRS = {("torch", "openmpi5", "user"), ("horovod", "openmpi4", "user"), ("horovod", "openmpi5", "root"), ("torch", "openmpi4", "root")}
 EVERY_5 = {"every_steps": 5}
@@ -44,7 +44,7 @@ def test_the_demo_learns_the_digits(backend: str, image: str, user: str, demo: D
     assert result["world_size"] == 2
     ranks = json.loads((demo.run(name) / "environment.json").read_text())
     assert {rank["node"] for rank in ranks} == {f"{name}-worker-0", f"{name}-worker-1"}
-    assert {rank["backend"] for rank in ranks} == {backend}
+    assert all(rank["backend"].startswith(backend) for rank in ranks)
     assert f"step {demo.steps(name)[-1]}" in demo.clipship("logs", str(demo.run(name))).stdout
 
 

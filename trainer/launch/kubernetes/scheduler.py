@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import ClusterError, InputError
-from trainer.inputs.run_folder import run_folder
+from trainer.inputs.run_folder import ARTEFACTS, run_folder
 from trainer.job import Job
 from trainer.launch.kubernetes.fits import on_volume, refuse_misfits, warnings
 from trainer.launch.kubernetes.manifest import manifest
-from trainer.launch.submission import ARTEFACTS, Submission
+from trainer.launch.submission import Submission
 
 if TYPE_CHECKING:
     from trainer.launch.kubernetes.cluster import Cluster
