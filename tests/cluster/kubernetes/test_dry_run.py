@@ -1,12 +1,15 @@
 """Every rendered variant, tried by the API server; and what it refuses, in words."""
 
+import os
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
+from kubernetes import client
 
 from tests.cluster.kubernetes.runs import Demo
 from tests.kubernetes_jobs import CASES, kubernetes_job
@@ -31,6 +34,40 @@ def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> No
     assert within(mpijob["spec"], kept["spec"]), "the server dropped or changed something"
     for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
         cluster.core.create_namespaced_pod(cluster.namespace, pod(role, spec["template"]), **options)
+
+
+@pytest.fixture(scope="module")
+def schema(cluster: Cluster) -> Any:
+    """The operator's own, from the cluster, or from a file that holds its CustomResourceDefinition."""
+    if "CLIPSHIP_MPIJOB_CRD" in os.environ:
+        crd = yaml.safe_load(Path(os.environ["CLIPSHIP_MPIJOB_CRD"]).read_text())
+    else:
+        crd = cluster.plain(client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(f"{PLURAL}.{GROUP}"))
+    return next(version for version in crd["spec"]["versions"] if version["name"] == VERSION)["schema"]["openAPIV3Schema"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variant_satisfies_the_operators_own_schema(case: str, schema: Any) -> None:
+    mpijob = list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))[1]
+    jsonschema.validate(mpijob, closed(schema))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**mpijob, "spec": {**mpijob["spec"], "launcherCreationPolcy": "AtStartup"}}, closed(schema))
+
+
+def closed(schema: Any) -> Any:
+    """The schema with unknown keys refused, which Kubernetes would drop silently."""
+    if isinstance(schema, list):
+        return [closed(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    tight = {key: closed(inner) for key, inner in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema and schema["properties"].keys() != {"annotations"}:
+        tight.setdefault("additionalProperties", False)
+    if "x-kubernetes-int-or-string" in tight:
+        tight.pop("type", None)
+    if tight.get("properties", {}).get("metadata") == {"type": "object"}:
+        tight["properties"]["metadata"] = {}
+    return tight
 
 
 def within(asked: Any, kept: Any) -> bool:
