@@ -29,7 +29,7 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat bench-data test-full test-gpu demo parity lock clean check-stacks image test-image test-image-full test-torch
+.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat bench-data test-full test-gpu demo parity lock clean check-stacks image test-image test-image-full test-torch \ test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -120,6 +120,12 @@ test-slurm: venv horovod ## runs on a real Slurm of two nodes on this machine (D
 test-slurm-full: venv horovod ## the same, with containers, preemption, and a newer Slurm of a newer Debian
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
+
+test-kubernetes: venv ## real MPIJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
+	@$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
+
+test-kubernetes-full: venv ## the same with every backend, Open MPI and user
+	@$(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
 
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m tests.bench_cli

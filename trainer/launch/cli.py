@@ -210,7 +210,7 @@ def _set_aside(job_path: Path, overrides: Sequence[str]) -> None:
 
 
 def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None, *, image: bool = False) -> tuple["Job", int, int | None]:
-    """The job, its world size and the number of samples, where known; `image`: look at what its image is built from, too.
+    """The job, its world size and the number of samples, where known; `image`: look at its image and its MPIJob, too.
 
     Raises InputError listing every problem.
     """
@@ -226,8 +226,10 @@ def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None, *, ima
         problems.append(str(problem))
     if image and job.image.tag is not None:
         problems += _image_problems(job)
+    if image and ranks is None and "kubernetes" in job.model_fields_set:
+        problems += _kubernetes_problems(job)
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError("\n".join(dict.fromkeys("\n".join(problems).splitlines())))
     return job, world_size, samples
 
 
@@ -236,6 +238,16 @@ def _image_problems(job: "Job") -> list[str]:
 
     try:
         check_stack(job)
+    except InputError as problem:
+        return [str(problem)]
+    return []
+
+
+def _kubernetes_problems(job: "Job") -> list[str]:
+    from trainer.launch.kubernetes.fits import refuse_misfits
+
+    try:
+        refuse_misfits(job)
     except InputError as problem:
         return [str(problem)]
     return []

@@ -7,6 +7,8 @@ from trainer.health.variables import name_problems
 from trainer.inputs import expand_shards, run_folder
 from trainer.inputs.folders import image_folder
 from trainer.job import Data, Job
+from trainer.launch.kubernetes.fits import summary
+from trainer.launch.kubernetes.fits import warnings as kubernetes_warnings
 from trainer.launch.local import launcher_for
 from trainer.plan import Plan, plan
 
@@ -31,6 +33,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool) -> 
         ("learning", _learning(job)),
         ("evaluation", _evaluation(job)),
         ("run folder", str(run_folder(job))),
+        *([("kubernetes", summary(job))] if not local and "kubernetes" in job.model_fields_set else []),
         *(("warning", text) for text in warnings(job, samples)),
     ]
     return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
@@ -48,6 +51,8 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
         yield "precision fp16 needs a GPU for each rank, and this machine shows none: bf16 and fp32 also run on CPUs"
     if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+    if "kubernetes" in job.model_fields_set:
+        yield from kubernetes_warnings(job)
     yield from name_problems([*job.env, *os.environ], job.stack.torch)
 
 

@@ -62,7 +62,7 @@ class Launcher:
 
     def __init__(self, job_path: Path, job: Job, ssh_port: int, env: Mapping[str, str]) -> None:
         self._job_path, self._job, self._ssh_port, self._env = job_path, job, ssh_port, env
-        self._meeting = meeting(env)
+        self._meeting = self._place = meeting(env)
         self._hosts = read_hostfile(HOSTFILE)
         self._folder = run_folder(job)
         self._memory = read_memory(self._folder, env.get(JOB_UID, ""))
@@ -103,6 +103,7 @@ class Launcher:
             return EXIT_PREEMPTED, "asked to stop before the ranks had started"
         if missing:
             return EXIT_FAILED, self._missing(missing)
+        self._meeting = _at_its_address(self._place)
         if not self._earlier_ranks_gone():
             return EXIT_FAILED, f"ranks of an earlier launcher still run: {self._meeting.host} answers at port {self._meeting.port}"
         self._remember(replace(self._memory, starts=self._memory.starts + 1))
@@ -261,6 +262,14 @@ def _stamp(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
+
+
+def _at_its_address(meeting: Meeting) -> Meeting:
+    """The name is forgotten when the pod is asked to go, which is when its ranks are still to be talked to."""
+    try:
+        return replace(meeting, host=str(socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)[0][4][0]))
+    except OSError:
+        return meeting
 
 
 def _listens(meeting: Meeting) -> bool:

@@ -4,6 +4,7 @@ Asked to stop (a drained node, a deleted pod), it takes no new connections, asks
 them; Kubernetes ends what is left when the pod's grace is over. It also buries the orphans that fall to a first process. No torch.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,11 +17,13 @@ _ASKED = (signal.SIGTERM, signal.SIGINT)
 _WATCHED = (*_ASKED, signal.SIGCHLD)
 _POLL_S = 0.2
 _IDLE_S = 3600.0
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SUPERVISOR = b"\0-m\0trainer.rank\0"
 
 
 def main(command: Sequence[str]) -> int:
     """Returns 0 after a request to stop; the command's end without one is a failure, and Kubernetes starts the container again."""
+    _adopt()
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # before the child: none of its news may be missed
     child = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=[])
     asked = False
@@ -40,9 +43,13 @@ def main(command: Sequence[str]) -> int:
             return code or EXIT_FAILED
 
 
-def supervisors(proc: Path = Path("/proc")) -> list[int]:
-    """Process numbers of the supervisors of this pod's ranks."""
-    return [int(entry.name) for entry in proc.glob("[0-9]*") if _SUPERVISOR in _command_line(entry)]
+def supervisors() -> list[int]:
+    """Process numbers of the supervisors of this pod's ranks: descendants of this process."""
+    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").glob("[0-9]*")}
+    family = {os.getpid()}
+    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return sorted(pid for pid in family if _SUPERVISOR in _command_line(Path("/proc", str(pid))))
 
 
 def _next_signal(limit_s: float) -> int | None:
@@ -70,6 +77,18 @@ def _send(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def _adopt() -> None:
+    """Orphans below become this process's children wherever it runs; as process 1 of a container it has them anyway."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, IndexError):  # it has ended
+        return 0
 
 
 def _command_line(process: Path) -> bytes:

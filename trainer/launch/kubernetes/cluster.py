@@ -12,7 +12,7 @@ from typing import Any
 
 import urllib3
 from kubernetes import client, config
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
 
@@ -139,7 +139,7 @@ def warn(text: str) -> None:
 def _message(problem: ApiException) -> str:
     """The API server's own sentence."""
     try:
-        found: Mapping[str, Any] = json.loads(problem.body)
+        found: Mapping[str, Any] = json.loads(problem.body or "")
         return str(found["message"])
     except (ValueError, KeyError, TypeError):
         return " ".join(str(problem.body or problem.reason).split()) or f"HTTP {problem.status}"

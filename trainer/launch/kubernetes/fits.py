@@ -36,6 +36,14 @@ def warnings(job: Job) -> Iterator[str]:
         yield f"{path} lies on no volume of [kubernetes.mounts]: it must be in the image"
 
 
+def summary(job: Job) -> str:
+    """The MPIJob in one line, with the one object of the operator's that grows with the number of workers."""
+    name = object_name(job.name, job.kubernetes, job.resources.nodes)
+    return (
+        f"MPIJob {name}; the operator's list of {job.resources.nodes:,} workers takes {hosts_bytes(job):,} of {_CONFIG_MAP_BYTES:,} bytes"
+    )
+
+
 def on_volume(path: str, job: Job) -> Mount | None:
     """The volume of the job's pods that the path lies on: the innermost; None for the image's own files."""
     plain = PurePosixPath(posixpath.normpath(path))

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from trainer.errors import InputError
-from trainer.job import Job, Kubernetes
+from trainer.job import Image, Job, Kubernetes
 from trainer.job.kubernetes import JOB_FOLDER, object_name
 from trainer.job.kubernetes_values import Mount, Toleration
 from trainer.launch.environment import rank_environment
@@ -27,6 +27,8 @@ _JOB_FILE = f"{JOB_FOLDER}/job.toml"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
 _FAN_OUT = 128
 _ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
+
+_BUILD = Image.model_fields.keys() - {"tag"}
 
 Yaml = dict[str, Any]
 
@@ -71,8 +73,8 @@ class Manifest:
 
     @property
     def job_text(self) -> str:
-        """Without Slurm's section, which says nothing here."""
-        return tomli_w.dumps(self.job.model_dump(exclude_none=True, exclude={"slurm"}))
+        """Without what says nothing in a pod: Slurm's section, and how the image was built."""
+        return tomli_w.dumps(self.job.model_dump(exclude_none=True, exclude={"slurm": True, "image": _BUILD}))
 
     @property
     def image(self) -> str:

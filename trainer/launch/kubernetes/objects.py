@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
 from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster, Object, may_not, warn

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
 
 from trainer.errors import ClusterError, InputError

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 from trainer.launch.kubernetes.cluster import Cluster, Object
 from trainer.launch.kubernetes.manifest import JOB_NAME_LABEL, ROLE_LABEL

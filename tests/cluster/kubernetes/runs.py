@@ -1,0 +1,155 @@
+"""Runs on the cluster that KUBECONFIG names, as their user starts and watches them: with the command line.
+
+A folder of this machine, which must be a node of the cluster, is the volume that all pods share.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from kubernetes.stream import stream
+
+from trainer.demo.__main__ import prepare
+from trainer.launch.kubernetes.cluster import Cluster
+from trainer.launch.kubernetes.state import pods_of
+
+LIMIT_S = 600.0
+"""For one job on a busy machine; no test says how long one takes."""
+CHECKOUT = os.environ.get("CLIPSHIP_TEST_PATCH", "")
+"""A [kubernetes.patch] as JSON for every job here: how to run the trainer of a checkout in an image that holds an older one."""
+DONE = ("succeeded", "failed")
+
+
+@dataclass
+class Demo:
+    """Jobs that learn digits."""
+
+    cluster: Cluster
+    folder: Path
+    images: Mapping[str, str]
+
+    @classmethod
+    def make(cls, cluster: Cluster, folder: Path, images: Mapping[str, str]) -> "Demo":
+        prepare(folder)
+        (folder / "runs").mkdir()
+        (folder / "runs").chmod(0o777)
+        return cls(cluster, folder, images)
+
+    def write(self, name: str, **sections: Mapping[str, Any]) -> Path:
+        """A job file of the demo's training, on two workers of one rank each, with keys of sections replaced."""
+        job: dict[str, Any] = tomllib.loads((self.folder / "job.toml").read_text())
+        job |= {"name": name, "resources": {"nodes": 2, "gpus_per_node": 1, "cpus_per_gpu": 1}, "image": {"tag": self.images["openmpi4"]}}
+        job["kubernetes"] = {
+            "namespace": self.cluster.namespace,
+            "gpu_resource": "none",
+            "cpu_request": 0.05,
+            "cpu_limit": False,
+            "launcher_cpu": 0.05,
+            "shm_gb": 0.5,
+            "image_pull_policy": "Never",
+            "mounts": {str(self.folder): f"host:{self.folder}"},
+            **({"patch": json.loads(CHECKOUT)} if CHECKOUT else {}),
+        }
+        job["data"]["workers"] = 0
+        job["logging"]["every_steps"] = 1
+        for section, keys in sections.items():
+            job[section] = {**job.get(section, {}), **keys}
+        path = self.folder / "job-of-a-test.toml"
+        path.write_text(tomli_w.dumps(job), encoding="utf-8")
+        return path
+
+    def clipship(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "trainer.launch.cli", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder)
+
+    def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
+        """The MPIJob's name; NAMESPACE/NAME is all that stdout has."""
+        answer = self.clipship("submit", str(self.write(name, **sections)), "--to", "kubernetes")
+        assert answer.returncode == 0, answer.stderr
+        namespace, _, mpijob = answer.stdout.strip().partition("/")
+        assert namespace == self.cluster.namespace
+        return mpijob
+
+    def run(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def state(self, name: str) -> str:
+        """The first word of `clipship status`."""
+        answer = self.clipship("status", str(self.run(name)))
+        assert answer.returncode == 0, answer.stderr
+        rows = dict(line.split(maxsplit=1) for line in reversed(answer.stdout.splitlines()))
+        return rows["state"].rstrip().partition(",")[0]
+
+    def wait(self, name: str) -> str:
+        """Until the MPIJob has succeeded or failed."""
+        self.until(lambda: self.state(name) in DONE, lambda: f"{name} did not end:\n{self.said(name)}")
+        return self.state(name)
+
+    def wait_for_step(self, name: str, step: int) -> None:
+        def reached() -> bool:
+            return any(event["step"] >= step for event in self.events(name))
+
+        self.until(reached, lambda: f"{name} did not reach step {step}:\n{self.said(name)}", 0.2)
+
+    def until(self, reached: Callable[[], bool], otherwise: Callable[[], str], every_s: float = 1.0) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not reached():
+            assert time.monotonic() < deadline, otherwise()
+            time.sleep(every_s)
+
+    def said(self, name: str) -> str:
+        """What its user would look at."""
+        words = [self.clipship(command, str(self.run(name))) for command in ("status", "logs")]
+        return "\n".join(answer.stdout + answer.stderr for answer in words)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        path = self.run(name) / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def steps(self, name: str) -> list[int]:
+        return [event["step"] for event in self.events(name) if "loss" in event]
+
+    def result(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run(name) / "result.json").read_text())
+        return found
+
+    def memory(self, name: str) -> dict[str, Any]:
+        """What the launcher remembers of its starts."""
+        found: dict[str, Any] = json.loads((self.run(name) / "artefacts" / "launcher.json").read_text())
+        return found
+
+    def pods(self, mpijob: str, role: str) -> list[dict[str, Any]]:
+        return [pod for pod in pods_of(self.cluster, mpijob) if pod["metadata"]["labels"]["training.kubeflow.org/job-role"] == role]
+
+    def delete_pod(self, name: str, **options: Any) -> None:
+        self.cluster.core.delete_namespaced_pod(name, self.cluster.namespace, **options)
+
+    def inside(self, pod: str, script: str) -> str:
+        """What a Python script prints in a pod."""
+        words = ["/opt/clipship/bin/python", "-c", script]
+        run = self.cluster.core.connect_get_namespaced_pod_exec
+        return str(stream(run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True))
+
+
+PROCESSES = """
+import os, sys
+def processes(mark):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark in open(f"/proc/{pid}/cmdline", "rb").read():
+                yield int(pid)
+        except OSError:
+            pass
+"""
+KILL_RANK = PROCESSES + 'for pid in processes(b"\\0trainer.train\\0"): os.kill(pid, 9)'
+ENVIRONMENT = PROCESSES + "print(open(f\"/proc/{next(processes(bytes([0]) + b'trainer.train' + bytes([0])))}/environ\").read())"
+COMMAND_LINES = PROCESSES + 'print([open(f"/proc/{pid}/cmdline").read() for pid in processes(b"")])'

@@ -1,0 +1,174 @@
+"""Every rendered variant, tried by the API server; and what it refuses, in words."""
+
+import os
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from kubernetes import client
+
+from tests.cluster.kubernetes.runs import Demo
+from tests.kubernetes_jobs import CASES, kubernetes_job
+from trainer import jobfile
+from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster
+from trainer.launch.kubernetes.manifest import manifest
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+
+ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
+"""What the cluster of a test does not have, and the API server looks for."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> None:
+    config_map, mpijob = yaml.safe_load_all(manifest(kubernetes_job(**CASES[case])))
+    for found in (config_map, mpijob):
+        found["metadata"]["namespace"] = cluster.namespace
+    options: dict[str, Any] = {"dry_run": "All", "field_validation": "Strict"}
+    cluster.core.create_namespaced_config_map(cluster.namespace, config_map, **options)
+    kept = cluster.custom.create_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, mpijob, **options)
+    assert within(mpijob["spec"], kept["spec"]), "the server dropped or changed something"
+    for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
+        cluster.core.create_namespaced_pod(cluster.namespace, pod(role, spec["template"]), **options)
+
+
+@pytest.fixture(scope="module")
+def schema(cluster: Cluster) -> Any:
+    """The operator's own, from the cluster, or from a file that holds its CustomResourceDefinition."""
+    if "CLIPSHIP_MPIJOB_CRD" in os.environ:
+        crd = yaml.safe_load(Path(os.environ["CLIPSHIP_MPIJOB_CRD"]).read_text())
+    else:
+        crd = cluster.plain(client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(f"{PLURAL}.{GROUP}"))
+    return next(version for version in crd["spec"]["versions"] if version["name"] == VERSION)["schema"]["openAPIV3Schema"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variant_satisfies_the_operators_own_schema(case: str, schema: Any) -> None:
+    mpijob = list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))[1]
+    jsonschema.validate(mpijob, closed(schema))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**mpijob, "spec": {**mpijob["spec"], "launcherCreationPolcy": "AtStartup"}}, closed(schema))
+
+
+def closed(schema: Any) -> Any:
+    """The schema with unknown keys refused, which Kubernetes would drop silently."""
+    if isinstance(schema, list):
+        return [closed(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    tight = {key: closed(inner) for key, inner in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema and schema["properties"].keys() != {"annotations"}:
+        tight.setdefault("additionalProperties", False)
+    if "x-kubernetes-int-or-string" in tight:
+        tight.pop("type", None)
+    if tight.get("properties", {}).get("metadata") == {"type": "object"}:
+        tight["properties"]["metadata"] = {}
+    return tight
+
+
+def within(asked: Any, kept: Any) -> bool:
+    """Defaults may have come to it."""
+    if isinstance(asked, dict):
+        return all(key in kept and within(value, kept[key]) for key, value in asked.items())
+    if isinstance(asked, list):
+        return len(asked) == len(kept) and all(map(within, asked, kept))
+    return bool(asked == kept)
+
+
+def pod(role: str, template: Any) -> Any:
+    found = deepcopy(template) | {"apiVersion": "v1", "kind": "Pod"}
+    found["metadata"] |= {"generateName": f"{role.lower()}-"}
+    found["spec"] = {key: value for key, value in found["spec"].items() if key not in ELSEWHERE}
+    return found
+
+
+def test_a_field_that_kubernetes_does_not_know_is_refused(demo: Demo) -> None:
+    path = demo.write("unknown", kubernetes=kubernetes(demo, patch={"worker": {"spec": {"hostNetwrk": True}}}))
+    answer = demo.clipship("submit", str(path), "--to", "kubernetes")
+    assert answer.returncode == 1
+    assert "hostNetwrk" in answer.stderr
+
+
+def test_a_namespace_that_is_not_there_is_named(demo: Demo) -> None:
+    refused(demo, "there is no such namespace", namespace="nowhere")
+
+
+def test_a_claim_and_a_secret_that_are_not_there_are_named(demo: Demo) -> None:
+    mounts = {str(demo.folder): f"host:{demo.folder}", "/more": "pvc:missing"}
+    refused(demo, "has no PersistentVolumeClaim missing and no Secret wandb", mounts=mounts, env={"KEY": "secret:wandb:key"})
+
+
+def test_an_unknown_priority_class_and_service_account_are_named(demo: Demo) -> None:
+    refused(demo, "no PriorityClass with name high", priority_class="high")
+    refused(demo, 'serviceaccount "nobody" not found', service_account="nobody")
+
+
+@pytest.fixture
+def quota(cluster: Cluster) -> Iterator[None]:
+    spec = {"hard": {"requests.cpu": "1"}}
+    cluster.core.create_namespaced_resource_quota(cluster.namespace, {"metadata": {"name": "small"}, "spec": spec})
+    yield
+    cluster.core.delete_namespaced_resource_quota("small", cluster.namespace)
+
+
+def test_a_quota_is_explained(demo: Demo, quota: None) -> None:
+    refused(demo, "it would exceed the quota", cpu_request=8.0)
+
+
+def test_a_user_who_may_not_is_told_what_they_may_not(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = demo.cluster
+    cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": "guest"}})
+    token = cluster.core.create_namespaced_service_account_token("guest", cluster.namespace, {"spec": {}}).status.token
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster, token, tmp_path / "guest")))
+    refused(demo, "you may not: mpijobs.kubeflow.org")
+
+
+def test_expired_credentials_are_recognised(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(demo.cluster, "nonsense", tmp_path / "stranger")))
+    refused(demo, "the cluster does not know you")
+
+
+def test_a_cluster_that_does_not_answer_is_named(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kubeconfig(demo.cluster, "x", tmp_path / "gone", server="https://127.0.0.1:9")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    refused(demo, "does not answer at https://127.0.0.1:9")
+
+
+def test_no_kubeconfig_at_all_is_said(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    refused(demo, "set KUBECONFIG")
+
+
+def kubernetes(demo: Demo, **keys: Any) -> dict[str, Any]:
+    job = jobfile.load(demo.write("any"))
+    return {**job.kubernetes.model_dump(exclude_none=True), **keys}
+
+
+def refused(demo: Demo, expected: str, **keys: Any) -> None:
+    path = demo.write("refused", kubernetes=kubernetes(demo, **keys))
+    answer = demo.clipship("submit", str(path), "--to", "kubernetes")
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    assert expected in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == ""
+
+
+def kubeconfig(cluster: Cluster, token: str, path: Path, server: str | None = None) -> Path:
+    """Of somebody else, for the same cluster."""
+    settings = cluster.api.configuration
+    where = {"server": server or settings.host, "certificate-authority": settings.ssl_ca_cert}
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "c", "cluster": where}],
+                "users": [{"name": "u", "user": {"token": token}}],
+                "contexts": [{"name": "u", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "u",
+            }
+        )
+    )
+    return path

@@ -1,0 +1,171 @@
+"""Real MPIJobs: the demo on both backends and both Open MPIs, as root and not; and each way in which pods and ranks are lost."""
+
+import json
+import os
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.cluster.kubernetes.runs import COMMAND_LINES, ENVIRONMENT, KILL_RANK, Demo
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
+
+LEARNED = 0.85
+"""Top-1 of held-out digits after the demo's epochs; chance is 0.1."""
+HOROVOD: dict[str, Any] = {"backend": "horovod", "deterministic": False}
+BACKENDS: dict[str, dict[str, Any]] = {"torch": {"backend": "torch"}, "horovod": HOROVOD}
+USERS = {"user": 1000, "root": 0}
+PAIRS = {("torch", "openmpi5", "user"), ("horovod", "openmpi4", "user"), ("horovod", "openmpi5", "root"), ("torch", "openmpi4", "root")}
+EVERY_5 = {"every_steps": 5}
+SHORT = {"epochs": 6, "warmup_steps": 4}
+PATIENT = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+"""The pods share this machine's cores: a rank that spins while it waits takes the core from the one it waits for."""
+HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(HOME)`\\", "DOLLARS": "$$ $", "LINES": "one\ntwo\n", "EMPTY": "", "UTF8": "é\t"}
+
+
+def cases() -> list[object]:
+    found = product(BACKENDS, ("openmpi4", "openmpi5"), USERS)
+    return [pytest.param(*case, marks=[] if case in PAIRS else [pytest.mark.full], id="-".join(case)) for case in found]
+
+
+def settings(demo: Demo, **keys: Any) -> dict[str, Any]:
+    import tomllib
+
+    known: dict[str, Any] = tomllib.loads(demo.write("any").read_text())["kubernetes"]
+    return {**known, **keys}
+
+
+@pytest.mark.parametrize(("backend", "image", "user"), cases())
+def test_the_demo_learns_the_digits(backend: str, image: str, user: str, demo: Demo) -> None:
+    name = f"{backend}-{image}-{user}"
+    comm = BACKENDS[backend]
+    pods = settings(demo, run_as_user=USERS[user])
+    demo.submit(name, comm=comm, env=PATIENT, image={"tag": demo.images[image]}, kubernetes=pods)
+    assert demo.wait(name) == "succeeded", demo.said(name)
+    result = demo.result(name)
+    assert result["zero_shot_top1"] > LEARNED
+    assert result["world_size"] == 2
+    ranks = json.loads((demo.run(name) / "environment.json").read_text())
+    assert {rank["node"] for rank in ranks} == {f"{name}-worker-0", f"{name}-worker-1"}
+    assert all(rank["backend"].startswith(backend) for rank in ranks)
+    assert f"step {demo.steps(name)[-1]}" in demo.clipship("logs", str(demo.run(name))).stdout
+
+
+def test_a_killed_rank_is_started_again_from_its_checkpoint(demo: Demo) -> None:
+    mpijob = demo.submit("killed", optim=SHORT, checkpoint=EVERY_5)
+    demo.wait_for_step("killed", 12)
+    demo.inside(f"{mpijob}-worker-1", KILL_RANK)
+    assert demo.wait("killed") == "succeeded", demo.said("killed")
+    said = demo.said("killed")
+    assert "killed by SIGKILL in" in said
+    assert "the ranks are started again (1 of at most 3)" in said
+    assert demo.memory("killed")["starts"] == 2
+    assert len(demo.pods(mpijob, "launcher")) == 1
+    assert demo.steps("killed") == sorted(set(demo.steps("killed")))
+
+
+def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_successor(demo: Demo) -> None:
+    """As a drained node asks."""
+    mpijob = demo.submit("drained", optim=SHORT, checkpoint={"every_steps": 10_000})
+    demo.wait_for_step("drained", 12)
+    demo.delete_pod(f"{mpijob}-worker-0")
+    assert demo.wait("drained") == "succeeded", demo.said("drained")
+    said = demo.said("drained")
+    assert "asked to stop; the run is saved and can go on" in said
+    assert "the ranks are started again (a worker was asked to go)" in said
+    assert demo.steps("drained") == list(range(1, demo.steps("drained")[-1] + 1)), "a step was lost or done twice"
+
+
+def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> None:
+    mpijob = demo.submit("vanished", optim=SHORT, checkpoint=EVERY_5)
+    demo.wait_for_step("vanished", 12)
+    demo.delete_pod(f"{mpijob}-worker-1", grace_period_seconds=0)
+    assert demo.wait("vanished") == "succeeded", demo.said("vanished")
+    assert demo.memory("vanished")["starts"] == 2
+
+
+def test_a_deleted_launcher_saves_and_its_successor_goes_on(demo: Demo) -> None:
+    mpijob = demo.submit("launcher", optim=SHORT, checkpoint={"every_steps": 10_000})
+    demo.wait_for_step("launcher", 12)
+    demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"])
+    assert demo.wait("launcher") == "succeeded", demo.said("launcher")
+    assert demo.steps("launcher") == list(range(1, demo.steps("launcher")[-1] + 1)), "a step was lost or done twice"
+    assert demo.memory("launcher")["starts"] == 2
+
+
+def test_a_launcher_that_vanishes_leaves_no_second_world(demo: Demo) -> None:
+    mpijob = demo.submit("headless", optim=SHORT, checkpoint=EVERY_5)
+    demo.wait_for_step("headless", 12)
+    demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"], grace_period_seconds=0)
+    assert demo.wait("headless") == "succeeded", demo.said("headless")
+    assert demo.steps("headless") == sorted(set(demo.steps("headless")))
+
+
+def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_message(demo: Demo) -> None:
+    small = {"nodes": 2, "gpus_per_node": 1, "cpus_per_gpu": 1, "mem_gb_per_gpu": 0.25}
+    mpijob = demo.submit("oom", resources=small, kubernetes=settings(demo, retries=1, backoff_limit=1, shm_gb=0.05))
+    assert demo.wait("oom") == "failed", demo.said("oom")
+    launchers = demo.pods(mpijob, "launcher")
+    ended = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in launchers]
+    assert {end["exitCode"] for end in ended} == {1}
+    for end in ended:
+        assert "rank " in end["message"]
+        assert f"on {mpijob}-worker-" in end["message"]
+        assert "killed by SIGKILL in" in end["message"]
+        assert "step none was logged last, the newest checkpoint is none" in end["message"]
+    assert demo.memory("oom")["starts"] == 2, "a launcher that came later started the ranks again"
+    assert "when memory runs out" in demo.clipship("status", str(demo.run("oom"))).stdout
+
+
+def test_bad_input_of_the_ranks_ends_the_job_at_once(demo: Demo) -> None:
+    mpijob = demo.submit("wrong", data={"train": str(demo.folder / "nothing" / "*.tar")}, kubernetes=settings(demo, backoff_limit=0))
+    assert demo.wait("wrong") == "failed", demo.said("wrong")
+    end = demo.pods(mpijob, "launcher")[0]["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert end["exitCode"] == 2, demo.said("wrong")
+    assert "no file matches" in demo.said("wrong")
+
+
+def test_hostile_names_and_values_and_secrets_reach_the_ranks_as_data(demo: Demo) -> None:
+    """And cancelled, the run saves before it goes."""
+    name = "a #b \"c\" 'd' %j $HOME \\n;é"
+    secret = {"metadata": {"name": "wandb"}, "stringData": {"key": "the-secret-value"}}
+    demo.cluster.core.create_namespaced_secret(demo.cluster.namespace, secret)
+    keys = {"env": {"API_KEY": "secret:wandb:key"}, "env_from": ["secret:wandb"], "annotations": {"note": HOSTILE["QUOTES"]}}
+    mpijob = demo.submit(name, env=HOSTILE, checkpoint={"every_steps": 10_000}, kubernetes=settings(demo, **keys))
+    demo.wait_for_step(name, 5)
+    seen = dict(entry.split("=", 1) for entry in demo.inside(f"{mpijob}-worker-1", ENVIRONMENT).split("\0") if "=" in entry)
+    assert {key: seen.get(key) for key in HOSTILE} == HOSTILE
+    assert seen["API_KEY"] == seen["key"] == "the-secret-value"
+    for pod in demo.pods(mpijob, "launcher") + demo.pods(mpijob, "worker"):
+        lines = demo.inside(pod["metadata"]["name"], COMMAND_LINES)
+        assert "trainer" in lines
+        assert "the-secret-value" not in lines
+        assert seen["CLIPSHIP_TOKEN"] not in lines
+    answer = demo.clipship("cancel", str(demo.run(name)))
+    assert answer.returncode == 0, answer.stderr
+    demo.until(lambda: not demo.pods(mpijob, "worker"), lambda: f"{mpijob} is still there")
+    assert list((demo.run(name) / "checkpoints").glob("step-*/manifest.json")), "it did not save"
+    assert demo.state(name).startswith("gone")
+
+
+def test_two_jobs_of_one_name_do_not_meet(demo: Demo) -> None:
+    demo.submit("twice")
+    again = demo.clipship("submit", str(demo.write("twice")), "--to", "kubernetes")
+    assert again.returncode == 2
+    assert "is there already and has not ended" in again.stderr
+
+
+def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(demo: Demo) -> None:
+    demo.submit("followed", optim={"epochs": 1, "warmup_steps": 4})
+    elsewhere = demo.folder / "elsewhere"
+    os.makedirs(elsewhere / "artefacts")
+    record = (demo.run("followed") / "artefacts" / "submission.json").read_text()
+    (elsewhere / "artefacts" / "submission.json").write_text(record)
+    followed = demo.clipship("logs", "-f", str(elsewhere))
+    assert followed.returncode == 0, followed.stderr
+    last = demo.steps("followed")[-1]
+    assert f"step {last}/{last}" in followed.stdout
+    status = demo.clipship("status", str(elsewhere)).stdout
+    assert f"step {last}/{last}" in status
+    assert "succeeded" in status

@@ -1,0 +1,225 @@
+"""The first processes of pods: what a rank inherits, what follows from an end, and how a worker goes. tests/cluster has real pods."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import InputError
+from trainer.health.tree import Meeting
+from trainer.pod.attempts import Memory, newest_checkpoint, read_memory, verdict, write_memory
+from trainer.pod.hosts import listed, read_hostfile, wait_for_all
+from trainer.pod.names import SSH_KEY, meeting
+from trainer.pod.rank import environment, read_environment
+
+# What a rank inherits
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    path = tmp_path / "id_rsa"
+    path.write_text("a key")
+    return path
+
+
+def test_a_rank_has_its_pods_variables_and_what_mpirun_tells_it(key: Path) -> None:
+    pod = {
+        "PATH": "/opt/clipship/bin",
+        "API_KEY": "x",
+        "CLIPSHIP_SUPERVISORS": "w0:29400",
+        SSH_KEY: str(key),
+        "OMPI_COMM_WORLD_RANK": "wrong",
+    }
+    own = {"PATH": "/usr/bin", "HOME": "/home/clipship", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "SSH_CLIENT": "x"}
+    found = environment(pod, own)
+    assert {name: found[name] for name in ("PATH", "API_KEY", "HOME")} == {
+        "PATH": "/opt/clipship/bin",
+        "API_KEY": "x",
+        "HOME": "/home/clipship",
+    }
+    assert found["OMPI_COMM_WORLD_RANK"] == found["PMIX_RANK"] == "1"
+    assert Meeting.from_env(found) == meeting(pod)
+
+
+def test_values_of_several_lines_and_with_equal_signs_survive(tmp_path: Path) -> None:
+    (tmp_path / "environ").write_bytes(b"A=1=2\0B=one\ntwo\0EMPTY=\0\xff=\xfe\0")
+    found = read_environment(tmp_path / "environ")
+    assert {name: found[name] for name in ("A", "B", "EMPTY")} == {"A": "1=2", "B": "one\ntwo", "EMPTY": ""}
+
+
+def test_all_pods_of_a_job_know_the_same_token_and_those_of_another_do_not(key: Path, tmp_path: Path) -> None:
+    env = {"CLIPSHIP_SUPERVISORS": "w0:29400", SSH_KEY: str(key)}
+    token = meeting(env).token
+    assert len(token) == 64
+    assert meeting(env).token == token
+    other = tmp_path / "other"
+    other.write_text("another key")
+    assert meeting({**env, SSH_KEY: str(other)}).token != token
+
+
+def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the MPI Operator mounts it"):
+        meeting({"CLIPSHIP_SUPERVISORS": "w0:29400", SSH_KEY: str(tmp_path / "none")})
+    with pytest.raises(InputError, match="CLIPSHIP_SUPERVISORS is not set"):
+        meeting({})
+
+
+# What follows from an end
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "failures", "checkpoint", "action", "final", "counted"),
+    [
+        (0, False, 0, "", "leave", 0, 0),
+        (0, True, 0, "", "leave", 0, 0),
+        (2, False, 0, "", "leave", 2, 0),
+        (75, True, 0, "", "leave", None, 0),
+        (75, False, 3, "", "again", None, 3),
+        (143, True, 0, "", "leave", None, 0),
+        (1, False, 0, "", "again", None, 1),
+        (1, False, 3, "", "leave", 1, 4),
+        (124, False, 3, "", "leave", 124, 4),
+        (124, False, 3, "step-00000010", "again", None, 1),
+    ],
+)
+def test_failures_without_progress_are_bounded_and_requests_are_heeded(
+    code: int, asked: bool, failures: int, checkpoint: str, action: str, final: int | None, counted: int
+) -> None:
+    found = verdict(Memory("uid", failures=failures), code, asked=asked, checkpoint=checkpoint, retries=3, message="m")
+    assert (found.action, found.memory.final, found.memory.failures) == (action, final, counted)
+
+
+def test_a_new_launcher_remembers_and_a_new_submission_does_not(tmp_path: Path) -> None:
+    write_memory(tmp_path, Memory("uid-1", starts=2, failures=1, final=1, message="rank 3"))
+    assert read_memory(tmp_path, "uid-1") == Memory("uid-1", starts=2, failures=1, final=1, message="rank 3")
+    assert read_memory(tmp_path, "uid-2") == Memory("uid-2")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "uid", "unknown": 1}'])
+def test_a_memory_that_cannot_be_read_counts_as_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "artefacts").mkdir()
+    (tmp_path / "artefacts" / "launcher.json").write_text(text)
+    assert read_memory(tmp_path, "uid") == Memory("uid")
+
+
+def test_a_checkpoint_counts_once_it_is_whole(tmp_path: Path) -> None:
+    for step in (5, 10):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) == ""
+    (tmp_path / "checkpoints" / "step-00000005" / "manifest.json").write_text("{}")
+    assert newest_checkpoint(tmp_path) == "step-00000005"
+
+
+# The other pods
+
+
+def test_the_hostfile_of_the_operator_is_read(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("a-worker-0.a.team.svc slots=8\na-worker-1.a.team.svc slots=8\n")
+    assert read_hostfile(tmp_path / "hostfile") == ["a-worker-0.a.team.svc", "a-worker-1.a.team.svc"]
+    (tmp_path / "hostfile").write_text("\n")
+    with pytest.raises(InputError, match="names no worker"):
+        read_hostfile(tmp_path / "hostfile")
+
+
+def test_many_missing_workers_are_listed_shortly() -> None:
+    assert listed([f"a-worker-{i}.a.svc" for i in range(1000)]) == "a-worker-0, a-worker-1, a-worker-2, a-worker-3, a-worker-4 and 995 more"
+
+
+@pytest.fixture
+def greeter() -> Iterator[int]:
+    """A port on loopback where somebody greets as sshd does."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def greet() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+    threading.Thread(target=greet, daemon=True).start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def test_the_launcher_waits_for_every_sshd_and_no_longer_than_allowed(greeter: int) -> None:
+    assert wait_for_all(["127.0.0.1"], greeter, 60.0, lambda: False, print) == []
+    assert wait_for_all(["127.0.0.1", "127.0.0.2"], greeter, 0.0, lambda: False, print) == ["127.0.0.2"]
+    assert wait_for_all(["127.0.0.2"], greeter, 60.0, lambda: True, print) == ["127.0.0.2"]
+
+
+def test_a_port_that_accepts_and_says_nothing_is_no_sshd() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        assert wait_for_all(["127.0.0.1"], port, 0.0, lambda: False, print) == ["127.0.0.1"]
+
+
+# How a worker goes
+
+
+def start_worker(*command: str) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-m", "trainer.pod.worker", *command]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+
+
+def test_a_worker_whose_sshd_ends_fails_so_that_it_is_started_again() -> None:
+    worker = start_worker("sh", "-c", "exit 0")
+    assert worker.wait(60) == 1
+    assert worker.stderr is not None
+    assert "sh ended with 0" in worker.stderr.read()
+    worker.stderr.close()
+
+
+def test_a_worker_asked_to_go_ends_the_listener_and_leaves_with_0() -> None:
+    worker = start_worker("sh", "-c", "echo up >&2; exec sleep 600")
+    assert worker.stderr is not None
+    assert worker.stderr.readline() == "up\n"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    worker.stderr.close()
+
+
+def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
+    """A process that looks like a supervisor saves for a moment after SIGTERM."""
+    script = tmp_path / "supervisor.py"
+    script.write_text(
+        "import signal, sys, time, pathlib\n"
+        "place = pathlib.Path(sys.argv[-1])\n"
+        "def save(*_):\n    time.sleep(1.0); (place / 'saved').touch(); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save); (place / 'up').touch()\n"
+        "time.sleep(600)\n"
+    )
+    command = f"{sys.executable} {script} -m trainer.rank {tmp_path} & echo >&2; exec sleep 600"
+    worker = start_worker("sh", "-c", command)
+    assert worker.stderr is not None
+    assert worker.stderr.readline() == "\n"
+    while not (tmp_path / "up").exists():
+        time.sleep(0.05)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    worker.stderr.close()
+    assert (tmp_path / "saved").exists(), "it left before its ranks had saved"
+
+
+def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "-m", "trainer.rank", str(tmp_path)])
+    worker = start_worker("sh", "-c", "echo up >&2; exec sleep 600")
+    assert worker.stderr is not None
+    assert worker.stderr.readline() == "up\n"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    worker.stderr.close()
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
