@@ -80,7 +80,9 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
 @pytest.mark.fault("save on request takes too long")
 @full
 def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
-    running = begin(tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "shutdown_s": 2.0})
+    running = begin(
+        tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "checkpoint_s": 6.0, "shutdown_s": 2.0}
+    )
     while not running.moment.exists():
         time.sleep(0.05)
     running.process.send_signal(signal.SIGTERM)
