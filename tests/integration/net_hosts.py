@@ -43,6 +43,8 @@ def three_machines(folder: Path) -> Iterator[Third]:
     """Up until the block ends."""
     ssh_hosts.make_keys(folder)
     (folder / "own").mkdir()
+    names = "".join(f"{address} {name}\n" for name, address in ADDRESSES.items())
+    (folder / "names").write_text(f"127.0.0.1 localhost\n{names}")  # gloo looks its own host's name up
     with ExitStack() as running:
         third = running.enter_context(_network(f"third-{os.getpid()}"))
         _ip("-n", third, "link", "add", "switch", "type", "bridge")
@@ -51,7 +53,7 @@ def three_machines(folder: Path) -> Iterator[Third]:
         for name, address in ADDRESSES.items():
             network = running.enter_context(_network(f"{name}-{os.getpid()}"))
             _plug(third, network, name, address)
-            hidden = f'mount -t tmpfs none {folder}/own && hostname {name} && exec "$@"'
+            hidden = f'mount -t tmpfs none {folder}/own && mount --bind {folder}/names /etc/hosts && hostname {name} && exec "$@"'
             around = ["ip", "netns", "exec", network, "unshare", "-m", "-u", "sh", "-c", hidden, "sh"]
             running.enter_context(ssh_hosts.sshd(folder, name, address, _PORT, around))
         programs = ssh_hosts.client(folder, {name: (address, _PORT) for name, address in ADDRESSES.items()})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import DEATH_S, HOROVODRUN, LIMITS, MPIRUN, TORCHRUN, End, begin, full, ranks_left, starts
+from tests.integration.ends import DEATH_S, HOROVODRUN, MPIRUN, SHORT, TORCHRUN, End, begin, full, ranks_left, starts
 
 NODE = os.uname().nodename
 
@@ -34,10 +34,10 @@ def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(tmp_path: Path
 @full
 @starts(MPIRUN)
 def test_loader_that_stalls_ends_the_run_at_the_data_limit(tmp_path: Path, backend: str, launcher: str) -> None:
-    running = begin(tmp_path, backend, launcher, "worker-stop:1:step:3", steps=50, data={"workers": 1})
+    running = begin(tmp_path, backend, launcher, "worker-stop:1:step:3", steps=50, data={"workers": 1}, timeouts=SHORT)
     end = running.end()
     assert end.code == 124, end.errors
-    assert f"timeouts.data_s = {LIMITS['data_s']:g} s" in end.errors
+    assert f"timeouts.data_s = {SHORT['data_s']:g} s" in end.errors
     assert end.diagnosis["late"] == [1]
     assert not ranks_left(running)
 
@@ -46,9 +46,7 @@ def test_loader_that_stalls_ends_the_run_at_the_data_limit(tmp_path: Path, backe
 @full
 @starts(HOROVODRUN)
 def test_death_of_a_loader_process_is_told_with_what_to_look_for(tmp_path: Path, backend: str, launcher: str) -> None:
-    running = begin(
-        tmp_path, backend, launcher, "worker-kill:1:step:3", steps=50, data={"workers": 1}, timeouts={"data_s": 30, "step_s": 40}
-    )
+    running = begin(tmp_path, backend, launcher, "worker-kill:1:step:3", steps=50, data={"workers": 1})
     end = running.end()
     assert end.code == 1, end.errors
     assert f"rank 1 on {NODE} ended the run with exit code 1: RuntimeError: a loader process died" in end.errors

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import LATEST_S, LIMITS, STARTS, begin, ranks_left
+from tests.integration.ends import LATEST_S, SHORT, STARTS, begin, ranks_left
 from trainer.health.diagnosis import KEYS
 
 SOME = {  # every value but the checkpoint once
@@ -30,7 +30,7 @@ def cases() -> Iterator[object]:
 def test_late_rank_is_named_and_the_run_ends_with_124(
     tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int, deed: str
 ) -> None:
-    running = begin(tmp_path, backend, launcher, f"{deed}:{victim}:{phase}:{step}")
+    running = begin(tmp_path, backend, launcher, f"{deed}:{victim}:{phase}:{step}", timeouts=SHORT)
     end = running.end()
     assert end.code == 124, end.errors
     found = end.diagnosis
@@ -42,5 +42,5 @@ def test_late_rank_is_named_and_the_run_ends_with_124(
     last = end.errors[end.errors.rindex("timed out: ") :]
     assert f"late: rank {victim} on " in last
     assert f"in {phase}, step {step}" in last
-    assert end.seconds < LIMITS[KEYS[phase]] + LATEST_S
+    assert end.seconds < SHORT[KEYS[phase]] + LATEST_S
     assert not ranks_left(running)

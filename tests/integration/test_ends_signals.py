@@ -1,12 +1,13 @@
 """A request to stop: all ranks save at the same step and leave with 75, whoever was asked and under whatever launcher."""
 
+import json
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, TORCHRUN, begin, full, ranks_left, starts
+from tests.integration.ends import HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
 
 LONG = 100_000
 
@@ -26,6 +27,29 @@ def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str
     step = int(end.output.partition("asked to stop: step ")[2].split()[0])
     assert f"step-{step:08d}" in end.checkpoints
     assert not ranks_left(running)
+
+
+@pytest.mark.fault("SIGTERM to the launcher")
+@full
+@starts(MPIRUN, HOROVODRUN)
+def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(tmp_path: Path, backend: str, launcher: str) -> None:
+    def start(folder: str) -> Running:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return begin(tmp_path / folder, backend, launcher, steps=12, deterministic=True)
+
+    whole = start("whole").end()
+    stopped = start("stopped")
+    stopped.reached(3)
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.end().code == 75
+    again = start("stopped").end()
+    assert (whole.code, again.code) == (0, 0), again.errors
+    assert losses(again.folder) == losses(whole.folder)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {event["step"]: event["loss"] for event in events if "loss" in event}
 
 
 @pytest.mark.fault("SIGTERM or SIGUSR2 to one rank")
@@ -56,7 +80,9 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
 @pytest.mark.fault("save on request takes too long")
 @full
 def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
-    running = begin(tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "shutdown_s": 2.0})
+    running = begin(
+        tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "checkpoint_s": 6.0, "shutdown_s": 2.0}
+    )
     while not running.moment.exists():
         time.sleep(0.05)
     running.process.send_signal(signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -126,6 +127,17 @@ def test_children_notice_that_the_root_is_gone() -> None:
         await until(lambda: gone)
         assert gone == [{"kind": "orphaned", "rank": 0, "node": "a", "reason": "its connection closed", "relayed": False}]
         await trees[1].leave()
+
+    in_loop(story())
+
+
+def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
+    async def story() -> None:
+        trees, heard = await grown(meeting(), ["a", "b"], silence_s=2.0)
+        time.sleep(4.0)  # the whole event loop: as SIGSTOP does, nobody reads meanwhile
+        await asyncio.sleep(2.5)
+        assert [message["kind"] for message in heard] == ["joined"]
+        await left(trees)
 
     in_loop(story())
 

@@ -1,10 +1,13 @@
 """Writes checkpoints while training goes on: a snapshot in memory, then a thread. One at a time: a second waits for the first."""
 
 import logging
+import os
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from trainer.job import Checkpoint
 from trainer.step import TrainStep
 
 log = logging.getLogger("clipship")
+
+_PAGE = 2**16
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Writer:
         }
         if self._rank == 0:
             contents[files.WEIGHTS] = state.snapshot_weights(train.model)
-        self._thread = threading.Thread(target=self._guarded, args=(lambda: self._write(folder, contents, about),), name="checkpoint")
+        self._thread = threading.Thread(target=self._guarded, args=(folder, contents, about), name="checkpoint")
         self._thread.start()
 
     def finish(self) -> None:
@@ -75,16 +80,18 @@ class Writer:
             raise error
         log.error("checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); the one before is still good", error)
 
-    def _guarded(self, write: Callable[[], None]) -> None:
+    def _guarded(self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any]) -> None:
         try:
-            write()
+            self._write(folder, contents, about)
         except Exception as error:  # given to the training thread by _settle
             self._error = error
+            if self._rank == 0:
+                shutil.rmtree(folder.beside, ignore_errors=True)  # half a checkpoint would keep a full disk full
 
     def _write(self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any]) -> None:
         start = time.monotonic()
         for name, content in contents.items():
-            folder.write(name, lambda path, content=content: torch.save(content, path))  # type: ignore[misc]
+            folder.write(name, partial(_write_state, content))
         if self._rank:
             return
         names = [files.WEIGHTS, *(state.optimizer_file(part, self._parts) for part in range(self._parts))]
@@ -93,3 +100,15 @@ class Writer:
         size = sum(path.stat().st_size for path in place.iterdir())
         self._written.append(Written(folder.step, place.name, size, round(time.monotonic() - start, 3)))
         log.info("%-12s %s, %.1f MB in %.1f s beside training", "checkpoint", place, size / 1e6, self._written[-1].write_s)
+
+
+def _write_state(content: state.State, path: Path) -> None:
+    """Raises OSError with the reason where the disk takes no more."""
+    try:
+        torch.save(content, path)
+    except RuntimeError:  # torch says only that writing failed: the file system says why
+        with open(path, "ab") as file:
+            file.write(bytes(_PAGE))
+            file.flush()
+            os.fsync(file.fileno())
+        raise

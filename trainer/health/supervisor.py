@@ -30,8 +30,8 @@ from trainer.health.tree import Meeting, Message, Tree
 from trainer.world import World
 
 TICK_S = 0.5
-ORPHAN_S = 2.0
-"""A supervisor that lost its parent waits so long for an end that is already on its way."""
+ORPHAN_S = 0.2
+"""A supervisor that lost its parent waits so long for an end that is already on its way. Open MPI 5 gives it half a second in all."""
 UNHEARD_S = 5.0
 """Rank 0's supervisor asks everybody at once when it hears of a late rank: where nothing comes for so long, it does not hear."""
 
@@ -187,14 +187,13 @@ class Supervisor:
         """Rank 0's supervisor does not decide any more, or not yet: this one leaves word in its place, and ends its own rank."""
         if self._ended is not None:
             return
-        found = Diagnosis(
-            reason, [report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))], [missing] if missing else []
-        )
-        file = await self._words.keep(DIAGNOSIS_FILE, found.to_json(code, {}))
         rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
-        record = ExitRecord(rank, node, code, reason, time.time(), text(found, {}, file))
-        await self._words.keep(EXIT_FILE, asdict(record))
+        own = report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))
+        found = Diagnosis(reason, [own], [missing] if missing else [])
+        record = ExitRecord(rank, node, code, reason, time.time(), text(found, {}, ""))
         self._say(record)
+        await self._words.keep(EXIT_FILE, asdict(record))  # first: a launcher that saw rank 0 die kills the others within half a second
+        await self._words.keep(DIAGNOSIS_FILE, found.to_json(code, {}))
         self._end(code)
 
     def _up(self, message: Message) -> None:

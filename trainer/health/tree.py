@@ -299,15 +299,15 @@ class Tree:
 
     async def _beat(self) -> None:
         """Once a second a sign of life to each neighbour, and a look at who gave none for too long."""
+        held_up = False
         while True:
             before = time.monotonic()
             await asyncio.sleep(BEAT_S)
-            slept = time.monotonic() - before
+            # Where this process was stopped for a while, what the others said meanwhile is still to be read; it is read by the next time.
+            held_up = time.monotonic() - before > 2 * BEAT_S and not held_up
             for link in [*self._children, *([self._parent] if self._parent else [])]:
                 link.send({})
-                if slept > 2 * BEAT_S:  # this process was held up: what the others said meanwhile is still to be read
-                    link.heard = max(link.heard, time.monotonic() - self._silence_s / 2)
-                elif time.monotonic() - link.heard > self._silence_s:
+                if not held_up and time.monotonic() - link.heard > self._silence_s:
                     self._silent(link)
 
     def _silent(self, link: Link) -> None:
