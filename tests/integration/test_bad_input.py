@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.runs import TinyRun
-from trainer.data.pack import PackedSample, write_shards
+from trainer.data.shard_files import PackedSample, write_shards
 
 CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
 both_backends = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
