@@ -20,7 +20,8 @@ import click
 import numpy as np
 from PIL import Image
 
-from trainer.data.pack import PackedSample, whole_folder, write_shards
+from tests.bench_data_index import generated
+from trainer.data.shard_files import PackedSample, whole_folder, write_shards
 
 THEIRS = ("open_clip_torch==3.3.0", "webdataset==0.2.86")
 SIZES = {512: (512, 384), 1024: (1024, 768)}
@@ -119,7 +120,10 @@ def main(turns: int, batches: int, core: int, clock: str, cache: Path) -> None:
         print(f"{SIZES[size][0]}x{SIZES[size][1]}: " + ", ".join(f"{side} {rate:.0f} img/s" for side, rate in rates.items()))
         report[f"ratio_{size}"] = round(rates["ours"] / rates["theirs"], 2)
         report[f"ratio_decode_{size}"] = round(rates["ours"] / rates["decoder"], 2)
-    print(json.dumps(report))
+    with generated(folder) as index:
+        run = subprocess.run([sys.executable, "-m", "tests.bench_data_index", str(index)], check=True, capture_output=True, text=True)
+    report |= json.loads(run.stdout)
+    print(json.dumps({name: round(value, 3) for name, value in report.items()}))
 
 
 if __name__ == "__main__":

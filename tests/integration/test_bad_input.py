@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.runs import TinyRun
-from trainer.data.pack import PackedSample, write_shards
+from trainer.data.shard_files import PackedSample, write_shards
 
 CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
 both_backends = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
@@ -111,9 +111,37 @@ def test_run_folder_that_only_rank_0_finds_unwritable_is_refused_by_all(tmp_path
 def test_broken_picture_in_one_ranks_share_ends_all_ranks_and_is_named(tmp_path: Path, backend: str) -> None:
     samples = [sample(number, b"not a picture" if number == 11 else None) for number in range(32)]
     run = TinyRun(tmp_path)
-    run.write(data=shards_of(tmp_path, samples), comm={"backend": backend})
+    run.write(data={**shards_of(tmp_path, samples), "on_bad_sample": "fail"}, comm={"backend": backend})
     done = run.start(2)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "shard-000001.tar: sample 011: the image is of no known format" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (run.run / "result.json").exists()
+
+
+def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
+    samples = [sample(number, b"not a picture" if number in (11, 20) else None) for number in range(32)]
+    samples[5] = (samples[5][0], {**samples[5][1], "txt": b"\xff"})
+    run = TinyRun(tmp_path)
+    run.write(data=shards_of(tmp_path, samples), optim={"steps": 2}, logging={"every_steps": 1})
+    done = run.start(2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.result()["bad_samples"] == {"not an image": 2, "bad captions": 1}
+    assert run.events()[-1].get("bad_samples", 3) == 3
+    logs = "".join(path.read_text() for path in (run.run / "logs").iterdir())
+    for named in (
+        "shard-000001.tar: sample 011: ",
+        "shard-000002.tar: sample 020: ",
+        "shard-000000.tar: sample 005: captions are not UTF-8",
+    ):
+        assert logs.count(named) == 1, logs
+
+
+def test_too_many_bad_samples_end_the_run_with_examples(tmp_path: Path) -> None:
+    samples = [sample(number, b"not a picture" if number % 2 else None) for number in range(32)]
+    run = TinyRun(tmp_path)
+    run.write(data=shards_of(tmp_path, samples))
+    done = run.start(1)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "data.max_bad_share = 0.01 allows 10" in done.stderr
+    assert "not an image" in done.stderr

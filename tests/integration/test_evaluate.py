@@ -22,8 +22,8 @@ from tests.jobs import VIT, tiny_job
 from tests.start import start
 from trainer import model
 from trainer.comm.connect import connect
-from trainer.data.pack import PackedSample, write_shards
 from trainer.data.pictures import decode
+from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.source import open_labelled
 from trainer.evaluate.evaluation import Metrics
 from trainer.job import Eval

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.integration.zero_shot_rank import CLASSES
 from tests.start import start
-from trainer.data.pack import PackedSample, write_shards
+from trainer.data.shard_files import PackedSample, write_shards
 
 SIZES = (5, 1, 37)
 

@@ -1,8 +1,11 @@
 """Packing: tables and the demo's digits become shards, whole or not at all."""
 
+import io
 import json
+import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,11 @@ import webdataset
 from click.testing import CliRunner
 from PIL import Image
 
-from trainer.data.pack import pack, whole_folder
-from trainer.data.source import open_labelled, open_source
+from trainer.data.index import FOLDER, stale
+from trainer.data.pack import BAD_ROWS, Recipe, pack
+from trainer.data.shard_files import whole_folder
+from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
+from trainer.data.tar import Selection
 from trainer.demo.data import pack_digits
 from trainer.errors import InputError
 from trainer.job import Data, Eval
@@ -29,7 +35,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_packed_rows_are_the_rows_of_the_table(table: Path, tmp_path: Path) -> None:
-    shards = pack(table, tmp_path / "out", samples_per_shard=3)
+    shards = pack(table, tmp_path / "out", samples_per_shard=3).shards
     packed, rows = open_source(Data(train=tuple(map(str, shards)))), open_source(Data(train=(str(table),)))
     assert packed.shard_sizes() == [3, 3, 1]
     assert [(s.image, s.captions) for s in map(packed.read, range(7))] == [(s.image, s.captions) for s in map(rows.read, range(7))]
@@ -39,7 +45,7 @@ def test_packed_rows_are_the_rows_of_the_table(table: Path, tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset never closes its shard
 def test_webdataset_reads_packed_shards(table: Path, tmp_path: Path) -> None:
-    (shard,) = pack(table, tmp_path / "out")
+    (shard,) = pack(table, tmp_path / "out").shards
     samples = list(webdataset.WebDataset(str(shard), shardshuffle=False).decode("rgb8"))
     assert [s["txt"] for s in samples][:2] == ["caption 0", "caption 1"]
     assert samples[3]["jpg"].shape == (2, 2, 3)
@@ -47,7 +53,8 @@ def test_webdataset_reads_packed_shards(table: Path, tmp_path: Path) -> None:
 
 
 def test_packing_twice_gives_the_same_bytes(table: Path, tmp_path: Path) -> None:
-    one, two = pack(table, tmp_path / "one"), pack(table, tmp_path / "two")
+    one = pack(table, tmp_path / "one", samples_per_shard=2).shards
+    two = pack(table, tmp_path / "two", samples_per_shard=2, processes=2).shards
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
@@ -67,7 +74,7 @@ def test_a_folder_that_holds_something_is_left_alone(table: Path, tmp_path: Path
     pack(table, out)
     with pytest.raises(InputError, match=r"not empty .*--force"):
         pack(table, out, samples_per_shard=3)
-    assert len(pack(table, out, samples_per_shard=3, force=True)) == 3
+    assert len(pack(table, out, samples_per_shard=3, force=True).shards) == 3
     (out / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match=r"holds thesis\.tex.*only shards packed before"):
         pack(table, out, force=True)
@@ -78,7 +85,7 @@ def test_a_folder_that_holds_something_is_left_alone(table: Path, tmp_path: Path
 
 def test_an_empty_folder_is_filled(table: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    assert pack(table, tmp_path / "out")[0].exists()
+    assert pack(table, tmp_path / "out").shards[0].exists()
 
 
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
@@ -95,6 +102,81 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(table: Path) -> None:
     with pytest.raises(InputError, match="cannot be written: Not a directory"):
         pack(table, table / "below" / "out")
+
+
+def test_other_columns_become_json_and_parquet_is_read_too(table: Path, tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"image": ["0.png", "1.png"], "caption": ["a", "b"], "width": [2, None], "tag": ["x,y", "\u00e9"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    (shard,) = pack(tmp_path / "t.parquet", tmp_path / "out").shards
+    with tarfile.open(shard) as tar:
+        assert tar.getnames() == [f"00000000{n}.{ending}" for n in (0, 1) for ending in ("json", "png", "txt")]
+        found = [json.loads(tar.extractfile(name).read()) for name in tar.getnames() if name.endswith("json")]  # type: ignore[union-attr]
+    assert found == [{"width": "2", "tag": "x,y"}, {"width": "", "tag": "\u00e9"}]
+
+
+def test_images_are_made_smaller_and_bad_rows_left_out_and_listed(table: Path, tmp_path: Path) -> None:
+    Image.effect_noise((300, 200), 50).save(tmp_path / "large.png")
+    (tmp_path / "broken.jpg").write_bytes(b"not a picture")
+    with table.open("a") as file:
+        file.write("gone.png,x\nbroken.jpg,y\nlarge.png,z\n")
+    packed = pack(table, tmp_path / "out", recipe=Recipe(resize=100, skip_bad=True))
+    source = open_source(Data(train=tuple(map(str, packed.shards))))
+    assert len(source) == 8
+    last = source.read(7)
+    assert isinstance(last.image, bytes)
+    assert Image.open(io.BytesIO(last.image)).size == (150, 100)
+    listed = (tmp_path / "out" / BAD_ROWS).read_text().splitlines()
+    assert [line.split("\t")[0].rpartition(" ")[2] for line in listed] == ["9", "10"]
+    assert json.loads((tmp_path / "out" / "sizes.json").read_text()) == {"shard-000000.tar": 8}
+
+
+def test_a_damaged_image_without_leave_to_skip_names_its_row(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"not a picture")
+    with table.open("a") as file:
+        file.write("broken.jpg,y\n")
+    with pytest.raises(InputError, match=r"row 9: image .*broken\.jpg cannot be used.*--skip-bad-rows"):
+        pack(table, tmp_path / "out", recipe=Recipe(resize=100))
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_may_be_cut_by_size(table: Path, tmp_path: Path) -> None:
+    size = (tmp_path / "0.png").stat().st_size
+    packed = pack(table, tmp_path / "out", shard_mb=2.5 * size / 1e6)
+    assert all(1 <= count <= 2 for count in open_source(Data(train=tuple(map(str, packed.shards)))).shard_sizes())
+
+
+def test_what_packing_leaves_needs_no_indexing(table: Path, tmp_path: Path) -> None:
+    shards = [str(path) for path in pack(table, tmp_path / "out", samples_per_shard=3).shards]
+    assert stale(shards, Selection(IMAGE_ENDINGS, "txt"), tmp_path / "out" / FOLDER) == []
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [FOLDER, *(Path(path).name for path in shards), "sizes.json"]
+
+
+def test_packing_goes_on_after_a_kill_with_the_same_bytes(table: Path, tmp_path: Path) -> None:
+    expected = [path.read_bytes() for path in pack(table, tmp_path / "whole", samples_per_shard=1).shards]
+    program = """
+import os, signal, sys
+from pathlib import Path
+from trainer.data import pack as module
+made = module._make
+def killed(job):
+    made(job)
+    if job.path.name == "shard-000003.tar":
+        os.kill(os.getpid(), signal.SIGKILL)
+module._make = killed
+module.pack(Path(sys.argv[1]), Path(sys.argv[2]), samples_per_shard=1)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(table), str(tmp_path / "out")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    kept = tmp_path / ".out.partial" / "shard-000003.tar"
+    before = kept.stat().st_mtime_ns
+    reported: list[int] = []
+    packed = pack(table, tmp_path / "out", samples_per_shard=1, progress=lambda rows, of: reported.append(rows))
+    assert [path.read_bytes() for path in packed.shards] == expected
+    assert reported == [5, 6, 7]
+    assert packed.shards[3].stat().st_mtime_ns == before
 
 
 def test_the_command_prints_what_a_job_file_takes(table: Path, tmp_path: Path) -> None:

@@ -146,12 +146,13 @@ def read_catalogue(folder: Path, selection: Selection) -> dict[str, Entry]:
 def open_index(paths: Sequence[str], selection: Selection, folder: Path) -> Index:
     """The index of shards that `index_shards` and `write_catalogue` know; reads nothing of the shards."""
     known = read_catalogue(folder, selection)
-    missing = [path for path in paths if _name(folder, path) not in known]
+    names = [_name(folder, path) for path in paths]
+    missing = [path for path, name in zip(paths, names, strict=True) if name not in known]
     if missing:
         raise InputError(
             f"{folder}: the index lacks {len(missing)} of {len(paths)} shards, the first is {missing[0]}: run `clipship index`"
         )
-    return Index(folder, selection, tuple(paths), tuple(known[_name(folder, path)] for path in paths))
+    return Index(folder, selection, tuple(paths), tuple(known[name] for name in names))
 
 
 def catalogue_file(folder: Path, selection: Selection) -> Path:
@@ -167,12 +168,17 @@ def _name(folder: Path, path: str) -> str:
     return path if is_remote(path) else os.path.relpath(os.path.abspath(path), folder)
 
 
+def write_rows(file: Path, rows: Rows) -> str:
+    """Returns their digest, which the catalogue keeps."""
+    payload = [rows.places.tobytes(), rows.keys.tobytes()]
+    _write_whole(file, [MAGIC, *payload])
+    return _digest(b"".join(payload))
+
+
 def _index_or_problem(path: str, selection: Selection, folder: Path) -> Entry | InputError:
     try:
         found, content = scan(path, selection)
-        payload = [content.rows.places.tobytes(), content.rows.keys.tobytes()]
-        _write_whole(rows_file(folder, path, selection), [MAGIC, *payload])
-        digest = _digest(b"".join(payload))
+        digest = write_rows(rows_file(folder, path, selection), content.rows)
         return Entry(*found, len(content.rows), digest, dict(content.left_out), dict(content.endings))
     except InputError as error:
         return error

@@ -1,27 +1,63 @@
-"""Samples to WebDataset shards: whole or not at all, and the same bytes for the same samples. No torch, so no webdataset, which imports it.
+"""A table to WebDataset shards: the same bytes for the same table, in parallel; what was interrupted goes on where it stopped. No torch.
 
+Shards are made in a folder beside the one asked for, each renamed when it is whole, and the folder is renamed when all are there.
 `sizes.json` beside the shards gives the number of samples in each; `clipship check` reads it, as other loaders do.
 """
 
 import io
 import json
+import multiprocessing
 import os
 import shutil
-import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, islice
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
-from secrets import token_hex
 
-from trainer.data.index import FOLDER
+from PIL import Image
+
+from trainer.data.index import FOLDER, index_shards, write_catalogue
+from trainer.data.pictures import decode
+from trainer.data.sample import BadSample, RawSample
+from trainer.data.shard_files import PackedSample, check_replaceable, sample_sizes, write_shard, write_text
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tables import Table, list_rows, missing_images, read_table
+from trainer.data.tar import Selection
 from trainer.errors import InputError
 
-SIZES = "sizes.json"
-PackedSample = tuple[str, Mapping[str, bytes]]
-"""Key, and the content of its members by ending."""
+BAD_ROWS = "bad-rows.tsv"
+PLAN = "plan.json"
+QUALITY = 95
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done with each row."""
+
+    resize: int | None = None
+    """Pixels: the shorter side of larger images becomes this, and all are encoded anew as JPEG."""
+    skip_bad: bool = False
+    """Leave out rows whose image is missing or cannot be decoded, and list them; else they are an error."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shard: its rows, each with number, image file, where it stands in the table, caption and other columns."""
+
+    path: Path
+    rows: tuple[tuple[int, Path, str, str, str], ...]
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The shards, and the rows that were left out: where, and why."""
+
+    shards: list[Path]
+    bad: list[tuple[str, str]]
 
 
 def pack(
@@ -29,113 +65,162 @@ def pack(
     out: Path,
     *,
     samples_per_shard: int = 1000,
+    shard_mb: float | None = None,
     image_column: str = "image",
     caption_column: str = "caption",
     separator: str | None = None,
+    recipe: Recipe | None = None,
+    processes: int = 1,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Path]:
-    """The table's rows, in order, as shards in the folder `out`, which exists afterwards or is as it was; `progress(samples, rows)`.
+) -> Packed:
+    """The table's rows, in order, as shards in the folder `out`, which exists afterwards or is as it was; `progress(rows done, rows)`.
 
-    A row becomes a sample with one caption, in one line. `force` replaces shards that were packed before, never other files.
-    Raises InputError before anything is written: rows without caption, image files that are missing or whose ending no job expects.
+    A row becomes a sample with one caption, in one line; further columns become its JSON. `shard_mb` cuts by the size of the image files
+    instead of by number. `force` replaces shards that were packed before, never other files.
+    Raises InputError before anything is written: rows without caption, images that are missing or whose ending no job expects.
     """
+    recipe = recipe or Recipe()
     check_replaceable(out, force)
-    rows = read_table(table, image_column, caption_column, separator)
-    _check_images(rows)
-    with whole_folder(out, replace=force) as folder:
-        names = write_shards(_samples(rows, progress), folder, samples_per_shard)
-    return [out / name for name in names]
+    rows = read_table(table, image_column, caption_column, separator, keep_others=True)
+    _check_images(rows, recipe)
+    beside = out.parent / f".{out.name}.partial"
+    jobs = list(_jobs(rows, beside, _cuts(rows, samples_per_shard, shard_mb), recipe))
+    _begin(beside, rows, recipe, [len(job.rows) for job in jobs])
+    bad = _run(jobs, processes, lambda done: progress(done, len(rows.rows)) if progress else None)
+    _finish(beside, [job.path for job in jobs], bad)
+    if out.exists():
+        shutil.rmtree(out)
+    beside.rename(out)
+    return Packed([out / job.path.name for job in jobs], bad)
 
 
-def write_shards(samples: Iterable[PackedSample], folder: Path, samples_per_shard: int) -> list[str]:
-    """Writes `shard-000000.tar`, ... and `sizes.json` into the folder; returns the shards' names."""
-    remaining = iter(samples)
-    sizes: dict[str, int] = {}
-    for first in remaining:
-        name = f"shard-{len(sizes):06d}.tar"
-        sizes[name] = _write_shard(chain([first], islice(remaining, samples_per_shard - 1)), folder / name)
-    with _flushed(folder / SIZES) as file:
-        file.write(json.dumps(sizes, indent=2).encode() + b"\n")
-    return list(sizes)
+def _jobs(table: Table, folder: Path, cuts: Sequence[int], recipe: Recipe) -> Iterator[Job]:
+    for number, (begin, end) in enumerate(pairwise(cuts)):
+        others = table.others or ({},) * len(table.rows)
+        rows = tuple(
+            (row, table.image_path(row).absolute(), table.origin(row), table.captions[row], _json(others[row])) for row in range(begin, end)
+        )
+        yield Job(folder / f"shard-{number:06d}.tar", rows, recipe)
+
+
+def _json(cells: object) -> str:
+    return json.dumps(cells, ensure_ascii=False, sort_keys=True) if cells else ""
+
+
+def _cuts(table: Table, samples: int, shard_mb: float | None) -> list[int]:
+    """The row that each shard begins with, and the number of rows."""
+    if shard_mb is None:
+        return [*range(0, len(table.rows), samples), len(table.rows)]
+    cuts, held = [0], 0
+    for row in range(len(table.rows)):
+        path = table.image_path(row)
+        size = path.stat().st_size if path.is_file() else 0
+        if held and held + size > shard_mb * 1e6:
+            cuts.append(row)
+            held = 0
+        held += size
+    return [*cuts, len(table.rows)]
+
+
+def _begin(beside: Path, table: Table, recipe: Recipe, sizes: Sequence[int]) -> None:
+    """Goes on in the folder of an interrupted run where it packed the same rows in the same way; else begins anew."""
+    content = repr((table.images, table.captions, table.others, sizes, recipe)).encode()
+    plan = json.dumps({"rows": len(table.rows), "recipe": asdict(recipe), "digest": blake2b(content, digest_size=16).hexdigest()})
+    try:
+        if not (beside / PLAN).exists() or (beside / PLAN).read_text() != plan:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            write_text(beside / PLAN, plan)
+    except OSError as error:
+        raise InputError(f"{beside.parent}: cannot be written: {error.strerror} ({error.filename}); choose another folder") from error
+
+
+def _run(jobs: Sequence[Job], processes: int, progress: Callable[[int], None]) -> list[tuple[str, str]]:
+    """Makes the shards that are not there yet; the bad rows of all."""
+    wanted = [job for job in jobs if not _report(job).exists()]
+    done = sum(len(job.rows) for job in jobs) - sum(len(job.rows) for job in wanted)
+    with _mapper(min(processes, len(wanted))) as each:
+        for job, _ in zip(wanted, each(_make, wanted), strict=True):
+            done += len(job.rows)
+            progress(done)
+    return [(origin, why) for job in jobs for origin, why in json.loads(_report(job).read_text())]
 
 
 @contextmanager
-def whole_folder(out: Path, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill, renamed to `out` when the block succeeds and removed when it fails; `replace` removes what was there."""
-    beside = out.parent / f".{out.name}.partial-{token_hex(4)}"
-    try:
-        beside.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror} ({error.filename}); choose another folder") from error
-    try:
-        yield beside
-        if replace and out.exists():
-            shutil.rmtree(out)
-        beside.rename(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def check_replaceable(out: Path, force: bool) -> None:
-    """Raises InputError where the folder holds anything, unless `force` and it is only shards packed before."""
-    if not out.exists():
+def _mapper(processes: int) -> Iterator[Callable[..., Iterator[None]]]:
+    """`map`, in so many processes."""
+    if processes <= 1:
+        yield map
         return
-    if not out.is_dir():
-        raise InputError(f"{out}: is a file; give a folder that is new or empty")
-    held = sorted(path.name for path in out.iterdir())
-    foreign = [name for name in held if name not in (SIZES, FOLDER) and not (name.startswith("shard-") and name.endswith(".tar"))]
-    if held and (foreign or not force):
-        shown = ", ".join((foreign or held)[:3])
-        way_out = (
-            "only shards packed before can be replaced: give another folder" if foreign else "give another folder, or --force to replace it"
-        )
-        raise InputError(f"{out}: the folder is not empty (it holds {shown}); {way_out}")
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        yield pool.map
 
 
-def _check_images(table: Table) -> None:
+def _make(job: Job) -> None:
+    """Writes one shard, whole, then the report that says so: the rows that were left out."""
+    bad: list[tuple[str, str]] = []
+    beside = job.path.with_suffix(".writing")
+    write_shard(_samples(job, bad), beside)
+    os.replace(beside, job.path)
+    write_text(_report(job), json.dumps(bad))
+
+
+def _report(job: Job) -> Path:
+    return job.path.with_suffix(".json")
+
+
+def _samples(job: Job, bad: list[tuple[str, str]]) -> Iterator[PackedSample]:
+    for number, image, origin, caption, other in job.rows:
+        try:
+            name, content = _image(image, origin, job.recipe)
+        except (BadSample, OSError) as error:
+            if not job.recipe.skip_bad:
+                raise InputError(f"{origin}: image {image} cannot be used: {error}; --skip-bad-rows leaves such rows out") from error
+            bad.append((origin, error.what if isinstance(error, BadSample) else str(error)))
+            continue
+        yield f"{number:09d}", {name: content, "txt": caption.encode(), **({"json": other.encode()} if other else {})}
+
+
+def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
+    """The member's ending and content."""
+    content = path.read_bytes()
+    if recipe.resize is None and not recipe.skip_bad:
+        return _ending(path.name), content
+    picture = decode(RawSample(path.name, origin, content, ()))
+    if recipe.resize is None:
+        return _ending(path.name), content
+    share = recipe.resize / min(picture.size)
+    if share < 1:
+        size = (max(1, round(picture.width * share)), max(1, round(picture.height * share)))
+        picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3)
+    file = io.BytesIO()
+    picture.save(file, "jpeg", quality=QUALITY)
+    return "jpg", file.getvalue()
+
+
+def _finish(beside: Path, shards: Sequence[Path], bad: Sequence[tuple[str, str]]) -> None:
+    """Sizes, the list of bad rows and the index; what only this run needed is removed."""
+    write_text(beside / "sizes.json", json.dumps({path.name: sample_sizes(path) for path in shards}, indent=2) + "\n")
+    if bad:
+        write_text(beside / BAD_ROWS, "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad))
+    selection = Selection(IMAGE_ENDINGS, "txt")
+    write_catalogue(beside / FOLDER, selection, index_shards([str(path) for path in shards], selection, beside / FOLDER))
+    for path in (*(path.with_suffix(".json") for path in shards), beside / PLAN):
+        path.unlink(missing_ok=True)
+
+
+def _check_images(table: Table, recipe: Recipe) -> None:
     unknown = [row for row, image in zip(table.rows, table.images, strict=True) if _ending(image) not in IMAGE_ENDINGS]
     problems = []
-    if missing := missing_images(table):
+    if missing := [] if recipe.skip_bad else missing_images(table):
         problems.append(f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at {table.path.parent.absolute()}")
-    if unknown:
+    if unknown and recipe.resize is None:
         allowed = ", ".join("." + ending for ending in IMAGE_ENDINGS)
         problems.append(f"{table.path}: image of another kind than {allowed} in {list_rows(unknown)}: convert or remove them")
     if problems:
         raise InputError("\n".join(problems))
 
 
-def _samples(table: Table, progress: Callable[[int, int], None] | None) -> Iterator[PackedSample]:
-    for number, (image, caption) in enumerate(zip(table.images, table.captions, strict=True)):
-        yield f"{number:09d}", {_ending(image): table.read_image(number), "txt": caption.encode()}
-        if progress:
-            progress(number + 1, len(table.rows))
-
-
 def _ending(name: str) -> str:
     return Path(name).suffix.removeprefix(".").lower()
-
-
-def _write_shard(samples: Iterable[PackedSample], path: Path) -> int:
-    """Returns the number of samples."""
-    count = 0
-    with (
-        _flushed(path) as file,
-        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-    ):
-        for key, members in samples:
-            for ending, content in sorted(members.items()):
-                # A new TarInfo names no user, no group and the time 0: the bytes depend on the content alone.
-                info = tarfile.TarInfo(f"{key}.{ending}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-            count += 1
-    return count
-
-
-@contextmanager
-def _flushed(path: Path) -> Iterator[io.BufferedWriter]:
-    with path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())

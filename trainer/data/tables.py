@@ -25,6 +25,8 @@ class Table:
     """One for each image, in one line: any run of white space is a single space."""
     rows: tuple[int, ...]
     """Row numbers as a spreadsheet shows them: the header is row 1."""
+    others: tuple[Mapping[str, str], ...] = ()
+    """The cells of all other columns, by column, where they were asked for."""
 
     def image_path(self, number: int) -> Path:
         """The file of the image, counted from 0 without the header."""
@@ -97,13 +99,13 @@ def by_image(tables: Sequence[Table]) -> ImageSource:
     return ImageSource(rows)
 
 
-def read_table(path: str | Path, image_column: str, caption_column: str, separator: str | None = None) -> Table:
+def read_table(path: str | Path, image_column: str, caption_column: str, separator: str | None = None, keep_others: bool = False) -> Table:
     """Raises InputError for a missing column (those there are listed) and for rows without image or caption. Looks at no image file.
 
     `separator` None: a tab where the name ends in .tsv, else a comma.
     """
     path = Path(path)
-    rows = _rows(path, separator or ("\t" if path.suffix == ".tsv" else ","))
+    rows = _parquet_rows(path) if path.suffix == ".parquet" else _rows(path, separator or ("\t" if path.suffix == ".tsv" else ","))
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     image_at, caption_at = _column(path, header, "image", image_column), _column(path, header, "caption", caption_column)
     table = Table(
@@ -112,6 +114,7 @@ def read_table(path: str | Path, image_column: str, caption_column: str, separat
         # A cell may hold line breaks; in a shard each line would be a caption of its own.
         captions=tuple(" ".join(_cell(row, caption_at).split()) for _, row in rows[1:]),
         rows=tuple(number for number, _ in rows[1:]),
+        others=tuple(_others(header, row, {image_at, caption_at}) for _, row in rows[1:]) if keep_others and len(header) > 2 else (),
     )
     _check_filled(table, image_column, caption_column)
     return table
@@ -147,6 +150,27 @@ def _rows(path: Path, separator: str) -> list[tuple[int, list[str]]]:
         advice = "a cell that begins with a quote must end with one, and a quote inside it is doubled"
         raise InputError(f"{path}: row {number + 1} cannot be read ({error}): {advice}") from error
     return rows
+
+
+def _parquet_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """The column names, then the rows; each cell as text."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise InputError(f"{path}: Parquet needs the package pyarrow: pip install 'clipship[launch]'") from error
+    try:
+        columns = parquet.read_table(path).to_pydict()
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise InputError(f"{path}: not a Parquet file that can be read: {error}") from error
+    cells = zip(*columns.values(), strict=True)
+    return [
+        (1, list(columns)),
+        *((number, ["" if cell is None else str(cell) for cell in row]) for number, row in enumerate(cells, start=2)),
+    ]
+
+
+def _others(header: Sequence[str], row: Sequence[str], known: set[int]) -> dict[str, str]:
+    return {name: _cell(row, column) for column, name in enumerate(header) if column not in known}
 
 
 def _cell(row: Sequence[str], column: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainer.data.pack import PackedSample, whole_folder, write_shards
+from trainer.data.shard_files import PackedSample, whole_folder, write_shards
 
 CLASS_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = (

@@ -1,5 +1,6 @@
 """The command `clipship pack`. Imports no torch."""
 
+from os import cpu_count
 from pathlib import Path
 
 import click
@@ -17,29 +18,53 @@ Examples:
 @click.option("--image-column", default="image", show_default=True, metavar="NAME", help="Column with the image file's path.")
 @click.option("--caption-column", default="caption", show_default=True, metavar="NAME", help="Column with the caption.")
 @click.option("--separator", metavar="CHARACTER", help="Between columns; without it, a tab for .tsv and a comma for others.")
+@click.option(
+    "--shard-mb", type=click.FloatRange(min=0, min_open=True), metavar="MB", help="Cut shards by the size of their images instead."
+)
+@click.option("--resize", type=click.IntRange(min=1), metavar="PIXELS", help="Shorter side of larger images; all become JPEG.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave out rows whose image is missing or damaged; bad-rows.tsv lists them.")
+@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="That make shards at a time. [default: one for each core]")
 @click.option("--force", is_flag=True, help="Replace shards that were packed into OUT before.")
 def command(
-    table: Path, out: Path, samples_per_shard: int, image_column: str, caption_column: str, separator: str | None, force: bool
+    table: Path,
+    out: Path,
+    samples_per_shard: int,
+    image_column: str,
+    caption_column: str,
+    separator: str | None,
+    shard_mb: float | None,
+    resize: int | None,
+    skip_bad_rows: bool,
+    processes: int | None,
+    force: bool,
 ) -> None:
-    """Pack TABLE (.csv or .tsv: one image and caption a row) into WebDataset shards in the folder OUT.
+    """Pack TABLE (.csv, .tsv or .parquet: one image and caption a row) into WebDataset shards in the folder OUT, with their index.
 
-    Image paths in TABLE are relative to it. OUT is written whole or not at all. What a job needs for data.train goes to stdout.
+    Image paths in TABLE are relative to it; its other columns become each sample's JSON. OUT appears when it is whole; interrupted,
+    the same command goes on. What a job needs for data.train goes to stdout.
     """
     from rich.console import Console
     from rich.progress import Progress
 
-    from trainer.data.pack import pack
+    from trainer.data.pack import BAD_ROWS, Recipe, pack
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(f"packing {table.name}", total=None)
-        shards = pack(
+        packed = pack(
             table,
             out,
             samples_per_shard=samples_per_shard,
             image_column=image_column,
             caption_column=caption_column,
             separator=separator,
+            shard_mb=shard_mb,
+            recipe=Recipe(resize, skip_bad_rows),
+            processes=processes or cpu_count() or 1,
             force=force,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    shards = packed.shards
+    if packed.bad:
+        console.print(f"{len(packed.bad):,} rows left out: {out / BAD_ROWS} lists them", highlight=False)
     click.echo(out / (shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"))

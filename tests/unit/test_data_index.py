@@ -1,0 +1,240 @@
+"""The index on disk: the same samples as reading the shards, only what is new is read, damage is found, URLs are read by range."""
+
+import io
+import json
+import os
+import pickle
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.data import index
+from trainer.data.files import Files
+from trainer.data.index import catalogue_file, index_folder, index_shards, open_index, read_catalogue, rows_file, stale, write_catalogue
+from trainer.data.shards import ShardSource, open_indexed, open_shards
+from trainer.data.source import IMAGE_ENDINGS
+from trainer.data.tar import Selection
+from trainer.errors import InputError
+from trainer.launch.index import command
+
+SELECTION = Selection(IMAGE_ENDINGS, "txt")
+
+
+def write_shard(path: Path, keys: list[str]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for key in keys:
+            for ending, content in (("jpg", f"image of {key}" * 50), ("json", "{}"), ("txt", f"caption of {key}")):
+                info = tarfile.TarInfo(f"{key}.{ending}")
+                info.size = len(content.encode())
+                tar.addfile(info, io.BytesIO(content.encode()))
+    return path
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    return [str(write_shard(tmp_path / f"{n}.tar", [f"{n}/k{k}" for k in range(n + 2)])) for n in range(3)]
+
+
+def made(paths: list[str], folder: Path) -> ShardSource:
+    """Through an index that is brought up to date first."""
+    missing = stale(paths, SELECTION, folder)
+    write_catalogue(folder, SELECTION, index_shards(missing, SELECTION, folder))
+    return open_indexed(open_index(paths, SELECTION, folder), "captions")
+
+
+def content(source: ShardSource) -> list[tuple[str, object, tuple[str, ...]]]:
+    return [(raw.key, raw.image, raw.captions) for raw in map(source.read, range(len(source)))]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.text("abcö/ 猫", min_size=1, max_size=9).filter(lambda key: key.strip("/") == key and "//" not in key),
+            unique=True,
+            max_size=5,
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_an_index_gives_the_samples_that_reading_the_shards_gives(tmp_path_factory: pytest.TempPathFactory, keys: list[list[str]]) -> None:
+    folder = tmp_path_factory.mktemp("set")
+    paths = [str(write_shard(folder / f"{number}.tar", of_shard)) for number, of_shard in enumerate(keys)]
+    if not any(keys):
+        return
+    source = made(paths, folder / "index")
+    assert content(source) == content(open_shards(paths, IMAGE_ENDINGS, "txt", "captions"))
+    assert content(pickle.loads(pickle.dumps(source))) == content(source)
+
+
+def test_only_new_and_changed_shards_are_read_again(shards: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    made(shards, folder)
+    assert stale(shards, SELECTION, folder) == []
+    write_shard(Path(shards[1]), ["other"])
+    more = str(write_shard(tmp_path / "more.tar", ["m"]))
+    assert stale([*shards, more], SELECTION, folder) == [shards[1], more]
+    source = made([*shards, more], folder)
+    assert source.shard_sizes() == [2, 1, 4, 1]
+    assert source.read(2).key == "other"
+
+
+def test_a_job_with_other_endings_has_an_index_of_its_own(shards: list[str], tmp_path: Path) -> None:
+    made(shards, tmp_path)
+    assert stale(shards, Selection(("jpg",), "json"), tmp_path) == shards
+
+
+def test_shards_and_index_may_move_together(shards: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    moved = [os.path.join(tmp_path, "b", Path(path).name) for path in shards]
+    for path in shards:
+        Path(path).rename(tmp_path / "a" / Path(path).name)
+    made([path.replace("/b/", "/a/") for path in moved], tmp_path / "a" / index.FOLDER)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert stale(moved, SELECTION, tmp_path / "b" / index.FOLDER) == []
+
+
+def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(shards: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    made(shards, folder)
+    rows = rows_file(folder, shards[0], SELECTION)
+    rows.write_bytes(rows.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match="is damaged"):
+        open_indexed(open_index(shards, SELECTION, folder), "captions").read(0)
+    catalogue = catalogue_file(folder, SELECTION)
+    catalogue.write_bytes(catalogue.read_bytes()[:-10])
+    assert read_catalogue(folder, SELECTION) == {}
+    assert len(made(shards, folder)) == 9
+
+
+def test_bad_shards_are_named_and_the_good_ones_need_not_be_read_again(shards: list[str], tmp_path: Path) -> None:
+    Path(shards[1]).write_bytes(b"")
+    with pytest.raises(InputError, match=r"1\.tar: not a readable tar file: the file is empty"):
+        made(shards, tmp_path / "index")
+    assert stale(shards, SELECTION, tmp_path / "index") == [shards[1]]
+
+
+def test_the_index_is_kept_beside_the_shards_where_one_may_write(shards: list[str], tmp_path: Path) -> None:
+    assert index_folder(shards) == tmp_path / index.FOLDER
+    assert index_folder(["s3://bucket/0.tar"]) is None
+
+
+def test_the_command_reads_shards_once_and_prints_the_folder(shards: list[str], tmp_path: Path) -> None:
+    for read in ("3 of 3", "0 of 3"):
+        result = CliRunner().invoke(command, [*shards, "--processes", "2"], catch_exceptions=False)
+        assert (result.exit_code, result.stdout) == (0, f"{tmp_path / index.FOLDER}\n")
+        assert f"{read} shards read; 9 samples" in result.stderr
+
+
+class Ranges(BaseHTTPRequestHandler):
+    """Serves byte ranges of the files below `root`; the first `failures` requests are answered with 503."""
+
+    root: Path
+    failures = 0
+    asked: list[str]
+    sent = 0
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        kind = type(self)
+        if kind.failures:
+            kind.failures -= 1
+            self.send_error(503)
+            return
+        try:
+            whole = (self.root / self.path.lstrip("/")).read_bytes()
+        except OSError:
+            self.send_error(404)
+            return
+        begin, end = 0, len(whole)
+        if asked := self.headers.get("Range"):
+            kind.asked.append(asked)
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            begin, end = int(first), min(len(whole), int(last or len(whole)) + 1)
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("Accept-Ranges", "bytes")
+        if asked:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(whole)}")
+        self.end_headers()
+        if body:
+            kind.sent += end - begin
+            self.wfile.write(whole[begin:end])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, type[Ranges]]]:
+    handler = type("Handler", (Ranges,), {"root": tmp_path, "asked": [], "failures": 0, "sent": 0})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_address[1]}", handler
+        http.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # fsspec's client lives as long as the process
+def test_shards_behind_a_url_are_indexed_and_read_by_range(shards: list[str], tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    urls = [f"{address}/{Path(path).name}" for path in shards]
+    source = made(urls, tmp_path / "index")
+    assert content(source) == content(open_shards(shards, IMAGE_ENDINGS, "txt", "captions"))
+    assert stale(urls, SELECTION, tmp_path / "index") == []
+    before, handler.sent = len(handler.asked), 0
+    image = source.read(0).image
+    assert len(handler.asked) == before + 1
+    assert len(image) < handler.sent < 10_000 < Path(shards[0]).stat().st_size * 2
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_storage_that_fails_for_a_while_is_asked_again_and_then_named(
+    shards: list[str], tmp_path: Path, server: tuple[str, type[Ranges]]
+) -> None:
+    address, handler = server
+    source = made([f"{address}/0.tar"], tmp_path / "index")
+    handler.failures = 2
+    assert source.read(0).key == "0/k0"
+    handler.failures = 3
+    with pytest.raises(InputError, match=rf"{address}/0\.tar: the shard cannot be read after 3 attempts .*503"):
+        source.read(0)
+
+
+def test_a_shard_that_comes_back_is_read(shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_shards(shards, IMAGE_ENDINGS, "txt", "captions")
+    away = tmp_path / "away"
+    Path(shards[0]).rename(away)
+    monkeypatch.setattr("trainer.data.files.time.sleep", lambda seconds: away.exists() and away.rename(shards[0]))
+    assert source.read(0).key == "0/k0"
+
+
+def test_a_file_system_that_reports_errors_is_opened_anew(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([OSError(116, "Stale file handle"), OSError(5, "Input/output error")])
+    whole = os.pread
+
+    def pread(file: int, size: int, offset: int) -> bytes:
+        if error := next(failures, None):
+            raise error
+        return whole(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert Files().read(shards[0], 0, 5) == Path(shards[0]).read_bytes()[:5]
+
+
+def test_the_catalogue_is_small(shards: list[str], tmp_path: Path) -> None:
+    made(shards, tmp_path)
+    found = json.loads(catalogue_file(tmp_path, SELECTION).read_bytes().partition(b"\n")[2])
+    assert set(found["shards"]) == {"0.tar", "1.tar", "2.tar"}

@@ -1,0 +1,101 @@
+"""Shards and the folders that hold them: written whole or not at all, the same bytes for the same samples.
+
+No torch, so no webdataset, which imports it.
+"""
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from secrets import token_hex
+
+from trainer.data.index import FOLDER
+from trainer.errors import InputError
+
+SIZES = "sizes.json"
+PackedSample = tuple[str, Mapping[str, bytes]]
+"""Key, and the content of its members by ending."""
+
+
+def write_shards(samples: Iterable[PackedSample], folder: Path, samples_per_shard: int) -> list[str]:
+    """Writes `shard-000000.tar`, ... and `sizes.json` into the folder; returns the shards' names."""
+    remaining = iter(samples)
+    sizes: dict[str, int] = {}
+    for first in remaining:
+        name = f"shard-{len(sizes):06d}.tar"
+        sizes[name] = write_shard(chain([first], islice(remaining, samples_per_shard - 1)), folder / name)
+    write_text(folder / SIZES, json.dumps(sizes, indent=2) + "\n")
+    return list(sizes)
+
+
+def write_shard(samples: Iterable[PackedSample], path: Path) -> int:
+    """Returns the number of samples."""
+    count = 0
+    with _flushed(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for key, members in samples:
+            for ending, content in sorted(members.items()):
+                # A new TarInfo names no user, no group and the time 0: the bytes depend on the content alone.
+                info = tarfile.TarInfo(f"{key}.{ending}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+            count += 1
+    return count
+
+
+def sample_sizes(shard: Path) -> int:
+    """Samples of a shard that `write_shard` wrote."""
+    with tarfile.open(shard, "r:") as tar:
+        return len({name.partition(".")[0] for name in tar.getnames()})
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    beside = path.with_name(f".{path.name}.writing")
+    with _flushed(beside) as file:
+        file.write(text.encode())
+    os.replace(beside, path)
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, renamed to `out` when the block succeeds and removed when it fails."""
+    beside = out.parent / f".{out.name}.partial-{token_hex(4)}"
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror} ({error.filename}); choose another folder") from error
+    try:
+        yield beside
+        beside.rename(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def check_replaceable(out: Path, force: bool) -> None:
+    """Raises InputError where the folder holds anything, unless `force` and it is only shards packed before."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"{out}: is a file; give a folder that is new or empty")
+    held = sorted(path.name for path in out.iterdir())
+    packed = (SIZES, FOLDER, "bad-rows.tsv")
+    foreign = [name for name in held if name not in packed and not (name.startswith("shard-") and name.endswith(".tar"))]
+    if held and (foreign or not force):
+        shown = ", ".join((foreign or held)[:3])
+        way_out = (
+            "only shards packed before can be replaced: give another folder" if foreign else "give another folder, or --force to replace it"
+        )
+        raise InputError(f"{out}: the folder is not empty (it holds {shown}); {way_out}")
+
+
+@contextmanager
+def _flushed(path: Path) -> Iterator[io.BufferedWriter]:
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
