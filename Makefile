@@ -15,6 +15,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 DEMO_ARGS ?=
+JOB ?=
+STACK ?=
 PARITY_ARGS ?=
 TEST_ARGS ?=
 HOROVOD_ARGS ?=
@@ -26,7 +28,8 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat test-full test-gpu demo parity lock clean
+.PHONY: help venv horovod check check-stacks fmt image test test-image test-image-full test-slurm test-slurm-full test-torch \
+	test-faults bench-heartbeat bench-cli goldens test-full test-gpu demo parity lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -70,10 +73,13 @@ check: venv ## format, lint and types, as CI runs them
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	if command -v shellcheck >/dev/null; then
-	    shellcheck docker/*.sh tests/cluster/*/*.sh .ci/run
+	    shellcheck docker/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi
+
+check-stacks: venv ## compare docker/stacks.toml with what the wheels on the package index declare
+	@$(PY) -m trainer.launch.image.check_table
 
 fmt: venv ## format the code and mend what the linter can
 	@$(PY) -m ruff check --fix-only .
@@ -81,24 +87,40 @@ fmt: venv ## format the code and mend what the linter can
 
 test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks some
 	@status=0
-	$(PY) -m pytest -m 'not gpu and not full and not slurm' $(TEST_ARGS) || status=$$?
+	$(PY) -m pytest --ignore=tests/cluster -m 'not gpu and not full' $(TEST_ARGS) || status=$$?
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
 
+image: venv ## build the container image of JOB=job.toml with the local Docker daemon
+	@if [[ -z '$(JOB)' ]]; then echo 'which job? make image JOB=job.toml' >&2; exit 2; fi
+	$(PY) -m trainer.launch.cli image build '$(JOB)'
+
+test-image: venv ## build the default stack's image for real, train in it (Debian, root; installs docker.io, debootstrap)
+	@tests/cluster/image/packages.sh
+	$(PY) -m pytest tests/cluster/image -m 'docker and not full' $(TEST_ARGS)
+
+test-image-full: venv ## the same, with BuildKit, Open MPI 5, an older stack, an offline build, a second build and Apptainer
+	@tests/cluster/image/packages.sh
+	$(PY) -m pytest tests/cluster/image -m docker $(TEST_ARGS)
+
+test-torch: ## run the trainer's tests on another row of docker/stacks.toml; STACK=2.6.0
+	@tests/stack.sh '$(STACK)' $(TEST_ARGS)
+
 test-full: venv horovod ## the whole matrix of backends, launchers, worlds and faults; takes its time
-	@$(PY) -m pytest -m full $(TEST_ARGS)
+	@$(PY) -m pytest --ignore=tests/cluster -m full $(TEST_ARGS)
 
 goldens: venv ## write what is rendered now over tests/unit/golden/; read the diff before you commit it
 	@$(PY) -m pytest tests/unit -k golden --rewrite-goldens --quiet
 	git status --short tests/unit/golden
 
-test-slurm: venv horovod ## runs on a real Slurm of two nodes on this machine (Debian, root; installs slurm-wlm and munge)
+test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine (Debian, root; installs slurm-wlm and munge)
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m 'slurm and not full' $(TEST_ARGS)
 
-test-slurm-full: venv horovod ## the same, with containers, preemption, and a newer Slurm of a newer Debian
+test-slurm-full: venv horovod ## the same, with preemption, and once more with the Slurm of a newer Debian
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
+	tests/cluster/slurm/newer.sh "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
 
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m tests.bench_cli
@@ -127,10 +149,12 @@ lock: ## pin the requirements anew: names, versions, hashes
 	trap 'rm -rf "$$tools"' EXIT
 	$(PYTHON) -m venv "$$tools"
 	"$$tools/bin/pip" install --disable-pip-version-check --quiet uv
-	for pins in $(PINS) docker/requirements-cuda-13.0.txt; do
-	    "$$tools/bin/uv" pip compile --quiet --python-version 3.11 --generate-hashes --allow-unsafe --no-header \
-	        --no-emit-index-url --no-emit-find-links --output-file "$$pins" "$${pins%.txt}.in" $(LOCK_ARGS)
-	done
+	pin() { # pin PYTHON FILE
+	    "$$tools/bin/uv" pip compile --quiet --python-version "$$1" --generate-hashes --allow-unsafe --no-header \
+	        --no-emit-index-url --no-emit-find-links --output-file "$$2" "$${2%.txt}.in" $(LOCK_ARGS)
+	}
+	for pins in $(PINS) docker/requirements-cuda-13.0.txt; do pin 3.11 "$$pins"; done
+	pin 3.13 docker/stack-2.6.0.txt # Debian 13's
 
 clean: ## remove .venv and the tools' caches; built wheels stay in the cache outside the checkout
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

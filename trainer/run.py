@@ -15,6 +15,7 @@ from trainer import jobfile
 from trainer.errors import InputError
 from trainer.inputs import check_run_folder
 from trainer.job import Job
+from trainer.libraries import nccl_facts
 
 if TYPE_CHECKING:  # it brings torch, which what reads run folders need not have
     from trainer.comm.protocol import Comm
@@ -124,4 +125,5 @@ def _environment(comm: "Comm") -> Mapping[str, str]:
         "executable": sys.executable,
         **versions(),
         **comm.versions(),
+        **nccl_facts(),
     }

@@ -25,7 +25,7 @@ def test_every_dependency_of_the_package_is_pinned_within_its_bound() -> None:
     assert outside == []
 
 
-@pytest.mark.parametrize("path", PINS, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", [*PINS, *ROOT.glob("docker/stack-*.txt")], ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_pins_carry_hashes_and_no_address(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"://|--(extra-)?index|--find-links|^-f", text, re.MULTILINE)

@@ -29,6 +29,7 @@ LAZY_COMMANDS = {
     "image": ("trainer.launch.image.command:command", "Build, prove and publish the container image of a job."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),
+    "stacks": ("trainer.launch.stacks:command", "List what goes together: torch, CUDA, NCCL, Python, compilers."),
 }
 """Commands that live in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship --help`)."""
 
@@ -127,7 +128,7 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None) -> None
     """Say what JOB will run, and everything that is wrong with it. Starts and writes nothing."""
     from trainer.launch.describe import describe
 
-    job, world_size, samples = _checked(job_path, overrides, nproc)
+    job, world_size, samples = _checked(job_path, overrides, nproc, image=True)
     local = nproc is not None or job.resources.nodes == 1
     click.echo(describe(job, world_size, samples, local=local), nl=False)
 
@@ -205,13 +206,36 @@ def _set_aside(job_path: Path, overrides: Sequence[str]) -> None:
         click.echo(f"clipship: the run of before is now {move_aside(folder)}", err=True)
 
 
-def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None) -> tuple["Job", int, int | None]:
-    """The job, its world size and the number of samples, where known. Raises InputError listing every problem."""
+def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None, *, image: bool = False) -> tuple["Job", int, int | None]:
+    """The job, its world size and the number of samples, where known; `image`: look at what its image is built from, too.
+
+    Raises InputError listing every problem.
+    """
     from trainer import inputs, jobfile
 
     job = jobfile.load(job_path, overrides)
     world_size = job.resources.world_size if ranks is None else ranks
-    return job, world_size, inputs.check(job, world_size)
+    problems: list[str] = []
+    samples = None
+    try:
+        samples = inputs.check(job, world_size)
+    except InputError as problem:
+        problems.append(str(problem))
+    if image and job.image.tag is not None:
+        problems += _image_problems(job)
+    if problems:
+        raise InputError("\n".join(problems))
+    return job, world_size, samples
+
+
+def _image_problems(job: "Job") -> list[str]:
+    from trainer.launch.image.fit import check_stack
+
+    try:
+        check_stack(job)
+    except InputError as problem:
+        return [str(problem)]
+    return []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

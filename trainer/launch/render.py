@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "dockerfile": ("trainer.launch.image.dockerfile:dockerfile", "The container image's Dockerfile."),
+    "apptainer": ("trainer.launch.image.apptainer:definition", "The definition file for Apptainer, and what enroot is told."),
     "slurm": ("trainer.launch.slurm.script:batch_script", "The batch script for sbatch."),
     "kubernetes": ("trainer.launch.kubernetes.manifest:manifest", "The MPIJob and the ConfigMap that `kubectl apply` takes."),
 }

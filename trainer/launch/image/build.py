@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from trainer.errors import ClusterError, InputError
 from trainer.job import Job
 from trainer.launch.image.causes import likely_cause
 from trainer.launch.image.context import Entry, context, write_folder, write_tar
-from trainer.launch.image.daemon import check_disk, client
+from trainer.launch.image.daemon import buildkit_command, check_disk, client
 
 _LAST_LINES = 25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -25,6 +24,8 @@ def build(job: Job, *, any_disk: bool = False) -> str:
     """Build the job's image, tag it, return its id. Output goes to stderr. Raises ClusterError where the daemon or the build fails."""
     if job.image.tag is None:
         raise InputError("image.tag: missing; it names the image that is built, as registry.example/team/clipship:1")
+    if "@" in job.image.tag:
+        raise InputError(f"image.tag: {job.image.tag} names an image by its digest; build under a name: --set image.tag=NAME:TAG")
     entries = context(job)
     for name, path in job.image.site.secrets.items():
         if not Path(path).is_file():
@@ -68,7 +69,7 @@ class _Failed(Exception):
 
 
 def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[str]:
-    import docker
+    from docker.errors import APIError
 
     with tempfile.TemporaryFile() as file:
         write_tar(entries, file)
@@ -81,14 +82,12 @@ def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[s
                 if "error" in message:
                     raise _Failed(message["error"].strip())
                 yield from str(message.get("stream", "")).splitlines()
-        except (docker.errors.APIError, OSError) as problem:
+        except (APIError, OSError) as problem:
             raise _Failed(str(problem)) from None
 
 
 def _with_buildkit(job: Job, entries: dict[str, Entry]) -> Iterator[str]:
-    command = shutil.which("docker")
-    if command is None:
-        raise ClusterError("BuildKit is reached through the command docker, which is not installed (Debian, Ubuntu: docker.io)")
+    command = buildkit_command()
     with tempfile.TemporaryDirectory(prefix="clipship-") as name:
         write_folder(entries, Path(name) / "context")
         secrets = [f"--secret=id={secret},src={path}" for secret, path in job.image.site.secrets.items()]

@@ -55,3 +55,54 @@ def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
 
     contexts.write_folder(contexts.context(_load(job_path, overrides)), folder)
     print(f"wrote {folder}; for example: docker build {folder}", file=sys.stderr)
+
+
+@command.command()
+@click.argument("image", metavar="IMAGE")
+def verify(image: str) -> None:
+    """Prove IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and torchrun; prints what it found and the stack it matches."""
+    import json
+
+    from trainer.errors import ClusterError
+    from trainer.launch.image.inside import verify as verify_image
+
+    facts, row = verify_image(image)
+    click.echo(json.dumps(facts, indent=2))
+    if row is None:
+        raise ClusterError(f"{image} works, and no stack of the table has torch {facts['torch']} with NCCL {facts['nccl']}")
+    click.echo(f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` says more")
+
+
+@command.command()
+@click.argument("image", metavar="IMAGE")
+def sbom(image: str) -> None:
+    """List what is installed in IMAGE: origin, name, version, licence; one a line, separated by tabs, in a fixed order."""
+    from trainer.launch.image.inside import packages
+
+    for row in packages(image):
+        click.echo("\t".join(row))
+
+
+@command.command()
+@_job_argument
+@_set_option
+def push(job_path: Path, overrides: tuple[str, ...]) -> None:
+    """Send JOB's image to the registry that its name begins with; prints the name with its digest, for image.tag."""
+    from trainer.errors import InputError
+    from trainer.launch.image.push import push as push_image
+
+    tag = _load(job_path, overrides).image.tag
+    if tag is None:
+        raise InputError("image.tag: missing; it names the image and the registry, as registry.example/team/clipship:1")
+    click.echo(push_image(tag))
+
+
+@command.command()
+@_job_argument
+@click.argument("folder", type=click.Path(path_type=Path))
+@_set_option
+def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
+    """Fill FOLDER with what JOB's image asks a package index for; image.site.wheelhouse = FOLDER then builds without an index."""
+    from trainer.launch.image.wheelhouse import fill
+
+    print(f"{folder} has {fill(_load(job_path, overrides), folder)} files", file=sys.stderr)

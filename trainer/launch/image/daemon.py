@@ -1,9 +1,14 @@
 """The Docker daemon: reaching it, and saying in words why it cannot be reached. Through the Docker SDK; no torch."""
 
+import os
 import shutil
+import subprocess
 from typing import Any
 
 from trainer.errors import ClusterError, InputError
+
+_FIRST_WITHOUT_BUILDKIT = 23
+"""The major version of Docker's command that moved BuildKit into a plugin."""
 
 BUILD_GB = 25
 """What a build needs on the daemon's disk: the wheels once in their stage, once in the image, once more while layers are made."""
@@ -11,14 +16,16 @@ BUILD_GB = 25
 
 def client() -> Any:
     """A connected docker.DockerClient. Raises ClusterError where none can be had."""
-    import docker
-
-    if not hasattr(docker, "from_env"):  # a folder called docker on sys.path passes for the package
-        raise InputError("the Docker SDK for Python is not installed: pip install 'clipship[launch]'")
     try:
-        connected = docker.from_env(timeout=600)
+        from docker import from_env  # where the package is missing, a folder docker/ on sys.path passes for it
+        from docker.errors import DockerException
+    except ImportError:
+        raise InputError("the Docker SDK for Python is not installed: pip install 'clipship[launch]'") from None
+
+    try:
+        connected = from_env(timeout=600)
         connected.ping()
-    except docker.errors.DockerException as problem:
+    except DockerException as problem:
         raise ClusterError(_unreachable(str(problem))) from None
     return connected
 
@@ -29,6 +36,25 @@ def _unreachable(problem: str) -> str:
     if shutil.which("dockerd") is None and shutil.which("docker") is None:
         return "Docker is not installed: on Debian and Ubuntu, apt-get install docker.io; elsewhere docs.docker.com/engine/install"
     return f"the Docker daemon does not answer: start it (systemctl start docker, or dockerd), or set DOCKER_HOST. It said: {problem}"
+
+
+def buildkit_command() -> str:
+    """The docker command that can ask the daemon for BuildKit: one with the plugin buildx, or one from before it. Raises ClusterError."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = dict.fromkeys(path for folder in folders if (path := shutil.which("docker", path=folder)))
+    for command in found:
+        version = _says(command, "version", "--format", "{{.Client.Version}}")
+        if _says(command, "buildx", "version") or 0 < int(version.partition(".")[0] or 0) < _FIRST_WITHOUT_BUILDKIT:
+            return command
+    if found:
+        raise ClusterError(f"{next(iter(found))} has no plugin buildx, which BuildKit needs: install docker-buildx")
+    raise ClusterError("BuildKit is reached through the command docker, which is not installed (Debian, Ubuntu: docker.io)")
+
+
+def _says(*command: str) -> str:
+    """Its first line on stdout; empty where it fails. The version of a client is said without a daemon, too, with exit code 1."""
+    lines = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.splitlines()
+    return lines[0].strip() if lines else ""
 
 
 def check_disk(connected: Any, needed_gb: int = BUILD_GB) -> None:

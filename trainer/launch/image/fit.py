@@ -110,6 +110,18 @@ def compiler(system: System, row: Row, cuda: Cuda) -> int | None:
     return next((gcc for gcc in system.gcc if least <= gcc <= cuda.gcc_max), None)
 
 
+def bases(row: Row, known: Table) -> list[str]:
+    """The systems in the table that a plain base of this stack can be."""
+    return [
+        name
+        for name, system in known.systems.items()
+        if row.runs_on(system.python)
+        and number(system.python) >= number(known.trainer_python_min)
+        and number(system.glibc) >= number(row.glibc)
+        and compiler(system, row, known.cuda[row.cuda])
+    ]
+
+
 def _no_compiler(name: str, system: System, row: Row, cuda: Cuda, known: Table) -> str:
     others = [other for other, entry in known.systems.items() if compiler(entry, row, cuda)]
     has = " or ".join(map(str, system.gcc))

@@ -47,6 +47,8 @@ class Recipe:
     apt_secret: str
     pip_secret: str
     pip_config: str
+    pip_certificates: str
+    """Where the site's own pip.conf, a secret, cannot say it."""
     path: str
     env: dict[str, str]
     labels: dict[str, str]
@@ -88,6 +90,7 @@ def recipe(job: Job) -> Recipe:
         apt_secret=_APT_SECRET if image.site.apt_auth else "",
         pip_secret=_PIP_SECRET if image.site.pip_conf else "",
         pip_config="/run/secrets/pip_conf" if image.site.pip_conf else "/site/pip.conf" if _has_site(job) else "",
+        pip_certificates="/site/ca.pem" if image.site.pip_conf and image.site.certificates else "",
         path="/opt/clipship/bin:$PATH" if image.mpi == "base" else _PATH,
         env=_environment(job, row),
         labels=_labels(job, row),
@@ -98,14 +101,14 @@ def _pins(row: Row) -> str:
     """A file of this code, as the template is."""
     if row.torch == table().default:
         return "requirements.txt"
-    name = f"requirements-torch-{row.torch}.txt"
+    name = f"stack-{row.torch}.txt"
     return name if (FOLDER / "docker" / name).is_file() else ""
 
 
 def _cuda_home(toolkit: str, row: Row, of_base: str) -> str:
     if toolkit == "base":
         return shlex.quote(of_base)
-    return "/usr/lib/nvidia-cuda-toolkit" if toolkit == "debian" else f"/opt/clipship/lib/python3*/site-packages/nvidia/cu{row.cuda_major}"
+    return "/opt/cuda" if toolkit == "debian" else f"/opt/clipship/lib/python3*/site-packages/nvidia/cu{row.cuda_major}"
 
 
 def _extra_commands(apt: tuple[str, ...], pip: tuple[str, ...]) -> str:

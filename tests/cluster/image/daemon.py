@@ -1,0 +1,77 @@
+"""A Docker daemon for tests: the machine's own where one runs, else one that is started here; and bases made with debootstrap."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PATIENCE_S = 60
+BASES = {"bookworm": "debian-12", "trixie": "debian-13"}
+"""Debian's suites and what image.os calls them."""
+
+
+@contextmanager
+def daemon(folder: Path) -> Iterator[None]:
+    """Images and layers stay for the next time; a daemon that was started here is stopped."""
+    if _answers():
+        yield
+        return
+    with (folder / "dockerd.log").open("wb") as log, subprocess.Popen(["nice", "dockerd"], stdout=log, stderr=log) as process:
+        try:
+            _wait_for(process, folder / "dockerd.log")
+            yield
+        finally:
+            process.terminate()
+
+
+def base(suite: str, folder: Path) -> str:
+    """The name of a minimal Debian as an image of the local daemon; made once."""
+    name = f"clipship-test-base:{suite}"
+    if not docker("images", "--quiet", name).strip():
+        root = folder / suite
+        script = Path("/usr/share/debootstrap/scripts") / suite
+        subprocess.run(["debootstrap", "--variant=minbase", suite, str(root), _mirror()] + [str(script)] * script.exists(), check=True)
+        with subprocess.Popen(
+            ["tar", "-C", str(root), "--exclude=./var/cache/apt", "--exclude=./var/lib/apt/lists", "-c", "."], stdout=subprocess.PIPE
+        ) as tar:
+            subprocess.run(["docker", "import", "-", name], stdin=tar.stdout, check=True)
+        subprocess.run(["rm", "-rf", "--one-file-system", str(root)], check=True)
+    return name
+
+
+def certificates() -> tuple[str, ...]:
+    """What this machine's own pip trusts beside the usual, as a site's certificates."""
+    named = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+    return (named,) if named and Path(named).is_file() else ()
+
+
+def docker(*words: str) -> str:
+    """What the command says on stdout; raises with what it said on stderr."""
+    done = subprocess.run(["docker", *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"docker {' '.join(words)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _mirror() -> str:
+    """Where this machine's own packages come from."""
+    text = "\n".join(
+        path.read_text() for path in sorted(Path("/etc/apt").glob("sources.list*/*.*")) + sorted(Path("/etc/apt").glob("sources.list"))
+    )
+    found = re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?) (https?://\S+/debian)/?\s", text, re.MULTILINE)
+    assert found, "no Debian mirror in /etc/apt"
+    return found[1]
+
+
+def _answers() -> bool:
+    return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+
+
+def _wait_for(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not _answers():
+        gave_up = process.poll() is not None or time.monotonic() > deadline
+        assert not gave_up, f"dockerd does not start:\n{log.read_text()[-2000:]}"
+        time.sleep(0.5)

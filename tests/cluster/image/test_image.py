@@ -1,0 +1,189 @@
+"""The default stack's image, built for real and used: what is in it, who can run it, how it trains, what a change costs."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.image.daemon import docker
+from tests.cluster.image.images import ROOT, Built, build, clipship, in_image, write_job
+from trainer.demo.__main__ import prepare as prepare_demo
+from trainer.launch.image.table import table
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
+
+# What the wheels themselves record: all their files, none that pip compiled.
+_WHEEL_SIZES = """
+import importlib.metadata as metadata, re
+todo, seen = ["torch", "torchvision"], {}
+while todo:
+    name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+    if name in seen:
+        continue
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        continue
+    seen[name] = sum(file.size or 0 for file in found.files or ())
+    todo += [re.match(r"[\\w.-]+", need)[0] for need in found.requires or () if "extra ==" not in need]
+print(sum(seen.values()))
+"""
+
+
+def test_verify_names_the_row_of_the_table(default_image: Built) -> None:
+    done = clipship("image", "verify", default_image.tag)
+    assert done.returncode == 0, done.stderr
+    default = table().default
+    assert f"stack {default}:" in done.stdout
+    facts = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    assert facts["nccl"] == table().row(default).nccl
+    assert {"PyTorch", "MPI", "Gloo", "NCCL"} <= set(facts["horovod"])
+
+
+def test_no_compiler_cache_toolkit_or_site_is_in_the_image(default_image: Built) -> None:
+    look = r"""
+        for tool in cc gcc g++ c++ make cmake nvcc ptxas; do command -v $tool; done
+        ls -d /site /docker /layer /clipship /build /etc/apt/apt.conf.d/99site /root/.cache /etc/ssh/ssh_host_* 2>/dev/null
+        find /opt/clipship -name '*.a' -o -name nvcc
+        find /var/lib/apt/lists /var/cache/apt /tmp -type f
+        true"""
+    found = in_image(default_image.tag, "sh", "-c", look, options=("--user=0",))
+    assert found.stdout.strip() == ""
+
+
+def test_neither_history_nor_labels_nor_variables_tell_of_the_site(default_image: Built) -> None:
+    told = docker("history", "--no-trunc", default_image.tag) + docker("inspect", default_image.tag)
+    assert "/site" not in told
+    assert "PIP_" not in told
+    assert "DEBIAN_FRONTEND" not in told
+
+
+@pytest.mark.parametrize("user", ["0", "1000", "4242:4242"])
+def test_the_proof_holds_for_root_the_image_s_user_and_any_other(default_image: Built, user: str) -> None:
+    done = in_image(default_image.tag, "python", "-P", "-m", "trainer.proof", options=(f"--user={user}", "--env=HOME=/tmp"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("user", "home", "command", "port"),
+    [
+        ("0", "/root", "/usr/sbin/sshd -De", 22),
+        ("1000", "/home/clipship", "/usr/sbin/sshd -De -f /opt/clipship/etc/sshd_config", 2222),
+    ],
+)
+def test_sshd_lets_the_holder_of_the_job_s_key_in_and_finds_mpirun(
+    default_image: Built, user: str, home: str, command: str, port: int
+) -> None:
+    script = f"""set -e
+        mkdir -p {home}/.ssh; cd {home}/.ssh; ssh-keygen -q -t ecdsa -N '' -f id_rsa; cp id_rsa.pub authorized_keys
+        {command} 2>/tmp/sshd.log & sleep 2
+        ssh -p {port} localhost 'command -v mpirun python clipship' || {{ cat /tmp/sshd.log; exit 1; }}"""
+    done = in_image(default_image.tag, "bash", "-c", script, options=(f"--user={user}",))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["/usr/bin/mpirun", "/opt/clipship/bin/python", "/opt/clipship/bin/clipship"]
+
+
+@pytest.mark.parametrize(("backend", "launcher"), [("torch", "torchrun"), ("horovod", "mpirun"), ("horovod", "horovodrun")])
+def test_the_demo_learns_inside(default_image: Built, tmp_path: Path, backend: str, launcher: str) -> None:
+    prepare_demo(tmp_path)
+    tmp_path.chmod(0o777)
+    settings = [f"comm.backend={backend}", f"comm.launcher={launcher}", "optim.epochs=6", "resources.cpus_per_gpu=1"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = in_image(
+        default_image.tag, "clipship", "run", "/workspace/job.toml", "--nproc", "2", *words, options=(f"--volume={tmp_path}:/workspace",)
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "runs/digits/result.json").read_text())["zero_shot_top1"] > 0.5
+    ranks = json.loads((tmp_path / "runs/digits/environment.json").read_text())
+    assert {rank["nccl_mapped"] for rank in ranks} == {table().row(table().default).nccl}
+
+
+def test_the_list_of_packages_has_names_versions_and_licences(default_image: Built) -> None:
+    done = clipship("image", "sbom", default_image.tag)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert rows == sorted(rows, key=lambda row: (row[0], row[1].lower(), row[2]))
+    found = {(row[0], row[1]): row[2:] for row in rows}
+    assert found["python", "torch"][0] == table().default
+    assert ("system", "openssh-server") in found
+    assert all(len(row) == 4 and all(row) for row in rows)
+
+
+def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
+    default_image: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("trainer", "docker", "slurm", "k8s"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    with (tmp_path / "trainer/proof.py").open("a") as file:
+        file.write("# changed\n")
+    tag = "clipship-test:changed"
+    job = tmp_path / "job.toml"
+    job.write_text(default_image.job.read_text().replace(default_image.tag, tag))
+    rebuilt = build(job, tag, root=tmp_path)
+    steps = re.split(r"^Step ", rebuilt.output, flags=re.MULTILINE)
+    ran = [step for step in steps if "Running in" in step]
+    assert not [step for step in ran if "requirements" in step or "build-horovod" in step]
+    with capsys.disabled():
+        print(f"\n{_measured(default_image, rebuilt)}")
+    docker("rmi", tag)
+
+
+def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str, docker_folder: Path) -> None:
+    config = docker_folder / "registry.yml"
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {docker_folder}/registry}}}}\nhttp: {{addr: '127.0.0.1:5012'}}\n"
+    )
+    tag = "127.0.0.1:5012/team/base:1"
+    docker("tag", bookworm, tag)
+    with subprocess.Popen(["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as registry:
+        try:
+            job = write_job(docker_folder, tag, bookworm, "debian-12", name="push.toml")
+            subprocess.run(["sleep", "2"], check=True)
+            done = clipship("image", "push", str(job))
+            assert done.returncode == 0, done.stderr
+            assert re.fullmatch(r"127\.0\.0\.1:5012/team/base@sha256:[0-9a-f]{64}\n", done.stdout)
+            docker("rmi", tag)
+            docker("pull", done.stdout.strip())
+        finally:
+            registry.terminate()
+
+
+def test_a_push_without_a_registry_says_why(bookworm: str, docker_folder: Path) -> None:
+    docker("tag", bookworm, "127.0.0.1:5013/team/base:1")
+    job = write_job(docker_folder, "127.0.0.1:5013/team/base:1", bookworm, "debian-12", name="nowhere.toml")
+    done = clipship("image", "push", str(job))
+    assert done.returncode == 1
+    assert "was not pushed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_base_that_is_not_there_is_named_as_the_likely_cause(default_image: Built, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(re.sub(r'base = "[^"]*"', 'base = "127.0.0.1:5013/none:1"', default_image.job.read_text()))
+    done = clipship("image", "build", str(job))
+    assert done.returncode == 1
+    assert "the build failed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_daemon_is_said_in_a_line(default_image: Built) -> None:
+    done = clipship("image", "build", str(default_image.job), DOCKER_HOST="unix:///nowhere.sock")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "does not answer" in done.stderr
+
+
+def _measured(full: Built, again: Built) -> str:
+    """For a person: what the size and the times are."""
+    image = int(docker("inspect", "--format={{.Size}}", full.tag))
+    own = int(in_image(full.tag, "python", "-c", _WHEEL_SIZES).stdout)
+    steps = len(re.findall(r"^Step ", full.output, re.MULTILINE))
+    cached = full.output.count("Using cache")
+    return (
+        f"image {image / 1e9:.2f} GB; torch, torchvision and what they need {own / 1e9:.2f} GB in it: {image / own:.3f} times\n"
+        f"build {full.seconds:.0f} s with {cached} of {steps} steps in the cache; after a change in the trainer {again.seconds:.0f} s"
+    )

@@ -1,0 +1,76 @@
+"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack, a build without an index, a second build, Apptainer."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.image import daemon
+from tests.cluster.image.daemon import docker
+from tests.cluster.image.images import Built, build, clipship, in_image, write_job
+from trainer.launch.image.table import table
+
+pytestmark = [pytest.mark.docker, pytest.mark.full, pytest.mark.timeout(7200)]
+
+
+def _packages(tag: str) -> str:
+    done = clipship("image", "sbom", tag)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_open_mpi_5_of_pypi_is_in_the_image_and_shares_the_wheels_layers(default_image: Built, bookworm: str, tmp_path: Path) -> None:
+    tag = "clipship-test:openmpi5"
+    build(write_job(tmp_path, tag, bookworm, "debian-12", mpi="pypi"), tag)
+    assert "5.0" in in_image(tag, "mpirun", "--version").stdout
+    layers = [docker("inspect", "--format={{json .RootFS.Layers}}", image) for image in (default_image.tag, tag)]
+    first, second = (re.findall(r"sha256:\w+", text) for text in layers)
+    assert first[:3] == second[:3]  # the base, the system, the wheels
+
+
+def test_two_builds_without_a_cache_give_the_same_packages(default_image: Built, bookworm: str, tmp_path: Path) -> None:
+    """BuildKit has a cache of its own, and here a secret as well: a build from nothing by the other builder."""
+    conf = tmp_path / "pip.conf"
+    conf.write_text("[global]\ntimeout = 97\n")
+    tag = "clipship-test:buildkit"
+    site = {"pip_conf": str(conf)}
+    build(write_job(tmp_path, tag, bookworm, "debian-12", site=site), tag)
+    assert _packages(tag) == _packages(default_image.tag)
+    told = docker("history", "--no-trunc", tag) + docker("inspect", tag)
+    assert "timeout" not in told
+    assert in_image(tag, "find", "/", "-xdev", "-name", "pip_conf", options=("--user=0",)).stdout == ""
+
+
+def test_an_older_stack_is_built_on_debian_13_with_its_own_cuda(docker_folder: Path, tmp_path: Path) -> None:
+    tag = "clipship-test:older"
+    base = daemon.base("trixie", docker_folder)
+    build(write_job(tmp_path, tag, base, "debian-13", stack={"torch": "2.6.0"}), tag)
+    done = clipship("image", "verify", tag)
+    assert done.returncode == 0, done.stderr
+    assert "stack 2.6.0:" in done.stdout
+    assert table().row("2.6.0").nccl in done.stdout
+
+
+def test_a_wheelhouse_replaces_the_index(bookworm: str, tmp_path: Path) -> None:
+    house, tag = tmp_path / "wheels", "clipship-test:offline"
+    job = write_job(tmp_path, tag, bookworm, "debian-12")
+    filled = clipship("image", "wheelhouse", str(job), str(house))
+    assert filled.returncode == 0, filled.stderr[-3000:]
+    built = build(write_job(tmp_path, tag, bookworm, "debian-12", site={"wheelhouse": str(house)}), tag)
+    assert built.seconds > 0
+    docker("rmi", tag)
+
+
+def test_apptainer_builds_the_image_and_runs_it(default_image: Built, docker_folder: Path, tmp_path: Path) -> None:
+    """In a container of Debian 13: older releases carry no apptainer."""
+    definition = clipship("render", "apptainer", str(default_image.job))
+    assert definition.returncode == 0
+    (tmp_path / "clipship.def").write_text(definition.stdout)
+    script = """set -e
+        sed -i 's/trixie/sid/' /etc/apt/sources.list; apt-get update -qq; apt-get install -qq --no-install-recommends apptainer >/dev/null
+        apptainer build --sandbox /var/tmp/box /work/clipship.def
+        apptainer exec /var/tmp/box clipship --version"""
+    options = ("--privileged", "--volume=/var/run/docker.sock:/var/run/docker.sock", f"--volume={tmp_path}:/work")
+    done = in_image(daemon.base("trixie", docker_folder), "bash", "-c", script, options=options, network="bridge")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert "clipship" in done.stdout

@@ -1,0 +1,140 @@
+"""What a build is given: this checkout's code and the site's files, the same bytes each time; and what is said of a failed build."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import tiny_job
+from trainer import jobfile
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.jobfile import resolve_paths
+from trainer.launch.image.build import build
+from trainer.launch.image.causes import likely_cause
+from trainer.launch.image.context import context, write_folder, write_tar
+
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
+
+
+def job_with(site: dict[str, Any]) -> Job:
+    return tiny_job(image={"tag": "clipship:1", "site": site})
+
+
+def test_the_same_job_gives_the_same_archive() -> None:
+    first, second = io.BytesIO(), io.BytesIO()
+    write_tar(context(job_with({})), first)
+    write_tar(context(job_with({})), second)
+    assert first.getvalue() == second.getvalue()
+
+
+def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
+    entries = context(job_with({"apt_mirror": "http://mirror.example/debian"}))
+    text = bytes(entries["Dockerfile"]).decode()  # type: ignore[arg-type]
+    copied = [word for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]]
+    assert copied
+    assert [name for name in copied if not any(entry == name or entry.startswith(name) for entry in entries)] == []
+
+
+def test_links_to_the_templates_stay_links_that_lead_somewhere(tmp_path: Path) -> None:
+    write_folder(context(job_with({})), tmp_path / "context")
+    link = tmp_path / "context/trainer/templates/docker"
+    assert link.is_symlink()
+    assert (link / "stacks.toml").is_file()
+
+
+def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: Path) -> None:
+    for name in ("a.pem", "b.pem"):
+        (tmp_path / name).write_text(CERTIFICATE.replace("MII", name))
+    site = {
+        "certificates": ("a.pem", "b.pem"),
+        "index_url": "https://index.example/100%/simple",
+        "apt_mirror": "http://mirror.example/debian",
+    }
+    entries = context(resolve_paths(job_with(site), tmp_path))
+    assert bytes(entries["site/certificates.pem"]).count(b"BEGIN CERTIFICATE") == 2  # type: ignore[arg-type]
+    assert entries["site/apt-mirror"] == b"http://mirror.example/debian\n"
+    assert entries["site/pip.conf"] == b"[global]\ncert = /site/ca.pem\nindex-url = https://index.example/100%%/simple\n"
+
+
+def test_passwords_are_in_no_context(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://me:hush@index.example/simple\n")
+    archive = io.BytesIO()
+    write_tar(context(resolve_paths(job_with({"pip_conf": "pip.conf"}), tmp_path)), archive)
+    assert b"hush" not in archive.getvalue()
+
+
+def test_a_wheelhouse_goes_along_and_no_index_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels/a-1-py3-none-any.whl").write_bytes(b"wheel")
+    entries = context(resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path))
+    assert "site/wheelhouse/a-1-py3-none-any.whl" in entries
+    assert b"no-index = true" in bytes(entries["site/pip.conf"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        ({"certificates": ("missing.pem",)}, "No such file"),
+        ({"certificates": ("text",)}, "no certificate in PEM form"),
+        ({"wheelhouse": "empty"}, "clipship image wheelhouse"),
+    ],
+)
+def test_a_site_s_files_that_are_missing_or_wrong_are_named(tmp_path: Path, site: dict[str, Any], message: str) -> None:
+    (tmp_path / "text").write_text("not a certificate")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=message):
+        context(resolve_paths(job_with(site), tmp_path))
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(InputError, match="not empty"):
+        write_folder(context(job_with({})), tmp_path)
+
+
+def test_a_context_holds_no_caches() -> None:
+    archive = io.BytesIO()
+    write_tar(context(job_with({})), archive)
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as found:
+        assert not [name for name in found.getnames() if "__pycache__" in name]
+
+
+def test_an_image_without_a_name_is_not_built() -> None:
+    with pytest.raises(InputError, match=r"image\.tag: missing"):
+        build(tiny_job())
+
+
+def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(jobfile.dump(job_with({})))
+    command = [sys.executable, "-m", "trainer.launch.cli", "image", "build", str(tmp_path / "job.toml")]
+    done = subprocess.run(command, env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "Docker" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        ("tar: write error: No space left on device", "disk is full"),
+        ("ERROR: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "image.site.certificates"),
+        ("E: Unable to locate package numactll", "image.apt_packages"),
+        ("cc1plus: fatal error: Killed signal terminated program cc1plus", "too little memory"),
+        ("proof: FAILED: nccl is 2.29.7, the stack says 2.30.7", "nccl is 2.29.7"),
+        ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "reaches no network"),
+    ],
+)
+def test_a_failed_build_names_the_likely_cause(output: str, cause: str) -> None:
+    assert cause in (likely_cause(f"Step 3/9\n{output}\n") or "")
+
+
+def test_an_unknown_failure_gets_no_made_up_cause() -> None:
+    assert likely_cause("something else went wrong") is None

@@ -1,0 +1,175 @@
+"""What `clipship render dockerfile` and `apptainer` print: whole texts, and that no value of a job file becomes anything but data."""
+
+import io
+import json
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dockerfile_parse import DockerfileParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.jobs import tiny_job
+from trainer.errors import InputError
+from trainer.job import Job
+from trainer.launch.image.apptainer import definition
+from trainer.launch.image.dockerfile import dockerfile
+
+TAG = "registry.example/team/clipship:1"
+HOSTILE = ["$(touch /tmp/x)", "`id`", '"; RUN id #', "a\\", "it's", "# comment", "$HOME ${HOME}", "<<EOF", "ä 日本", "--mount=x", "\\n", ""]
+
+one_line = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r\n"), max_size=40) | st.sampled_from(HOSTILE)
+
+
+def image_job(stack: dict[str, Any] | None = None, **image: Any) -> Job:
+    return tiny_job(stack=stack or {}, image={"tag": TAG, **image})
+
+
+def instructions(text: str) -> list[dict[str, Any]]:
+    """As an independent parser reads the file."""
+    parser = DockerfileParser(fileobj=io.BytesIO(), env_replace=False)
+    parser.content = text
+    return [part for part in parser.structure if part["instruction"] != "COMMENT"]
+
+
+def variables(text: str) -> dict[str, str]:
+    """The ENV of the last stage, unquoted as Docker does it (moby, builder/dockerfile/shell/lex.go)."""
+    parts = instructions(text)
+    last = max(number for number, part in enumerate(parts) if part["instruction"] == "FROM")
+    pairs = (part["value"].partition("=") for part in parts[last:] if part["instruction"] == "ENV")
+    return {name: unquoted(value) for name, _, value in pairs}
+
+
+def unquoted(value: str) -> str:
+    if not value.startswith('"'):
+        return value
+    result, rest = "", value[1:-1]
+    while rest:
+        if rest[0] == "\\" and rest[1:2] in ('"', "$", "\\"):
+            result, rest = result + rest[1], rest[2:]
+        else:
+            assert rest[0] not in '"$', f"{rest[0]} ends the value or is replaced"
+            result, rest = result + rest[0], rest[1:]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("dockerfile-default", image_job()),
+        (
+            "dockerfile-everything",
+            image_job(
+                stack={"archs": ("8.0", "9.0", "10.0"), "driver": 580},
+                base="debian:12-slim@sha256:" + "0" * 64,
+                mpi="pypi",
+                compiler=True,
+                apt_packages=("numactl",),
+                pip_packages=("einops==0.8.1",),
+                env={"NOTE": 'a "quoted" $value'},
+                site={"certificates": ("ca.pem",), "apt_mirror": "http://mirror.example/debian", "apt_auth": "auth.conf"},
+            ),
+        ),
+        ("dockerfile-older", image_job(stack={"torch": "2.6.0"}, base="debian:13")),
+        ("dockerfile-unpinned", image_job(stack={"torch": "2.8.0"}, base="nvidia/cuda:12.9.1-devel-ubuntu24.04", mpi="base")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_dockerfile_golden(golden: Callable[[str, str], None], name: str, job: Job) -> None:
+    golden(f"{name}.txt", dockerfile(job))
+
+
+def test_apptainer_golden(golden: Callable[[str, str], None]) -> None:
+    golden("apptainer.txt", definition(image_job()))
+
+
+def test_the_same_job_gives_the_same_bytes() -> None:
+    assert dockerfile(image_job()) == dockerfile(image_job())
+
+
+def test_the_site_is_nowhere_in_the_dockerfile() -> None:
+    site = {
+        "index_url": "https://index.secret.example/simple",
+        "apt_mirror": "http://mirror.secret.example/debian",
+        "certificates": ("c.pem",),
+    }
+    text = dockerfile(image_job(site=site))
+    assert "secret.example" not in text
+    assert "c.pem" not in text
+
+
+def test_nothing_of_the_site_is_copied_into_the_last_stage() -> None:
+    parts = instructions(dockerfile(image_job(site={"certificates": ("c.pem",), "index_url": "https://index.example/simple"})))
+    last = max(number for number, part in enumerate(parts) if part["instruction"] == "FROM")
+    assert not [part for part in parts[last:] if "site" in part["value"]]
+
+
+def test_passwords_are_mounted_where_pip_and_apt_run_and_nowhere_else() -> None:
+    text = dockerfile(image_job(site={"pip_conf": "pip.conf", "apt_auth": "auth.conf"}))
+    runs = [part["value"] for part in instructions(text) if part["instruction"] == "RUN"]
+    assert all("id=apt_auth" in run for run in runs if "apt-get" in run)
+    assert all("id=pip_conf" in run for run in runs if "pip install" in run and "--no-index" not in run)
+
+
+@given(name=st.text(min_size=1, max_size=40) | st.sampled_from([text for text in HOSTILE if text]))
+def test_any_name_that_a_job_may_have_leaves_the_dockerfile_as_it_is(name: str) -> None:
+    try:
+        job = tiny_job(name=name, image={"tag": TAG})
+    except ValueError:
+        return
+    plain, other = instructions(dockerfile(image_job())), instructions(dockerfile(job))
+    assert [part["instruction"] for part in other] == [part["instruction"] for part in plain]
+    title = next(part["value"] for part in other if "image.title" in part["value"])
+    assert unquoted(title.partition("=")[2]) == f"Clipship for {name}"
+
+
+@given(value=one_line)
+def test_any_value_of_a_variable_reaches_the_image_as_it_is(value: str) -> None:
+    text = dockerfile(image_job(env={"MINE": value}))
+    assert variables(text)["MINE"] == value
+    assert len(instructions(text)) == len(instructions(dockerfile(image_job(env={"MINE": "x"}))))
+
+
+@given(text=one_line.filter(lambda text: text.strip() == text != "" and not text.startswith("-")))
+def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
+    rendered = dockerfile(image_job(pip_packages=(text,)))
+    run = next(
+        part["value"]
+        for part in instructions(rendered)
+        if part["instruction"] == "RUN" and "constraints.txt" in part["value"] and "sh -c" in part["value"]
+    )
+    inner = shlex.split(run)[-1]
+    assert shlex.split(inner)[-1] == text
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ({"apt_packages": ("a b",)}, "no package of the system"),
+        ({"apt_packages": ("-o=x",)}, "no package of the system"),
+        ({"apt_packages": ("$(id)",)}, "no package of the system"),
+        ({"pip_packages": ("--index-url=x",)}, "no requirement"),
+        ({"pip_packages": ("a\nb",)}, "pattern"),
+        ({"env": {"A": "two\nlines"}}, "pattern"),
+        ({"env": {"A B": "x"}}, "pattern"),
+        ({"env": {"PATH": "/x"}}, "the image sets it"),
+        ({"base": "Debian 12"}, "no image name"),
+        ({"base": "debian:12\nRUN id"}, "no image name"),
+        ({"tag": "a b"}, "no image name"),
+        ({"site": {"index_url": "https://me:secret@index.example/simple"}}, "pip_conf"),
+        ({"site": {"index_url": "index.example"}}, "no address"),
+        ({"builder": "classic", "site": {"pip_conf": "x"}}, "classic builder"),
+        ({"site": {"pip_conf": "x", "index_url": "https://index.example/simple"}}, "excludes"),
+    ],
+    ids=json.dumps,
+)
+def test_what_cannot_be_said_in_a_dockerfile_is_refused(image: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        image_job(**image)
+
+
+def test_apptainer_needs_the_image_s_name() -> None:
+    with pytest.raises(InputError, match=r"image\.tag: missing"):
+        definition(tiny_job())

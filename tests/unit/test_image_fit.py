@@ -1,0 +1,80 @@
+"""What is refused before anything is built, and what is said to fit instead."""
+
+from typing import Any
+
+import pytest
+
+from tests.jobs import tiny_job
+from trainer.errors import InputError
+from trainer.launch.image.fit import bases, check_stack, toolkit
+from trainer.launch.image.table import Row, table
+
+
+def refusal(stack: dict[str, Any] | None = None, **image: Any) -> str:
+    with pytest.raises(InputError) as refused:
+        check_stack(tiny_job(stack=stack or {}, image={"tag": "clipship:1", **image}))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("row", table().rows, ids=lambda row: row.torch)
+def test_every_row_names_a_known_cuda_and_sensible_bounds(row: Row) -> None:
+    assert row.cuda in table().cuda
+    assert row.runs_on(row.python[0])
+    assert row.runs_on(row.python[1])
+    assert row.archs
+
+
+def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
+    assert "debian-12" in bases(table().row(table().default), table())
+    check_stack(tiny_job(image={"tag": "clipship:1"}))
+
+
+@pytest.mark.parametrize(
+    ("stack", "image", "said"),
+    [
+        ({"archs": ("7.0",)}, {}, ["no code for 7.0", "7.5", "torch 2.10.0"]),
+        ({"archs": ("8.0", "13.0")}, {}, ["no code for 13.0"]),
+        ({"driver": 570}, {}, ["needs driver 580", "given 570", "torch 2.10.0"]),
+        ({"nccl": "2.29.7"}, {}, ["brings NCCL 2.30.7", "torch 2.13.0"]),
+        ({"cuda": "12.8"}, {}, ["CUDA 13.0, not 12.8", "torch 2.10.0"]),
+        ({"open_clip": "2.30.0"}, {}, ["open_clip_torch 3.3.0"]),
+        ({"torch": "2.5.1"}, {}, ["needs torch 2.6.0"]),
+        ({"torch": "2.99.0"}, {}, ["no stack for torch 2.99.0", "2.14.1"]),
+        ({}, {"base": "ubuntu:22.04"}, ["Python 3.10", "needs 3.11", "debian-12"]),
+        ({"torch": "2.15.0"}, {"base": "ubuntu:22.04"}, ["Python 3.10"]),
+        ({}, {"base": "registry.example/ours:3"}, ["image.os", "debian-12"]),
+        ({}, {"base": "nvidia/cuda:12.4.1-devel-ubuntu24.04"}, ["CUDA 12.4.1", "majors must agree"]),
+        ({}, {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04"}, ["NCCL 2.28.3", "brings 2.30.7"]),
+        ({"torch": "2.6.0"}, {"base": "debian:12"}, ["nvcc of CUDA 12.4", 'toolkit = "debian" on a base of Debian 13']),
+        ({"torch": "2.6.0"}, {"base": "debian:13", "toolkit": "pypi"}, ['"pypi" has no nvcc']),
+        ({"torch": "2.7.1"}, {"base": "debian:13", "toolkit": "debian"}, ['"debian" has no nvcc']),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_with_what_fits(stack: dict[str, Any], image: dict[str, Any], said: list[str]) -> None:
+    message = refusal(stack, **image)
+    assert [text for text in said if text not in message] == []
+
+
+def test_all_problems_are_named_at_once() -> None:
+    message = refusal({"archs": ("7.0",), "driver": 400, "nccl": "2.1.1"}, base="ubuntu:22.04")
+    assert [topic for topic in ("stack.archs", "stack.driver", "stack.nccl", "image.base") if topic not in message] == []
+
+
+def test_a_gpu_runs_code_of_an_older_minor_of_its_generation() -> None:
+    check_stack(tiny_job(stack={"archs": ("8.6", "8.9")}, image={"tag": "clipship:1"}))
+
+
+@pytest.mark.parametrize(
+    ("base", "os", "torch", "origin"),
+    [
+        ("debian:12-slim", "auto", "2.14.1", "pypi"),
+        ("debian:13", "auto", "2.6.0", "debian"),
+        ("registry.example/cuda:1", "ubuntu-24.04", "2.14.1", "pypi"),
+        ("nvidia/cuda:12.9.1-devel-ubuntu24.04", "auto", "2.8.0", "base"),
+    ],
+)
+def test_nvcc_comes_from_where_the_stack_and_the_base_allow(base: str, os: str, torch: str, origin: str) -> None:
+    job = tiny_job(stack={"torch": torch}, image={"tag": "clipship:1", "base": base, "os": os})
+    check_stack(job)
+    assert toolkit(job, table()) == origin

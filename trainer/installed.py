@@ -1,0 +1,47 @@
+"""Prints what is installed, packages of Python and of the system, as a JSON list; `clipship image sbom` runs it in an image."""
+
+import importlib.metadata as metadata
+import json
+import subprocess
+from collections.abc import Iterator
+
+Package = tuple[str, str, str, str]
+"""Where it comes from (python, system), name, version, licence."""
+
+_LONGEST_LICENCE = 60
+
+
+def installed() -> list[Package]:
+    """Sorted, so that two images compare line by line."""
+    return sorted({*_python(), *_system()}, key=lambda package: (package[0], package[1].lower(), package[2]))
+
+
+def _python() -> Iterator[Package]:
+    for found in metadata.distributions():
+        yield "python", found.name, found.version, _licence(found.metadata)
+
+
+def _licence(about: metadata.PackageMetadata) -> str:
+    """PEP 639's expression, else the classifiers, else the first line of what stands under License."""
+    if "License-Expression" in about:
+        return str(about["License-Expression"])
+    named = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or () if line.startswith("License ::")]
+    stated = str(about["License"]).strip().partition("\n")[0][:_LONGEST_LICENCE] if "License" in about else ""
+    return ", ".join(named) or stated or "not stated"
+
+
+def _system() -> Iterator[Package]:
+    """Debian's packages name their licences in a file each."""
+    columns = "${Package}\t${Version}\t${db:Status-Abbrev}\n"
+    try:
+        listed = subprocess.run(["dpkg-query", "--show", "--showformat", columns], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return
+    for line in listed.splitlines():
+        name, version, state = line.split("\t")
+        if state.startswith("ii"):
+            yield "system", name, version, f"/usr/share/doc/{name}/copyright"
+
+
+if __name__ == "__main__":
+    print(json.dumps(installed()))

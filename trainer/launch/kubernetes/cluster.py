@@ -1,0 +1,151 @@
+"""Talks to a cluster through the official client, with the user's kubeconfig; turns its refusals into words. No torch.
+
+The client takes a second to import: only this module does, and only commands that ask a cluster import this module.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import urllib3
+from kubernetes import client, config
+from kubernetes.client.rest import ApiException
+
+from trainer.errors import ClusterError
+
+GROUP, VERSION, PLURAL = "kubeflow.org", "v2beta1", "mpijobs"
+_ANSWER_S = 20.0
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One context of the kubeconfig, one namespace of it."""
+
+    api: Any
+    context: str
+    namespace: str
+    server: str
+
+    @property
+    def core(self) -> Any:
+        return client.CoreV1Api(self.api)
+
+    @property
+    def batch(self) -> Any:
+        return client.BatchV1Api(self.api)
+
+    @property
+    def custom(self) -> Any:
+        return client.CustomObjectsApi(self.api)
+
+    def mpijob(self, name: str) -> Object | None:
+        """As the API server has it; None where there is none of this name."""
+        with self.asking("read the MPIJob"):
+            try:
+                found: Object = self.custom.get_namespaced_custom_object(
+                    GROUP, VERSION, self.namespace, PLURAL, name, _request_timeout=_ANSWER_S
+                )
+            except ApiException as problem:
+                if problem.status == 404 and _message(problem).endswith("not found") and "namespaces" not in _message(problem):
+                    return None
+                raise
+        return found
+
+    def plain(self, found: Any) -> Object:
+        """What the client made of an answer, as the JSON that it was."""
+        answer: Object = self.api.sanitize_for_serialization(found)
+        return answer
+
+    @contextmanager
+    def asking(self, what: str) -> Iterator[None]:
+        """Raises ClusterError, in the user's words, for whatever the client raises inside."""
+        try:
+            yield
+        except ApiException as problem:
+            raise ClusterError(explain(problem, what, self.namespace)) from None
+        except (urllib3.exceptions.HTTPError, OSError) as problem:
+            reason = getattr(problem, "reason", None) or problem
+            raise ClusterError(f"the cluster of context {self.context} does not answer at {self.server}: {reason}") from None
+
+
+def connect(namespace: str | None, context: str | None = None) -> Cluster:
+    """The context named, else the current one, of KUBECONFIG or ~/.kube/config; inside of a pod, its own cluster.
+
+    `namespace` None: the context's own. Raises ClusterError where there is no such context.
+    """
+    try:
+        contexts, current = config.list_kube_config_contexts()
+    except config.ConfigException as problem:
+        return _inside(namespace, str(problem))
+    chosen = current if context is None else next((found for found in contexts if found["name"] == context), None)
+    if chosen is None:
+        known = ", ".join(found["name"] for found in contexts)
+        raise ClusterError(f"the kubeconfig has no context {context!r}, with which the run was submitted; it has: {known}")
+    try:
+        api = config.new_client_from_config(context=chosen["name"])
+    except (config.ConfigException, OSError) as problem:
+        raise ClusterError(f"context {chosen['name']} of the kubeconfig cannot be used: {problem}") from None
+    api.configuration.retries = False
+    own = chosen["context"].get("namespace") or "default"
+    return Cluster(api, chosen["name"], namespace or own, api.configuration.host)
+
+
+def _inside(namespace: str | None, problem: str) -> Cluster:
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        raise ClusterError(
+            f"no cluster to talk to: {problem}; set KUBECONFIG, or let `kubectl config use-context` choose a context"
+        ) from None
+    api = client.ApiClient()
+    return Cluster(api, "the pod's own cluster", namespace or "default", api.configuration.host)
+
+
+def explain(problem: ApiException, what: str, namespace: str) -> str:
+    """What the API server refused, and what to do; `what` as in "cannot WHAT"."""
+    said = _message(problem)
+    head = f"cannot {what} in namespace {namespace}: "
+    match problem.status:
+        case 401:
+            return f"{head}the cluster does not know you: log in again (the kubeconfig's credentials have expired or are wrong)"
+        case 403 if "exceeded quota" in said:
+            return (
+                f"{head}it would exceed the quota: {said}; ask for less in [resources], or wait (`kubectl describe quota -n {namespace}`)"
+            )
+        case 403 if "violates PodSecurity" in said:
+            return f"{head}the namespace's pod security forbids it: {said}; see run_as_user, seccomp, mounts and rdma of [kubernetes]"
+        case 403 if "cannot" in said and "resource" in said:
+            return f"{head}you may not: {said}; ask who runs the cluster for a role that allows it (`kubectl auth can-i`)"
+        case 404 if "namespaces" in said:
+            return f"{head}there is no such namespace: change kubernetes.namespace, or the context's (`kubectl get namespaces`)"
+        case 404:
+            return (
+                f"{head}the cluster knows no MPIJob ({said}): the MPI Operator, v0.3 or newer, must be installed (kubeflow.org/{VERSION})"
+            )
+        case _:
+            return f"{head}{said}"
+
+
+def warn(text: str) -> None:
+    """On stderr."""
+    print(f"clipship: warning: {text}", file=sys.stderr)
+
+
+def _message(problem: ApiException) -> str:
+    """The API server's own sentence."""
+    try:
+        found: Mapping[str, Any] = json.loads(problem.body)
+        return str(found["message"])
+    except (ValueError, KeyError, TypeError):
+        return " ".join(str(problem.body or problem.reason).split()) or f"HTTP {problem.status}"
+
+
+def may_not(problem: ApiException) -> bool:
+    """Whether RBAC alone stands in the way."""
+    said = _message(problem)
+    return problem.status == 403 and "cannot" in said and "resource" in said

@@ -1,0 +1,92 @@
+"""What the pods of an MPIJob said. mpirun brings all ranks' words to the launcher, whose pods may follow one another. No torch."""
+
+import time
+from collections.abc import Iterator
+
+from kubernetes.client.rest import ApiException
+from kubernetes.stream import stream
+
+from trainer.errors import ClusterError, InputError
+from trainer.launch.kubernetes.cluster import Cluster, Object
+from trainer.launch.kubernetes.manifest import ROLE_LABEL
+from trainer.launch.kubernetes.state import pods_of
+
+_POLL_S = 1.0
+
+
+def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
+    """Of every launcher pod, one after the other; with `follow`, until the MPIJob has ended. Raises InputError where there is none yet."""
+    shown: set[str] = set()
+    while True:
+        mpijob = cluster.mpijob(name)
+        ended = mpijob is None or bool(mpijob.get("status", {}).get("completionTime"))
+        new = [pod for pod in _launchers(cluster, name) if pod["metadata"]["name"] not in shown and _has_begun(pod)]
+        for pod in new:
+            shown.add(pod["metadata"]["name"])
+            yield from _lines(cluster, pod["metadata"]["name"], follow)
+        if not shown and not follow:
+            raise InputError(f"MPIJob {cluster.namespace}/{name} has no launcher that has begun: `clipship status` says what it waits for")
+        if not follow or (ended and not new):
+            return
+        if not new:
+            time.sleep(_POLL_S)
+
+
+def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator[str]:
+    """One rank's log file, read by `tail` in a pod that runs."""
+    running = [pod for pod in pods_of(cluster, name) if pod["status"].get("phase") == "Running"]
+    if not running:
+        raise InputError(
+            f"no pod of {cluster.namespace}/{name} runs, so nobody can read rank {rank}'s file: look on the volume of the run folder"
+        )
+    script = (
+        "from pathlib import Path; from trainer import jobfile; from trainer.inputs.run_folder import run_folder; import os, sys;"
+        " path = run_folder(jobfile.load(Path('/etc/clipship/job.toml'))) / 'logs' / f'rank-{int(sys.argv[1]):05d}.log';"
+        " os.execvp('tail', ['tail', '-n', '+1', *sys.argv[2:], str(path)])"
+    )
+    words = ["/opt/clipship/bin/python", "-P", "-c", script, str(rank), *(["-f"] if follow else [])]
+    with cluster.asking("read a file in a pod"):
+        answer = stream(
+            cluster.core.connect_get_namespaced_pod_exec,
+            running[-1]["metadata"]["name"],
+            cluster.namespace,
+            command=words,
+            stdout=True,
+            stderr=True,
+            _preload_content=False,
+        )
+    rest = ""
+    while answer.is_open():
+        answer.update(timeout=_POLL_S)
+        *whole, rest = (rest + (answer.read_stdout(timeout=0) or "")).split("\n")
+        yield from whole
+    if answer.returncode:
+        raise ClusterError(
+            f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {answer.read_stderr(timeout=0).strip()}"
+        )
+    if rest:
+        yield rest
+
+
+def _launchers(cluster: Cluster, name: str) -> list[Object]:
+    return [pod for pod in pods_of(cluster, name) if pod["metadata"]["labels"].get(ROLE_LABEL) == "launcher"]
+
+
+def _has_begun(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
+
+
+def _lines(cluster: Cluster, pod: str, follow: bool) -> Iterator[str]:
+    with cluster.asking(f"read the log of {pod}"):
+        try:
+            answer = cluster.core.read_namespaced_pod_log(pod, cluster.namespace, follow=follow, _preload_content=False)
+        except ApiException as problem:
+            if problem.status == 404:
+                return  # it went in between
+            raise
+        rest = b""
+        for chunk in answer.stream(amt=None):
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+        if rest:
+            yield rest.decode(errors="replace")

@@ -1,0 +1,150 @@
+"""submit, status, logs and cancel for Kubernetes: what `trainer.launch.submission.Scheduler` asks for. No torch."""
+
+import datetime
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ClusterError, InputError
+from trainer.inputs.run_folder import run_folder
+from trainer.job import Job
+from trainer.launch.kubernetes.fits import on_volume, refuse_misfits, warnings
+from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.submission import ARTEFACTS, Submission
+
+if TYPE_CHECKING:
+    from trainer.launch.kubernetes.cluster import Cluster
+
+MANIFEST = "kubernetes.yaml"
+_GONE_S = 120.0
+_POLL_S = 0.5
+
+
+def prepare(job: Job, look: bool) -> Path:
+    """The folder that keeps what was submitted, made: the run folder where this machine has its volume too, else one in ./runs.
+
+    `look` means nothing here: the ranks see the pods' files, and check them when they start. Raises InputError for what cannot work.
+    """
+    from trainer.launch.kubernetes.cluster import warn
+
+    refuse_misfits(job)
+    for text in warnings(job):
+        warn(text)
+    folder = record_folder(job)
+    try:
+        (folder / ARTEFACTS).mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{folder / ARTEFACTS} cannot be made: {problem.strerror}; submit from a folder that you may write in") from None
+    if os.geteuid() == 0 and folder == run_folder(job):
+        for made in (folder, folder / ARTEFACTS):
+            os.chown(made, job.kubernetes.run_as_user, -1)  # the ranks write there too
+    return folder
+
+
+def record_folder(job: Job) -> Path:
+    """Of `prepare`, whether it is there or not."""
+    mount = on_volume(job.logging.runs, job)
+    here = mount is not None and os.path.isdir(mount.path) and os.access(_nearest(run_folder(job)), os.W_OK)
+    return run_folder(job) if here else Path("runs", job.name)
+
+
+def submit(job: Job, folder: Path) -> Submission:
+    """Every object is tried first, on the server and with nothing kept: what it refuses is not half submitted."""
+    import yaml
+
+    from trainer.launch.kubernetes.cluster import connect
+    from trainer.launch.kubernetes.objects import create, try_all
+
+    text = manifest(job)
+    (folder / ARTEFACTS / MANIFEST).write_text(text, encoding="utf-8")
+    config_map, mpijob = yaml.safe_load_all(text)
+    cluster = connect(job.kubernetes.namespace)
+    _make_room(cluster, mpijob["metadata"]["name"])
+    try_all(cluster, config_map, mpijob)
+    uid = create(cluster, config_map, mpijob)
+    name = mpijob["metadata"]["name"]
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    details = {"context": cluster.context, "namespace": cluster.namespace, "name": name, "uid": uid}
+    return Submission("kubernetes", f"{cluster.namespace}/{name}", at, details)
+
+
+def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
+    """State, pods, events that matter; and the run's own step, from the launcher's log where the run folder is not here."""
+    from trainer.launch.kubernetes.state import rows
+
+    return rows(_cluster(submission), submission.details["name"], visible=(folder / "job.toml").exists())
+
+
+def cancel(folder: Path, submission: Submission) -> str:
+    """Deletes the MPIJob: Kubernetes asks its pods to stop, and they save first."""
+    from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
+
+    cluster, name = _cluster(submission), submission.details["name"]
+    found = cluster.mpijob(name)
+    if found is None:
+        return f"there is no MPIJob {submission.id} any more"
+    grace = found["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+    ended = bool(found.get("status", {}).get("completionTime"))
+    with cluster.asking(f"delete the MPIJob {name}"):
+        cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Background")
+    if ended:
+        return f"MPIJob {submission.id} had ended; it is deleted, and its pods' logs with it"
+    return f"MPIJob {submission.id} is deleted; its ranks save and leave, within {grace} s (kubernetes.grace_s)"
+
+
+def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
+    """The launcher's log, where what all ranks say comes together; one rank's from its file, here or in a pod."""
+    from trainer.launch.kubernetes.pod_logs import launcher_lines, rank_lines
+
+    if rank is None:
+        return launcher_lines(_cluster(submission), submission.details["name"], follow)
+    if (folder / "logs").is_dir():
+        return None
+    return rank_lines(_cluster(submission), submission.details["name"], rank, follow)
+
+
+def _cluster(submission: Submission) -> "Cluster":
+    from trainer.launch.kubernetes.cluster import connect
+
+    known = submission.details
+    return connect(known["namespace"], None if known["context"].startswith("the pod") else known["context"])
+
+
+def _make_room(cluster: "Cluster", name: str) -> None:
+    """A finished job of the same name goes; one that runs stays, and is said."""
+    from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
+
+    found = cluster.mpijob(name)
+    if found is None:
+        return
+    if not found.get("status", {}).get("completionTime") and "deletionTimestamp" not in found["metadata"]:
+        raise InputError(
+            f"MPIJob {cluster.namespace}/{name} is there already and has not ended: `clipship cancel` it, "
+            f"or take another name with --set name=... or --set kubernetes.name=..."
+        )
+    with cluster.asking(f"delete the ended MPIJob {name}"):
+        if "deletionTimestamp" not in found["metadata"]:
+            cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Foreground")
+    _until_gone(cluster, name)
+
+
+def _until_gone(cluster: "Cluster", name: str) -> None:
+    deadline = time.monotonic() + _GONE_S
+    while cluster.mpijob(name) is not None or _pods(cluster, name):
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"the MPIJob {name} of before is still being deleted after {_GONE_S:g} s: its pods are saving; try again later"
+            )
+        time.sleep(_POLL_S)
+
+
+def _pods(cluster: "Cluster", name: str) -> list[Any]:
+    from trainer.launch.kubernetes.state import pods_of
+
+    return pods_of(cluster, name)
+
+
+def _nearest(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.exists())

@@ -1,0 +1,165 @@
+"""How an MPIJob is doing, in rows for people: conditions, pods, events that matter, and how far its run is. No torch."""
+
+import datetime
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kubernetes.client.rest import ApiException
+
+from trainer.launch.kubernetes.cluster import Cluster, Object
+from trainer.launch.kubernetes.manifest import JOB_NAME_LABEL, ROLE_LABEL
+
+Row = tuple[str, str]
+
+_STEP = re.compile(r"(step +\d+/\d+ .*samples/s).*?(ETA \S+)?\s*$")
+_TAIL_LINES = 400
+_SHOWN = 5
+_UNHEARD_S = 30.0
+
+
+def rows(cluster: Cluster, name: str, *, visible: bool) -> list[Row]:
+    """Topic and text; `visible`: the run folder is on this machine, and says itself how far the run is."""
+    found = cluster.mpijob(name)
+    if found is None:
+        return [("state", f"gone: there is no MPIJob {cluster.namespace}/{name} (cancelled, or deleted)")]
+    pods = pods_of(cluster, name)
+    launchers, workers = _by_role(pods, "launcher"), _by_role(pods, "worker")
+    result = [("state", state(found)), *_launcher(launchers), ("workers", _workers(found, workers))]
+    result += [("pod", text) for text in _troubled(workers)]
+    result += [("event", text) for text in _events(cluster, name, pods, found)]
+    return result if visible else result + _progress(cluster, launchers)
+
+
+def pods_of(cluster: Cluster, name: str) -> list[Object]:
+    """Of the MPIJob, oldest first, as JSON."""
+    with cluster.asking("list the pods"):
+        found = cluster.core.list_namespaced_pod(cluster.namespace, label_selector=f"{JOB_NAME_LABEL}={name}")
+    pods = [cluster.plain(pod) for pod in found.items]
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+
+def state(mpijob: Object) -> str:
+    """One word, and since when and why. An evicted worker makes the operator say Failed of a job that goes on."""
+    status = mpijob.get("status", {})
+    true = {found["type"]: found for found in status.get("conditions", []) if found["status"] == "True"}
+    if "deletionTimestamp" in mpijob["metadata"]:
+        return "going: it was cancelled, and its ranks save"
+    if status.get("completionTime"):
+        last = true.get("Failed") if not true.get("Succeeded") else true["Succeeded"]
+        return f"{'succeeded' if true.get('Succeeded') else 'failed'}, {_ago(status['completionTime'])} ago{_why(last)}"
+    if "Suspended" in true or mpijob["spec"].get("runPolicy", {}).get("suspend"):
+        return "suspended: waits for Kueue, or was suspended by hand"
+    for kind, word in (("Running", "running"), ("Restarting", "restarting"), ("Failed", "failing"), ("Created", "waiting")):
+        if kind in true:
+            return f"{word}, for {_ago(true[kind]['lastTransitionTime'])}{_why(true[kind]) if kind == 'Failed' else ''}"
+    silent = _seconds(mpijob["metadata"]["creationTimestamp"]) > _UNHEARD_S
+    return "waiting: the MPI Operator has not taken it up" + (" (does it run, and watch this namespace?)" if silent else "")
+
+
+def _why(condition: Object | None) -> str:
+    return f": {condition['message']}" if condition and condition.get("message") and condition["type"] == "Failed" else ""
+
+
+def _launcher(launchers: Sequence[Object]) -> list[Row]:
+    if not launchers:
+        return [("launcher", "none yet: it starts when all workers are ready")]
+    newest = launchers[-1]
+    lost = f", the {len(launchers)}. one" if len(launchers) > 1 else ""
+    result = [("launcher", f"{newest['metadata']['name']}, {_phase(newest)}{lost}")]
+    said = [text for pod in launchers if (text := _last_words(pod))]
+    return result + [("said", text) for text in said[-2:]]
+
+
+def _last_words(pod: Object) -> str:
+    """The termination message of its container, in one line."""
+    for container in pod["status"].get("containerStatuses", []):
+        ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated") or {}
+        if ended.get("message"):
+            return f"exit code {ended['exitCode']}: {ended['message'].strip().splitlines()[-1]}"
+    return ""
+
+
+def _workers(mpijob: Object, workers: Sequence[Object]) -> str:
+    wanted = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
+    ready = sum(_ready(pod) for pod in workers)
+    restarts = sum(container.get("restartCount", 0) for pod in workers for container in pod["status"].get("containerStatuses", []))
+    return f"{ready} of {wanted} ready" + (f", containers restarted {restarts} times" if restarts else "")
+
+
+def _troubled(workers: Sequence[Object]) -> Iterator[str]:
+    """Pods that are not ready, with the reason that Kubernetes gives."""
+    waiting = [pod for pod in workers if not _ready(pod) and pod["status"].get("phase") != "Succeeded"]
+    for pod in waiting[:_SHOWN]:
+        yield f"{pod['metadata']['name']}: {_phase(pod)}{_reason(pod)}"
+    if len(waiting) > _SHOWN:
+        yield f"and {len(waiting) - _SHOWN} more that are not ready"
+
+
+def _reason(pod: Object) -> str:
+    status = pod["status"]
+    reasons = [container["state"]["waiting"] for container in status.get("containerStatuses", []) if container["state"].get("waiting")]
+    reasons += [found for found in status.get("conditions", []) if found["type"] == "PodScheduled" and found["status"] != "True"]
+    reasons += [status] if status.get("reason") else []
+    texts = [": ".join(text for text in (found.get("reason"), found.get("message")) if text) for found in reasons]
+    return f", {texts[0]}" if texts else ""
+
+
+def _events(cluster: Cluster, name: str, pods: Sequence[Object], mpijob: Object) -> list[str]:
+    """Warnings about the MPIJob, its launcher Job and its pods, the newest last; none where the user may not see events."""
+    about = {name, f"{name}-launcher", *(pod["metadata"]["name"] for pod in pods)}
+    try:
+        found = [
+            cluster.plain(event) for event in cluster.core.list_namespaced_event(cluster.namespace, field_selector="type=Warning").items
+        ]
+    except ApiException:
+        return []
+    born = str(mpijob["metadata"]["creationTimestamp"])
+    ours = [event for event in found if event["involvedObject"].get("name") in about and _when(event) >= born]
+    ours.sort(key=_when)
+    texts = [f"{event['involvedObject']['name']}: {event.get('reason')}: {_one_line(event.get('message'))}" for event in ours]
+    return list(dict.fromkeys(texts))[-_SHOWN:]
+
+
+def _when(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
+
+
+def _progress(cluster: Cluster, launchers: Sequence[Object]) -> list[Row]:
+    """From what rank 0 last printed."""
+    for pod in reversed(launchers):
+        try:
+            text = cluster.core.read_namespaced_pod_log(pod["metadata"]["name"], cluster.namespace, tail_lines=_TAIL_LINES)
+        except ApiException:
+            continue
+        found = [match for line in str(text).splitlines() if (match := _STEP.search(line))]
+        if found:
+            return [("step", f"{found[-1][1]}{', ' + found[-1][2] if found[-1][2] else ''}")]
+    return [("step", "none: no step is logged yet")]
+
+
+def _by_role(pods: Sequence[Object], role: str) -> list[Object]:
+    return [pod for pod in pods if pod["metadata"]["labels"].get(ROLE_LABEL) == role]
+
+
+def _phase(pod: Object) -> str:
+    return "going" if "deletionTimestamp" in pod["metadata"] else str(pod["status"].get("phase", "Unknown")).lower()
+
+
+def _ready(pod: Object) -> bool:
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in pod["status"].get("conditions", []))
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(str(text or "").split())[:300]
+
+
+def _seconds(stamp: str) -> float:
+    then = datetime.datetime.fromisoformat(str(stamp).replace("Z", "+00:00"))
+    return (datetime.datetime.now(datetime.UTC) - then).total_seconds()
+
+
+def _ago(stamp: str) -> str:
+    from trainer.telemetry import duration
+
+    return duration(max(0.0, _seconds(stamp)))

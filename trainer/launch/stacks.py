@@ -1,0 +1,79 @@
+"""`clipship stacks`: the table of what goes together, and why. Reads docker/stacks.toml; no network, no torch."""
+
+from collections.abc import Iterator
+
+import click
+
+_COLUMNS = "{:<9}{:<13}{:<11}{:<7}{:<11}{:<9}{:<5}{:<16}{}"
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  clipship stacks
+  clipship stacks explain 2.14.1""",
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List the stacks that an image can be built from: torch, and all that follows from it."""
+    if ctx.invoked_subcommand is None:
+        for line in _list():
+            click.echo(line)
+
+
+@command.command()
+@click.argument("name", metavar="TORCH")
+def explain(name: str) -> None:
+    """Say what follows from a torch release, and why: CUDA, NCCL, compilers, drivers, GPUs, bases."""
+    for line in _explain(name):
+        click.echo(line)
+
+
+def _list() -> Iterator[str]:
+    from trainer.launch.image.table import table
+
+    known = table()
+    yield _COLUMNS.format("torch", "torchvision", "Python", "CUDA", "cuDNN", "NCCL", "C++", "GPUs", "")
+    for row in known.rows:
+        gpus = f"{row.archs[0]} to {row.archs[-1]}"
+        marks = [text for text, holds in (("default", row.torch == known.default), ("built here", row.built)) if holds]
+        marks += [] if known.trains(row) else ["too old for the trainer"]
+        pythons = f"{row.python[0]}-{row.python[1]}"
+        yield _COLUMNS.format(
+            row.torch, row.torchvision, pythons, row.cuda, row.cudnn.rpartition(".")[0], row.nccl, row.cxx, gpus, ", ".join(marks)
+        ).rstrip()
+
+
+def _explain(name: str) -> Iterator[str]:
+    from trainer.launch.image.fit import bases
+    from trainer.launch.image.table import table
+
+    known = table()
+    row = known.row(name)
+    cuda = known.cuda[row.cuda]
+    fitting = bases(row, known)
+    facts = [
+        ("torch", f"{row.torch}, with torchvision {row.torchvision}, triton {row.triton}"),
+        (
+            "Python",
+            f"{row.python[0]} to {row.python[1]}: what the index has wheels for; the trainer needs {known.trainer_python_min}",
+        ),
+        ("CUDA", f"{row.cuda}, cuDNN {row.cudnn}: the wheel's own libraries; the base needs none"),
+        ("NCCL", f"{row.nccl}: the wheel pins it, and Horovod is linked to the same file, so that the process has one"),
+        ("driver", f"{cuda.driver_min} or newer: every driver of CUDA {row.cuda_major} runs every release of that major"),
+        ("GPUs", f"compute capability {', '.join(row.archs)}: what the wheel has code for"),
+        ("C++", f"{row.cxx}: torch's headers ask for it; Horovod is built as that"),
+        ("ABI", "libstdc++'s new strings" if row.cxx11_abi else "libstdc++'s old strings; Horovod's build follows torch"),
+        ("g++", f"up to {cuda.gcc_max}: nvcc {row.cuda} refuses a newer one"),
+        ("nvcc", f"from {', '.join(cuda.nvcc)}; in the build stage alone"),
+        ("glibc", f"{row.glibc} or newer: the wheels' platform tag"),
+        ("setuptools", row.setuptools or "any"),
+        ("numpy", row.numpy or "any"),
+        ("bases", ", ".join(fitting) if fitting else "none of the systems in the table"),
+        ("trainer", "runs on it" if known.trains(row) else f"needs torch {known.trainer_torch_min} or newer"),
+        *(("known bad", note) for note in row.notes),
+        *(("built here", text) for text in row.built or ("no",)),
+    ]
+    for topic, text in facts:
+        yield f"{topic:<12}{text}"
