@@ -45,6 +45,8 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
     cut = demo.submit("cut")
     demo.wait_for_step("cut", 10, cut)
     demo.cluster.run("scontrol", "update", f"JobId={cut}", "EndTime=now+60")
+    demo.until(lambda: demo.cluster.job(cut)["Restarts"] != "0", "the job is not queued again", "cut", cut)
+    demo.cluster.run("scontrol", "update", f"JobId={cut}", "TimeLimit=50")  # the limit of before would be the next start's too
     assert demo.wait("cut", cut)["JobState"] == "COMPLETED", demo.output("cut", cut)
     said = demo.output("cut", cut)
     assert "the time limit is near: ranks save and leave" in said
@@ -187,7 +189,7 @@ def test_scancel_saves_and_nothing_queues_the_job_again(demo: Demo) -> None:
     ended = demo.wait("cancelled", job)
     assert ended["JobState"] == "CANCELLED"
     said = demo.output("cancelled", job)
-    assert "cancelled or preempted: ranks save and leave" in said
+    assert "Slurm ends the job: ranks save and leave" in said
     assert "ended the run with exit code 75: asked to stop; the run is saved and can go on" in said
     assert "queued again" not in said
     assert list((demo.run("cancelled") / "checkpoints").glob("step-*"))
