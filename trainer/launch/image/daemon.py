@@ -17,7 +17,7 @@ BUILD_GB = 25
 def client() -> Any:
     """A connected docker.DockerClient. Raises ClusterError where none can be had."""
     try:
-        from docker import from_env  # where the package is missing, a folder docker/ on sys.path passes for it
+        from docker.client import from_env  # a folder docker/ on sys.path passes for the package, but has no such module
         from docker.errors import DockerException
     except ImportError:
         raise InputError("the Docker SDK for Python is not installed: pip install 'clipship[launch]'") from None

@@ -33,12 +33,14 @@ def packages(image: str) -> list[tuple[str, str, str, str]]:
 
 def labels(image: str) -> Mapping[str, str]:
     """Raises ClusterError where there is no such image here."""
-    from docker.errors import APIError
+    from docker.errors import APIError, ImageNotFound
 
     try:
         found: Mapping[str, str] = client().images.get(image).labels
+    except ImageNotFound:
+        raise ClusterError(f"there is no image {image} on this machine: build or pull it; `docker images` lists what is here") from None
     except APIError as problem:
-        raise ClusterError(f"{image}: {problem.explanation or problem}; `docker images` lists what is here") from None
+        raise ClusterError(f"{image}: {problem.explanation or problem}") from None
     return found
 
 
