@@ -113,13 +113,14 @@ goldens: venv ## write what is rendered now over tests/unit/golden/; read the di
 	@$(PY) -m pytest tests/unit -k golden --rewrite-goldens --quiet
 	git status --short tests/unit/golden
 
-test-slurm: venv horovod ## runs on a real Slurm of two nodes on this machine (Debian, root; installs slurm-wlm and munge)
+test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine (Debian, root; installs slurm-wlm and munge)
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m 'slurm and not full' $(TEST_ARGS)
 
-test-slurm-full: venv horovod ## the same, with containers, preemption, and a newer Slurm of a newer Debian
+test-slurm-full: venv horovod ## the same, with preemption, and once more with the Slurm of a newer Debian
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
+	tests/cluster/slurm/newer.sh "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
 
 test-kubernetes: venv ## real MPIJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
 	@$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)

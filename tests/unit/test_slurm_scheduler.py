@@ -1,0 +1,173 @@
+"""What `submit`, `status` and `cancel` make of the answers of Slurm's commands, where a real Slurm does not give them at will."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainer.launch.cli import main
+from trainer.launch.submission import Submission, record
+
+Capture = pytest.CaptureFixture[str]
+
+JOB = """\
+name = "mine"
+[data]
+format = "synthetic"
+[model]
+name = "ViT-S-32-alt"
+[optim]
+global_batch_size = 32
+epochs = 2
+[slurm]
+gpus = "none"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a job file in it, and no command of Slurm's on PATH but those that a test makes."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/sbin")
+    return tmp_path
+
+
+def answers(folder: Path, command: str, script: str) -> None:
+    """Let the command be this shell script."""
+    path = folder / "bin" / command
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def submitted(folder: Path, job_id: str = "7", **details: str) -> Path:
+    run = folder / "runs" / "mine"
+    (run / "artefacts").mkdir(parents=True)
+    record(run, Submission("slurm", job_id, "2026-01-02T03:04:05+00:00", details))
+    return run
+
+
+def test_submit_prints_the_jobs_id_alone_and_leaves_what_it_submitted(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", f'echo "$PWD $*" >{folder}/called; echo 42')
+    assert main(["submit", "job.toml", "--to", "slurm", "--set", "name=a b"]) == 0
+    out, err = capsys.readouterr()
+    run = folder / "runs" / "a b"
+    assert out == "42\n"
+    assert err == f"submitted to slurm; next: clipship status {run}\n"
+    assert (folder / "called").read_text() == f"{run}/logs --parsable {run}/artefacts/train.sbatch\n"
+    assert (run / "artefacts" / "train.sbatch").read_text().startswith("#!/bin/bash\n# a b: ")
+    assert main(["submit", "job.toml", "--to", "slurm", "--set", "name=other"]) == 0  # and another run is free to go
+
+
+def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) -> None:
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("clipship: sbatch is not on PATH: run this where Slurm's commands are")
+    assert "clipship render slurm JOB > train.sbatch" in err
+
+
+def test_an_answer_that_no_key_explains_is_slurms_own(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 1
+    assert capsys.readouterr().err == "clipship: sbatch: sbatch: error: Unable to contact slurm controller (connect failure)\n"
+
+
+def test_a_bad_job_reaches_no_sbatch(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", f"touch {folder}/called")
+    assert main(["submit", "job.toml", "--to", "slurm", "--set", "slurm.time=forever"]) == 2
+    assert '--set slurm.time: "forever" is no time limit of Slurm' in capsys.readouterr().err
+    assert not (folder / "called").exists()
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_that_is_queued_already_is_not_submitted_again(folder: Path, capsys: Capture) -> None:
+    submitted(folder)
+    answers(folder, "squeue", "echo 'PENDING|0:00|30:00|2|Priority|'")
+    answers(folder, "sbatch", f"touch {folder}/called")
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 2
+    assert "is Slurm's job 7 already (PENDING)" in capsys.readouterr().err
+    assert not (folder / "called").exists()
+
+
+def status(folder: Path, capsys: Capture) -> str:
+    assert main(["status", "mine"]) == 0
+    return capsys.readouterr().out
+
+
+def test_status_says_why_a_job_waits(folder: Path, capsys: Capture) -> None:
+    submitted(folder)
+    answers(folder, "squeue", "echo 'PENDING|0:00|30:00|2|Resources|'")
+    assert status(folder, capsys) == (
+        "run         runs/mine\n"
+        "state       PENDING\n"
+        "job         7 of Slurm, submitted 2026-01-02T03:04:05+00:00\n"
+        "reason      Resources\n"
+        "time        0:00 of 30:00, 2 nodes\n"
+        "step        none: no rank has begun\n"
+    )
+
+
+def test_status_of_a_job_that_squeue_has_forgotten_comes_from_accounting(folder: Path, capsys: Capture) -> None:
+    submitted(folder)
+    answers(folder, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    answers(folder, "sacct", "echo 'FAILED|00:10:00|00:30:00|2|1:0|n[1-2]'")
+    shown = status(folder, capsys)
+    assert "state       FAILED, exit code 1:0\n" in shown
+    assert "time        00:10:00 of 00:30:00, 2 nodes on n[1-2]\n" in shown
+
+
+@pytest.mark.parametrize("sacct", ["echo 'Slurm accounting storage is disabled' >&2; exit 1", None])
+def test_status_works_where_accounting_is_off(folder: Path, sacct: str | None, capsys: Capture) -> None:
+    submitted(folder)
+    answers(folder, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    if sacct:
+        answers(folder, "sacct", sacct)
+    assert "state       unknown: Slurm has forgotten the job, and accounting is off\n" in status(folder, capsys)
+
+
+def test_the_jobs_of_an_array_are_counted_by_state(folder: Path, capsys: Capture) -> None:
+    submitted(folder)
+    answers(
+        folder,
+        "squeue",
+        "echo 'PENDING|0:00|1:00|1|JobArrayTaskLimit|'; echo 'RUNNING|0:05|1:00|1|None|n1'; echo 'COMPLETED|1:00|1:00|1|None|n1'",
+    )
+    shown = status(folder, capsys)
+    assert "state       PENDING, RUNNING, COMPLETED\n" in shown
+    assert "time        0:05 of 1:00, 1 node on n1\n" in shown
+
+
+def test_a_controller_that_is_down_is_told(folder: Path, capsys: Capture) -> None:
+    submitted(folder)
+    answers(folder, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    assert main(["status", "mine"]) == 1
+    assert capsys.readouterr().err == "clipship: squeue: slurm_load_jobs error: Unable to contact slurm controller\n"
+
+
+def test_a_job_of_another_cluster_is_asked_for_there(folder: Path, capsys: Capture) -> None:
+    submitted(folder, cluster="big")
+    answers(folder, "squeue", f'echo "$*" >{folder}/called; echo "RUNNING|0:05|1:00|1|None|n1"')
+    answers(folder, "scancel", f'echo "$*" >{folder}/cancelled')
+    status(folder, capsys)
+    assert "--clusters=big" in (folder / "called").read_text()
+    assert main(["cancel", "mine"]) == 0
+    assert (folder / "cancelled").read_text() == "--clusters=big 7\n"
+
+
+def test_logs_before_a_rank_has_spoken_are_the_scripts(folder: Path, capsys: Capture) -> None:
+    run = submitted(folder)
+    (run / "logs").mkdir()
+    (run / "logs" / "slurm-7.out").write_text("clipship: start 1\nno such image\n")
+    assert main(["logs", "mine"]) == 0
+    assert capsys.readouterr().out == "[slurm] clipship: start 1\n[slurm] no such image\n"
+
+
+def test_slurms_answers_are_asked_for_in_english(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted(folder)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    answers(folder, "squeue", f'echo "$LC_ALL" >{folder}/called; echo "RUNNING|0:05|1:00|1|None|n1"')
+    assert main(["status", "mine"]) == 0
+    assert (folder / "called").read_text() == "C\n"
+    assert os.environ["LC_ALL"] == "de_DE.UTF-8"
