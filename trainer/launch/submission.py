@@ -56,9 +56,7 @@ def scheduler(name: str) -> Scheduler:
     """The module that speaks with it. Raises InputError where the client that it needs is not installed."""
     needs = _CLIENTS.get(name)
     if needs is not None and importlib.util.find_spec(needs) is None:
-        raise InputError(
-            f"{name} needs the Python package {needs}, which {sys.executable} does not have: pip install 'clipship[launch]'"
-        )
+        raise InputError(f"{name} needs the Python package {needs}, which {sys.executable} does not have: pip install 'clipship[launch]'")
     return cast(Scheduler, importlib.import_module(f"trainer.launch.{name}.scheduler"))
 
 

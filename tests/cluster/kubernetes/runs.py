@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,10 @@ class Demo:
         """What a Python script prints in a pod."""
         words = ["/opt/clipship/bin/python", "-c", script]
         run = self.cluster.core.connect_get_namespaced_pod_exec
-        return str(stream(run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True))
+        answer = stream(run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True, _preload_content=False)
+        with closing(answer):
+            answer.run_forever(timeout=LIMIT_S)
+            return str(answer.read_all())
 
 
 PROCESSES = """
