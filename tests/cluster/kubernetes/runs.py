@@ -123,6 +123,14 @@ class Demo:
         found: dict[str, Any] = json.loads((self.run(name) / "result.json").read_text())
         return found
 
+    def elsewhere(self, name: str) -> Path:
+        """A folder that knows what was submitted, and does not see the run folder."""
+        folder = self.folder / "elsewhere" / name
+        (folder / "artefacts").mkdir(parents=True)
+        record = (self.run(name) / "artefacts" / "submission.json").read_text()
+        (folder / "artefacts" / "submission.json").write_text(record)
+        return folder
+
     def memory(self, name: str) -> dict[str, Any]:
         """What the launcher remembers of its starts."""
         found: dict[str, Any] = json.loads((self.run(name) / "artefacts" / "launcher.json").read_text())

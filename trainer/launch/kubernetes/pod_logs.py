@@ -59,10 +59,9 @@ def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator
         )
     with closing(answer):
         yield from _words(answer)
-    if answer.returncode:
-        raise ClusterError(
-            f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {answer.read_stderr(timeout=0).strip()}"
-        )
+        if answer.returncode:
+            said = answer.read_stderr(timeout=0).strip()
+            raise ClusterError(f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {said}")
 
 
 def _words(answer: Any) -> Iterator[str]:
