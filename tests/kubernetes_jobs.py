@@ -72,7 +72,11 @@ CASES: dict[str, dict[str, Any]] = {
                     "spec": {
                         "runtimeClassName": "nvidia",
                         "containers": [
-                            {"name": "worker", "env": [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "NEW", "value": "1"}]}
+                            {
+                                "name": "worker",
+                                "env": [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "NEW", "value": "1"}],
+                                "volumeMounts": [{"mountPath": "/dev/shm", "$patch": "delete"}, {"name": "ssd", "mountPath": "/ssd"}],
+                            }
                         ],
                         "volumes": [{"name": "shm", "$patch": "delete"}, {"name": "ssd", "emptyDir": {}}],
                     },

@@ -18,6 +18,7 @@ from trainer.job.kubernetes import object_name
 from trainer.launch.cli import main
 from trainer.launch.kubernetes.fits import hosts_bytes, warnings
 from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.patch import merged
 from trainer.launch.yaml_text import yaml as quoted
 from trainer.launch.yaml_text import yaml_block
 
@@ -157,6 +158,30 @@ def test_jobs_on_the_nodes_network_do_not_share_ports() -> None:
         }
     assert len(ports) == 9
     assert all(20_000 <= port < 29_000 for port in ports)
+
+
+# The patch
+
+
+def test_a_patch_merges_as_kubectl_does() -> None:
+    """Members by name, other lists as a whole, `$patch` deletes and replaces."""
+    worker = pods(kubernetes_job(**CASES["patched"]))[1]
+    assert worker["runtimeClassName"] == "nvidia"
+    assert variables(worker)["OMP_NUM_THREADS"] == "3"
+    assert variables(worker)["NEW"] == "1"
+    assert variables(worker)["CLIPSHIP_WORLD_SIZE"] == "8"
+    assert [volume["name"] for volume in worker["volumes"]] == ["job", "mount-0", "ssd"]
+    assert [mount["mountPath"] for mount in worker["containers"][0]["volumeMounts"]] == ["/etc/clipship", "/scratch", "/ssd"]
+    base = {"a": {"b": 1, "c": 2}, "tolerations": [{"key": "x"}]}
+    assert merged(base, {"a": {"$patch": "replace", "d": 3}, "tolerations": ({"key": "y"},)}) == {
+        "a": {"d": 3},
+        "tolerations": [{"key": "y"}],
+    }
+    assert merged(base, {"a": {"$patch": "delete"}}) == {"tolerations": [{"key": "x"}]}
+
+
+def test_a_patch_leaves_the_other_template_alone() -> None:
+    assert pods(kubernetes_job(**CASES["patched"]))[0] == pods(kubernetes_job())[0]
 
 
 # Names

@@ -1,8 +1,10 @@
 """What was submitted for a run, and the schedulers that know how it is. Imports no torch and no scheduler before one is asked."""
 
 import importlib
+import importlib.util
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ SchedulerName = Literal["slurm", "kubernetes"]
 SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
 
 RECORD = "submission.json"
+_CLIENTS = {"kubernetes": "kubernetes"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,10 @@ class Scheduler(Protocol):
 
 
 def scheduler(name: str) -> Scheduler:
-    """The module that speaks with it."""
+    """The module that speaks with it. Raises InputError where the client that it needs is not installed."""
+    needs = _CLIENTS.get(name)
+    if needs is not None and importlib.util.find_spec(needs) is None:
+        raise InputError(f"{name} needs the Python package {needs}, which {sys.executable} does not have: pip install 'clipship[launch]'")
     return cast(Scheduler, importlib.import_module(f"trainer.launch.{name}.scheduler"))
 
 

@@ -254,7 +254,7 @@ def _last_step(folder: Path) -> str:
         steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
     except (OSError, ValueError):
         steps = []
-    return str(steps[-1]) if steps else "none"
+    return str(max(steps)) if steps else "none"  # a checkpoint is noted when it is written, some steps later
 
 
 def _stamp(path: Path) -> int:

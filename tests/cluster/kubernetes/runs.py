@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,14 @@ class Demo:
         found: dict[str, Any] = json.loads((self.run(name) / "result.json").read_text())
         return found
 
+    def elsewhere(self, name: str) -> Path:
+        """A folder that knows what was submitted, and does not see the run folder."""
+        folder = self.folder / "elsewhere" / name
+        (folder / "artefacts").mkdir(parents=True)
+        record = (self.run(name) / "artefacts" / "submission.json").read_text()
+        (folder / "artefacts" / "submission.json").write_text(record)
+        return folder
+
     def memory(self, name: str) -> dict[str, Any]:
         """What the launcher remembers of its starts."""
         found: dict[str, Any] = json.loads((self.run(name) / "artefacts" / "launcher.json").read_text())
@@ -137,7 +146,10 @@ class Demo:
         """What a Python script prints in a pod."""
         words = ["/opt/clipship/bin/python", "-c", script]
         run = self.cluster.core.connect_get_namespaced_pod_exec
-        return str(stream(run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True))
+        answer = stream(run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True, _preload_content=False)
+        with closing(answer):
+            answer.run_forever(timeout=LIMIT_S)
+            return str(answer.read_all())
 
 
 PROCESSES = """

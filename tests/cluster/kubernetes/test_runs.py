@@ -1,7 +1,6 @@
 """Real MPIJobs: the demo on both backends and both Open MPIs, as root and not; and each way in which pods and ranks are lost."""
 
 import json
-import os
 from itertools import product
 from typing import Any
 
@@ -142,6 +141,11 @@ def test_hostile_names_and_values_and_secrets_reach_the_ranks_as_data(demo: Demo
         assert "trainer" in lines
         assert "the-secret-value" not in lines
         assert seen["CLIPSHIP_TOKEN"] not in lines
+    far = demo.elsewhere(name)
+    alone = demo.clipship("logs", "--rank", "0", str(far))
+    assert alone.returncode == 0, alone.stderr
+    assert "loss" in alone.stdout
+    assert demo.clipship("logs", "--rank", "7", str(far)).returncode == 1
     answer = demo.clipship("cancel", str(demo.run(name)))
     assert answer.returncode == 0, answer.stderr
     demo.until(lambda: not demo.pods(mpijob, "worker"), lambda: f"{mpijob} is still there")
@@ -158,10 +162,7 @@ def test_two_jobs_of_one_name_do_not_meet(demo: Demo) -> None:
 
 def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(demo: Demo) -> None:
     demo.submit("followed", optim={"epochs": 1, "warmup_steps": 4})
-    elsewhere = demo.folder / "elsewhere"
-    os.makedirs(elsewhere / "artefacts")
-    record = (demo.run("followed") / "artefacts" / "submission.json").read_text()
-    (elsewhere / "artefacts" / "submission.json").write_text(record)
+    elsewhere = demo.elsewhere("followed")
     followed = demo.clipship("logs", "-f", str(elsewhere))
     assert followed.returncode == 0, followed.stderr
     last = demo.steps("followed")[-1]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.errors import InputError
 from trainer.job.kubernetes import Patch
 
 _MERGE_KEYS = {
@@ -29,7 +30,10 @@ def patched(text: str, patch: Patch) -> str:
     """The text itself where there is no patch, so that its comments stay."""
     if not (patch.launcher or patch.worker):
         return text
-    import yaml  # the client brings it
+    try:
+        import yaml  # the client brings it
+    except ImportError:
+        raise InputError("[kubernetes.patch] needs the Python package pyyaml: pip install 'clipship[launch]'") from None
 
     documents = list(yaml.safe_load_all(text))
     specs = documents[-1]["spec"]["mpiReplicaSpecs"]

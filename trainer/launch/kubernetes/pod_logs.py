@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
@@ -55,15 +57,20 @@ def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator
             stderr=True,
             _preload_content=False,
         )
+    with closing(answer):
+        yield from _words(answer)
+        if answer.returncode:
+            said = answer.read_stderr(timeout=0).strip()
+            raise ClusterError(f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {said}")
+
+
+def _words(answer: Any) -> Iterator[str]:
+    """Line by line, while they come."""
     rest = ""
     while answer.is_open():
         answer.update(timeout=_POLL_S)
         *whole, rest = (rest + (answer.read_stdout(timeout=0) or "")).split("\n")
         yield from whole
-    if answer.returncode:
-        raise ClusterError(
-            f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {answer.read_stderr(timeout=0).strip()}"
-        )
     if rest:
         yield rest
 

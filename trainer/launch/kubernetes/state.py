@@ -22,7 +22,8 @@ def rows(cluster: Cluster, name: str, *, visible: bool) -> list[Row]:
     """Topic and text; `visible`: the run folder is on this machine, and says itself how far the run is."""
     found = cluster.mpijob(name)
     if found is None:
-        return [("state", f"gone: there is no MPIJob {cluster.namespace}/{name} (cancelled, or deleted)")]
+        unknown = [] if visible else [("step", "unknown: the run folder is on the pods' volume, not here")]
+        return [("state", f"gone: there is no MPIJob {cluster.namespace}/{name} (cancelled, or deleted)"), *unknown]
     pods = pods_of(cluster, name)
     launchers, workers = _by_role(pods, "launcher"), _by_role(pods, "worker")
     result = [("state", state(found)), *_launcher(launchers), ("workers", _workers(found, workers))]
