@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.order import EpochOrder, Samples, position_seed
+from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
 
 
 def epoch_order(sizes: list[int], *, seed: int, epoch: int, window: int) -> Samples:
@@ -87,3 +87,36 @@ def test_position_seeds_differ_by_each_argument() -> None:
 def test_ordering_needs_no_torch() -> None:
     program = "import sys, trainer.data.order, trainer.data.source, trainer.data.pack; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 50), st.integers(1, 100), st.data())
+def test_any_part_of_the_order_is_that_part_of_the_whole(sizes: list[int], epoch: int, window: int, data: st.DataObject) -> None:
+    order = EpochOrder(sizes, seed=1, epoch=epoch, window=window)
+    begin = data.draw(st.integers(0, len(order)))
+    end = data.draw(st.integers(begin, len(order)))
+    fresh = EpochOrder(sizes, seed=1, epoch=epoch, window=window)
+    assert fresh.samples(begin, end).tolist() == order.samples(0, len(order)).tolist()[begin:end]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0])), min_size=1, max_size=6))
+def test_weights_say_how_often_an_epoch_has_a_sample(shards: list[tuple[int, float]]) -> None:
+    sizes, weights = [size for size, _ in shards], [weight for _, weight in shards]
+    firsts = np.cumsum([0, *sizes])
+    counts = np.zeros(sum(sizes), dtype=int)
+    for epoch in range(4):
+        order = EpochOrder(sizes, seed=1, epoch=epoch, window=20, weights=weights)
+        assert len(order) == epoch_samples(sizes, weights) == pytest.approx(np.dot(sizes, weights), abs=1)
+        counts += np.bincount(order.samples(0, len(order)), minlength=sum(sizes))
+    for first, size, weight in zip(firsts.tolist(), sizes, weights, strict=False):
+        of_shard = counts[first : first + size]
+        if weight == int(weight):
+            assert (of_shard == 4 * weight).all()
+        elif size:
+            assert of_shard.max() - of_shard.min() <= 1  # epochs go through a shard in turn
+
+
+def test_the_end_of_a_long_epoch_costs_what_its_beginning_costs() -> None:
+    order = EpochOrder([10_000] * 10_000, seed=1, epoch=3, window=10_000)
+    before = order.samples(90_000_000, 90_004_096)
+    assert len(np.unique(before)) == 4096
+    assert sum(window.nbytes for window in order._kept.values()) <= 2 * 80_000

@@ -25,6 +25,11 @@ def open_together(job: Job, comm: Comm) -> Source:
     if data.kind != "webdataset":
         return open_source(data)
     paths = expand_shards(data.train)
+    streams = [path for path in paths if path.startswith("pipe:")]
+    if streams:
+        raise InputError(
+            f"data.train: {streams[0]}: a stream cannot be read by place, which order and resume need: write it to shards first"
+        )
     selection = Selection(tuple(data.image_key), data.caption_key)
     folder, missing, problem = comm.broadcast_object(_plan(job, paths, selection) if comm.world.rank == 0 else None)
     if problem:

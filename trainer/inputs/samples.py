@@ -24,12 +24,19 @@ def check_data(data: Data, key: str = "data.train") -> int | None:
     if data.kind == "table":
         return _check_tables(files, data)
     _check_no_tables(files, key)
-    return recorded_samples(files)
+    sizes = recorded_sizes(files)
+    return None if sizes is None else _of_an_epoch(sizes, data)
 
 
 def recorded_samples(shards: Sequence[str]) -> int | None:
     """The samples that `sizes.json` ({shard name: samples}) or img2dataset's `NAME_stats.json` beside the shards count; None if not all."""
-    total = 0
+    found = recorded_sizes(shards)
+    return None if found is None else sum(found)
+
+
+def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
+    """The same for each shard."""
+    found: list[int] = []
     sizes: dict[Path, dict[str, object]] = {}
     for shard in map(Path, shards):
         if shard.parent not in sizes:
@@ -39,8 +46,18 @@ def recorded_samples(shards: Sequence[str]) -> int | None:
             count = _json(shard.parent / f"{shard.stem}_stats.json").get("successes")
         if not isinstance(count, int):
             return None
-        total += count
-    return total
+        found.append(count)
+    return found
+
+
+def _of_an_epoch(sizes: Sequence[int], data: Data) -> int:
+    """As often as the job's weights say."""
+    if data.weights is None:
+        return sum(sizes)
+    from trainer.data.order import epoch_samples  # brings numpy
+    from trainer.data.source import shard_weights
+
+    return epoch_samples(sizes, shard_weights(data))
 
 
 def _json(file: Path) -> dict[str, object]:
@@ -61,7 +78,7 @@ def _check_readable(files: Sequence[str], key: str) -> None:
 def _check_tables(files: Sequence[str], data: Data) -> int:
     from trainer.data.tables import list_rows, missing_images, read_table  # brings numpy, which no other check needs
 
-    rows = 0
+    rows: list[int] = []
     problems: list[str] = []
     for file in files:
         try:
@@ -69,7 +86,7 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
         except InputError as problem:
             problems.append(str(problem))
             continue
-        rows += len(table.rows)
+        rows.append(len(table.rows))
         missing = missing_images(table)
         if missing:
             first = table.image_path(table.rows.index(missing[0]))
@@ -79,7 +96,7 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
             )
     if problems:
         raise InputError("\n".join(problems))
-    return rows
+    return _of_an_epoch(rows, data)
 
 
 def _check_no_tables(files: Sequence[str], key: str) -> None:

@@ -28,6 +28,7 @@ LAZY_COMMANDS = {
     "cancel": ("trainer.launch.cancel:command", "End a run that was submitted."),
     "eval": ("trainer.launch.evaluate:command", "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification."),
     "image": ("trainer.launch.image.command:command", "Build, prove and publish the container image of a job."),
+    "data": ("trainer.launch.data:command", "Look at what shards hold: numbers, a contact sheet."),
     "index": ("trainer.launch.index:command", "Read the headers of shards once, so that runs open them at once."),
     "pack": ("trainer.launch.pack:command", "Make WebDataset shards of a table of images and captions."),
     "report": ("trainer.launch.report:command", "Write one HTML page about a run: curves, evaluation, what went wrong."),

@@ -1,0 +1,48 @@
+"""Looking at shards: numbers that are those of the shards, and a sheet that shows each picture."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from trainer.data.look import MARGIN, TILE
+from trainer.data.shard_files import write_shards
+from trainer.launch.data import command
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> str:
+    """Five pictures, one each of a colour, and one that is broken."""
+    samples = []
+    for number in range(6):
+        file = io.BytesIO()
+        Image.new("RGB", (100 + 10 * number, 50), (40 * number, 0, 0)).save(file, "png")
+        samples.append((f"{number}", {"png": file.getvalue() if number != 2 else b"broken", "txt": b"a caption\nanother one"}))
+    write_shards(samples, tmp_path, 4)
+    return str(tmp_path / "*.tar")
+
+
+def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
+    result = CliRunner().invoke(command, ["stats", shard], catch_exceptions=False)
+    found = json.loads(result.stdout)
+    assert (found["shards"], found["samples"], found["looked_at"], found["bad"]) == (2, 6, 6, {"not an image": 1})
+    assert found["width"] == {"least": 100, "median": 130, "most": 150}
+    assert found["caption_characters"] == {"least": 9, "median": 10, "most": 11}
+    assert found["samples_per_shard"] == {"least": 2, "median": 3, "most": 4}
+
+
+def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_path: Path) -> None:
+    out = tmp_path / "sheet.png"
+    result = CliRunner().invoke(command, ["show", shard, "--out", str(out)], catch_exceptions=False)
+    assert result.stdout == f"{out}\n"
+    with Image.open(out) as sheet:
+        pixels = np.asarray(sheet)
+    seen = {tuple(colour) for colour in pixels.reshape(-1, 3).tolist()}
+    assert {(40 * number, 0, 0) for number in (1, 3, 4, 5)} <= seen
+    assert (80, 0, 0) not in seen
+    assert any(red > 200 and green < 60 for red, green, _ in seen)
+    assert pixels.shape[1] >= TILE + 2 * MARGIN

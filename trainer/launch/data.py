@@ -1,0 +1,54 @@
+"""The commands `clipship data stats` and `clipship data show`. Imports no torch."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.data.sample import Source
+
+SHARDS = click.argument("shards", nargs=-1, required=True)
+IMAGE_KEY = click.option("--image-key", multiple=True, metavar="ENDING", help="As data.image_key of the job; may be given more than once.")
+CAPTION_KEY = click.option("--caption-key", default="txt", show_default=True, metavar="ENDING", help="As data.caption_key of the job.")
+
+
+@click.group()
+def command() -> None:
+    """Look at what shards hold."""
+
+
+@command.command()
+@SHARDS
+@IMAGE_KEY
+@CAPTION_KEY
+@click.option("--samples", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N", help="Samples that are looked into.")
+def stats(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, samples: int) -> None:
+    """Count the samples of SHARDS; of some, spread evenly: image sizes, caption lengths, what is bad. JSON goes to stdout."""
+    from trainer.data.look import statistics
+
+    click.echo(json.dumps(statistics(_source(shards, image_key, caption_key), samples), indent=2, ensure_ascii=False))
+
+
+@command.command()
+@SHARDS
+@IMAGE_KEY
+@CAPTION_KEY
+@click.option("--out", type=click.Path(path_type=Path), default=Path("contact-sheet.png"), show_default=True, help="The picture to write.")
+@click.option("--samples", type=click.IntRange(min=1, max=400), default=24, show_default=True, metavar="N", help="Spread evenly.")
+def show(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, out: Path, samples: int) -> None:
+    """Write a contact sheet of SHARDS as PNG: images with the beginning of their captions. Its name goes to stdout."""
+    from trainer.data.look import contact_sheet
+
+    sheet = contact_sheet(_source(shards, image_key, caption_key), samples)
+    sheet.save(out, "png")
+    click.echo(out)
+
+
+def _source(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str) -> "Source":
+    from trainer.data.shards import open_shards
+    from trainer.data.source import IMAGE_ENDINGS
+    from trainer.inputs import expand_shards
+
+    return open_shards(expand_shards(shards), image_key or IMAGE_ENDINGS, caption_key, "captions")
