@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
@@ -89,6 +89,7 @@ def test_ordering_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 50), st.integers(1, 100), st.data())
 def test_any_part_of_the_order_is_that_part_of_the_whole(sizes: list[int], epoch: int, window: int, data: st.DataObject) -> None:
     order = EpochOrder(sizes, seed=1, epoch=epoch, window=window)
@@ -98,6 +99,7 @@ def test_any_part_of_the_order_is_that_part_of_the_whole(sizes: list[int], epoch
     assert fresh.samples(begin, end).tolist() == order.samples(0, len(order)).tolist()[begin:end]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0])), min_size=1, max_size=6))
 def test_weights_say_how_often_an_epoch_has_a_sample(shards: list[tuple[int, float]]) -> None:
     sizes, weights = [size for size, _ in shards], [weight for _, weight in shards]

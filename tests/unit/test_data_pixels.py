@@ -65,7 +65,7 @@ def test_small_images_are_enlarged() -> None:
     assert difference(found.permute(1, 2, 0).numpy(), picture.resize((224, 224), Image.Resampling.BICUBIC)) < 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**63 - 1), st.floats(0.01, 1))
 def test_a_crop_lies_within_the_image(height: int, width: int, seed: int, least: float) -> None:
     crop = RandomCrop((224, 224), scale=(least, 1.0))
@@ -198,6 +198,7 @@ def test_every_cut_image_is_a_bad_sample_and_nothing_else(kind: str) -> None:
             CROP(raw(image[:size]), 0)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 600))
 def test_no_damage_to_a_header_brings_another_error(noise: bytes, at: int) -> None:
     image = bytearray(encoded(red(), quality=50))
