@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 from trainer.errors import InputError
-from trainer.inputs.run_folder import ARTEFACTS
+from trainer.inputs.run_folder import ARTEFACTS as ARTEFACTS
 
 if TYPE_CHECKING:
     from trainer.job import Job
