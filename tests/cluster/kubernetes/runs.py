@@ -10,7 +10,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from kubernetes.stream import stream
 
 from trainer.demo.__main__ import prepare
 from trainer.launch.kubernetes.cluster import Cluster
+from trainer.launch.kubernetes.pod_logs import disconnecting
 from trainer.launch.kubernetes.state import pods_of
 
 LIMIT_S = 600.0
@@ -147,7 +147,7 @@ class Demo:
         words = ["/opt/clipship/bin/python", "-c", script]
         run = self.cluster.core.connect_get_namespaced_pod_exec
         answer = stream(run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True, _preload_content=False)
-        with closing(answer):
+        with disconnecting(answer):
             answer.run_forever(timeout=LIMIT_S)
             return str(answer.read_all())
 

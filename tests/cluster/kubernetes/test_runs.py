@@ -170,3 +170,22 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
     status = demo.clipship("status", str(elsewhere)).stdout
     assert f"step {last}/{last}" in status
     assert "succeeded" in status
+
+
+def test_a_user_that_the_image_does_not_know_trains_too(demo: Demo) -> None:
+    demo.submit("stranger", optim={"epochs": 1, "warmup_steps": 4}, kubernetes=settings(demo, run_as_user=4242))
+    assert demo.wait("stranger") == "succeeded", demo.said("stranger")
+    assert (demo.run("stranger") / "result.json").stat().st_uid == 4242
+
+
+def test_ranks_that_fail_again_and_again_end_the_job_with_their_cause(demo: Demo) -> None:
+    """Within `retries`, and a launcher that comes later does not begin anew."""
+    mpijob = demo.submit("hopeless", optim={**SHORT, "lr": 1e-3}, kubernetes=settings(demo, retries=0, backoff_limit=1))
+    demo.wait_for_step("hopeless", 3)
+    demo.inside(f"{mpijob}-worker-0", KILL_RANK)
+    assert demo.wait("hopeless") == "failed", demo.said("hopeless")
+    ended = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in demo.pods(mpijob, "launcher")]
+    assert len(ended) == 2
+    assert len({end["message"] for end in ended}) == 1
+    assert f"rank 0 on {mpijob}-worker-0 ended the run with exit code 1: killed by SIGKILL in" in ended[0]["message"]
+    assert demo.memory("hopeless")["starts"] == 1

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
@@ -57,11 +57,21 @@ def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator
             stderr=True,
             _preload_content=False,
         )
-    with closing(answer):
+    with disconnecting(answer):
         yield from _words(answer)
         if answer.returncode:
             said = answer.read_stderr(timeout=0).strip()
             raise ClusterError(f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {said}")
+
+
+@contextmanager
+def disconnecting(answer: Any) -> Iterator[None]:
+    """Closes what `stream` opened: the client leaves the socket open where the other side has said goodbye first."""
+    try:
+        yield
+    finally:
+        answer.close()
+        answer.sock.shutdown()
 
 
 def _words(answer: Any) -> Iterator[str]:

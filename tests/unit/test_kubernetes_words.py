@@ -1,0 +1,71 @@
+"""What people read of a cluster: its refusals, and an MPIJob's state. tests/cluster/kubernetes asks a real one for most of them."""
+
+import json
+from typing import Any
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+
+from trainer.launch.kubernetes.cluster import explain, may_not
+from trainer.launch.kubernetes.state import state
+
+
+def refusal(status: int, message: str | None) -> ApiException:
+    problem = ApiException(status=status, reason="R")
+    problem.body = "404 page not found\n" if message is None else json.dumps({"kind": "Status", "message": message})
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "expected"),
+    [
+        (401, "Unauthorized", "the cluster does not know you"),
+        (403, 'mpijobs.kubeflow.org is forbidden: User "u" cannot create resource "mpijobs"', "you may not: mpijobs.kubeflow.org"),
+        (403, 'pods "x" is forbidden: exceeded quota: small, requested: cpu=8', "it would exceed the quota"),
+        (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest": seccompProfile', "the namespace's pod security forbids it"),
+        (403, "no PriorityClass with name high was found", "no PriorityClass with name high"),
+        (404, 'namespaces "nowhere" not found', "there is no such namespace"),
+        (404, None, "the MPI Operator, v0.3 or newer, must be installed"),
+        (404, "the server could not find the requested resource", "the MPI Operator, v0.3 or newer, must be installed"),
+        (422, 'MPIJob "x" is invalid: spec.slotsPerWorker', 'MPIJob "x" is invalid: spec.slotsPerWorker'),
+    ],
+)
+def test_refusals_say_what_to_do(status: int, message: str | None, expected: str) -> None:
+    said = explain(refusal(status, message), "create the MPIJob", "team")
+    assert said.startswith("cannot create the MPIJob in namespace team: ")
+    assert expected in said
+    assert "\n" not in said
+
+
+def test_only_rbac_counts_as_not_being_allowed_to() -> None:
+    assert may_not(refusal(403, 'User "u" cannot create resource "pods" in API group ""'))
+    assert not may_not(refusal(403, "exceeded quota: small"))
+    assert not may_not(refusal(422, 'cannot create resource "pods"'))
+
+
+def mpijob(*conditions: str, completed: bool = False, **metadata: str) -> dict[str, Any]:
+    stamp = "2026-01-01T00:00:00Z"
+    found = [{"type": kind, "status": "True", "lastTransitionTime": stamp, "message": f"{kind}'s message"} for kind in conditions]
+    status = {"conditions": found, **({"completionTime": stamp} if completed else {})}
+    return {"metadata": {"creationTimestamp": stamp, **metadata}, "spec": {"runPolicy": {}}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (mpijob(), "waiting: the MPI Operator has not taken it up (does it run, and watch this namespace?)"),
+        (mpijob("Created"), "waiting, for "),
+        (mpijob("Created", "Running"), "running, for "),
+        (mpijob("Created", "Running", "Failed"), "running, for "),  # an evicted worker makes the operator say so of a run that goes on
+        (mpijob("Created", "Failed", completed=True), "failed, "),
+        (mpijob("Created", "Failed", "Succeeded", completed=True), "succeeded, "),
+        (mpijob("Created", "Suspended"), "suspended: "),
+        (mpijob("Created", deletionTimestamp="2026-01-01T00:00:00Z"), "going: "),
+    ],
+)
+def test_the_state_is_one_word_and_its_reason(found: dict[str, Any], expected: str) -> None:
+    assert state(found).startswith(expected)
+
+
+def test_a_failed_job_says_why() -> None:
+    assert state(mpijob("Failed", completed=True)).endswith(" ago: Failed's message")
