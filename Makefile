@@ -29,7 +29,7 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat bench-data test-full test-gpu demo parity lock clean check-stacks image test-image test-image-full test-torch \ test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat bench-data test-full test-gpu demo parity lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do

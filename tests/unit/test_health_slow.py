@@ -1,14 +1,14 @@
 """Who is slow: told by all ranks every few steps, named when it lasts, and not for trifles."""
 
-from trainer.health.slow import EVERY, Paces, Slow
+from trainer.health.slow import Paces, Slow
 
 
 def told(paces: list[Paces], seconds: list[float]) -> list[float]:
     """A telling of all ranks, each of which takes so many seconds a step: the sums."""
     for own, its in zip(paces, seconds, strict=True):
-        for _ in range(EVERY):
-            assert not own.due
-            own.spent(its)
+        assert not own.due
+        own.spent(its)
+        assert own.due
     return [sum(shares) for shares in zip(*(own.share() for own in paces), strict=True)]
 
 

@@ -33,7 +33,7 @@ class Paces:
         self._slow_times = [0] * world_size
 
     def spent(self, own_s: float) -> None:
-        """Own work took so long in each of the last EVERY steps."""
+        """A step's own work took so long, on average over the last EVERY."""
         self._own_s = own_s
 
     @property

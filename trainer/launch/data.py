@@ -14,7 +14,12 @@ IMAGE_KEY = click.option("--image-key", multiple=True, metavar="ENDING", help="A
 CAPTION_KEY = click.option("--caption-key", default="txt", show_default=True, metavar="ENDING", help="As data.caption_key of the job.")
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+Examples:
+  clipship data stats 'shards/*.tar'
+  clipship data show 'shards/*.tar' --out sheet.png"""
+)
 def command() -> None:
     """Look at what shards hold."""
 
