@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainer.health.rank_process import meeting_folder, sweep
@@ -41,3 +42,13 @@ def test_folder_without_lock_is_swept_only_when_it_is_old(tmp_path: Path) -> Non
     os.utime(old, (time.time() - 3600,) * 2)
     sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "clipship-rank-young"]
+
+
+def test_supervisors_that_start_together_sweep_nobody_away(tmp_path: Path) -> None:
+    def start(_: int) -> bool:
+        with meeting_folder(tmp_path) as folder:
+            (folder / "pulse").touch()
+            return (folder / "pulse").exists()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(start, range(400)))

@@ -18,6 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """What a supervisor takes for a wish that the run stop."""
 _PREFIX = "clipship-rank-"
 _LOCK = "supervisor"
+_NOT_YET_LOCKED = "supervisor.new"
 _UNLOCKED_S = 60.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -31,8 +32,9 @@ def meeting_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
     place = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
     sweep(place)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    with open(folder / _LOCK, "w") as lock:
+    with open(folder / _NOT_YET_LOCKED, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when this process ends, however it ends
+        os.rename(folder / _NOT_YET_LOCKED, folder / _LOCK)  # under this name it is never seen unlocked while its supervisor lives
         try:
             yield folder
         finally:

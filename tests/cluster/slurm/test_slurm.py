@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 HOROVOD = {"backend": "horovod", "deterministic": False}
 TWO_RANKS = {"nodes": 2, "gpus_per_node": 1}
 SHORT = {"epochs": 1, "warmup_steps": 4}
+FEWER = {"epochs": 6, "warmup_steps": 10}
+"""Enough to learn the digits; four ranks of Horovod on two cores wait for each other by spinning."""
 HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(false)`\\", "LINES": "one\ntwo\n", "EMPTY": "", "PERCENT": "%t %j #", "UTF8": "é\t"}
 LEARNED = 0.85
 """Top-1 of held-out digits after the demo's epochs; chance is 0.1."""
@@ -64,8 +66,9 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
 
 
 @pytest.mark.horovod
-def test_horovod_by_srun_learns_the_digits(demo: Demo) -> None:
-    job = demo.submit("horovod", comm=HOROVOD)
+@pytest.mark.parametrize("optim", [FEWER, pytest.param({}, marks=pytest.mark.full)], ids=["six-epochs", "whole-demo"])
+def test_horovod_by_srun_learns_the_digits(demo: Demo, optim: dict[str, int]) -> None:
+    job = demo.submit("horovod", comm=HOROVOD, optim=optim)
     assert demo.wait("horovod", job)["JobState"] == "COMPLETED", demo.output("horovod", job)
     assert demo.result("horovod")["zero_shot_top1"] > LEARNED
     assert demo.result("horovod")["world_size"] == 4
