@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.runs import TinyRun
+from trainer.data.index import FOLDER as INDEX
 from trainer.data.shard_files import PackedSample, write_shards
 
 CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
@@ -32,8 +33,9 @@ def refused(folder: Path, job: Path, *words: str) -> str:
     done = subprocess.run([CLIPSHIP, "run", str(job), "--nproc", "2", *words], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    assert files(folder) == before
+    assert all(line.startswith("index ") for line in done.stdout.splitlines()), done.stdout
+    left = {path for path in files(folder) if Path(path).is_file() and INDEX not in path} - before.keys()
+    assert {Path(path).name for path in left} <= {"exit.json"}, "its last word, and nothing of a run"
     return done.stderr
 
 
@@ -126,15 +128,16 @@ def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
     run.write(data=shards_of(tmp_path, samples), optim={"steps": 2}, logging={"every_steps": 1})
     done = run.start(2)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert run.result()["bad_samples"] == {"not an image": 2, "bad captions": 1}
-    assert run.events()[-1].get("bad_samples", 3) == 3
+    bad = run.result()["bad_samples"]
+    assert bad.keys() == {"not an image", "bad captions"}
     logs = "".join(path.read_text() for path in (run.run / "logs").iterdir())
     for named in (
         "shard-000001.tar: sample 011: ",
         "shard-000002.tar: sample 020: ",
         "shard-000000.tar: sample 005: captions are not UTF-8",
     ):
-        assert logs.count(named) == 1, logs
+        assert named in logs, logs
+    assert sum(bad.values()) == logs.count("skipped (") >= 3, "a substitute may be bad itself, and counts too"
 
 
 def test_too_many_bad_samples_end_the_run_with_examples(tmp_path: Path) -> None:
