@@ -5,7 +5,6 @@ stderr: a line for each proof. Exit 0 where all hold, 1 where one does not.
 """
 
 import json
-import os
 import platform
 import re
 import shutil
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +20,7 @@ import click
 
 from trainer import jobfile
 from trainer.launch.local import run
+from trainer.launch.processes import stdout_is_stderr
 
 _HOROVOD_FEATURES = ("PyTorch", "MPI", "Gloo", "NCCL")
 _RANK_MINUTES = 5
@@ -140,24 +139,11 @@ def _step(launcher: Literal["torchrun", "mpirun"], backend: Literal["torch", "ho
         job = jobfile.from_table(table, "the proof's job")
         path = folder / "job.toml"
         path.write_text(jobfile.dump(job))
-        with _stdout_for_the_facts():
+        with stdout_is_stderr():
             code = run(path, job, (), nproc=2, hosts=None)
         if code != 0:
             raise Unproven(f"two ranks under {launcher} ended with {code}; their logs stand above")
         return float(json.loads((folder / launcher / "result.json").read_text())["loss"])
-
-
-@contextmanager
-def _stdout_for_the_facts() -> Iterator[None]:
-    """What ranks say inside goes to stderr."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def _tool(name: str) -> str:

@@ -1,12 +1,10 @@
 """The command `clipship eval`: a trained model, ours or open_clip's, on data that the user names. Imports no torch."""
 
 import json
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -57,6 +55,7 @@ def command(
     """
     from trainer import jobfile
     from trainer.launch.local import start_ranks
+    from trainer.launch.processes import stdout_is_stderr
 
     asked = {"retrieval": data, "zero_shot": zero_shot, "class_names": class_names, "templates": templates}
     job = evaluation_job(checkpoint, model, {key: given for key, given in asked.items() if given}, nproc, overrides)
@@ -65,7 +64,7 @@ def command(
         job_path, result_path = Path(folder, "job.toml"), Path(folder, "result.json")
         job_path.write_text(jobfile.dump(job), encoding="utf-8")
         rank = (sys.executable, "-P", "-m", "trainer.evaluate.rank", str(job_path), str(result_path))
-        with _stdout_for_the_result():
+        with stdout_is_stderr():
             code = start_ranks(rank, job, nproc=nproc, hosts=None)
         if code:
             return code
@@ -115,19 +114,6 @@ def _kept(before: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]
 def _without_unset(table: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that hold None are left out, as in a job file."""
     return {key: _without_unset(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None}
-
-
-@contextmanager
-def _stdout_for_the_result() -> Iterator[None]:
-    """Whatever launchers and ranks say inside goes to stderr."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def _show(metrics: Mapping[str, float | int]) -> None:

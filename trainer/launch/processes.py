@@ -67,6 +67,19 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def stdout_is_stderr() -> Iterator[None]:
+    """Whatever launchers and ranks say inside goes to stderr: stdout is for the result."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
 class _Wait:
     """For the launcher's end, or the end of its grace period."""
 
