@@ -102,8 +102,11 @@ def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished
     run = finished(backend, 2, 1)
     assert jobfile.load(run.run / "job.toml") == jobfile.load(run.folder / "tiny.toml")
     records = [event for event in run.events() if "loss" in event]
-    wanted = {"step", "epoch", "samples", "loss", "lr", "grad_norm", "logit_scale", "samples_per_s"}
-    assert all(set(record) == wanted | {"step_s", "data_s", "compute_s", "comm_s", "checkpoint_s"} for record in records)
+    wanted = {"step", "epoch", "samples", "loss", "lr", "grad_norm", "logit_scale", "samples_per_s", "bad_samples"}
+    times = {"step_s", "data_s", "compute_s", "comm_s", "checkpoint_s", "data_s_max", "compute_s_max", "comm_s_min"}
+    of_ranks = {"comm_bytes", "comm_share", "slowest_rank", "slowest_by", "cpu_share_max", "rss_bytes_max"}
+    assert {key for record in records for key in record} == wanted | times | of_ranks
+    assert all(record.keys() == records[0].keys() for record in records)
     assert [record["samples"] for record in records] == [BATCH * step for step in range(1, STEPS + 1)]
     assert [record["epoch"] for record in records] == [0] * EPOCH_STEPS + [1]
     logs = sorted((run.run / "logs").iterdir())
