@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trainer.comm.protocol import Comm
+from trainer.nvml import gpu_handle
 from trainer.telemetry import Lap, forget_after
 
 RANKS_FILE = "ranks.jsonl"
@@ -85,7 +86,7 @@ class Machine:
 
     def __init__(self, device: torch.device) -> None:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
-        self._gpu = _nvml_handle(device)
+        self._gpu = gpu_handle(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
     def sample(self) -> tuple[float, float, float, float]:
         """Cores in use since the last call, resident bytes at their highest, share of time that the GPU computed, its bytes in use."""
@@ -103,15 +104,3 @@ class Machine:
             used = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used
             return pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu / 100, float(used)
         return 0.0, 0.0
-
-
-def _nvml_handle(device: torch.device) -> Any:
-    """Of the rank's GPU, or None without one."""
-    if device.type != "cuda":
-        return None
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode())
-    return None

@@ -29,7 +29,7 @@ from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.share import open_together
 from trainer.data.source import shard_weights
-from trainer.errors import EXIT_DONE, Unfit
+from trainer.errors import EXIT_DONE
 from trainer.evaluate.evaluation import Evaluation
 from trainer.health.pulse import Pulse
 from trainer.health.requests import Requests
@@ -161,8 +161,7 @@ def _judge(report: Report, run: Run, comm: Comm) -> None:
     for finding in report.findings:
         _say(finding.severity, f"{finding.check}: {finding.text}")
     _say("preflight", f"{report.headline()}; figures in {run.folder / 'preflight.json'}")
-    if report.errors:
-        raise Unfit("; ".join(finding.text for finding in report.errors))
+    report.raise_errors()
 
 
 def _say(what: str, text: str) -> None:

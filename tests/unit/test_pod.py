@@ -181,13 +181,17 @@ def test_a_worker_whose_sshd_ends_fails_so_that_it_is_started_again() -> None:
     worker.stderr.close()
 
 
-def test_a_worker_asked_to_go_ends_the_listener_and_leaves_with_0() -> None:
+def ask_a_worker_to_go() -> None:
     worker = start_worker("sh", "-c", "echo up >&2; exec sleep 600")
     assert worker.stderr is not None
     assert worker.stderr.readline() == "up\n"
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) == 0
     worker.stderr.close()
+
+
+def test_a_worker_asked_to_go_ends_the_listener_and_leaves_with_0() -> None:
+    ask_a_worker_to_go()
 
 
 def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
@@ -214,12 +218,7 @@ def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
 
 def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "-m", "trainer.rank", str(tmp_path)])
-    worker = start_worker("sh", "-c", "echo up >&2; exec sleep 600")
-    assert worker.stderr is not None
-    assert worker.stderr.readline() == "up\n"
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
-    worker.stderr.close()
+    ask_a_worker_to_go()
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()

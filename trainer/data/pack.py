@@ -22,11 +22,12 @@ from PIL import Image
 from trainer.data.index import FOLDER, index_shards, write_catalogue
 from trainer.data.pictures import decode
 from trainer.data.sample import BadSample, RawSample
-from trainer.data.shard_files import PackedSample, check_replaceable, sample_sizes, write_shard, write_text
+from trainer.data.shard_files import PackedSample, check_replaceable, sample_sizes, write_shard
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tables import Table, list_rows, missing_images, read_table
 from trainer.data.tar import Selection
 from trainer.errors import InputError
+from trainer.whole_file import write_whole
 
 BAD_ROWS = "bad-rows.tsv"
 PLAN = "plan.json"
@@ -131,7 +132,7 @@ def _begin(beside: Path, table: Table, recipe: Recipe, sizes: Sequence[int]) -> 
         if not (beside / PLAN).exists() or (beside / PLAN).read_text() != plan:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
-            write_text(beside / PLAN, plan)
+            write_whole(beside / PLAN, plan)
     except OSError as error:
         raise InputError(f"{beside.parent}: cannot be written: {error.strerror} ({error.filename}); choose another folder") from error
 
@@ -163,7 +164,7 @@ def _make(job: Job) -> None:
     beside = job.path.with_suffix(".writing")
     write_shard(_samples(job, bad), beside)
     os.replace(beside, job.path)
-    write_text(_report(job), json.dumps(bad))
+    write_whole(_report(job), json.dumps(bad))
 
 
 def _report(job: Job) -> Path:
@@ -201,9 +202,9 @@ def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
 
 def _finish(beside: Path, shards: Sequence[Path], bad: Sequence[tuple[str, str]]) -> None:
     """Sizes, the list of bad rows and the index; what only this run needed is removed."""
-    write_text(beside / "sizes.json", json.dumps({path.name: sample_sizes(path) for path in shards}, indent=2) + "\n")
+    write_whole(beside / "sizes.json", json.dumps({path.name: sample_sizes(path) for path in shards}, indent=2) + "\n")
     if bad:
-        write_text(beside / BAD_ROWS, "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad))
+        write_whole(beside / BAD_ROWS, "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad))
     selection = Selection(IMAGE_ENDINGS, "txt")
     write_catalogue(beside / FOLDER, selection, index_shards([str(path) for path in shards], selection, beside / FOLDER))
     for path in (*(path.with_suffix(".json") for path in shards), beside / PLAN):

@@ -16,6 +16,7 @@ from secrets import token_hex
 
 from trainer.data.index import FOLDER
 from trainer.errors import InputError
+from trainer.whole_file import write_whole
 
 SIZES = "sizes.json"
 PackedSample = tuple[str, Mapping[str, bytes]]
@@ -29,7 +30,7 @@ def write_shards(samples: Iterable[PackedSample], folder: Path, samples_per_shar
     for first in remaining:
         name = f"shard-{len(sizes):06d}.tar"
         sizes[name] = write_shard(chain([first], islice(remaining, samples_per_shard - 1)), folder / name)
-    write_text(folder / SIZES, json.dumps(sizes, indent=2) + "\n")
+    write_whole(folder / SIZES, json.dumps(sizes, indent=2) + "\n")
     return list(sizes)
 
 
@@ -51,14 +52,6 @@ def sample_sizes(shard: Path) -> int:
     """Samples of a shard that `write_shard` wrote."""
     with tarfile.open(shard, "r:") as tar:
         return len({name.partition(".")[0] for name in tar.getnames()})
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    beside = path.with_name(f".{path.name}.writing")
-    with _flushed(beside) as file:
-        file.write(text.encode())
-    os.replace(beside, path)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from trainer import jobfile
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 from trainer.job import Job
+from trainer.libraries import mapped
 from trainer.run import versions
 
 _VARIABLES = re.compile(r"NCCL_|TORCH_|HOROVOD_|OMP_NUM_THREADS$|CUDA_(?!VISIBLE_DEVICES)|PYTORCH_")
@@ -22,7 +23,7 @@ _OWN = re.compile(
     r"HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_RENDEZVOUS|GLOO_IFACE|RUN_|SECRET|TIMELINE)|TORCHELASTIC_|TORCH_ELASTIC_"
     r"|TORCH_NCCL_DEBUG_INFO|TORCH_FR_DUMP|NCCL_DEBUG_FILE|NCCL_HOSTID|NCCL_TOPO|NCCL_IB_HCA|NCCL_SOCKET_IFNAME"
 )
-_LIBRARIES = re.compile(r"lib(nccl|mpi|mpi_cxx|cudnn|cudart)\.so[.\d]*$")
+_LIBRARIES = ("libcudart", "libcudnn", "libmpi", "libmpi_cxx", "libnccl")
 _NAMED = 8
 
 
@@ -47,7 +48,7 @@ def facts(job: Job, comm: Comm) -> dict[str, str]:
         **versions(),
         "cuda": torch.version.cuda or "none",
         **_device(comm),
-        **{f"library {name}": path for name, path in _mapped()},
+        **{f"library {name}": " and ".join(paths) for name in _LIBRARIES if (paths := mapped(name))},
         **comm.versions(),
         "backend": comm.name,
         "code": code_hash(Path(__file__).parents[1]),
@@ -93,20 +94,6 @@ def _driver() -> str:
         return "unknown"
     found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
     return found.group() if found else "unknown"
-
-
-def _mapped() -> Iterator[tuple[str, str]]:
-    """Communication libraries in this process: the path of each, and of each copy where there are several."""
-    paths = {line.split(maxsplit=5)[-1].strip() for line in _maps()}
-    for name in sorted({Path(path).name.partition(".so")[0] for path in paths if _LIBRARIES.search(path)}):
-        yield name, " and ".join(sorted(path for path in paths if Path(path).name.startswith(f"{name}.so")))
-
-
-def _maps() -> list[str]:
-    try:
-        return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
-    except OSError:
-        return []
 
 
 def _who(ranks: Iterable[int]) -> str:

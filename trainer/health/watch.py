@@ -42,8 +42,10 @@ class Watch:
             self._steps, self._own_s = 0, 0.0
 
     def pop_comm_s(self) -> float:
-        """Seconds of communication since the last call."""
-        self._collect()
+        """Seconds of communication since the last call, which is between steps."""
+        collected = self._collect()
+        if self._on_gpu and self._steps:  # of steps that count as this rank's own work when the window ends
+            self._own_s -= collected
         found, self._comm_s = self._comm_s, 0.0
         return found
 

@@ -5,13 +5,14 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError
+from trainer.launch.options import job_argument, set_option
 from trainer.launch.presets import preset_names, preset_summary, write_preset
 
 if TYPE_CHECKING:
@@ -84,18 +85,6 @@ def cli() -> None:
     """Train CLIP from one job file: on this machine, over ssh, on a cluster."""
 
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-_job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
-_set_option: Decorator = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value takes the default. May be repeated.",
-)
-
-
 @cli.command(
     epilog="""\b
 Examples:
@@ -125,8 +114,8 @@ Examples:
   clipship check job.toml
   clipship check job.toml --nproc 2 --set optim.global_batch_size=256"""
 )
-@_job_argument
-@_set_option
+@job_argument
+@set_option
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine; without it, those of [resources].")
 def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None) -> None:
     """Say what JOB will run, and everything that is wrong with it. Starts and writes nothing."""
@@ -146,8 +135,8 @@ Examples:
 
 Hosts are reached by ssh without a password, and find the job file, the data and this environment at the same paths."""
 )
-@_job_argument
-@_set_option
+@job_argument
+@set_option
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine; without it, those of [resources].")
 @click.option("--hosts", metavar="HOST:N,...", help="Hosts and the ranks on each, started over ssh.")
 @click.option("--fresh", is_flag=True, help="Set the run folder of before aside (NAME.old-1) and begin anew.")
@@ -174,8 +163,8 @@ Examples:
   torchrun --nproc-per-node 4 --no-python clipship train job.toml
   srun clipship train job.toml"""
 )
-@_job_argument
-@_set_option
+@job_argument
+@set_option
 def train(job_path: Path, overrides: tuple[str, ...]) -> int:
     """Run one rank of JOB; a launcher starts it once for each rank."""
     from trainer.train import main as run_rank  # the one import that brings torch

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trainer.errors import InputError
+from trainer.launch.options import job_argument, set_option
 
 
 @click.command(
@@ -17,8 +18,8 @@ Examples:
 On a cluster, in an allocation of your own:
   srun python -m trainer.preflight job.toml"""
 )
-@click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the job file. May be repeated.")
+@job_argument
+@set_option
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine; without it, those of [resources].")
 @click.option("--hosts", metavar="HOST:N,...", help="Hosts and the ranks on each, started over ssh.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.launch.options import job_argument, set_option
+
 if TYPE_CHECKING:
     from trainer.job import Job
 
@@ -45,8 +47,8 @@ def _command(kind: str) -> click.Command:
     place, summary = KINDS[kind]
 
     @click.command(name=kind, help=summary)
-    @click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
-    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the job file. May be repeated.")
+    @job_argument
+    @set_option
     def render(job_path: Path, overrides: tuple[str, ...]) -> None:
         from trainer import jobfile
 

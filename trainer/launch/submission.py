@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 from trainer.errors import InputError
 from trainer.inputs.run_folder import ARTEFACTS as ARTEFACTS
+from trainer.whole_file import write_json
 
 if TYPE_CHECKING:
     from trainer.job import Job
@@ -62,10 +62,7 @@ def scheduler(name: str) -> Scheduler:
 
 def record(folder: Path, submission: Submission) -> None:
     """Into the run folder, whole or not at all."""
-    path = folder / ARTEFACTS / RECORD
-    beside = path.with_name(f".{RECORD}.partial")
-    beside.write_text(json.dumps(asdict(submission), indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_json(folder / ARTEFACTS / RECORD, asdict(submission))
 
 
 def read_record(folder: Path) -> Submission | None:

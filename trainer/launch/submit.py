@@ -7,6 +7,7 @@ import click
 
 from trainer.errors import InputError
 from trainer.inputs.run_folder import ARTEFACTS
+from trainer.launch.options import job_argument, set_option
 from trainer.launch.submission import SCHEDULERS, record, scheduler
 
 if TYPE_CHECKING:
@@ -20,15 +21,9 @@ Examples:
   clipship submit job.toml --to slurm --set resources.nodes=4 --set name=four-nodes
   clipship submit job.toml --to kubernetes"""
 )
-@click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
+@job_argument
 @click.option("--to", required=True, type=click.Choice(SCHEDULERS), help="Where to.")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value takes the default. May be repeated.",
-)
+@set_option
 @click.option("--no-check", is_flag=True, help="Do not look at the data here: only the cluster's nodes see it.")
 def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool) -> None:
     """Render JOB, put what it needs into its run folder and submit it. The job's id alone goes to stdout.

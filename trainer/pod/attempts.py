@@ -4,12 +4,12 @@ The memory outlives a launcher pod: a new one knows that the run has ended for g
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED
+from trainer.whole_file import write_json
 
 MEMORY = Path("artefacts", "launcher.json")
 """In the run folder."""
@@ -52,9 +52,7 @@ def write_memory(run_folder: Path, memory: Memory) -> None:
     """Whole or not at all."""
     path = run_folder / MEMORY
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(json.dumps(asdict(memory), indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_json(path, asdict(memory))
 
 
 def newest_checkpoint(run_folder: Path) -> str:

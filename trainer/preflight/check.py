@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trainer.comm.protocol import Comm
+from trainer.errors import Unfit
 from trainer.job import Job
 from trainer.model import Clip
 from trainer.plan import Plan
@@ -36,6 +37,11 @@ class Report:
     @property
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    def raise_errors(self) -> None:
+        """Raises Unfit, on all ranks alike, where a run cannot begin here."""
+        if self.errors:
+            raise Unfit("; ".join(finding.text for finding in self.errors))
 
     def headline(self) -> str:
         """`0 errors, 1 warning in 2.1 s`."""
@@ -123,4 +129,4 @@ def _many(count: int, one: str) -> str:
 
 
 def _gpu(device: torch.device) -> Gpu | None:
-    return place.gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}") if device.type == "cuda" else None
+    return place.gpu(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.nvml import gpu_handle
 from trainer.preflight.reading import Gpu
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -36,16 +37,13 @@ def open_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def gpu(uuid: str) -> Gpu | None:
-    """The state of the GPU with this UUID ("GPU-..."), or None where NVML cannot say."""
-    import pynvml  # nvidia-ml-py; needs the driver's library only when asked
+def gpu(uuid: object) -> Gpu | None:
+    """The state of the GPU with this UUID, or None where NVML cannot say."""
+    import pynvml
 
+    handle = gpu_handle(uuid)
     with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            return _state(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
-        finally:
-            pynvml.nvmlShutdown()
+        return _state(pynvml, handle) if handle is not None else None
     return None
 
 

@@ -6,24 +6,20 @@ No run folder is made. Rank 0 prints a table, or JSON, on stdout.
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 
 import click
 
 from trainer import jobfile, model
 from trainer.comm.connect import connect
-from trainer.comm.protocol import Comm
-from trainer.console import leave_now, speak
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, InputError
-from trainer.exits import ExitRecord, record_exit
+from trainer.console import leave_now, run_rank
 from trainer.health.pulse import Pulse
 from trainer.inputs.run_folder import run_folder
 from trainer.job import Job
 from trainer.plan import plan
-from trainer.preflight.check import Report, preflight
+from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
-from trainer.world import World, detect
+from trainer.world import World
 
 log = logging.getLogger("clipship")
 
@@ -34,21 +30,15 @@ log = logging.getLogger("clipship")
 @click.option("--run-folder", "folder", type=click.Path(path_type=Path), help="Whose disk to look at, where it is not the job's.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
 def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
-    world = detect(os.environ, os.uname().nodename)
-    speak(world, sys.stderr)
-    try:
+    def work(world: World, pulse: Pulse) -> None:
         job = jobfile.load(job_path, overrides)
-        report = _look(job, world, folder or run_folder(job), as_json)
-    except InputError as error:
-        leave_now(_said(world, EXIT_BAD_INPUT, str(error)))
-    if report.errors:
-        leave_now(_said(world, EXIT_FAILED, "; ".join(finding.text for finding in report.errors)))
-    leave_now(EXIT_DONE)
+        _look(job, world, pulse, folder or run_folder(job), as_json)
+
+    leave_now(run_rank(sys.stderr, work))
 
 
-def _look(job: Job, world: World, folder: Path, as_json: bool) -> Report:
-    """Collective: the preflight, shown by rank 0."""
-    pulse = Pulse.open(os.environ)
+def _look(job: Job, world: World, pulse: Pulse, folder: Path, as_json: bool) -> None:
+    """Collective: the preflight, shown by rank 0. Raises Unfit where a run could not begin."""
     pulse.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, pulse)
     log.info("%-12s %d ranks, %s on %s", "world", world.size, comm.name, comm.device)
@@ -57,19 +47,10 @@ def _look(job: Job, world: World, folder: Path, as_json: bool) -> Report:
     if world.rank == 0:
         found = (report.as_json(),) if as_json else lines(report.readings, report.findings, report.left_out, report.headline())
         print("\n".join(found), flush=True)
-    _leave(comm, job)
-    return report
-
-
-def _leave(comm: Comm, job: Job) -> None:
-    comm.pulse.phase("shutdown")
+    pulse.phase("shutdown")
     comm.barrier(job.timeouts.init_s)
     comm.close()
-
-
-def _said(world: World, exit_code: int, reason: str) -> int:
-    record_exit(ExitRecord(world.rank, world.node, exit_code, reason, time.time()), os.environ)
-    return exit_code
+    report.raise_errors()
 
 
 if __name__ == "__main__":

@@ -1,21 +1,15 @@
 """`clipship image`: build, verify and publish the container image of a job."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from trainer.launch.options import job_argument, set_option
+
 if TYPE_CHECKING:
     from trainer.job import Job
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-_job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
-_set_option: Decorator = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the job file. May be repeated."
-)
 
 
 @click.group(
@@ -35,8 +29,8 @@ def _load(job_path: Path, overrides: tuple[str, ...]) -> "Job":
 
 
 @command.command()
-@_job_argument
-@_set_option
+@job_argument
+@set_option
 @click.option("--any-disk", is_flag=True, help="Do not look whether the daemon's disk has room.")
 def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
     """Build JOB's image with the local Docker daemon; prints its id."""
@@ -46,9 +40,9 @@ def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
 
 
 @command.command()
-@_job_argument
+@job_argument
 @click.argument("folder", type=click.Path(path_type=Path))
-@_set_option
+@set_option
 def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
     """Write all that JOB's image is built from to FOLDER, its Dockerfile too, for a builder of your own."""
     from trainer.launch.image import context as contexts
@@ -84,8 +78,8 @@ def sbom(image: str) -> None:
 
 
 @command.command()
-@_job_argument
-@_set_option
+@job_argument
+@set_option
 def push(job_path: Path, overrides: tuple[str, ...]) -> None:
     """Send JOB's image to the registry that its name begins with; prints the name with its digest, for image.tag."""
     from trainer.errors import InputError
@@ -98,9 +92,9 @@ def push(job_path: Path, overrides: tuple[str, ...]) -> None:
 
 
 @command.command()
-@_job_argument
+@job_argument
 @click.argument("folder", type=click.Path(path_type=Path))
-@_set_option
+@set_option
 def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
     """Fill FOLDER with what JOB's image asks a package index for; image.site.wheelhouse = FOLDER then builds without an index."""
     from trainer.launch.image.wheelhouse import fill

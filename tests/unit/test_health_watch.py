@@ -1,0 +1,51 @@
+"""What counts as a rank's own work on a GPU, whose communication is known only when it is asked for."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from trainer.comm.protocol import Comm
+from trainer.health.slow import EVERY
+from trainer.health.watch import Watch
+from trainer.job.health import Health
+
+
+class GpuComm:
+    """Two ranks, a GPU, and so many seconds of communication a step."""
+
+    world = SimpleNamespace(rank=0, size=2, node="here")
+    device = SimpleNamespace(type="cuda")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def all_gather_object(self, value: object) -> list[object]:
+        return [value, value]
+
+    def pop_seconds(self) -> float:
+        found, self.seconds = self.seconds, 0.0
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr("trainer.health.watch.time", SimpleNamespace(perf_counter=lambda: now.s))
+    return now
+
+
+@pytest.mark.parametrize("logged_after", [None, 1, 3, EVERY])
+def test_communication_is_no_work_of_its_own_whenever_a_record_asks_for_it(clock: Any, logged_after: int | None) -> None:
+    comm = GpuComm()
+    watch = Watch(Health(slow_rank_factor=1.5), cast(Comm, comm))
+    logged = 0.0
+    for step in range(1, EVERY + 1):
+        with watch.step():
+            clock.s += 1.0
+            comm.seconds += 0.4
+        if step == logged_after:
+            logged = watch.pop_comm_s()
+    assert watch.share() == [pytest.approx(0.6), 0.0]
+    assert logged == pytest.approx(0.4 * (logged_after or 0))
+    assert logged + watch.pop_comm_s() == pytest.approx(0.4 * EVERY)
