@@ -22,6 +22,7 @@ from trainer.errors import Preempted
 from trainer.feed import Feed
 from trainer.health.finite import Finite
 from trainer.health.requests import Requests
+from trainer.health.trace import Trace
 from trainer.health.watch import Watch
 from trainer.job import Job
 from trainer.model import Clip
@@ -63,6 +64,7 @@ class Loop:
         self._clock = Clock()
         self._watch = Watch(self.job.health, self.comm)
         self._ranks = Ranks(self.comm, self.run_folder.folder, steps_done)
+        self._trace = Trace(self.job.comm.timeline, self.run_folder.folder, self.comm)
         self._finite = Finite(self.job.health, self.run_folder.folder, self.comm.world)
         self.clip.model.train()
         with self._open_telemetry(steps_done) as self._telemetry:
@@ -70,7 +72,7 @@ class Loop:
             for done in range(steps_done + 1, self.schedule.steps + 1):
                 stop, save = self._agreed(agreement, done)
                 rate = optim.learning_rate(self.job.optim, done - 1, self.schedule.steps)
-                result = self._step(batches, done, rate, first=done == steps_done + 1)
+                result = self._traced_step(batches, done, rate, first=done == steps_done + 1)
                 if self._due(done, self.job.logging.every_steps) or done == steps_done + 1:
                     self._record(done, rate, result)
                 if self._due(done, self.job.comm.check_replicas_steps):
@@ -86,6 +88,15 @@ class Loop:
     def summary(self) -> Mapping[str, float]:
         """Not collective, after `run`: what rank 0's time went into."""
         return self._ranks.summary()
+
+    def _traced_step(self, batches: Iterator[list[MicroBatch]], done: int, rate: float, *, first: bool) -> StepResult:
+        """Collective: one step, recorded where the job wants that; what recording costs belongs to no step."""
+        with self._clock.stopped():
+            self._trace.begin(done)
+        result = self._step(batches, done, rate, first=first)
+        with self._clock.stopped():
+            self._trace.end(done)
+        return result
 
     def _step(self, batches: Iterator[list[MicroBatch]], done: int, rate: float, *, first: bool) -> StepResult:
         """Collective: one step, its data included. The first of a start has a limit of its own for both."""
@@ -112,6 +123,7 @@ class Loop:
         """Collective: nothing is under way any more, and the last checkpoint is whole."""
         self.comm.pulse.phase("checkpoint", self.schedule.steps)
         agreement.close()
+        self._trace.close()
         self.writer.finish()
         self._note_written()
         self.comm.barrier(self.job.timeouts.backstop_s)  # a rank that leaves would end those that still write

@@ -93,8 +93,14 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=full), HOROVOD])
 def test_knobs_of_communication_change_no_loss(finished: Finished, tmp_path: Path, backend: str) -> None:
-    run = run_of(tmp_path, backend, 2, comm={backend: KNOBS[backend], "check_replicas_steps": 2}, optim={"max_batch_size_per_gpu": 4})
+    comm = {backend: KNOBS[backend], "check_replicas_steps": 2, "timeline": [2, 3]}
+    run = run_of(tmp_path, backend, 2, comm=comm, optim={"max_batch_size_per_gpu": 4})
     assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
+    traces = {path.name: path.read_text() for path in (run.run / "traces").iterdir()}
+    assert {f"rank-0000{rank}-steps-2-3.json" for rank in range(2)} == {name for name in traces if name.startswith("rank")}
+    assert all(json.loads(text) and "aten::matmul" in text for name, text in traces.items() if name.startswith("rank"))
+    timelines = [text for name, text in traces.items() if not name.startswith("rank")]
+    assert ["NEGOTIATE_ALLGATHER" in text for text in timelines] == [True] * (backend == "horovod")
 
 
 @both_backends

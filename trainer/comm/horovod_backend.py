@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
@@ -99,6 +100,12 @@ class HorovodBackend:
 
     def pop_bytes(self) -> int:
         return self._meter.pop_bytes()
+
+    def start_timeline(self, path: Path) -> None:
+        hvd.start_timeline(str(path), mark_cycles=True)
+
+    def stop_timeline(self) -> None:
+        hvd.stop_timeline()
 
     def versions(self) -> Mapping[str, str]:
         from horovod import __version__

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, device, nn
@@ -66,6 +67,12 @@ class Comm(Protocol):
 
     def pop_bytes(self) -> int:
         """Not collective. What this rank gave to collectives since the last call, in bytes; what the library makes of it is its affair."""
+
+    def start_timeline(self, path: Path) -> None:
+        """Not collective, but for all ranks: the library's own record of its work, as a Chrome trace, if it keeps one (Horovod does)."""
+
+    def stop_timeline(self) -> None:
+        """The end of that record."""
 
     def versions(self) -> Mapping[str, str]:
         """Not collective. What carries the data, for the log and environment.json."""

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,6 +131,12 @@ class TorchBackend:
 
     def pop_bytes(self) -> int:
         return self._meter.pop_bytes()
+
+    def start_timeline(self, path: Path) -> None:
+        """None: torch's profiler has its collectives too."""
+
+    def stop_timeline(self) -> None:
+        """None was begun."""
 
     def versions(self) -> Mapping[str, str]:
         if self._backend != "nccl":

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from trainer.job.fields import AboveZero, NonNegative, Section, Text
+from trainer.job.fields import AboveZero, NonNegative, Positive, Section, Text
 
 Backend = Literal["torch", "horovod"]
 
@@ -68,6 +68,16 @@ class Comm(Section):
     """For models that leave parameters out of some steps; costs a little in each step."""
     check_replicas_steps: Annotated[int, Field(ge=0)] = 0
     """Compare a checksum of parameters and optimizer state over the ranks every N steps; 0: at the start only."""
+    timeline: tuple[Positive, Positive] | None = None
+    """[FIRST, LAST]: record these steps on every rank, as Chrome traces in the run folder's `traces`: torch's profiler, and Horovod's own
+    timeline of when it negotiated, fused and sent each tensor."""
     torch: TorchComm = TorchComm()
     horovod: HorovodComm = HorovodComm()
     nccl: Nccl = Nccl()
+
+    @field_validator("timeline")
+    @classmethod
+    def _ordered(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and value[0] > value[1]:
+            raise ValueError(f"its first step, {value[0]}, comes after its last, {value[1]}")
+        return value

@@ -2,7 +2,7 @@
 
 import math
 
-from trainer.job import HorovodComm, Job, Nccl, Timeouts
+from trainer.job import Comm, Job, Nccl, Timeouts
 from trainer.world import EXPECTED_SIZE
 
 
@@ -13,8 +13,10 @@ def rank_environment(job: Job, world_size: int, threads: int | None = None) -> d
         "OMP_NUM_THREADS": str(threads or job.resources.cpus_per_gpu),  # else each rank takes every core of the node
         "PYTHONUNBUFFERED": "1",  # the last lines of a rank that is killed reach its log
         **_nccl(job.comm.nccl),
-        **(_horovod(job.comm.horovod) | _horovod_limits(job.timeouts) if job.comm.backend == "horovod" else _torch_limits(job.timeouts)),
+        **(_horovod(job.comm) | _horovod_limits(job.timeouts) if job.comm.backend == "horovod" else _torch_limits(job.timeouts)),
     }
+    if job.comm.timeline:
+        variables["KINETO_LOG_LEVEL"] = "99"  # else the profiler writes its own doings over the console
     if job.model.offline:
         variables["HF_HUB_OFFLINE"] = "1"  # tokenizers ask the hub even for what the cache holds
     return variables | job.env
@@ -50,7 +52,8 @@ def _nccl(nccl: Nccl) -> dict[str, str]:
     )
 
 
-def _horovod(horovod: HorovodComm) -> dict[str, str]:
+def _horovod(comm: Comm) -> dict[str, str]:
+    horovod = comm.horovod
     return _given(
         {
             "HOROVOD_FUSION_THRESHOLD": None if horovod.fusion_mb is None else int(horovod.fusion_mb * 2**20),  # bytes
@@ -60,6 +63,7 @@ def _horovod(horovod: HorovodComm) -> dict[str, str]:
             "HOROVOD_HIERARCHICAL_ALLGATHER": horovod.hierarchical_allgather,
             "HOROVOD_AUTOTUNE": horovod.autotune or None,
             "HOROVOD_CPU_OPERATIONS": horovod.cpu_operations,
+            "HOROVOD_TIMELINE": "DYNAMIC" if comm.timeline else None,  # off until the trainer starts it
         }
     )
 
