@@ -29,7 +29,7 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
 
-.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults bench-heartbeat bench-data test-full test-gpu demo parity lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults test-faults-full bench-heartbeat bench-data test-full test-gpu demo parity lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -85,9 +85,9 @@ fmt: venv ## format the code and mend what the linter can
 	@$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-test: venv horovod ## every test that needs no GPU; TEST_ARGS='-k gather' picks some
+test: venv horovod ## every test but the table of faults that needs no GPU and no cluster; TEST_ARGS='-k gather' picks some
 	@status=0
-	$(PY) -m pytest --ignore=tests/cluster -m 'not gpu and not full' $(TEST_ARGS) || status=$$?
+	$(PY) -m pytest --ignore=tests/cluster --ignore-glob='*/test_ends_*' -m 'not gpu and not full' $(TEST_ARGS) || status=$$?
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
 
@@ -131,8 +131,11 @@ test-kubernetes-full: venv ## the same with every backend, Open MPI and user
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
 	@$(PY) -m tests.bench_cli
 
-test-faults: venv horovod ## the table of faults: every launcher, place and deed (an hour); `make test` runs a part
-	@$(PY) -m pytest -p tests.faults -m fault $(TEST_ARGS)
+test-faults: venv horovod ## the table of faults with real processes: each fault, and each launcher, place and deed with another
+	@$(PY) -m pytest --ignore=tests/cluster -p tests.faults -m 'fault and not full' $(TEST_ARGS)
+
+test-faults-full: venv horovod ## the same for every launcher, place and deed: an hour
+	@$(PY) -m pytest --ignore=tests/cluster -p tests.faults -m fault $(TEST_ARGS)
 
 bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
 	@$(PY) -m tests.bench_heartbeat

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.runs import kill_tree
 
 SHORT = ["--set", "optim.epochs=3", "--set", "checkpoint.every_steps=15"]
@@ -21,6 +23,7 @@ def _result(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_a_demo_killed_half_way_and_started_again_ends_with_the_same_accuracy(tmp_path: Path) -> None:
     whole = subprocess.run(_command(tmp_path / "whole"), capture_output=True, text=True, check=False)
     assert whole.returncode == 0, whole.stderr

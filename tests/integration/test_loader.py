@@ -112,7 +112,12 @@ def test_loader_processes_end_with_their_iterator(digits: DigitSet) -> None:
 
 def shard_ranks(backend: str, launcher: str) -> Any:
     needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
-    marks = [pytest.mark.mpi] * (launcher == "mpirun") + [pytest.mark.horovod, needs_horovod] * (backend == "horovod")
+    often = (backend, launcher) in {("torch", "torchrun"), ("horovod", "mpirun")}
+    marks = (
+        [pytest.mark.mpi] * (launcher == "mpirun")
+        + [pytest.mark.full] * (not often)
+        + [pytest.mark.horovod, needs_horovod] * (backend == "horovod")
+    )
     return pytest.param(backend, launcher, marks=marks)
 
 

@@ -82,7 +82,8 @@ def test_a_kill_while_a_checkpoint_is_written_loses_only_the_steps_since_the_one
     assert not list(partial.parent.glob(".step-*"))
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])])
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_losses_in_float64_agree_across_world_sizes(tmp_path: Path, backend: str) -> None:
     sections = _job(backend, model={"precision": "fp64"}, optim={"steps": 50}, checkpoint={"every_steps": 10})
     whole, moved = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "moved")

@@ -172,7 +172,7 @@ def start_by_hand(launcher: str, folder: Path, job: Path, **variables: str) -> "
 @pytest.mark.parametrize(
     ("launcher", "backend"),
     [
-        ("torchrun", "torch"),
+        pytest.param("torchrun", "torch", marks=full),
         pytest.param("mpirun", "torch", marks=[pytest.mark.mpi, full]),
         pytest.param("mpirun", "horovod", marks=[pytest.mark.mpi, pytest.mark.horovod]),
         pytest.param("horovodrun", "horovod", marks=[pytest.mark.horovod, full]),
@@ -205,7 +205,7 @@ def resnet_alone(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     return run_of(tmp_path_factory.mktemp("resnet"), "torch", 1, model=RESNET_IN_FP64)
 
 
-@both_backends
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=full), HOROVOD])
 def test_batch_norm_over_two_ranks_trains_as_in_one_process(resnet_alone: TinyRun, tmp_path: Path, backend: str) -> None:
     assert_same_losses(run_of(tmp_path, backend, 2, model=RESNET_IN_FP64), resnet_alone, rel=1e-9)
 
@@ -223,7 +223,7 @@ def test_locked_tower_keeps_its_weights_while_the_other_learns(tmp_path: Path, b
 @pytest.mark.parametrize(
     ("backend", "precision"),
     [
-        ("torch", "bf16"),
+        pytest.param("torch", "bf16", marks=full),
         pytest.param("torch", "fp16", marks=full),
         pytest.param("horovod", "bf16", marks=[pytest.mark.horovod, full]),
         pytest.param("horovod", "fp16", marks=pytest.mark.horovod),

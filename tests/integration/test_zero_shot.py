@@ -57,7 +57,7 @@ def test_one_process_counts_every_image_once(by_one_process: list[dict[str, Any]
     [
         pytest.param("torch", "torchrun", 2, marks=pytest.mark.full),
         ("torch", "torchrun", 3),
-        pytest.param("horovod", "mpirun", 2, marks=[pytest.mark.horovod, pytest.mark.mpi]),
+        pytest.param("horovod", "mpirun", 2, marks=[pytest.mark.horovod, pytest.mark.mpi, pytest.mark.full]),
         pytest.param("horovod", "mpirun", 3, marks=[pytest.mark.horovod, pytest.mark.mpi, pytest.mark.full]),
     ],
 )

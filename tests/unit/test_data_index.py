@@ -5,9 +5,7 @@ import json
 import os
 import pickle
 import tarfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.range_server import Ranges, serving
 from trainer.data import index
 from trainer.data.files import Files
 from trainer.data.index import catalogue_file, index_folder, index_shards, open_index, read_catalogue, rows_file, stale, write_catalogue
@@ -134,57 +133,10 @@ def test_the_command_reads_shards_once_and_prints_the_folder(shards: list[str], 
         assert f"{read} shards read; 9 samples" in result.stderr
 
 
-class Ranges(BaseHTTPRequestHandler):
-    """Serves byte ranges of the files below `root`; the first `failures` requests are answered with 503."""
-
-    root: Path
-    failures = 0
-    asked: list[str]
-    sent = 0
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, body: bool) -> None:
-        kind = type(self)
-        if kind.failures:
-            kind.failures -= 1
-            self.send_error(503)
-            return
-        try:
-            whole = (self.root / self.path.lstrip("/")).read_bytes()
-        except OSError:
-            self.send_error(404)
-            return
-        begin, end = 0, len(whole)
-        if asked := self.headers.get("Range"):
-            kind.asked.append(asked)
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            begin, end = int(first), min(len(whole), int(last or len(whole)) + 1)
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(end - begin))
-        self.send_header("Accept-Ranges", "bytes")
-        if asked:
-            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(whole)}")
-        self.end_headers()
-        if body:
-            kind.sent += end - begin
-            self.wfile.write(whole[begin:end])
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, type[Ranges]]]:
-    handler = type("Handler", (Ranges,), {"root": tmp_path, "asked": [], "failures": 0, "sent": 0})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}", handler
-        http.shutdown()
+    with serving(tmp_path) as found:
+        yield found
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # fsspec's client lives as long as the process

@@ -77,12 +77,12 @@ def _unwrapped(loaded: Iterator[Loaded | InputError], workers: int) -> Iterator[
             if isinstance(item, InputError):
                 raise item
             yield item
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
+    except (RuntimeError, ConnectionError, EOFError) as error:  # the last two: it died while it handed a batch over
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
         raise RuntimeError(
-            f"a loader process died ({error}). With data.workers = {workers} each rank has {workers} of them: look for the kernel's "
-            "out-of-memory killer and for a small /dev/shm, try fewer workers; data.workers = 0 loads in the rank itself"
+            f"a loader process died ({error or type(error).__name__}). With data.workers = {workers} each rank has {workers} of them: "
+            "look for the kernel's out-of-memory killer and for a small /dev/shm, try fewer; data.workers = 0 loads in the rank itself"
         ) from error
     finally:
         # An exception's traceback would keep the iterator, and with it the loader processes, alive.

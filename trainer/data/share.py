@@ -13,7 +13,7 @@ from trainer.data.source import open_source
 from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.inputs import expand_shards
-from trainer.inputs.run_folder import run_folder
+from trainer.inputs.run_folder import INDEX, run_folder
 from trainer.job import Job
 
 log = logging.getLogger("clipship")
@@ -42,11 +42,11 @@ def open_together(job: Job, comm: Comm) -> Source:
 def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, list[str], str]:
     """Where the index is or will be, the shards that it lacks, and what is wrong."""
     beside = Path(job.data.index) if job.data.index else index_folder(paths)
-    folder = beside or run_folder(job).absolute() / "index"
+    folder = beside or run_folder(job).absolute() / INDEX
     try:
         missing = stale(paths, selection, folder)
         if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):  # somebody else's, and out of date
-            folder = run_folder(job).absolute() / "index"
+            folder = run_folder(job).absolute() / INDEX
             missing = stale(paths, selection, folder)
     except InputError as error:
         return folder, [], str(error)

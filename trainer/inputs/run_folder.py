@@ -12,7 +12,9 @@ from trainer.jobfile import load
 JOB_FILE = "job.toml"
 ARTEFACTS = "artefacts"
 """Folder in the run folder: what was rendered and submitted. It is there before a submitted run begins, and so is its first log."""
-LEFT_BEFORE = frozenset({ARTEFACTS, "logs", "exit.json", "diagnosis.json"})
+INDEX = "index"
+"""Folder in the run folder: the index of shards beside which nothing can be written. It is made before the run."""
+LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, "logs", "exit.json", "diagnosis.json"})
 """What there may be without a run: also what a start leaves that ended before it was one."""
 _WAYS_ON = "take another name with --set name=..., move the old run aside with --fresh, or go on with the settings it was started with"
 

@@ -1,0 +1,71 @@
+"""What a run reads breaks under it: shards behind a URL that fails, the newest checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.ends import HOROVODRUN, TORCHRUN, Running, begin, ranks_left, starts
+from tests.integration.test_bad_input import sample
+from tests.range_server import serving
+from trainer.checkpoint import files, state
+from trainer.data.shard_files import write_shards
+
+
+def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> Running:
+    data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",)}
+    return begin(tmp_path, backend, launcher, steps=12, data=data, checkpoint={"every_steps": 100})
+
+
+@pytest.mark.fault("shard corrupt, missing, unreadable for a while")
+@starts(TORCHRUN)
+@pytest.mark.parametrize("failures", [3, 10**9], ids=["for a while", "for good"])
+def test_storage_that_fails_is_asked_again_and_then_named(tmp_path: Path, backend: str, launcher: str, failures: int) -> None:
+    (tmp_path / "web").mkdir()
+    write_shards((sample(number) for number in range(64)), tmp_path / "web", 16)
+    with serving(tmp_path / "web") as (address, server):
+        running = reading_from(tmp_path, address, backend, launcher)
+        running.reached(3)
+        server.failures = failures
+        end = running.end()
+    if failures == 3:
+        assert end.code == 0, end.errors
+        assert server.failures == 0
+        return
+    assert end.code == 2, end.errors
+    assert f"{address}/shard-" in end.errors
+    assert "the shard cannot be read after 6 attempts" in end.errors
+    assert "Traceback" not in end.errors
+    assert not ranks_left(running)
+
+
+def cut_short(checkpoint: Path) -> None:
+    path = checkpoint / files.WEIGHTS
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    path = checkpoint / state.optimizer_file(0, 1)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.fault("newest checkpoint cut short or flipped bits")
+@starts(TORCHRUN, HOROVODRUN)
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [pytest.param(cut_short, "bytes of", id="cut short"), pytest.param(flip_a_bit, "checksum", id="flipped bit")],
+)
+def test_newest_checkpoint_that_is_broken_is_named_and_the_one_before_it_used(
+    tmp_path: Path, backend: str, launcher: str, harm: Callable[[Path], None], said: str
+) -> None:
+    assert begin(tmp_path, backend, launcher, "raise:1:step:12", steps=12).end().code == 1
+    *_, before, newest = sorted((tmp_path / "runs" / "ends" / "checkpoints").glob("step-*"))
+    harm(newest)
+    end = begin(tmp_path, backend, launcher, steps=12).end()
+    assert end.code == 0, end.errors
+    passed_over = next(line for line in end.output.splitlines() if "passed over, broken" in line)
+    assert newest.name in passed_over
+    assert said in passed_over
+    assert f"start        step {int(before.name.rpartition('-')[2])}, from" in end.output
