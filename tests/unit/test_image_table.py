@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.launch.image.check_table import compare
-from trainer.launch.image.table import Row, table
+from trainer.launch.image.table import FOLDER, Row, table
 from trainer.launch.image.wheel_index import Release
 
 ROW = table().row("2.14.1")
@@ -53,3 +53,12 @@ def test_the_parenthesised_form_of_old_wheels_is_read() -> None:
         'triton (==3.2.0) ; platform_system == "Linux"',
     )
     assert list(compare(old, Release("2.6.0", ("3.9", "3.13"), requires))) == []
+
+
+def test_each_cuda_whose_compiler_comes_from_the_package_index_has_its_pins() -> None:
+    known = table()
+    from_index = {row.cuda for row in known.rows if "pypi" in known.cuda[row.cuda].nvcc}
+    assert from_index
+    for cuda in from_index:
+        pins = (FOLDER / "docker" / f"requirements-cuda-{cuda}.txt").read_text()
+        assert f"nvidia-cuda-nvcc=={cuda}." in pins
