@@ -67,7 +67,7 @@ def test_neither_history_nor_labels_nor_variables_tell_of_the_site(default_image
     assert "DEBIAN_FRONTEND" not in told
 
 
-@pytest.mark.parametrize("user", ["0", "1000", "4242:4242"])
+@pytest.mark.parametrize("user", [pytest.param("0", marks=pytest.mark.full), pytest.param("1000", marks=pytest.mark.full), "4242:4242"])
 def test_the_proof_holds_for_root_the_image_s_user_and_any_other(default_image: Built, user: str) -> None:
     done = in_image(default_image.tag, "python", "-P", "-m", "trainer.proof", options=(f"--user={user}", "--env=HOME=/tmp"))
     assert done.returncode == 0, done.stderr[-3000:]
