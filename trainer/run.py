@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import platform
 import secrets
 import sys
@@ -18,6 +19,7 @@ from trainer.inputs import check_run_folder
 from trainer.job import Job
 from trainer.libraries import nccl_facts
 from trainer.whole_file import write_json, write_whole
+from trainer.world import World
 
 if TYPE_CHECKING:  # it brings torch, which what reads run folders need not have
     from trainer.comm.protocol import Comm
@@ -71,7 +73,7 @@ def open_run(job: Job, comm: "Comm") -> Run:
     if problem is not None:
         raise InputError(problem)
     _check_shared(run, comm)
-    _log_to(run.logs / f"rank-{comm.world.rank:05d}.log")
+    _log_to(run.logs / f"rank-{comm.world.rank:05d}.log", comm.world)
     environments = comm.all_gather_object(_environment(comm))
     if comm.world.rank == 0:
         write_json(run.environment, environments)
@@ -122,12 +124,15 @@ def _appears(path: Path) -> bool:
     return True
 
 
-def _log_to(path: Path) -> None:
+def _log_to(path: Path, world: World) -> None:
+    """Behind what earlier starts of the run have left there; a line parts them."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    begin = f"start of rank {world.rank} of {world.size} on {world.node}, process {os.getpid()}, by {world.launcher}"
+    logging.getLogger("clipship.log").info("---- %s", begin)
 
 
 def _environment(comm: "Comm") -> Mapping[str, str]:

@@ -3,8 +3,9 @@
 import pytest
 
 from trainer.launch.image.check_table import compare
-from trainer.launch.image.table import FOLDER, Row, table
+from trainer.launch.image.table import Row, table
 from trainer.launch.image.wheel_index import Release
+from trainer.launch.templates import FOLDER
 
 ROW = table().row("2.14.1")
 REQUIRES = (

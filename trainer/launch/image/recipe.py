@@ -38,6 +38,8 @@ class Recipe:
     archs: str
     """As Horovod's build takes them: 80,90."""
     cxx: str
+    compiler: bool
+    """One stays in the image."""
     system_packages: tuple[str, ...]
     build_packages: tuple[str, ...]
     apt_packages: tuple[str, ...]
@@ -76,6 +78,7 @@ def recipe(job: Job) -> Recipe:
         nvcc_pins=f"requirements-cuda-{row.cuda}.txt",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
+        compiler=image.compiler,
         system_packages=(*_SYSTEM, *_INFINIBAND, *(("g++", "python3-dev") if image.compiler else ())),
         build_packages=(
             *_COMPILER,
