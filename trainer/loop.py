@@ -18,6 +18,7 @@ from trainer.data.bad import Skipped
 from trainer.data.loader import Batch, train_batches
 from trainer.data.order import epoch_samples
 from trainer.data.source import Source
+from trainer.data.streams import loader_processes
 from trainer.errors import Preempted
 from trainer.feed import Feed
 from trainer.health.finite import Finite
@@ -221,7 +222,7 @@ class Loop:
             window=self.job.data.shuffle_window,
             pixels=self.clip.crop,
             tokenizer=self.clip.tokenizer,
-            workers=self.job.data.workers,
+            workers=loader_processes(self.source, self.job.data.workers),
             weights=self.weights,
             skip_bad=self.job.data.on_bad_sample == "skip",
             start_epoch=epoch,

@@ -25,12 +25,9 @@ def open_together(job: Job, comm: Comm) -> Source:
     if data.kind != "webdataset":
         return open_source(data)
     paths = expand_shards(data.train)
-    streams = [path for path in paths if path.startswith("pipe:")]
-    if streams:
-        raise InputError(
-            f"data.train: {streams[0]}: a stream cannot be read by place, which order and resume need: write it to shards first"
-        )
     selection = Selection(tuple(data.image_key), data.caption_key)
+    if data.streams:
+        return _open_streams(job, comm, paths, selection)
     folder, missing, problem = comm.broadcast_object(_plan(job, paths, selection) if comm.world.rank == 0 else None)
     if problem:
         raise InputError(problem)
@@ -53,6 +50,14 @@ def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, l
     if missing:
         log.info("%-12s reading the headers of %d of %d shards, once: the index is kept in %s", "index", len(missing), len(paths), folder)
     return folder, missing, ""
+
+
+def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selection) -> Source:
+    from trainer.data.streams import PROMISES, open_streams
+
+    log.warning("%-12s %s", "streams", PROMISES)
+    samples = job.data.stream_samples or 0
+    return open_streams(paths, samples, selection, job.data.shuffle_window, job.seed, comm.world.rank, comm.world.size)
 
 
 def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> None:

@@ -21,6 +21,8 @@ def check_data(data: Data, key: str = "data.train") -> int | None:
         return data.synthetic_samples
     files = expand_key(key, data.train)
     _check_readable(files, key)
+    if data.streams:
+        return data.stream_samples
     if data.kind == "table":
         return _check_tables(files, data)
     _check_no_tables(files, key)

@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.job.fields import Positive, Section, Text
+from trainer.job.fields import STREAM, Positive, Section, Text
 
 
 class Data(Section):
     train: tuple[Text, ...] = ()
-    """Shards (`data/{0000..0099}.tar`, braces, globs and lists) or tables (.csv, .tsv). Only format = "synthetic" needs none."""
+    """Shards (`data/{0000..0099}.tar`, braces, globs and lists) or tables (.csv, .tsv). Only format = "synthetic" needs none.
+    Streams (`pipe:COMMAND`) are read too, with fewer promises on order and resume."""
     format: Literal["auto", "webdataset", "table", "synthetic"] = "auto"
     """auto: from the names' endings."""
     image_key: tuple[Text, ...] = ("jpg", "jpeg", "png", "webp")
@@ -28,6 +29,8 @@ class Data(Section):
     """Smallest and largest share of the image's area that the random crop of training keeps."""
     workers: Annotated[int, Field(ge=0, le=256)] = 2
     """Loader processes per rank; 0 loads in the rank itself."""
+    stream_samples: Positive | None = None
+    """Samples of an epoch, over all ranks, where `train` names streams (`pipe:COMMAND`), which nobody can count beforehand."""
     index: Text | None = None
     """Shards: folder of the index that says where each sample lies; every rank reads it, and it is made where it is missing.
     None: .clipship-index beside the first shard, or in the run folder where nobody may write there."""
@@ -61,6 +64,22 @@ class Data(Section):
         if self.weights is not None and len(self.weights) != len(self.train):
             raise ValueError(f"weights has {len(self.weights)} numbers for {len(self.train)} entries of train: give one for each")
         return self
+
+    @model_validator(mode="after")
+    def _streams_alone(self) -> "Data":
+        streams = [name for name in self.train if name.startswith(STREAM)]
+        if streams and len(streams) < len(self.train):
+            raise ValueError(f"train mixes streams ({streams[0]}) with files: they are read in different ways; take one of both")
+        if streams and self.stream_samples is None:
+            raise ValueError("train names streams, whose samples nobody can count: say how many make an epoch with stream_samples")
+        if streams and self.weights is not None:
+            raise ValueError("weights need sources that can be read by place; train names streams")
+        return self
+
+    @property
+    def streams(self) -> bool:
+        """Whether `train` cannot be read by place."""
+        return any(name.startswith(STREAM) for name in self.train)
 
     @property
     def kind(self) -> Literal["webdataset", "table", "synthetic"]:

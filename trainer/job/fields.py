@@ -15,9 +15,12 @@ VariableName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_
 VariableValue = Annotated[str, StringConstraints(pattern=r"\A[^\x00]*\z")]
 
 
+STREAM = "pipe:"
+
+
 def is_remote(name: str) -> bool:
     """Whether the name is no path: `pipe:...` or a URL such as s3://bucket/0000.tar."""
-    return name.startswith("pipe:") or "://" in name
+    return name.startswith(STREAM) or "://" in name
 
 
 class Section(BaseModel):

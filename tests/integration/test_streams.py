@@ -1,0 +1,38 @@
+"""Ranks that train from pipes: each sample of a pass once, and what a stream cannot promise is said at the start."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_bad_input import sample
+from tests.runs import TinyRun
+from trainer.data.shard_files import write_shards
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])])
+def test_two_ranks_train_from_pipes(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "shards").mkdir()
+    samples = [sample(number, b"not a picture" if number == 11 else None) for number in range(48)]
+    write_shards(samples, tmp_path / "shards", 12)
+    run = TinyRun(tmp_path)
+    data = {"format": "webdataset", "train": [f"pipe:cat '{tmp_path}/shards/shard-00000{{0..3}}.tar'"], "stream_samples": 48, "workers": 4}
+    run.write(data=data, comm={"backend": backend}, optim={"steps": 6})
+    done = run.start(2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "streams cannot be read by place" in done.stdout
+    assert "48 samples, 3 steps an epoch" in done.stdout
+    assert list(run.losses()) == list(range(1, 7))
+    assert run.result()["bad_samples"] == {"not an image": 2}, "each of two passes met it"
+    logs = "".join(path.read_text() for path in (run.run / "logs").iterdir())
+    assert "shard-000000.tar': sample 011: " in logs
+
+
+def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.write(data={"format": "webdataset", "train": ["pipe:cat x.tar"], "stream_samples": 48})
+    done = run.start(2)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "1 streams for 2 ranks" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((run.run / "exit.json").read_text())["exit_code"] == 2

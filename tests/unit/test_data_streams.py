@@ -1,0 +1,116 @@
+"""Streams: what comes out of a pipe, over and over, shared by ranks and loader processes; what is wrong with one is said by its name."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from trainer.data.sample import BadSample
+from trainer.data.shard_files import PackedSample, write_shard
+from trainer.data.streams import StreamSource, loader_processes, open_streams
+from trainer.data.synthetic import SyntheticSource
+from trainer.data.tar import Selection
+from trainer.errors import InputError
+from trainer.job import Data, Eval
+
+SELECTION = Selection(("jpg",), "txt")
+
+
+def packed(key: str, **members: bytes) -> PackedSample:
+    return key, members or {"jpg": f"image of {key}".encode(), "txt": f"caption of {key}".encode()}
+
+
+def pipe(folder: Path, name: str, *samples: PackedSample) -> str:
+    write_shard(samples, folder / f"{name}.tar")
+    return f"pipe:cat '{folder / name}.tar'"
+
+
+def source(*streams: str, window: int = 1, seed: int = 0) -> StreamSource:
+    return open_streams(streams, 10, SELECTION, window, seed, 0, 1)
+
+
+def keys(found: StreamSource, count: int) -> list[str]:
+    return [found.read(0).key for _ in range(count)]
+
+
+def test_streams_come_one_after_the_other_and_begin_again(tmp_path: Path) -> None:
+    found = source(pipe(tmp_path, "a", packed("a1"), packed("a2")), pipe(tmp_path, "b", packed("b1")))
+    raw = found.read(7)
+    assert (raw.key, raw.image, raw.captions) == ("a1", b"image of a1", ("caption of a1",))
+    assert raw.origin.startswith("pipe:cat ")
+    assert keys(found, 6) == ["a2", "b1", "a1", "a2", "b1", "a1"]
+    assert len(found) == 10
+    assert found.shard_sizes() == [10]
+    assert keys(pickle.loads(pickle.dumps(found)), 1) == ["a1"], "another process begins by itself"
+
+
+def test_the_window_shuffles_by_the_seed_alone_and_loses_nothing(tmp_path: Path) -> None:
+    stream = pipe(tmp_path, "a", *(packed(f"{number:02d}") for number in range(20)))
+    first, again, other = (keys(source(stream, window=8, seed=seed), 20) for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(first) == sorted(other) == [f"{number:02d}" for number in range(20)]
+    assert first != sorted(first)
+    twice = source(stream, window=8, seed=1)
+    assert keys(twice, 20) != keys(twice, 20), "each turn in an order of its own"
+
+
+def test_each_rank_has_streams_of_its_own_and_none_is_left_over(tmp_path: Path) -> None:
+    streams = [pipe(tmp_path, name, packed(name)) for name in "abc"]
+    shares = [open_streams(streams, 10, SELECTION, 1, 0, rank, 2) for rank in range(2)]
+    assert [set(keys(share, 4)) for share in shares] == [{"a", "c"}, {"b"}]
+    assert [loader_processes(share, 4) for share in shares] == [2, 1]
+    assert loader_processes(SyntheticSource(3), 4) == 4
+    with pytest.raises(InputError, match="3 streams for 4 ranks, and a stream cannot be shared"):
+        open_streams(streams, 10, SELECTION, 1, 0, 0, 4)
+
+
+def test_a_bad_sample_is_named_and_the_next_one_comes(tmp_path: Path) -> None:
+    found = source(pipe(tmp_path, "a", packed("mute", jpg=b"x"), packed("empty", jpg=b"x", txt=b" \n"), packed("good")))
+    with pytest.raises(BadSample, match="sample mute: it has jpg") as missing:
+        found.read(0)
+    assert missing.value.cause == "image or caption missing"
+    with pytest.raises(BadSample, match="sample empty: captions are empty"):
+        found.read(0)
+    assert found.read(0).key == "good"
+
+
+def test_a_stream_without_a_usable_sample_ends_with_what_it_holds(tmp_path: Path) -> None:
+    found = source(pipe(tmp_path, "a", packed("x", png=b"x", caption=b"c")))
+    with pytest.raises(BadSample):
+        found.read(0)
+    with pytest.raises(InputError, match=r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of \.jpg and a \.txt"):
+        found.read(0)
+
+
+def test_a_command_that_fails_and_a_stream_that_is_no_tar_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pipe:false: the stream cannot be read"):
+        source("pipe:false").read(0)
+    with pytest.raises(InputError, match="pipe:echo hello: the stream cannot be read"):
+        source("pipe:echo hello").read(0)
+
+
+def test_a_stream_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.tar"
+    write_shard([packed("a"), packed("b", jpg=bytes(100_000), txt=b"b")], whole)
+    found = source(f"pipe:head -c 20000 '{whole}'")
+    with pytest.raises(InputError, match=r"the stream cannot be read: .*unexpected end of data"):
+        found.read(0)
+
+
+@pytest.mark.parametrize(
+    ("keys_of_data", "said"),
+    [
+        ({"train": ("pipe:cat a", "b.tar"), "stream_samples": 4}, "mixes streams"),
+        ({"train": ("pipe:cat a",)}, "stream_samples"),
+        ({"train": ("pipe:cat a",), "stream_samples": 4, "weights": (1.0,)}, "weights"),
+    ],
+)
+def test_what_streams_cannot_be_is_refused(keys_of_data: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Data.model_validate(keys_of_data)
+
+
+def test_streams_cannot_be_evaluated() -> None:
+    with pytest.raises(ValidationError, match="pipe:cat a: a stream cannot be read by place"):
+        Eval.model_validate({"retrieval": ("pipe:cat a",)})

@@ -1,0 +1,121 @@
+"""Sources that cannot seek: `pipe:COMMAND`, read by webdataset's own reader. What comes is what the stream gives, in its order.
+
+Read by place is nothing here, so less is promised than of shards: see `PROMISES`. Imports torch, as webdataset does.
+"""
+
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from random import Random
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.shards import parse_captions
+from trainer.data.tar import Selection
+from trainer.errors import InputError
+
+PROMISES = (
+    "streams cannot be read by place: the order depends on ranks and loader processes, an epoch is a number of samples and not each "
+    "once, and a resumed run reads its streams from their beginning"
+)
+_KEPT = 1000
+"""Samples that wait to be drawn from, at most: they are in memory, encoded."""
+
+
+class StreamSource:
+    """One rank's streams as a `Source`: `read` gives the next sample, whatever its number. Each loader process has streams of its own."""
+
+    left_out: Mapping[str, int] = {}
+
+    def __init__(self, streams: Sequence[str], samples: int, selection: Selection, window: int, seed: int) -> None:
+        """`samples`: of an epoch, over all ranks."""
+        self._streams, self._count, self._selection = tuple(streams), samples, selection
+        self._window, self._seed = min(window, _KEPT), seed
+        self._samples: Iterator[RawSample | BadSample] | None = None
+
+    @property
+    def readers(self) -> int:
+        """Loader processes that have something to read, at most."""
+        return len(self._streams)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def shard_sizes(self) -> list[int]:
+        return [self._count]
+
+    def read(self, index: int) -> RawSample:  # of a protocol
+        if self._samples is None:
+            self._samples = self._endless()
+        found = next(self._samples)
+        if isinstance(found, BadSample):
+            raise found
+        return found
+
+    def _endless(self) -> Iterator[RawSample | BadSample]:
+        """This process's streams, one after the other, again and again. Raises InputError where a turn has no usable sample."""
+        worker = get_worker_info()
+        own = self._streams[worker.id :: worker.num_workers] if worker else self._streams
+        for turn in count():
+            usable, endings = 0, Counter[str]()
+            for sample in self._turn(own, turn):
+                found = self._raw(sample)
+                usable += isinstance(found, RawSample)
+                endings.update(key for key in sample if not key.startswith("__"))
+                yield found
+            if not usable:
+                raise InputError(self._nothing_usable(own, endings))
+
+    def _turn(self, own: Sequence[str], turn: int) -> Iterator[dict[str, Any]]:
+        """webdataset's dictionaries, shuffled within the window."""
+        import webdataset
+
+        random = Random(f"{self._seed} {own} {turn}")
+        stages = [webdataset.tarfile_to_samples()]
+        if self._window > 1:
+            stages.append(webdataset.shuffle(self._window, initial=self._window, rng=random))
+        for stream in own:
+            try:
+                yield from webdataset.DataPipeline(webdataset.SimpleShardList([stream]), *stages)
+            except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+                raise InputError(f"{stream}: the stream cannot be read: {' '.join(str(error).split())}") from error
+
+    def _raw(self, sample: Mapping[str, Any]) -> RawSample | BadSample:
+        key, stream = str(sample["__key__"]), str(sample["__url__"])
+        image = next((sample[ending] for ending in self._selection.images if ending in sample), None)
+        text = sample.get(self._selection.text)
+        if image is None or text is None:
+            return BadSample(stream, key, "image or caption missing", f"it has {', '.join(name for name in sample if name[:2] != '__')}")
+        try:
+            return RawSample(key, stream, image, parse_captions(text))
+        except ValueError as error:
+            return BadSample(stream, key, "bad captions", str(error))
+
+    def _nothing_usable(self, own: Sequence[str], endings: Counter[str]) -> str:
+        listed = ", ".join(f".{ending} ({number})" for ending, number in endings.most_common(12)) or "no file at all"
+        images = ", ".join("." + ending for ending in self._selection.images)
+        return (
+            f"{own[0]}: no usable sample. Found {listed}; a sample needs one of {images} and a .{self._selection.text}. "
+            "Set data.image_key and data.caption_key"
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_samples": None}
+
+
+def open_streams(streams: Sequence[str], samples: int, selection: Selection, window: int, seed: int, rank: int, ranks: int) -> StreamSource:
+    """This rank's share of the streams. Raises InputError, on all ranks alike, where there are fewer streams than ranks."""
+    if len(streams) < ranks:
+        raise InputError(
+            f"data.train: {len(streams)} streams for {ranks} ranks, and a stream cannot be shared: name at least one for each rank, "
+            "with braces for example: pipe:cat part-{0..7}.tar"
+        )
+    return StreamSource(streams[rank::ranks], samples, selection, window, seed)
+
+
+def loader_processes(source: Source, wanted: int) -> int:
+    """No more than have something to read."""
+    return min(wanted, source.readers) if isinstance(source, StreamSource) else wanted
