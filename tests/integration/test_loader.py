@@ -41,7 +41,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> DigitSet:
     return pack_digits(tmp_path_factory.mktemp("data") / "digits")
 
 
-def load(source: Source, workers: int, rank: int = 0) -> Iterator[Batch]:
+def load(source: Source, workers: int, rank: int = 0, epochs: int = 1) -> Iterator[Batch]:
     return train_batches(
         source,
         plan=PLAN,
@@ -51,7 +51,7 @@ def load(source: Source, workers: int, rank: int = 0) -> Iterator[Batch]:
         pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
         tokenizer=get_tokenizer("ViT-B-32"),
         workers=workers,
-        epochs=1,
+        epochs=epochs,
     )
 
 
@@ -108,6 +108,38 @@ def test_loader_processes_end_with_their_iterator(digits: DigitSet) -> None:
     assert len(active_children()) == 2
     del stream
     assert active_children() == []
+
+
+def test_200_epochs_leave_memory_and_open_files_as_they_were(digits: DigitSet) -> None:
+    """Of the rank, and of its loader processes."""
+    (shard, *_) = sorted(Path(digits.train).parent.glob("*.tar"))
+    source = open_source(Data(train=(str(shard),)))
+    stream = load(source, workers=2, epochs=200)
+    an_epoch = len(source) // 64 * PLAN.accumulation
+    assert an_epoch
+
+    def taken() -> list[tuple[int, int]]:
+        """Open files and private bytes, by process."""
+        found = []
+        for pid in [os.getpid(), *(process.pid for process in active_children())]:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            private = sum(int(size) for size in re.findall(r"^Private_\w+:\s+(\d+) kB", rollup, re.MULTILINE))
+            found.append((len(os.listdir(f"/proc/{pid}/fd")), private * 1024))
+        return found
+
+    for _ in range(20 * an_epoch):
+        next(stream)
+    before = taken()
+    assert len(before) == 3
+    batches = 0
+    for _ in range(179 * an_epoch):
+        next(stream)
+        batches += 1
+    after = taken()
+    assert batches == 179 * an_epoch
+    for (files, private), (files_after, private_after) in zip(before, after, strict=True):
+        assert abs(files_after - files) <= 8, "batches under way have a file each"
+        assert private_after - private < 2**24
 
 
 def shard_ranks(backend: str, launcher: str) -> Any:

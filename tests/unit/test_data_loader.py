@@ -137,6 +137,30 @@ def test_starting_in_the_middle_gives_what_was_left(epoch: int, batch: int) -> N
     assert all(torch.equal(a.images, b.images) for a, b in zip(rest, expected, strict=True))
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(lambda sizes: sum(sizes) >= 8),
+    starts=st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 7)), max_size=4),
+)
+def test_kills_and_other_worlds_change_no_global_batch(sizes: list[int], starts: list[tuple[int, int]]) -> None:
+    """Each start has a world of its own, does so many global batches and is killed; the last one does what is left of three epochs."""
+    source = Dots(*sizes)
+    an_epoch = sum(sizes) // 8
+    whole = in_order([rank_batches(source, make_plan(1, 8), 0, pixels=noisy, epochs=3)])
+    seen: list[list[Batch]] = []
+    done = 0
+    for world_size, batches in [*starts, (1, 3 * an_epoch)]:
+        stop = min(done + batches, 3 * an_epoch)
+        if done == stop:
+            continue
+        epoch, batch = divmod(done, an_epoch)
+        plan = make_plan(world_size, 8)
+        for rank in range(world_size):
+            seen.append(rank_batches(source, plan, rank, pixels=noisy, epochs=3, epoch=epoch, batch=batch)[: stop - done])
+        done = stop
+    assert in_order(seen) == whole
+
+
 def test_epochs_differ_in_order_captions_and_augmentation() -> None:
     batches = rank_batches(Dots(64), make_plan(1, 64), 0, pixels=noisy, epochs=2)
     first, second = ({key: (c, i.item()) for key, c, i in zip(b.keys, b.captions, b.images[:, 0, 0, 0], strict=True)} for b in batches)
