@@ -86,9 +86,9 @@ class Loop:
             self._close(agreement)
         return metrics if steps_done < self.schedule.steps else self.evaluate()
 
-    def summary(self) -> Mapping[str, float]:
-        """Not collective, after `run`: what rank 0's time went into."""
-        return self._ranks.summary()
+    def summary(self) -> Mapping[str, object]:
+        """Not collective, after `run`: what rank 0's time went into, and which ranks were slow."""
+        return {**self._ranks.summary(), "slow_ranks": {str(rank): times for rank, times in self._watch.slow_ranks.items()}}
 
     def _traced_step(self, batches: Iterator[list[MicroBatch]], done: int, rate: float, *, first: bool) -> StepResult:
         """Collective: one step, recorded where the job wants that; what recording costs belongs to no step."""

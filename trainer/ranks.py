@@ -7,6 +7,7 @@ import json
 import resource
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,9 @@ class Ranks:
         self._comm = comm
         self._machine = Machine(comm.device)
         self._all = Lap()
+        self._sent = 0
+        self._slowest: Counter[int] = Counter()
+        self._peaks: dict[str, float] = {}
         self._path = folder / RANKS_FILE if comm.world.rank == 0 else None
         if self._path is not None:
             forget_after(self._path, steps_done)
@@ -38,17 +42,37 @@ class Ranks:
         """Collective: this rank's lap since the last look against the others'; returns what the record says of all ranks."""
         self._all += lap
         times = lap.per_step()
-        sent = self._comm.pop_bytes() / max(1, lap.steps)
+        sent = self._comm.pop_bytes()
         row = [*(times[part] for part in _COLUMNS[:4]), *self._machine.sample()]
         table = self._comm.all_gather(torch.tensor([row], dtype=torch.float64, device=self._comm.device)).tolist()
         self._comm.pop_bytes()  # the look's own
         self._keep(step, table)
-        return {"comm_bytes": round(sent), "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4), **seen(table)}
+        found = seen(table)
+        self._sent += sent
+        self._slowest[int(found["slowest_rank"])] += lap.steps
+        self._peaks = {key: max(found.get(key, 0.0), self._peaks.get(key, 0.0)) for key in ("rss_bytes_max", "gpu_bytes_max")}
+        return {
+            "comm_bytes": round(sent / max(1, lap.steps)),
+            "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4),
+            **found,
+        }
 
     def summary(self) -> dict[str, float]:
-        """Not collective. For result.json: what this rank's time since the start went into."""
+        """Not collective. For result.json, of this start: what this rank's time went into, what it sent a step, and of all ranks the
+        one that was slowest in most steps, its share of them, and the most memory that any took."""
         times = self._all.per_step()
-        return {f"{part}_share": round(times[f"{part}_s"] / max(times["step_s"], 1e-9), 4) for part in ("data", "comm", "checkpoint")}
+        shares = {f"{part}_share": round(times[f"{part}_s"] / max(times["step_s"], 1e-9), 4) for part in ("data", "comm", "checkpoint")}
+        if not self._slowest:
+            return shares
+        ((slowest, steps),) = self._slowest.most_common(1)
+        return {
+            **shares,
+            "step_s": round(times["step_s"], 6),
+            "comm_bytes": round(self._sent / max(1, self._all.steps)),
+            "slowest_rank": slowest,
+            "slowest_share": round(steps / max(1, self._all.steps), 4),
+            **{key: value for key, value in self._peaks.items() if value},
+        }
 
     def _keep(self, step: int, table: Sequence[Sequence[float]]) -> None:
         if self._path is None:

@@ -24,6 +24,8 @@ class Watch:
         self._nodes = comm.all_gather_object(comm.world.node)
         self._on_gpu = comm.device.type == "cuda"
         self._comm_s, self._own_s, self._steps = 0.0, 0.0, 0
+        self.slow_ranks: dict[int, int] = {}
+        """How often each was named since the start."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -57,6 +59,7 @@ class Watch:
         """Events of ranks that are slow, from what all ranks told."""
         for slow in self._paces.hear(told) if told and self._paces else []:
             node = self._nodes[slow.rank]
+            self.slow_ranks[slow.rank] = self.slow_ranks.get(slow.rank, 0) + 1
             if self._comm.world.rank == 0:
                 text = "%-12s rank %d on %s takes %.3f s of its own for a step, the ranks' median is %.3f s: all wait for it"
                 log.warning(text, "slow rank", slow.rank, node, slow.own_s, slow.median_s)
