@@ -192,7 +192,8 @@ def real_steps() -> dict[str, float]:
         done = start("torch", "torchrun", 2, "tests.bench_rank", str(path))
     found: list[dict[str, float]] = [json.loads(line.partition(MARK)[2]) for line in done.stdout.splitlines() if MARK in line]
     worst = max(found, key=lambda rank: rank["supervisor_cpu_s"])
-    return {**worst, "pulse_share": worst["pulse_s"] / worst["step_s"], "supervisor_share": worst["supervisor_cpu_s"] / worst["step_s"]}
+    shares = {"pulse_share": "pulse_s", "monitoring_share": "monitoring_s", "supervisor_share": "supervisor_cpu_s"}
+    return {**worst, **{share: worst[seconds] / worst["step_s"] for share, seconds in shares.items()}}
 
 
 def main(sizes: list[int]) -> None:
@@ -205,7 +206,8 @@ def main(sizes: list[int]) -> None:
     cost = real_steps()
     print(
         f"a real step of {cost['step_s']:.3f} s: {cost['pulses']:.0f} pulses take {cost['pulse_share']:.4%} of it, "
-        f"the supervisor {cost['supervisor_share']:.4%} of a core meanwhile"
+        f"the supervisor {cost['supervisor_share']:.4%} of a core meanwhile, "
+        f"monitoring with a record every 10 steps {cost['monitoring_share']:.4%}"
     )
     print(json.dumps({"step": cost, "trees": [asdict(tree) for tree in trees]}))
 

@@ -7,7 +7,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainer import jobfile, rank
 from trainer.health.pulse import RANK_DIR, Phase, Pulse
@@ -17,13 +19,13 @@ MARK = "watched "
 
 
 class Watched:
-    """The same stretch of steps: the wall clock, the rank's time in its pulse, and its supervisor's CPU time."""
+    """The same stretch of steps: the wall clock, the rank's time in its pulse and in its monitoring, and its supervisor's CPU time."""
 
     def __init__(self, last_step: int) -> None:
         self._last = last_step
-        self._pulse_s, self._pulses = 0.0, 0
+        self._pulse_s, self._pulses, self._monitoring_s = 0.0, 0, 0.0
         self._phase, self._write = Pulse.phase, Pulse._write
-        self._start: tuple[float, float, float, int] | None = None
+        self._start: tuple[float, float, float, float, int] | None = None
 
     def install(self) -> None:
         def write(pulse: Pulse) -> None:
@@ -40,14 +42,36 @@ class Watched:
                 self._tell(step - FROM_STEP)
 
         Pulse.phase, Pulse._write = phase, write  # type: ignore[method-assign, assignment]
+        self._install_around_monitoring()
 
-    def _now(self) -> tuple[float, float, float, int]:
-        return time.perf_counter(), self._pulse_s, cpu_s(os.getppid()), self._pulses
+    def _install_around_monitoring(self) -> None:
+        """What looks at steps and writes of them, waiting for other ranks in it included."""
+        from trainer.health.finite import Finite
+        from trainer.health.watch import Watch
+        from trainer.ranks import Ranks
+        from trainer.telemetry import Telemetry
+
+        for owner, name in ((Watch, "_collect"), (Watch, "share"), (Ranks, "look"), (Telemetry, "write"), (Finite, "judge")):
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return work(*arguments)
+            finally:
+                self._monitoring_s += time.perf_counter() - begin
+
+        return timed
+
+    def _now(self) -> tuple[float, float, float, float, int]:
+        return time.perf_counter(), self._pulse_s, self._monitoring_s, cpu_s(os.getppid()), self._pulses
 
     def _tell(self, steps: int) -> None:
         assert self._start is not None
-        wall, pulse, supervisor, pulses = ((now - then) / steps for now, then in zip(self._now(), self._start, strict=True))
-        print(MARK + json.dumps({"step_s": wall, "pulse_s": pulse, "supervisor_cpu_s": supervisor, "pulses": pulses}), flush=True)
+        wall, pulse, monitoring, supervisor, pulses = ((now - then) / steps for now, then in zip(self._now(), self._start, strict=True))
+        cost = {"step_s": wall, "pulse_s": pulse, "monitoring_s": monitoring, "supervisor_cpu_s": supervisor, "pulses": pulses}
+        print(MARK + json.dumps(cost), flush=True)
 
 
 def cpu_s(pid: int) -> float:
