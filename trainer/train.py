@@ -28,13 +28,13 @@ from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.share import open_together
-from trainer.data.source import shard_weights
 from trainer.errors import EXIT_DONE
 from trainer.evaluate.evaluation import Evaluation
 from trainer.health.pulse import Pulse
 from trainer.health.requests import Requests
 from trainer.health.same import check_same
 from trainer.inputs.run_folder import run_folder
+from trainer.inputs.samples import shard_weights
 from trainer.job import Job
 from trainer.loop import Loop
 from trainer.plan import Plan, Schedule, plan, schedule

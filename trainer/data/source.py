@@ -11,7 +11,7 @@ from trainer.inputs import expand_shards
 from trainer.inputs.folders import image_folder
 from trainer.job import Data, Eval
 
-__all__ = ["IMAGE_ENDINGS", "RawSample", "Source", "open_images", "open_labelled", "open_source", "shard_weights"]
+__all__ = ["IMAGE_ENDINGS", "RawSample", "Source", "open_images", "open_labelled", "open_source"]
 
 IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
 
@@ -23,13 +23,6 @@ def open_source(data: Data, progress: Callable[[int, int], None] | None = None) 
     if data.kind == "table":
         return TableSource(_tables(data))
     return open_shards(expand_shards(data.train), data.image_key, data.caption_key, "captions", progress)
-
-
-def shard_weights(data: Data) -> list[float] | None:
-    """How often an epoch has the samples of each shard or table; None where it is once."""
-    if data.weights is None or data.kind == "synthetic":
-        return None
-    return [weight for name, weight in zip(data.train, data.weights, strict=True) for _ in expand_shards([name])]
 
 
 def open_images(data: Data, progress: Callable[[int, int], None] | None = None) -> Source:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.errors import InputError
-from trainer.inputs.shards import expand_key
+from trainer.inputs.shards import expand_key, expand_shards
 from trainer.job import Data, is_remote
 
 _TABLES = (".csv", ".tsv")
@@ -28,6 +28,13 @@ def check_data(data: Data, key: str = "data.train") -> int | None:
     _check_no_tables(files, key)
     sizes = recorded_sizes(files)
     return None if sizes is None else _of_an_epoch(sizes, data)
+
+
+def shard_weights(data: Data) -> list[float] | None:
+    """How often an epoch has the samples of each shard or table; None where it is once."""
+    if data.weights is None or data.kind == "synthetic":
+        return None
+    return [weight for name, weight in zip(data.train, data.weights, strict=True) for _ in expand_shards([name])]
 
 
 def recorded_samples(shards: Sequence[str]) -> int | None:
@@ -57,7 +64,6 @@ def _of_an_epoch(sizes: Sequence[int], data: Data) -> int:
     if data.weights is None:
         return sum(sizes)
     from trainer.data.order import epoch_samples  # brings numpy
-    from trainer.data.source import shard_weights
 
     return epoch_samples(sizes, shard_weights(data))
 
