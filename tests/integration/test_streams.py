@@ -23,7 +23,8 @@ def test_two_ranks_train_from_pipes(tmp_path: Path, backend: str) -> None:
     assert "streams cannot be read by place" in done.stdout
     assert "48 samples, 3 steps an epoch" in done.stdout
     assert list(run.losses()) == list(range(1, 7))
-    assert run.result()["bad_samples"] == {"not an image": 2}, "each of two passes met it"
+    assert run.result()["bad_samples"].keys() == {"not an image"}
+    assert 2 <= run.result()["bad_samples"]["not an image"] <= 3, "each of two passes met it, and a third may have begun"
     logs = "".join(path.read_text() for path in (run.run / "logs").iterdir())
     assert "shard-000000.tar': sample 011: " in logs
 

@@ -73,7 +73,7 @@ class StreamSource:
         """webdataset's dictionaries, shuffled within the window."""
         import webdataset
 
-        random = Random(f"{self._seed} {own} {turn}")
+        random = Random(f"{self._seed} {turn}")
         stages = [webdataset.tarfile_to_samples()]
         if self._window > 1:
             stages.append(webdataset.shuffle(self._window, initial=self._window, rng=random))
