@@ -99,6 +99,7 @@ class Running:
 def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks: int = 2, steps: int = 6, **sections: Any) -> Running:
     """Start the ranks of a job of a few steps, with a checkpoint and an evaluation every second one."""
     moment = tmp_path / "moment"
+    moment.unlink(missing_ok=True)  # of an earlier start
     python: Path | None = sections.pop("python", None)
     variables: dict[str, str] = sections.pop("variables", {})
     hosts: str = sections.pop("hosts", "")
