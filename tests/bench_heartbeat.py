@@ -189,7 +189,10 @@ def real_steps() -> dict[str, float]:
         )
         path = Path(folder, "job.toml")
         path.write_text(jobfile.dump(job))
+        os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # a supervisor starts its rank without the working folder
         done = start("torch", "torchrun", 2, "tests.bench_rank", str(path))
+    if done.returncode:
+        sys.exit(f"the real run failed:\n{done.stdout}{done.stderr}")
     found: list[dict[str, float]] = [json.loads(line.partition(MARK)[2]) for line in done.stdout.splitlines() if MARK in line]
     worst = max(found, key=lambda rank: rank["supervisor_cpu_s"])
     shares = {"pulse_share": "pulse_s", "monitoring_share": "monitoring_s", "supervisor_share": "supervisor_cpu_s"}
