@@ -165,7 +165,7 @@ lock: ## pin the requirements anew: names, versions, hashes
 	    "$$tools/bin/uv" pip compile --quiet --python-version "$$1" --generate-hashes --allow-unsafe --no-header \
 	        --no-emit-index-url --no-emit-find-links --output-file "$$2" "$${2%.txt}.in" $(LOCK_ARGS)
 	}
-	for pins in $(PINS) docker/requirements-cuda-13.0.txt docker/requirements-cuda-13.2.txt; do pin 3.11 "$$pins"; done
+	for pins in $(PINS) $(patsubst %.in,%.txt,$(wildcard docker/requirements-cuda-*.in)); do pin 3.11 "$$pins"; done
 	pin 3.13 docker/stack-2.6.0.txt # Debian 13's
 
 clean: ## remove .venv and the tools' caches; built wheels stay in the cache outside the checkout

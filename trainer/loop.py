@@ -88,7 +88,7 @@ class Loop:
 
     def summary(self) -> Mapping[str, object]:
         """Not collective, after `run`: what rank 0's time went into, and which ranks were slow."""
-        return {**self._ranks.summary(), "slow_ranks": {str(rank): times for rank, times in self._watch.slow_ranks.items()}}
+        return {**self._ranks.summary(), "slow_ranks": self._watch.slow_ranks}
 
     def _traced_step(self, batches: Iterator[list[MicroBatch]], done: int, rate: float, *, first: bool) -> StepResult:
         """Collective: one step, recorded where the job wants that; what recording costs belongs to no step."""

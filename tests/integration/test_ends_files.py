@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harm import cut_short, flip_a_bit
 from tests.integration.ends import HOROVODRUN, TORCHRUN, Running, begin, ranks_left, starts
 from tests.integration.test_bad_input import sample
 from tests.range_server import serving
-from trainer.checkpoint import files, state
 from trainer.data.shard_files import write_shards
 
 
@@ -37,18 +37,6 @@ def test_storage_that_fails_is_asked_again_and_then_named(tmp_path: Path, backen
     assert "the shard cannot be read after 6 attempts" in end.errors
     assert "Traceback" not in end.errors
     assert not ranks_left(running)
-
-
-def cut_short(checkpoint: Path) -> None:
-    path = checkpoint / files.WEIGHTS
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def flip_a_bit(checkpoint: Path) -> None:
-    path = checkpoint / state.optimizer_file(0, 1)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.fault("newest checkpoint cut short or flipped bits")

@@ -10,6 +10,7 @@ import open_clip
 import pytest
 import torch
 
+from tests.harm import cut_short, flip_a_bit
 from tests.jobs import RESNET, VIT, tiny_job
 from trainer import model, optim
 from trainer.checkpoint import files, state
@@ -109,16 +110,6 @@ def test_a_part_that_no_rank_writes_is_named(tmp_path: Path, alone: Comm) -> Non
     assert not (tmp_path / "step-00000001").exists()
 
 
-def _cut_short(folder: Path) -> None:
-    (folder / files.WEIGHTS).write_bytes((folder / files.WEIGHTS).read_bytes()[:-7])
-
-
-def _flip_a_bit(folder: Path) -> None:
-    content = bytearray((folder / state.optimizer_file(0, 1)).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / state.optimizer_file(0, 1)).write_bytes(content)
-
-
 def _lose_a_part(folder: Path) -> None:
     (folder / files.WEIGHTS).unlink()
 
@@ -130,7 +121,7 @@ def _cut_the_manifest(folder: Path) -> None:
 @pytest.mark.fault("newest checkpoint cut short or flipped bits")
 @pytest.mark.parametrize(
     ("harm", "named"),
-    [(_cut_short, "bytes of"), (_flip_a_bit, "checksum"), (_lose_a_part, "model.pt is missing"), (_cut_the_manifest, "cannot be read")],
+    [(cut_short, "bytes of"), (flip_a_bit, "checksum"), (_lose_a_part, "model.pt is missing"), (_cut_the_manifest, "cannot be read")],
 )
 def test_a_broken_one_is_named_and_the_one_before_it_used(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None], named: str
@@ -214,7 +205,7 @@ def test_never_refuses_to_mix_two_runs_and_a_path_is_taken_at_its_word(tmp_path:
         _resumed(tmp_path / "old", alone, tiny_job(checkpoint={"resume": "never"}))
     assert _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": "never"}))[0] == 0
     assert _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))[0] == 1
-    _flip_a_bit(folder)
+    flip_a_bit(folder)
     with pytest.raises(InputError, match="checksum"):
         _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))
 

@@ -22,12 +22,12 @@ from PIL import Image
 from trainer.data.index import FOLDER, index_shards, write_catalogue
 from trainer.data.pictures import decode
 from trainer.data.sample import BadSample, RawSample
-from trainer.data.shard_files import PackedSample, check_replaceable, sample_sizes, write_shard
+from trainer.data.shard_files import SIZES, PackedSample, check_replaceable, sample_sizes, write_shard
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tables import Table, list_rows, missing_images, read_table
 from trainer.data.tar import Selection
 from trainer.errors import InputError
-from trainer.whole_file import write_whole
+from trainer.whole_file import write_json, write_whole
 
 BAD_ROWS = "bad-rows.tsv"
 PLAN = "plan.json"
@@ -202,7 +202,7 @@ def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
 
 def _finish(beside: Path, shards: Sequence[Path], bad: Sequence[tuple[str, str]]) -> None:
     """Sizes, the list of bad rows and the index; what only this run needed is removed."""
-    write_whole(beside / "sizes.json", json.dumps({path.name: sample_sizes(path) for path in shards}, indent=2) + "\n")
+    write_json(beside / SIZES, {path.name: sample_sizes(path) for path in shards})
     if bad:
         write_whole(beside / BAD_ROWS, "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad))
     selection = Selection(IMAGE_ENDINGS, "txt")

@@ -4,7 +4,6 @@ No torch, so no webdataset, which imports it.
 """
 
 import io
-import json
 import os
 import shutil
 import tarfile
@@ -16,7 +15,7 @@ from secrets import token_hex
 
 from trainer.data.index import FOLDER
 from trainer.errors import InputError
-from trainer.whole_file import write_whole
+from trainer.whole_file import write_json
 
 SIZES = "sizes.json"
 PackedSample = tuple[str, Mapping[str, bytes]]
@@ -30,7 +29,7 @@ def write_shards(samples: Iterable[PackedSample], folder: Path, samples_per_shar
     for first in remaining:
         name = f"shard-{len(sizes):06d}.tar"
         sizes[name] = write_shard(chain([first], islice(remaining, samples_per_shard - 1)), folder / name)
-    write_whole(folder / SIZES, json.dumps(sizes, indent=2) + "\n")
+    write_json(folder / SIZES, sizes)
     return list(sizes)
 
 

@@ -190,10 +190,12 @@ def _nothing_usable(shelf: Shelf, meaning: Meaning) -> str:
     found: Counter[str] = Counter()
     for entry in shelf.entries:
         found.update(entry.endings)
-    listed = ", ".join(f".{ending} ({count})" for ending, count in found.most_common(12)) or "no file at all"
     others = f" and {len(shelf.paths) - 1} more shards" if len(shelf.paths) > 1 else ""
-    images = ", ".join("." + ending for ending in shelf.selection.images)
-    return (
-        f"{shelf.paths[0]}{others}: no usable sample. Found {listed}; "
-        f"a sample needs one of {images} and a .{shelf.selection.text}. Set {KEYS_OF_JOB[meaning]}"
-    )
+    return nothing_usable(f"{shelf.paths[0]}{others}", found, shelf.selection, meaning)
+
+
+def nothing_usable(where: str, found: Counter[str], selection: Selection, meaning: Meaning) -> str:
+    """What stands there, members counted by ending, and what a sample needs."""
+    listed = ", ".join(f".{ending} ({count})" for ending, count in found.most_common(12)) or "no file at all"
+    images = ", ".join("." + ending for ending in selection.images)
+    return f"{where}: no usable sample. Found {listed}; a sample needs one of {images} and a .{selection.text}. Set {KEYS_OF_JOB[meaning]}"

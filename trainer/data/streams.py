@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainer.data.sample import BadSample, RawSample, Source
-from trainer.data.shards import parse_captions
+from trainer.data.shards import nothing_usable, parse_captions
 from trainer.data.tar import Selection
 from trainer.errors import InputError
 
@@ -67,7 +67,7 @@ class StreamSource:
                 endings.update(key for key in sample if not key.startswith("__"))
                 yield found
             if not usable:
-                raise InputError(self._nothing_usable(own, endings))
+                raise InputError(nothing_usable(own[0], endings, self._selection, "captions"))
 
     def _turn(self, own: Sequence[str], turn: int) -> Iterator[dict[str, Any]]:
         """webdataset's dictionaries, shuffled within the window."""
@@ -93,14 +93,6 @@ class StreamSource:
             return RawSample(key, stream, image, parse_captions(text))
         except ValueError as error:
             return BadSample(stream, key, "bad captions", str(error))
-
-    def _nothing_usable(self, own: Sequence[str], endings: Counter[str]) -> str:
-        listed = ", ".join(f".{ending} ({number})" for ending, number in endings.most_common(12)) or "no file at all"
-        images = ", ".join("." + ending for ending in self._selection.images)
-        return (
-            f"{own[0]}: no usable sample. Found {listed}; a sample needs one of {images} and a .{self._selection.text}. "
-            "Set data.image_key and data.caption_key"
-        )
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_samples": None}

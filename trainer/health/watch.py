@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ class Watch:
         self._nodes = comm.all_gather_object(comm.world.node)
         self._on_gpu = comm.device.type == "cuda"
         self._comm_s, self._own_s, self._steps = 0.0, 0.0, 0
-        self.slow_ranks: dict[int, int] = {}
+        self.slow_ranks: Counter[int] = Counter()
         """How often each was named since the start."""
 
     @contextmanager
@@ -59,7 +60,7 @@ class Watch:
         """Events of ranks that are slow, from what all ranks told."""
         for slow in self._paces.hear(told) if told and self._paces else []:
             node = self._nodes[slow.rank]
-            self.slow_ranks[slow.rank] = self.slow_ranks.get(slow.rank, 0) + 1
+            self.slow_ranks[slow.rank] += 1
             if self._comm.world.rank == 0:
                 text = "%-12s rank %d on %s takes %.3f s of its own for a step, the ranks' median is %.3f s: all wait for it"
                 log.warning(text, "slow rank", slow.rank, node, slow.own_s, slow.median_s)
