@@ -117,10 +117,11 @@ test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine 
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m 'slurm and not full' $(TEST_ARGS)
 
-test-slurm-full: venv horovod ## the same, with preemption, and once more with the Slurm of a newer Debian
+test-slurm-full: venv horovod ## the same, with preemption; once more with the Slurm of a newer Debian; in apptainer with the newest
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
-	tests/cluster/slurm/newer.sh "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
+	tests/cluster/slurm/newer.sh trixie "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
+	tests/cluster/slurm/newer.sh sid "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m apptainer $(TEST_ARGS)
 
 test-kubernetes: venv ## real MPIJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
 	@$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)

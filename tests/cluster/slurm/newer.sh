@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests with the Slurm of a newer Debian: a root file system of its own (kept in ~/.cache/clipship), entered with chroot.
-# Usage: newer.sh PYTHON [WORD ...], the words are pytest's. Root, on Debian; debootstrap takes the address from apt's sources.
+# Usage: newer.sh SUITE PYTHON [WORD ...], the words are pytest's. Root, on Debian; debootstrap takes the address from apt's sources.
 set -euo pipefail
 
-suite=trixie
-python=$1
-shift
+suite=$1 python=$2
+shift 2
 root=${XDG_CACHE_HOME:-$HOME/.cache}/clipship/debian-$suite
 packages=slurmctld,slurmd,slurm-client,munge,libpmix2t64,openmpi-bin,iproute2,procps,libssl3t64,libffi8,libsqlite3-0,libreadline8t64
+[[ $suite != sid ]] || packages+=,apptainer # no release of Debian carries it
 
 if [[ ! -e $root/complete ]]; then
     command -v debootstrap >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap
@@ -37,5 +37,5 @@ exec unshare --mount bash -c '
         mount --rbind "/$folder" "$root/$folder"
     done
     shift $(($1 + 1))
-    exec chroot "$root" env -C "$PWD" PATH=/usr/sbin:/usr/bin:/sbin:/bin "$python" -m pytest "$@"
+    exec chroot "$root" env -C "$PWD" CLIPSHIP_SANDBOX="$root" PATH=/usr/sbin:/usr/bin:/sbin:/bin "$python" -m pytest "$@"
 ' newer "${#seen[@]}" "${seen[@]}" "$@"

@@ -14,6 +14,14 @@ import tomli_w
 from tests.cluster.slurm.cluster import Cluster
 from trainer.demo.__main__ import prepare
 
+HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(false)`\\", "LINES": "one\ntwo\n", "EMPTY": "", "PERCENT": "%t %j #", "UTF8": "é\t"}
+SHORT = {"epochs": 1, "warmup_steps": 4}
+_STAND_IN = """\
+#!{python}
+import os, shutil, sys
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SLURM_PROCID"]
+shutil.copyfile("/proc/self/environ", f"{{sys.argv[-1]}}.{{rank}}.env")
+"""
 LIMIT_S = 1500.0
 """For one job on a busy machine; no test says how long one takes."""
 
@@ -94,3 +102,22 @@ class Demo:
         while not happened():
             assert time.monotonic() < limit, f"{otherwise}\n{self.output(name, job_id)}"
             time.sleep(0.5)
+
+    def stand_in(self) -> str:
+        """A Python that keeps its environment instead of running a rank."""
+        python = self.folder / "python"
+        python.write_text(_STAND_IN.format(python=sys.executable))
+        python.chmod(0o755)
+        return str(python)
+
+    def variables(self, name: str, **sections: Mapping[str, object]) -> list[dict[str, str]]:
+        """What each of the four ranks has in its environment, where its Python is the stand-in."""
+        job = self.submit(name, **sections)
+        assert self.wait(name, job)["JobState"] == "COMPLETED", self.output(name, job)
+        found = [_environment(path) for path in sorted((self.run(name) / "artefacts").glob("*.env"))]
+        assert len(found) == 4
+        return found
+
+
+def _environment(path: Path) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in path.read_bytes().decode().split("\0") if "=" in entry)

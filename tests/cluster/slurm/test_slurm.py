@@ -8,35 +8,21 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm.cluster import REPOSITORY, Cluster
-from tests.cluster.slurm.runs import Demo
+from tests.cluster.slurm.cluster import REPOSITORY
+from tests.cluster.slurm.runs import HOSTILE, SHORT, Demo
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 
 HOROVOD = {"backend": "horovod", "deterministic": False}
 TWO_RANKS = {"nodes": 2, "gpus_per_node": 1}
-SHORT = {"epochs": 1, "warmup_steps": 4}
 FEWER = {"epochs": 6, "warmup_steps": 10}
 """Enough to learn the digits; four ranks of Horovod on two cores wait for each other by spinning."""
-HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(false)`\\", "LINES": "one\ntwo\n", "EMPTY": "", "PERCENT": "%t %j #", "UTF8": "é\t"}
 LEARNED = 0.85
 """Top-1 of held-out digits after the demo's epochs; chance is 0.1."""
-
-
-@pytest.fixture(scope="module")
-def demo(slurm: Cluster) -> Demo:
-    return Demo.make(slurm)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_else_runs(demo: Demo) -> Iterator[None]:
-    yield
-    demo.cluster.clear()
 
 
 def _states(demo: Demo) -> set[str]:
@@ -83,18 +69,10 @@ def test_horovod_by_mpirun_in_a_run_with_a_hostile_name_and_hostile_variables(de
     assert demo.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%j").stdout.rstrip("\n") == name
 
 
-_STAND_IN = """\
-#!{python}
-import os, shutil, sys
-rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SLURM_PROCID"]
-shutil.copyfile("/proc/self/environ", f"{{sys.argv[-1]}}.{{rank}}.env")
-"""
-
-
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher: str) -> None:
     name = f"variables-{launcher}"
-    found = _variables(demo, name, env=HOSTILE, slurm={"launcher": launcher, "python": _stand_in(demo)})
+    found = demo.variables(name, env=HOSTILE, slurm={"launcher": launcher, "python": demo.stand_in()})
     for variables in found:
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
         assert variables["CLIPSHIP_WORLD_SIZE"] == "4"
@@ -112,35 +90,14 @@ def test_the_jobs_variables_win_over_those_of_a_pyxis_image(demo: Demo) -> None:
     command = [sys.executable, pyxis, str(shutil.which("srun")), str(demo.folder / "image.json")]
     (standin / "srun").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     (standin / "srun").chmod(0o755)
-    slurm = {"container": "pyxis", "image": "registry.example.com/clip:1", "python": _stand_in(demo), "setup": [f"PATH={standin}:$PATH"]}
-    found = _variables(demo, "pyxis", env=HOSTILE, slurm=slurm)
+    slurm = {"container": "pyxis", "image": "registry.example.com/clip:1", "python": demo.stand_in(), "setup": [f"PATH={standin}:$PATH"]}
+    found = demo.variables("pyxis", env=HOSTILE, slurm=slurm)
     for variables in found:
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
         assert variables["OMP_NUM_THREADS"] == "1"
         assert len(variables["CLIPSHIP_TOKEN"]) == 32
         assert variables["ONLY_IMAGE"] == "kept"
         assert variables["PATH"] == "/usr/bin:/bin"
-
-
-def _variables(demo: Demo, name: str, **sections: Mapping[str, object]) -> list[dict[str, str]]:
-    """What each of the four ranks has in its environment."""
-    job = demo.submit(name, **sections)
-    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
-    found = [_environment(path) for path in sorted((demo.run(name) / "artefacts").glob("*.env"))]
-    assert len(found) == 4
-    return found
-
-
-def _stand_in(demo: Demo) -> str:
-    """A Python that keeps its environment instead of running a rank."""
-    python = demo.folder / "python"
-    python.write_text(_STAND_IN.format(python=sys.executable))
-    python.chmod(0o755)
-    return str(python)
-
-
-def _environment(path: Path) -> dict[str, str]:
-    return dict(entry.split("=", 1) for entry in path.read_bytes().decode().split("\0") if "=" in entry)
 
 
 def test_a_killed_rank_ends_the_job_with_its_name_as_the_last_word(demo: Demo) -> None:
