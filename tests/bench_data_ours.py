@@ -40,7 +40,7 @@ def loader(pattern: str, batches: int) -> Rates:
         next(stream)
     start, used = time.perf_counter(), processor_time()
     for _ in range(batches):
-        assert next(stream).images.shape == (BATCH, 3, 224, 224)
+        assert next(stream).images.shape == (BATCH, 4, 224, 224)
     return rates(BATCH * batches, start, used)
 
 

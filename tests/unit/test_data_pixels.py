@@ -45,7 +45,7 @@ def difference(one: NDArray[np.uint8], other: Image.Image) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_pixels_are_those_of_pillows_bicubic_antialias(photograph: Image.Image, size: tuple[int, int], seed: int) -> None:
     image = encoded(photograph.resize(size, Image.Resampling.BICUBIC), quality=90)
-    found = CROP(raw(image), seed).permute(1, 2, 0).numpy()
+    found = CROP(raw(image), seed)[:3].permute(1, 2, 0).numpy()
     box = CROP.box(size[1], size[0], seed)
     corners = (box.left, box.top, box.left + box.width, box.top + box.height)
     whole = Image.open(io.BytesIO(image)).resize((224, 224), Image.Resampling.BICUBIC, box=corners)
@@ -62,7 +62,7 @@ def test_the_decoder_makes_images_smaller_only_while_the_crop_stays_large_enough
 def test_small_images_are_enlarged() -> None:
     picture = PHOTOGRAPHS[0].resize((60, 50))
     found = RandomCrop((224, 224), scale=(1, 1), ratio=(1.2, 1.2))(raw(encoded(picture, "png")), 1)
-    assert difference(found.permute(1, 2, 0).numpy(), picture.resize((224, 224), Image.Resampling.BICUBIC)) < 1
+    assert difference(found[:3].permute(1, 2, 0).numpy(), picture.resize((224, 224), Image.Resampling.BICUBIC)) < 1
 
 
 @settings(max_examples=200, deadline=None)
@@ -98,7 +98,7 @@ FROZEN = [(0, 5, 384, 507), (1, 11, 383, 468), (0, 3, 382, 485)]
 def test_normalised_bytes_are_what_totensor_and_normalize_give() -> None:
     image = CROP(raw(encoded(PHOTOGRAPHS[0])), 1)
     mean, std = torch.tensor([0.48, 0.46, 0.41]), torch.tensor([0.27, 0.26, 0.28])
-    expected = (image.float() / 255 - mean[:, None, None]) / std[:, None, None]
+    expected = (image[:3].float() / 255 - mean[:, None, None]) / std[:, None, None]
     assert torch.allclose(normalised(image[None], mean, std)[0], expected, atol=1e-6)
     assert normalised(image[None], mean.double(), std.double()).dtype == torch.float64
 
@@ -147,20 +147,20 @@ def turned() -> bytes:
 )
 def test_unusual_images_are_seen_as_a_viewer_shows_them(image: Callable[[], bytes], colour: tuple[int, int, int]) -> None:
     found = CROP(raw(image()), 3)
-    assert (found.dtype, found.shape) == (torch.uint8, (3, 224, 224))
-    assert np.abs(found.float().mean((1, 2)).numpy() - colour).max() < 6
+    assert (found.dtype, found.shape) == (torch.uint8, (4, 224, 224))
+    assert np.abs(found[:3].float().mean((1, 2)).numpy() - colour).max() < 6
 
 
 def test_an_image_that_exif_turns_is_turned() -> None:
     assert not upright_jpeg(turned())
-    found = RandomCrop((60, 60), scale=(1, 1))(raw(turned()), 0).float().mean((0, 2))
+    found = RandomCrop((60, 60), scale=(1, 1))(raw(turned()), 0)[:3].float().mean((0, 2))
     assert found[:25].mean() < 20
     assert found[-25:].mean() > 235
 
 
 def test_damaged_exif_does_not_lose_the_image() -> None:
     image = encoded(red(), exif=b"Exif\0\0nonsense")
-    assert CROP(raw(image), 0).shape == (3, 224, 224)
+    assert CROP(raw(image), 0).shape == (4, 224, 224)
 
 
 def png_that_claims(width: int, height: int) -> bytes:
@@ -214,7 +214,7 @@ def test_a_bad_sample_travels_between_processes() -> None:
 
 
 def test_resizing_keeps_the_bytes_of_a_pixel_together() -> None:
-    assert resized(np.zeros((400, 500, 3), np.uint8)[10:, 10:], (224, 200)).stride() == (1, 600, 3)
+    assert resized(np.zeros((400, 500, 4), np.uint8)[10:, 10:], (224, 200)).stride() == (1, 800, 4)
 
 
 def test_pictures_for_evaluation_are_open_clips_pixels() -> None:

@@ -21,7 +21,7 @@ from trainer.errors import InputError
 from trainer.plan import Plan
 
 Pixels = Callable[[RawSample, int], Tensor]
-"""A sample and a seed to uint8 [3, height, width], always the same for the same seed; picklable. Raises BadSample."""
+"""A sample and a seed to uint8 [channels, height, width], always the same for the same seed; picklable. Raises BadSample."""
 MOST_SUBSTITUTES = 50
 
 
@@ -30,7 +30,7 @@ class Batch:
     """One micro-batch of a rank, in the order of the epoch."""
 
     images: Tensor
-    """uint8 [samples, 3, height, width]"""
+    """uint8 [samples, channels, height, width], as `pixels` gives them"""
     tokens: Tensor
     """int64 [samples, context length]"""
     epoch: int
@@ -155,7 +155,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         for place, (position, sample) in enumerate(zip(request.positions.tolist(), request.samples.tolist(), strict=True)):
             raw, image = self._usable(sample, request.epoch, position, bad)
             if not place:
-                images = empty_to_send(len(request.samples), *image.shape[1:])
+                images = empty_to_send(len(request.samples), *image.shape)
             images[place] = image
             captions.append(raw.captions[position_seed(self._seed, request.epoch, position, "caption") % len(raw.captions)])
             keys.append(raw.key)

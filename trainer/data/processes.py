@@ -1,5 +1,6 @@
 """Loader processes: a torch DataLoader whose processes an own server forks, and whose errors arrive without a worker's traceback."""
 
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import signal
@@ -43,15 +44,15 @@ def load(dataset: Dataset[Loaded | InputError], requests: Iterable[Any], workers
     return _unwrapped(iter(loader), workers)
 
 
-def empty_to_send(count: int, height: int, width: int) -> Tensor:
-    """uint8 [count, 3, height, width], not yet filled, channels last in memory.
+def empty_to_send(count: int, channels: int, height: int, width: int) -> Tensor:
+    """uint8 [count, channels, height, width], not yet filled, channels last in memory.
 
     In a loader process it is memory that the rank shares, so that nothing is copied on its way.
     """
-    shape = (count, height, width, 3)
+    shape = (count, height, width, channels)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
-    storage = torch.UntypedStorage._new_shared(count * height * width * 3)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape).permute(0, 3, 1, 2)
 
 
