@@ -1,6 +1,7 @@
 """`make bench-cli`: the time to render a batch script, against TorchX's dry run on the same machine; the last line is JSON.
 
-TorchX goes into an environment of its own outside the checkout. Both are timed from the command line's start to its end, in turns.
+TorchX goes into an environment of its own outside the checkout. Both are timed from the command line's start to its end, in turns, and both
+find their modules compiled, as pip leaves them.
 """
 
 import json
@@ -67,8 +68,9 @@ def _pair(torchx: Path, folder: Path, nodes: int, repeats: int) -> tuple[float, 
 
 
 def _timed(command: Sequence[str], folder: Path) -> float:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     seconds = time.perf_counter() - start
     if done.returncode or "#SBATCH" not in done.stdout + done.stderr:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
