@@ -1,14 +1,16 @@
 """`make bench-cli`: the time to render a batch script, against TorchX's dry run on the same machine; the last line is JSON.
 
-TorchX goes into an environment of its own outside the checkout. Both are timed from the command line's start to its end, in turns, and both
-find their modules compiled, as pip leaves them.
+Each is installed as pip installs it, in an environment of its own outside the checkout: clipship as a wheel of this checkout, with the
+packages that it needs from the environment that runs this. Both are timed from the command line's start to its end, in turns.
 """
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import venv
@@ -40,7 +42,8 @@ def main(sizes: Sequence[int], repeats: int) -> None:
     """Time both command lines and print the pairs."""
     torchx = _torchx()
     with tempfile.TemporaryDirectory(prefix="clipship-bench-") as folder:
-        found = {nodes: _pair(torchx, Path(folder), nodes, repeats) for nodes in sizes}
+        clipship = _clipship(Path(folder))
+        found = {nodes: _pair(clipship, torchx, Path(folder), nodes, repeats) for nodes in sizes}
     for nodes, (ours, theirs) in found.items():
         print(f"{nodes:>5} nodes of 8 GPUs: clipship {ours:.3f} s, TorchX {TORCHX} {theirs:.3f} s, ratio {ours / theirs:.2f}")
     seconds = {str(nodes): {"clipship_s": round(ours, 4), "torchx_s": round(theirs, 4)} for nodes, (ours, theirs) in found.items()}
@@ -49,14 +52,12 @@ def main(sizes: Sequence[int], repeats: int) -> None:
     sys.exit(ratio > GOAL)
 
 
-def _pair(torchx: Path, folder: Path, nodes: int, repeats: int) -> tuple[float, float]:
+def _pair(clipship: Path, torchx: Path, folder: Path, nodes: int, repeats: int) -> tuple[float, float]:
     """Medians, of ours and of theirs."""
     (folder / "job.toml").write_text(_JOB)
     (folder / "train.py").write_text("")
     size = ["--set", f"resources.nodes={nodes}", "--set", "resources.gpus_per_node=8"]
-    ours = [str(Path(sys.executable).with_name("clipship")), "render", "slurm", "job.toml", *size]
-    if not Path(ours[0]).exists():
-        ours[:1] = [sys.executable, "-m", "trainer.launch.cli"]
+    ours = [str(clipship), "render", "slurm", "job.toml", *size]
     options = ["--scheduler", "slurm", "--scheduler_args", "partition=gpu,time=12:00:00", "--dryrun"]
     theirs = [str(torchx), "run", *options, "dist.ddp", "-j", f"{nodes}x8", "--gpu", "8", "--script", "train.py"]
     times: tuple[list[float], list[float]] = ([], [])
@@ -68,13 +69,25 @@ def _pair(torchx: Path, folder: Path, nodes: int, repeats: int) -> tuple[float, 
 
 
 def _timed(command: Sequence[str], folder: Path) -> float:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     seconds = time.perf_counter() - start
     if done.returncode or "#SBATCH" not in done.stdout + done.stderr:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return seconds
+
+
+def _clipship(folder: Path) -> Path:
+    checkout, copy, home = Path(__file__).parent.parent, folder / "source", folder / "environment"
+    shutil.copytree(checkout / "trainer", copy / "trainer", ignore=shutil.ignore_patterns("__pycache__"))  # what links point at, too
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(checkout / name, copy)
+    venv.create(home, with_pip=True)
+    shared = next((home / "lib").glob("python*/site-packages")) / "shared.pth"
+    shared.write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", copy], check=True)
+    return home / "bin" / "clipship"
 
 
 def _torchx() -> Path:
