@@ -1,17 +1,23 @@
 """Runs that are killed and started again, with real processes: what they would have done, they do."""
 
+import io
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.runs import TinyRun, kill_tree
+from trainer.data.shard_files import PackedSample, write_shards
 
+DAMAGED = 29
+"""A sample whose place in the order another one takes."""
 EXACT: dict[str, dict[str, Any]] = {"comm": {"deterministic": True}, "checkpoint": {"every_steps": 3}}
 STARTS = [
     pytest.param("torch", 1, id="torch-1", marks=pytest.mark.full),
@@ -21,6 +27,23 @@ STARTS = [
     pytest.param("horovod", 1, id="horovod-1", marks=[pytest.mark.horovod, pytest.mark.full]),
     pytest.param("horovod", 4, id="horovod-4", marks=[pytest.mark.horovod, pytest.mark.full]),
 ]
+
+
+def _photographs() -> Iterator[PackedSample]:
+    """90 small pictures, each other than the rest; one of them is cut short."""
+    draw = np.random.default_rng(0)
+    for number in range(90):
+        file = io.BytesIO()
+        Image.fromarray(draw.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((80, 60)).save(file, "jpeg")
+        image = file.getvalue()
+        yield f"{number:03d}", {"jpg": image[:300] if number == DAMAGED else image, "txt": f"picture {number}\n{number} again".encode()}
+
+
+def _shards(folder: Path, **keys: Any) -> dict[str, Any]:
+    """[data] of a job that reads the pictures from six shards, with a loader process for each rank."""
+    folder.mkdir()
+    names = write_shards(_photographs(), folder, 16)
+    return {"format": "webdataset", "train": [str(folder / name) for name in names], "workers": 1, **keys}
 
 
 def _job(backend: str, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -63,6 +86,21 @@ def test_losses_after_a_kill_are_those_of_the_uninterrupted_run_to_the_last_bit(
     assert run.losses() == uninterrupted(backend, ranks)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_losses_after_a_kill_are_the_same_with_photographs_from_shards(tmp_path: Path, backend: str) -> None:
+    data = _shards(tmp_path / "shards", max_bad_share=0.1)
+    whole, killed = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "killed")
+    for run in (whole, killed):
+        run.write(**_job(backend, data=data))
+    assert whole.start(2).returncode == 0
+    killed.start_and_kill(2, at_step=7)
+    done = killed.start(2)
+    assert done.returncode == 0, done.stderr
+    assert killed.losses() == whole.losses()
+    assert whole.losses()[12] < whole.losses()[1]
+
+
 def test_a_kill_while_a_checkpoint_is_written_loses_only_the_steps_since_the_one_before(
     tmp_path: Path, uninterrupted: Callable[[str, int], dict[int, float]]
 ) -> None:
@@ -84,8 +122,10 @@ def test_a_kill_while_a_checkpoint_is_written_loses_only_the_steps_since_the_one
 
 @pytest.mark.full
 @pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_losses_in_float64_agree_across_world_sizes(tmp_path: Path, backend: str) -> None:
-    sections = _job(backend, model={"precision": "fp64"}, optim={"steps": 50}, checkpoint={"every_steps": 10})
+@pytest.mark.parametrize("source", ["synthetic", "shards"])
+def test_losses_in_float64_agree_across_world_sizes(tmp_path: Path, source: str, backend: str) -> None:
+    data = _shards(tmp_path / "shards", max_bad_share=0.1) if source == "shards" else {}
+    sections = _job(backend, data=data, model={"precision": "fp64"}, optim={"steps": 50}, checkpoint={"every_steps": 10})
     whole, moved = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "moved")
     whole.write(**sections)
     moved.write(**sections)
