@@ -1,5 +1,7 @@
 """Our loader against open_clip_train's, on the same shards, in turns, each pinned to one core: `make bench-data`.
 
+Then two of our loader processes against one, where two cores are theirs.
+
 Photographs of two sizes are packed once; open_clip_torch's trainer is installed once, in an environment of its own, with the webdataset
 that it asks for and the torch, Pillow and numpy of this one. The last line on stdout is JSON.
 Where others use the machine too, `--clock cpu` counts the processor time of a side's processes instead of the wall's.
@@ -25,6 +27,7 @@ from trainer.data.shard_files import PackedSample, whole_folder, write_shards
 
 THEIRS = ("open_clip_torch==3.3.0", "webdataset==0.2.86")
 SIZES = {512: (512, 384), 1024: (1024, 768)}
+OURS = [sys.executable, "-m", "tests.bench_data_ours"]
 SAMPLES = 1536
 PER_SHARD = 256
 QUALITY = 80
@@ -75,11 +78,11 @@ def their_python(folder: Path) -> Path:
     return python
 
 
-def measured(command: list[str], core: int, clock: str) -> float:
-    """What the command prints, run on that core alone: images per second by the wall's clock or in processor time."""
+def measured(command: list[str], cores: set[int], clock: str) -> float:
+    """What the command prints, run on those cores alone: images per second by the wall's clock or in processor time."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, {core})
+        command, capture_output=True, text=True, check=False, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores)
     )
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{run.stderr}")
@@ -88,19 +91,32 @@ def measured(command: list[str], core: int, clock: str) -> float:
 
 def compare(size: int, folder: Path, turns: int, batches: int, core: int, clock: str) -> dict[str, float]:
     """Medians over the turns, in images per second: ours, theirs, the decoder alone."""
-    pattern, python = shards(folder, size), their_python(folder)
-    here, ours = str(Path(__file__).with_name("bench_data_theirs.py")), [sys.executable, "-m", "tests.bench_data_ours"]
+    pattern, python, here = shards(folder, size), their_python(folder), str(Path(__file__).with_name("bench_data_theirs.py"))
     sides: dict[str, Callable[[], float]] = {
-        "theirs": lambda: measured([str(python), here, pattern, str(SAMPLES), str(max(4, batches // 3))], core, clock),
-        "ours": lambda: measured([*ours, "loader", pattern, str(batches)], core, clock),
-        "decoder": lambda: measured([*ours, "decoder", pattern, str(batches)], core, clock),
+        "theirs": lambda: measured([str(python), here, pattern, str(SAMPLES), str(max(4, batches // 3))], {core}, clock),
+        "ours": lambda: measured([*OURS, "loader", pattern, str(batches)], {core}, clock),
+        "decoder": lambda: measured([*OURS, "decoder", pattern, str(batches)], {core}, clock),
     }
+    return in_turns(str(size), sides, turns)
+
+
+def two_processes(size: int, folder: Path, turns: int, batches: int, cores: set[int]) -> dict[str, float]:
+    """Medians over the turns, in images per second by the wall's clock, of one and of two loader processes on two cores."""
+    words = [shards(folder, size), str(batches)]
+    sides: dict[str, Callable[[], float]] = {
+        "one": lambda: measured([*OURS, "loader", *words], cores, "wall"),
+        "two": lambda: measured([*OURS, "loader2", *words], cores, "wall"),
+    }
+    return in_turns(f"{size}, two cores", sides, turns)
+
+
+def in_turns(what: str, sides: dict[str, Callable[[], float]], turns: int) -> dict[str, float]:
     found: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(turns):
         for side, rate in sides.items():
             found[side].append(rate())
         print(
-            f"{size}: turn {turn + 1}  " + "  ".join(f"{side} {rates[-1]:.0f}" for side, rates in found.items()) + " img/s", file=sys.stderr
+            f"{what}: turn {turn + 1}  " + "  ".join(f"{side} {rates[-1]:.0f}" for side, rates in found.items()) + " img/s", file=sys.stderr
         )
     return {side: statistics.median(rates) for side, rates in found.items()}
 
@@ -120,6 +136,11 @@ def main(turns: int, batches: int, core: int, clock: str, cache: Path) -> None:
         print(f"{SIZES[size][0]}x{SIZES[size][1]}: " + ", ".join(f"{side} {rate:.0f} img/s" for side, rate in rates.items()))
         report[f"ratio_{size}"] = round(rates["ours"] / rates["theirs"], 2)
         report[f"ratio_decode_{size}"] = round(rates["ours"] / rates["decoder"], 2)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) == 2:
+        rates = two_processes(max(SIZES), folder, turns, batches, set(cores))
+        print(f"loader processes on two cores: one {rates['one']:.0f} img/s, two {rates['two']:.0f} img/s")
+        report["ratio_two_processes"] = round(rates["two"] / rates["one"], 2)
     with generated(folder) as index:
         run = subprocess.run([sys.executable, "-m", "tests.bench_data_index", str(index)], check=True, capture_output=True, text=True)
     report |= json.loads(run.stdout)

@@ -1,4 +1,4 @@
-"""Our loader, and the decoder alone, on shards: `python -m tests.bench_data_ours loader|decoder PATTERN BATCHES`.
+"""Our loader, and the decoder alone, on shards: `python -m tests.bench_data_ours loader|loader2|decoder PATTERN BATCHES`.
 
 Prints images per second, by the wall and of processor time.
 """
@@ -6,6 +6,7 @@ Prints images per second, by the wall and of processor time.
 import os
 import sys
 import time
+from functools import partial
 
 import psutil
 import simplejpeg
@@ -24,8 +25,8 @@ BATCH, WARM_UP = 64, 2
 Rates = tuple[float, float]
 
 
-def loader(pattern: str, batches: int) -> Rates:
-    """One loader process, batches as the training loop takes them."""
+def loader(pattern: str, batches: int, workers: int = 1) -> Rates:
+    """Batches as the training loop takes them from loader processes."""
     stream = train_batches(
         open_source(Data(train=(pattern,))),
         plan=Plan(1, BATCH, BATCH, BATCH, 1),
@@ -34,9 +35,9 @@ def loader(pattern: str, batches: int) -> Rates:
         window=10_000,
         pixels=RandomCrop((224, 224)),
         tokenizer=quick(get_tokenizer("ViT-B-32")),
-        workers=1,
+        workers=workers,
     )
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP * workers):
         next(stream)
     start, used = time.perf_counter(), processor_time()
     for _ in range(batches):
@@ -66,6 +67,6 @@ def processor_time() -> float:
 
 
 if __name__ == "__main__":
-    print(*{"loader": loader, "decoder": decoder}[sys.argv[1]](sys.argv[2], int(sys.argv[3])))
+    print(*{"loader": loader, "loader2": partial(loader, workers=2), "decoder": decoder}[sys.argv[1]](sys.argv[2], int(sys.argv[3])))
     sys.stdout.flush()
     os._exit(0)
