@@ -6,6 +6,7 @@ Prints images per second, by the wall and of processor time.
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 import psutil
@@ -67,6 +68,7 @@ def processor_time() -> float:
 
 
 if __name__ == "__main__":
-    print(*{"loader": loader, "loader2": partial(loader, workers=2), "decoder": decoder}[sys.argv[1]](sys.argv[2], int(sys.argv[3])))
+    side: dict[str, Callable[[str, int], Rates]] = {"loader": loader, "loader2": partial(loader, workers=2), "decoder": decoder}
+    print(*side[sys.argv[1]](sys.argv[2], int(sys.argv[3])))
     sys.stdout.flush()
     os._exit(0)
