@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.job.comm import Backend, Comm, HorovodComm, Nccl, TorchComm
 from trainer.job.data import Data
-from trainer.job.fields import Section, VariableName, VariableValue, is_remote
+from trainer.job.fields import Section, VariableName, VariableValue, is_remote, left_out
 from trainer.job.health import Health
 from trainer.job.image import Image, Stack
 from trainer.job.kubernetes import Kubernetes
@@ -56,21 +56,21 @@ class Job(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Weights, order of samples, augmentation, dropout: all follow from it."""
     data: Data
-    model: Model = Model()
+    model: Model = left_out(Model)
     optim: Optim
-    comm: Comm = Comm()
-    timeouts: Timeouts = Timeouts()
+    comm: Comm = left_out(Comm)
+    timeouts: Timeouts = left_out(Timeouts)
     env: dict[VariableName, VariableValue] = Field(default_factory=dict)
     """More environment variables for every rank, as text. `clipship check` says which names nobody reads."""
-    checkpoint: Checkpoint = Checkpoint()
-    eval: Eval = Eval()
-    logging: Logging = Logging()
-    health: Health = Health()
-    stack: Stack = Stack()
-    image: Image = Image()
-    resources: Resources = Resources()
-    slurm: Slurm = Slurm()
-    kubernetes: Kubernetes = Kubernetes()
+    checkpoint: Checkpoint = left_out(Checkpoint)
+    eval: Eval = left_out(Eval)
+    logging: Logging = left_out(Logging)
+    health: Health = left_out(Health)
+    stack: Stack = left_out(Stack)
+    image: Image = left_out(Image)
+    resources: Resources = left_out(Resources)
+    slurm: Slurm = left_out(Slurm)
+    kubernetes: Kubernetes = left_out(Kubernetes)
 
     @property
     def retrieval_data(self) -> Data:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from trainer.job.fields import AboveZero, NonNegative, Positive, Section, Text
+from trainer.job.fields import AboveZero, NonNegative, Positive, Section, Text, left_out
 
 Backend = Literal["torch", "horovod"]
 
@@ -71,9 +71,9 @@ class Comm(Section):
     timeline: tuple[Positive, Positive] | None = None
     """[FIRST, LAST]: record these steps on every rank, as Chrome traces in the run folder's `traces`: torch's profiler, and Horovod's own
     timeline of when it negotiated, fused and sent each tensor."""
-    torch: TorchComm = TorchComm()
-    horovod: HorovodComm = HorovodComm()
-    nccl: Nccl = Nccl()
+    torch: TorchComm = left_out(TorchComm)
+    horovod: HorovodComm = left_out(HorovodComm)
+    nccl: Nccl = left_out(Nccl)
 
     @field_validator("timeline")
     @classmethod

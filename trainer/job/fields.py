@@ -1,6 +1,6 @@
 """What every section of the job file is made of: its base class, and the kinds of values. No torch."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -30,3 +30,11 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
+
+
+Table = TypeVar("Table", bound=Section)
+
+
+def left_out(table: type[Table]) -> Table:
+    """The default of a table that a job file may leave out: the defaults of its keys. Made with the job, not at an import."""
+    return Field(default_factory=table.model_construct)

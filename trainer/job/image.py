@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.job.fields import Positive, Section, Text, VariableName
+from trainer.job.fields import Positive, Section, Text, VariableName, left_out
 
 _IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII)
 _APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
@@ -91,7 +91,7 @@ class Image(Section):
     """More environment variables of the image, one line each; the section [env] sets a rank's, of any text."""
     builder: Literal["auto", "classic", "buildkit"] = "auto"
     """auto: BuildKit where a secret needs it, else the classic builder, which every Docker daemon has."""
-    site: Site = Site()
+    site: Site = left_out(Site)
 
     @field_validator("tag", "base")
     @classmethod

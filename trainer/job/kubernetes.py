@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.job.fields import AboveZero, Positive, Seconds, Section, Text, VariableName
+from trainer.job.fields import AboveZero, Positive, Seconds, Section, Text, VariableName, left_out
 from trainer.job.kubernetes_values import (
     DNS_1035_LABEL,
     DNS_LABEL,
@@ -124,7 +124,7 @@ class Kubernetes(Section):
     """The longest that the launcher may run."""
     ttl_s: Annotated[int, Field(ge=0)] | None = None
     """The finished launcher is removed after so many seconds, and its log with it; None: it stays."""
-    patch: Patch = Patch()
+    patch: Patch = left_out(Patch)
 
     @property
     def is_root(self) -> bool:

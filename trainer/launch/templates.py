@@ -3,8 +3,10 @@
 `trainer/templates/` links to those folders, so that an installed package carries them too.
 """
 
+import os
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.launch.yaml_text import yaml, yaml_block
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import BytecodeCache, Environment
 
 FOLDER = Path(__file__).parent.parent / "templates"
 
@@ -33,10 +35,25 @@ def _environment() -> "Environment":
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,  # this is no HTML: each value passes one of the filters
+        bytecode_cache=_compiled(),
     )
     environment.filters |= {"sh": sh, "sh_words": sh_words, "yaml": yaml, "yaml_block": yaml_block, "directive": directive}
     environment.filters |= {"dockerfile": dockerfile}
     return environment
+
+
+def _compiled() -> "BytecodeCache | None":
+    """Keeps compiled templates in the user's cache folder: compiling takes longer than filling in. Where it cannot, nothing is lost."""
+    from jinja2.bccache import Bucket, FileSystemBytecodeCache
+
+    class Kept(FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with suppress(OSError):
+                os.makedirs(self.directory, mode=0o700, exist_ok=True)
+                super().dump_bytecode(bucket)
+
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Kept(os.path.join(folder, "clipship", "templates")) if os.path.isabs(folder) else None
 
 
 def sh(value: object) -> str:
