@@ -62,6 +62,7 @@ class Loop:
         batches = self._global_batches(steps_done)
         agreement = Agreement(self.comm)
         self._saved_at = time.monotonic()
+        self._best: float | None = None
         self._clock = Clock()
         self._watch = Watch(self.job.health, self.comm)
         self._ranks = Ranks(self.comm, self.run_folder.folder, steps_done)
@@ -84,7 +85,10 @@ class Loop:
                     self._close(agreement)
                     raise Preempted(f"asked to stop: step {done} of {self.schedule.steps} is saved")
             self._close(agreement)
-        return metrics if steps_done < self.schedule.steps else self.evaluate()
+        if steps_done < self.schedule.steps:
+            return metrics
+        self.comm.pulse.phase("evaluation", steps_done)  # killed, or stopped, between the last checkpoint and the result
+        return self.evaluate()
 
     def summary(self) -> Mapping[str, object]:
         """Not collective, after `run`: what rank 0's time went into, and which ranks were slow."""
@@ -140,6 +144,8 @@ class Loop:
         """Stop? Save? Rank 0's clock speaks for all."""
         minutes = self.job.checkpoint.every_minutes
         overdue = minutes is not None and self.comm.world.rank == 0 and time.monotonic() - self._saved_at > 60 * minutes
+        if overdue:
+            self._saved_at = time.monotonic()  # wished once: all hear of it a step later
         return self.requests.stop, self.requests.checkpoint or overdue
 
     def _due(self, done: int, every: int | None) -> bool:
@@ -167,25 +173,28 @@ class Loop:
             self.comm.pulse.phase("checkpoint", done)
             with self._clock.spent_on("checkpoint_s"):
                 self._save(done, metrics, best)
+                # Together: a rank that still waits for the write before would else be late in the others' next step.
+                self.comm.barrier(self.job.timeouts.backstop_s)
+                self.comm.pop_seconds()
 
     def _is_best(self, metrics: Metrics) -> bool:
         """Is this the best value so far of the metric that the job keeps the best checkpoint of? The same answer on every rank."""
         name = self.job.checkpoint.best
         if name is None or not metrics:
             return False
-        best = files.best_so_far(self.run_folder.checkpoints) if self.comm.world.rank == 0 else None
-        before = self.comm.broadcast_object(best["value"] if best else -math.inf)
-        return float(metrics[name]) > float(before)
+        if self._best is None:
+            best = files.best_so_far(self.run_folder.checkpoints) if self.comm.world.rank == 0 else None
+            self._best = float(self.comm.broadcast_object(best["value"] if best else -math.inf))
+        better = float(metrics[name]) > self._best
+        self._best = max(self._best, float(metrics[name]))
+        return better
 
     def _save(self, done: int, metrics: Metrics, best: bool) -> None:
         """Snapshot and write behind; on rank 0 also what the checkpoint says of itself."""
         self._note_written()
-        about: dict[str, Any] = {}
-        if self.comm.world.rank == 0:
-            about = self._about(done, metrics)
-            if best and self.job.checkpoint.best:
-                files.note_best(self.run_folder.checkpoints, done, self.job.checkpoint.best, float(metrics[self.job.checkpoint.best]))
-        self.writer.save(done, self.train, about)
+        about = self._about(done, metrics) if self.comm.world.rank == 0 else {}
+        name = self.job.checkpoint.best
+        self.writer.save(done, self.train, about, best=(name, float(metrics[name])) if best and name else None)
         self._saved_at = time.monotonic()
 
     def _about(self, done: int, metrics: Metrics) -> dict[str, Any]:

@@ -10,16 +10,20 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from trainer.inputs.checkpoints import MANIFEST as MANIFEST
 from trainer.inputs.checkpoints import WEIGHTS as WEIGHTS
-from trainer.whole_file import write_json
+from trainer.whole_file import write_json, write_whole
 
 BEST = "best.json"
 _POLL_S = 0.05
+_FAILED = ".failed"
+_ASIDE = "aside-"
 
 
 class BrokenCheckpoint(Exception):
@@ -53,10 +57,15 @@ class Folder:
         write_json(self.beside / f"{name}.seal", _sealed(self.beside / name))
 
     def publish(self, names: list[str], about: Mapping[str, Any], timeout_s: float) -> Path:
-        """Wait for the seals of all files, write the manifest, rename. Raises TimeoutError naming the files that no rank has written."""
+        """Wait for the seals of all files, write the manifest, rename.
+
+        Raises OSError with what a rank told of its part, TimeoutError naming the files that no rank has written.
+        """
         seals = {name: self.beside / f"{name}.seal" for name in names}
         limit = time.monotonic() + timeout_s
         while missing := [name for name, seal in seals.items() if not seal.exists()]:
+            for told in self.beside.glob(f"*{_FAILED}"):
+                raise OSError(f"checkpoint of step {self.step}: {told.read_text()}")
             if time.monotonic() > limit:
                 raise TimeoutError(f"checkpoint of step {self.step}: not written within {timeout_s:g} s: {', '.join(missing)}")
             time.sleep(_POLL_S)
@@ -69,6 +78,11 @@ class Folder:
         os.rename(self.beside, self.place)
         _flush_names(self.checkpoints)
         return self.place
+
+    def tell_failure(self, rank: int, error: Exception) -> None:
+        """Of this rank's part: rank 0 need not wait for it. On a disk that takes not even that, it does."""
+        with suppress(OSError):
+            write_whole(self.beside / f"rank-{rank}{_FAILED}", f"rank {rank}: {error}")
 
 
 def verified(folder: Path) -> dict[str, Any]:
@@ -105,6 +119,17 @@ def sweep(checkpoints: Path) -> None:
     """Remove what a killed run left half written or half removed."""
     for leftover in checkpoints.glob(".step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def set_aside(checkpoints: Path, step: int) -> list[Path]:
+    """Take the folders of later steps out of the way of a run that goes on from this one: they are another run's by now, or broken."""
+    later = [folder for folder in newest_first(checkpoints) if folder.name > folder_name(step)]
+    return [folder.rename(_free_name(folder.with_name(f"{_ASIDE}{folder.name}"))) for folder in later]
+
+
+def _free_name(wanted: Path) -> Path:
+    names = (wanted if not number else wanted.with_name(f"{wanted.name}-{number}") for number in count())
+    return next(name for name in names if not name.exists())
 
 
 def prune(checkpoints: Path, keep: int) -> None:

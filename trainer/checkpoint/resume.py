@@ -35,6 +35,8 @@ def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainStep, samples: 
     if comm.world.rank == 0:
         try:
             found = _restore_here(job, checkpoints, train, samples)
+            for aside in files.set_aside(checkpoints, found[0].steps_done):
+                log.warning("resume       set aside, for this start goes on from before it: %s", aside)
         except InputError as error:
             found = str(error)
     found = comm.broadcast_object(found)

@@ -44,8 +44,11 @@ class Writer:
         self._error: BaseException | None = None
         self._written: list[Written] = []
 
-    def save(self, step: int, train: TrainStep, about: Mapping[str, Any]) -> None:
-        """Snapshot now, write behind. Waits for the write before; what that met is raised or logged here, as the job says."""
+    def save(self, step: int, train: TrainStep, about: Mapping[str, Any], best: tuple[str, float] | None = None) -> None:
+        """Snapshot now, write behind. Waits for the write before; what that met is raised here where the job says so.
+
+        `best`, a metric and its value, makes it the one that is kept as soon as it is whole.
+        """
         self._settle(fatal=self._settings.on_failure == "stop")
         if self._rank >= self._parts:
             return
@@ -57,7 +60,7 @@ class Writer:
         }
         if self._rank == 0:
             contents[files.WEIGHTS] = state.snapshot_weights(train.model)
-        self._thread = threading.Thread(target=self._guarded, args=(folder, contents, about), name="checkpoint")
+        self._thread = threading.Thread(target=self._guarded, args=(folder, contents, about, best), name="checkpoint")
         self._thread.start()
 
     def finish(self) -> None:
@@ -74,21 +77,26 @@ class Writer:
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
-        if error is None:
-            return
-        if fatal:
+        if error is not None and fatal:
             raise error
-        log.error("checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); the one before is still good", error)
 
-    def _guarded(self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any]) -> None:
+    def _guarded(
+        self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any], best: tuple[str, float] | None
+    ) -> None:
         try:
-            self._write(folder, contents, about)
+            self._write(folder, contents, about, best)
         except Exception as error:  # given to the training thread by _settle
             self._error = error
+            if self._settings.on_failure == "continue":
+                log.error(
+                    "checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); the one before is still good", error
+                )
             if self._rank == 0:
                 shutil.rmtree(folder.beside, ignore_errors=True)  # half a checkpoint would keep a full disk full
+            else:
+                folder.tell_failure(self._rank, error)
 
-    def _write(self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any]) -> None:
+    def _write(self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any], best: tuple[str, float] | None) -> None:
         start = time.monotonic()
         for name, content in contents.items():
             folder.write(name, partial(_write_state, content))
@@ -96,6 +104,8 @@ class Writer:
             return
         names = [files.WEIGHTS, *(state.optimizer_file(part, self._parts) for part in range(self._parts))]
         place = folder.publish(names, about, self._timeout_s)
+        if best is not None:
+            files.note_best(self._checkpoints, folder.step, *best)
         files.prune(self._checkpoints, self._settings.keep)
         size = sum(path.stat().st_size for path in place.iterdir())
         self._written.append(Written(folder.step, place.name, size, round(time.monotonic() - start, 3)))

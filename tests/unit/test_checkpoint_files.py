@@ -1,0 +1,43 @@
+"""Checkpoint folders: what stays, what goes, and what a rank tells of its part."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.checkpoint import files
+from trainer.checkpoint.files import Folder
+
+
+def _content(path: Path) -> None:
+    path.write_text("content")
+
+
+def publish(checkpoints: Path, *steps: int) -> None:
+    for step in steps:
+        folder = Folder(checkpoints, step)
+        folder.write("part", _content)
+        folder.publish(["part"], {}, 1.0)
+
+
+def names(checkpoints: Path) -> list[str]:
+    return sorted(path.name for path in checkpoints.iterdir())
+
+
+def test_a_run_that_goes_back_keeps_what_it_writes_and_what_it_left(tmp_path: Path) -> None:
+    publish(tmp_path, 900, 1000, 1100, 1200)
+    aside = files.set_aside(tmp_path, 900)
+    assert sorted(path.name for path in aside) == ["aside-step-00001000", "aside-step-00001100", "aside-step-00001200"]
+    publish(tmp_path, 950)
+    files.prune(tmp_path, keep=1)
+    assert names(tmp_path) == ["aside-step-00001000", "aside-step-00001100", "aside-step-00001200", "step-00000950"]
+    assert files.newest(tmp_path).name == "step-00000950"
+    publish(tmp_path, 1000)
+    assert [path.name for path in files.set_aside(tmp_path, 950)] == ["aside-step-00001000-1"]
+
+
+def test_what_a_rank_tells_of_its_part_ends_the_wait_for_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 7)
+    folder.write("mine", _content)
+    folder.tell_failure(1, OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match=r"checkpoint of step 7: rank 1: .*No space left on device"):
+        folder.publish(["mine", "theirs"], {}, timeout_s=1000.0)
