@@ -76,7 +76,7 @@ def text(found: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
     late = found.late
     for report in late[:_NAMED]:
         lines += [f"  late: {_doing(report)}", *_indented(stacks.get(report.rank, ""))]
-    if len(late) + len(found.missing) > 2 * _NAMED:
+    if max(len(late), len(found.missing)) > _NAMED:
         lines.append(f"  ... {len(late) + len(found.missing)} in all")
     others = [report for report in found.reports if report not in late]
     if others:

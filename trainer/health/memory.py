@@ -1,6 +1,5 @@
 """What a process may use of its machine's memory, and what it uses: numbers for who ran out of it. Linux; no torch."""
 
-import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,16 +18,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or any(word in text for word in _WORDS)
 
 
-def hint(pid: int | None = None) -> str:
-    """One sentence with the numbers of this process, or of another one on this machine, and what to do."""
-    return f"{', '.join(_numbers(pid or os.getpid()))}. {_ADVICE}"
+def hint(most_kb: int | None = None) -> str:
+    """One sentence with the numbers of this rank, or of one that is gone and held `most_kb` KiB at its most, and what to do."""
+    return f"{', '.join(_numbers(most_kb))}. {_ADVICE}"
 
 
-def _numbers(pid: int) -> Iterator[str]:
-    status = _fields(Path(f"/proc/{pid}/status"))
-    if "VmRSS" in status:
+def _numbers(most_kb: int | None) -> Iterator[str]:
+    status = _fields(Path("/proc/self/status"))
+    if most_kb is not None:
+        yield f"the rank held {most_kb / 2**20:.1f} GiB at its most"
+    elif "VmRSS" in status:
         yield f"the rank holds {_gb(status['VmRSS'])}"
-    if pid == os.getpid() and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+    if most_kb is None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         yield f"may address {limit / 2**30:.1f} GiB (ulimit -v), addresses {_gb(status.get('VmSize', '0 kB'))}"
     if allowed := _cgroup_limit():
         yield f"its container or job may hold {allowed / 2**30:.1f} GiB"

@@ -6,6 +6,7 @@ ends its rank (prctl), and its neighbours in the tree notice.
 
 import asyncio
 import mmap
+import resource
 import signal
 import subprocess
 import sys
@@ -38,13 +39,16 @@ UNHEARD_S = 5.0
 
 def supervise(world: World, command: Sequence[str], env: Mapping[str, str], limits: Callable[[], Limits]) -> int:
     """Run the command as this rank, under the run's supervision; returns the run's exit code. `limits` is called once the rank runs."""
+    early: list[int] = []
+    for number in SIGNALS:  # until there is somebody to hear them; the rank gets the default ones
+        signal.signal(number, lambda number, _frame: early.append(number))
     with meeting_folder() as folder:
         memory = pulse.make(folder)
         rank = start_rank(command, {**env, pulse.RANK_DIR: str(folder), **rank_variables(folder)})
         try:
             found = limits()
             pulse.limit_init(memory, found.init_s)
-            return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run())
+            return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run(early))
         finally:
             end_rank(rank)
 
@@ -57,7 +61,7 @@ class Supervisor:
     ) -> None:
         self._world, self._rank, self._memory, self._folder, self._limits, self._env = world, rank, memory, folder, limits, env
         meeting = Meeting.from_env(env)
-        alone = meeting is None or world.size == 1
+        alone = meeting is None
         ranks = (world.rank,) if alone else range(world.size)
         self._words = LastWords(limits.run_folder, meeting.start if meeting else "", world.rank)
         self._tree = None if meeting is None or alone else Tree(meeting, world.rank, world.node, limits.silence_s)
@@ -70,8 +74,8 @@ class Supervisor:
         self._orphaned = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> int:
-        """Until the run ends, here or elsewhere; returns its exit code."""
+    async def run(self, early: Sequence[int] = ()) -> int:
+        """Until the run ends, here or elsewhere; returns its exit code. `early` are the signals that came before."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -81,6 +85,8 @@ class Supervisor:
             self._up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
         if self._tree is not None:
             self._spawn(self._join(self._tree))
+        for before in early:
+            self._on_signal(before)
         while self._ended is None:
             self._look()
             with suppress(TimeoutError):
@@ -134,7 +140,8 @@ class Supervisor:
 
     def _killed(self, number: int, where: str) -> ExitRecord:
         name = signal.Signals(number).name
-        hint = f"; the kernel does so when memory runs out: {memory.hint()}" if number == signal.SIGKILL else ""
+        most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # the rank is the only child, and gone
+        hint = f"; the kernel does so when memory runs out: {memory.hint(most_kb)}" if number == signal.SIGKILL else ""
         stack = (self._folder / "stack").read_text(errors="replace") if (self._folder / "stack").exists() else ""
         return ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, f"killed by {name} in {where}{hint}", time.time(), stack[:4000])
 
