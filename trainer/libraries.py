@@ -30,3 +30,13 @@ def nccl_facts() -> dict[str, str]:
         copies = ", ".join(f"{path} ({nccl_version(path)})" for path in found)
         raise RuntimeError(f"{len(found)} copies of NCCL are in this process, and torch and Horovod must share one: {copies}")
     return {"nccl_mapped": nccl_version(found[0]), "nccl_library": found[0]} if found else {}
+
+
+def mpi_version() -> str:
+    """What the MPI that is mapped says of itself, its first line; "" where there is none."""
+    found = mapped("libmpi")
+    if not found:
+        return ""
+    text, length = ctypes.create_string_buffer(8192), ctypes.c_int()  # MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI, 8192 in MPICH
+    ctypes.CDLL(found[0]).MPI_Get_library_version(text, ctypes.byref(length))
+    return text.value.decode(errors="replace").split("\n")[0].strip()

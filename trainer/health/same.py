@@ -14,7 +14,7 @@ from trainer import jobfile
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 from trainer.job import Job
-from trainer.libraries import mapped
+from trainer.libraries import mapped, mpi_version, nccl_facts
 from trainer.run import versions
 
 _VARIABLES = re.compile(r"NCCL_|TORCH_|HOROVOD_|OMP_NUM_THREADS$|CUDA_(?!VISIBLE_DEVICES)|PYTORCH_")
@@ -49,6 +49,8 @@ def facts(job: Job, comm: Comm) -> dict[str, str]:
         "cuda": torch.version.cuda or "none",
         **_device(comm),
         **{f"library {name}": " and ".join(paths) for name in _LIBRARIES if (paths := mapped(name))},
+        **nccl_facts(),
+        "mpi": mpi_version() or "none",
         **comm.versions(),
         "backend": comm.name,
         "code": code_hash(Path(__file__).parents[1]),
