@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.range_server import Ranges, serving
-from trainer.data import index
+from trainer.data import files, index
 from trainer.data.files import Files
 from trainer.data.index import catalogue_file, index_folder, index_shards, open_index, read_catalogue, rows_file, stale, write_catalogue
 from trainer.data.shards import ShardSource, open_indexed, open_shards
@@ -190,3 +191,15 @@ def test_the_catalogue_is_small(shards: list[str], tmp_path: Path) -> None:
     made(shards, tmp_path)
     found = json.loads(catalogue_file(tmp_path, SELECTION).read_bytes().partition(b"\n")[2])
     assert set(found["shards"]) == {"0.tar", "1.tar", "2.tar"}
+
+
+def test_many_shards_that_are_not_there_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(files, "WAITS_S", (1.0, 2.0))
+    monkeypatch.setattr(time, "sleep", waits.append)
+    missing = [str(tmp_path / f"{number:05d}.tar") for number in range(100)]
+    with pytest.raises(
+        InputError, match=r"00000\.tar: the shard cannot be read after 3 attempts in 3 s: No such file(.|\n)*and 95 more shards"
+    ):
+        stale(missing, SELECTION, tmp_path)
+    assert waits == [1.0, 2.0]

@@ -16,7 +16,7 @@ from secrets import token_hex
 
 import numpy as np
 
-from trainer.data.files import opened, persistent, stamp
+from trainer.data.files import opened, persistent, persistent_each, stamp
 from trainer.data.tar import PLACE, Content, Rows, Selection, read_headers
 from trainer.errors import InputError
 from trainer.job import is_remote
@@ -82,7 +82,7 @@ def stale(paths: Sequence[str], selection: Selection, folder: Path) -> list[str]
     """The shards that the index lacks or that have changed since. InputError listing those that cannot be looked at."""
     known = read_catalogue(folder, selection)
     with ThreadPoolExecutor(THREADS) as pool:
-        stamps = list(pool.map(_stamp_or_problem, paths))
+        stamps = persistent_each(paths, stamp, pool)
     raise_all([found for found in stamps if isinstance(found, InputError)])
     fresh = (
         (entry := known.get(_name(folder, path))) is not None
@@ -193,13 +193,6 @@ def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
             return found, read_headers(file, path, selection)
 
     return persistent(path, read)
-
-
-def _stamp_or_problem(path: str) -> tuple[int, str] | InputError:
-    try:
-        return persistent(path, lambda: stamp(path))
-    except InputError as error:
-        return error
 
 
 def raise_all(problems: Sequence[InputError], shown: int = 5) -> None:
