@@ -36,10 +36,12 @@ def main(job_path: str, result_path: str) -> int:
 
 def _whole_run(job_path: Path, result_path: Path, world: World, pulse: Pulse) -> None:
     job = jobfile.load(job_path)
+    pulse.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, pulse)
     metrics = evaluate(job, comm)
     if world.rank == 0:
         write_json(result_path, {**metrics, "world_size": world.size})
+    pulse.phase("shutdown")
     comm.barrier(job.timeouts.init_s)
     comm.close()
 

@@ -15,6 +15,9 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     from trainer.job import Job
 
+LONGEST_S = 6 * 3600.0
+"""An evaluation that takes longer hangs, or wants `--set timeouts.eval_s=...`; nothing else waits for it, as training does."""
+
 
 @click.command(
     epilog="""\b
@@ -62,8 +65,9 @@ def command(
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="clipship-eval-") as folder:
         job_path, result_path = Path(folder, "job.toml"), Path(folder, "result.json")
-        job_path.write_text(jobfile.dump(job), encoding="utf-8")
-        rank = (sys.executable, "-P", "-m", "trainer.evaluate.rank", str(job_path), str(result_path))
+        kept_here = job.logging.model_copy(update={"runs": folder})  # what supervisors write belongs to no run
+        job_path.write_text(jobfile.dump(job.model_copy(update={"logging": kept_here})), encoding="utf-8")
+        rank = (sys.executable, "-P", "-m", "trainer.evaluate", str(job_path), str(result_path))
         with stdout_is_stderr():
             code = start_ranks(rank, job, nproc=nproc, hosts=None)
         if code:
@@ -93,6 +97,7 @@ def evaluation_job(checkpoint: str, model: str | None, asked: Mapping[str, Any],
         "data": {**before.get("data", {}), "format": "synthetic", "train": []},
         "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
         "optim": {"global_batch_size": nproc, "steps": 1},
+        "timeouts": {"eval_s": LONGEST_S},
         "eval": {**_kept(before.get("eval", {}), asked), **asked},
     }
     job = jobfile.from_table(_without_unset(table), "clipship eval", overrides)
