@@ -34,6 +34,11 @@ def from_table(table: dict[str, Any], origin: str, overrides: Sequence[str] = ()
     return resolve_paths(_validated(table, origin, {}, overrides), Path.cwd())
 
 
+def _is_image_file(name: str) -> bool:
+    """Rather than a name in a registry."""
+    return name.startswith(("./", "../", "~/")) or ("://" not in name and name.endswith((".sif", ".sqsh")))
+
+
 def dump(job: Job) -> str:
     """TOML text that loads to an equal job; unset keys are left out, defaults are written."""
     return tomli_w.dumps(job.model_dump(exclude_none=True))
@@ -48,7 +53,7 @@ def resolve_paths(job: Job, base: Path) -> Job:
     def known(name: str | None) -> str | None:
         return None if name is None else path(name)
 
-    data, model, evaluation, site = job.data, job.model, job.eval, job.image.site
+    data, model, evaluation, site, slurm = job.data, job.model, job.eval, job.image.site, job.slurm
     is_weights = model.pretrained is not None and ("/" in model.pretrained or model.pretrained.endswith(_WEIGHTS))
     changes: dict[str, Section] = {
         "data": data.model_copy(update={"train": _patterns(data.train, base), "index": data.index and path(data.index)}),
@@ -83,6 +88,12 @@ def resolve_paths(job: Job, base: Path) -> Job:
             }
         ),
         "logging": job.logging.model_copy(update={"runs": path(job.logging.runs)}),
+        "slurm": job.slurm.model_copy(
+            update={
+                "image": path(slurm.image) if slurm.image and _is_image_file(slurm.image) else slurm.image,
+                "python": path(slurm.python) if slurm.python and "/" in slurm.python else slurm.python,
+            }
+        ),
     }
     return job.model_copy(update=changes)
 

@@ -68,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "horovod-apptainer-mpirun": {"comm": HOROVOD, "slurm": {"container": "apptainer", "launcher": "mpirun"}, "image": {"tag": "clip:1"}},
     "every-option": {"slurm": EVERYTHING},
     "hostile": {"name": HOSTILE, "env": {"A": HOSTILE, "LINES": "one\ntwo\nEND_OF_JOB\n", "EMPTY": ""}, "logging": {"runs": "/s/a\nb'c"}},
-    "ipv6-interface": {"slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "TERM", "signal_lead_s": 60}},
+    "ipv6-interface": {"slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "HUP", "signal_lead_s": 60}},
     "name-suffix": {"slurm": {"name_suffix": "i"}},
 }
 
@@ -165,7 +165,7 @@ def test_a_bare_number_is_minutes() -> None:
         ({"extra": {"nodes": "3"}}, "nodes follows from resources.nodes"),
         ({"extra": {"--licenses": "x"}}, "is no long option of sbatch"),
         ({"extra": {"comment": "a\n#SBATCH --nodes=9"}}, "must be one line"),
-        ({"signal": "USR1"}, 'must be one of "USR2", "TERM", "HUP", "INT" (given "USR1")'),
+        ({"signal": "USR1"}, 'must be one of "USR2", "HUP", "INT" (given "USR1")'),
         ({"signal_lead_s": 5}, "must be at least 10"),
         ({"container": "docker"}, 'must be one of "none", "pyxis", "apptainer"'),
         ({"container": "pyxis", "launcher": "mpirun"}, "cannot start pyxis containers"),

@@ -91,8 +91,8 @@ class Slurm(Section):
     name_suffix: Text | None = None
     """With rendezvous = "name": what makes the name one of the fast network; "i" on some clusters."""
 
-    signal: Literal["USR2", "TERM", "HUP", "INT"] = "USR2"
-    """That Slurm sends to the script before the time limit; ranks then save and leave. Not USR1, which NCCL may catch."""
+    signal: Literal["USR2", "HUP", "INT"] = "USR2"
+    """That Slurm sends to the script before the time limit; ranks then save and leave. Not USR1: NCCL may catch it. TERM is scancel's."""
     signal_lead_s: Annotated[int, Field(ge=10, le=65535)] = 180
     """Seconds before the time limit that the signal comes: longer than a step and a checkpoint take. Slurm may be a minute early."""
     requeue: bool = True

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +38,16 @@ class _File:
                 yield self.stamp, self.rank, text
 
 
-def log_lines(folder: Path, rank: int | None, *, follow: bool) -> Iterator[str]:
-    """`[rank] line`; with `follow`, until the run has ended. Raises InputError where there is nothing to show."""
+def log_lines(folder: Path, rank: int | None, *, follow: bool, over: Callable[[], bool] | None = None) -> Iterator[str]:
+    """`[rank] line`; with `follow`, until the run has ended. Raises InputError where there is nothing to show.
+
+    `over` knows whether it has; without it, the run folder is asked.
+    """
     files: dict[Path, _File] = {}
     if not _opened(folder, rank, files) and not follow:
         raise InputError(_nothing(folder, rank))
     while True:
-        ended = _has_ended(folder)  # asked first: what is written before the end is still shown
+        ended = over() if over else _has_ended(folder)  # asked first: what is written before the end is still shown
         new = [line for file in _opened(folder, rank, files) for line in file.new_lines()]
         for _, which, text in sorted(new, key=lambda line: line[:2]):
             yield f"[{which}] {text}"

@@ -3,6 +3,7 @@
 import datetime
 import os
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,14 @@ from trainer.errors import ClusterError, InputError
 from trainer.inputs.run_folder import ARTEFACTS
 from trainer.job import Job
 from trainer.launch.logfiles import has_logs
+from trainer.launch.logfiles import log_lines as log_lines_of_ranks
 from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Submission, read_record
 
 SCRIPT = "train.sbatch"
 _ANSWER_S = 60
+_ASK_AGAIN_S = 5.0
+"""Slurm's controller has better things to do than to say every moment that a job still runs."""
 _OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED")
 _FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
 
@@ -51,6 +55,7 @@ def submit(job: Job, folder: Path) -> Submission:
     logs.mkdir(exist_ok=True)
     (artefacts / "job.toml").write_text(jobfile.dump(job), encoding="utf-8")
     (artefacts / SCRIPT).write_text(text, encoding="utf-8")
+    (folder / "exit.json").unlink(missing_ok=True)  # of an earlier start: `status` would show it until the script begins
     answer = _call("sbatch", "--parsable", str((artefacts / SCRIPT).absolute()), cwd=logs)
     if answer.returncode:
         _refused(answer.stderr)
@@ -87,10 +92,29 @@ def cancel(folder: Path, submission: Submission) -> str:
 
 def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
     """The ranks' own files have it all; before there are any, the batch script's output says why."""
+    if follow:
+        return _followed(folder, submission, rank)
+    return None if rank is not None or has_logs(folder) else _scripts_words(folder, submission)
+
+
+def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterator[str]:
+    """What ranks say until Slurm has ended the job; the script's own words where no rank said any."""
+    asked, over = -_ASK_AGAIN_S, False
+
+    def is_over() -> bool:
+        nonlocal asked, over
+        if not over and time.monotonic() - asked > _ASK_AGAIN_S:
+            asked, over = time.monotonic(), all(row["state"] in _OVER for row in _queue(submission))
+        return over
+
+    yield from log_lines_of_ranks(folder, rank, follow=True, over=is_over)
+    if not has_logs(folder):
+        yield from _scripts_words(folder, submission) or ()
+
+
+def _scripts_words(folder: Path, submission: Submission) -> Iterator[str] | None:
     output = folder / "logs" / f"slurm-{submission.id}.out"
-    if follow or rank is not None or has_logs(folder) or not output.exists():
-        return None
-    return (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines())
+    return (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines()) if output.exists() else None
 
 
 def _refuse_a_second(folder: Path) -> None:

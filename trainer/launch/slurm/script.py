@@ -166,6 +166,13 @@ def _image(job: Job) -> str:
 def _mounts(job: Job) -> list[str]:
     """The user's; then the folders that the job names, at their own places; /dev/shm, over which the ranks of a node speak."""
     given = [mount.split(":")[1].rstrip("/") or "/" for mount in job.slurm.mounts]
+    for mount, place in zip(job.slurm.mounts, given, strict=True):
+        host, _, *mode = mount.split(":")
+        if _within(job.logging.runs, place) and ((host.rstrip("/") or "/") != place or "ro" in mode):
+            raise InputError(
+                f"slurm.mounts has {mount}, and the run folder is in {place}: the batch script, outside of the container, reads and writes "
+                f"it too. Mount it at its own place, writable, or leave it out: it is mounted by itself"
+            )
     own = [folder for folder in _folders(job) if not any(_within(folder, place) for place in given)]
     wrong = [folder for folder in own if "," in folder or ":" in folder]
     if wrong:
@@ -181,7 +188,7 @@ def _folders(job: Job) -> list[str]:
     files += [value for value in (evaluation.class_names, evaluation.templates) if isinstance(value, str)]
     files += [value for value in (model.name, model.pretrained, job.checkpoint.resume) if value and value.startswith("/")]
     folders = {_fixed_folder(name) for name in files if not is_remote(name) and name.startswith("/")}
-    folders |= {folder for folder in (job.logging.runs, model.cache_dir) if folder}
+    folders |= {folder for folder in (job.logging.runs, model.cache_dir, data.index) if folder}
     return sorted(folder for folder in folders if not any(folder != other and _within(folder, other) for other in folders))
 
 
