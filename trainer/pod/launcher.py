@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer import jobfile
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT, InputError
 from trainer.exits import EXIT_DIR, ExitRecord, first_cause, record_cause
 from trainer.health.ask import ask_to_stop
 from trainer.health.last_words import EXIT_FILE
@@ -135,7 +135,8 @@ class Launcher:
         return not _listens(self._meeting)
 
     def _mpirun(self, folder: Path) -> int:
-        watch = _Watch(self._folder, self._meeting, folder, self._job.timeouts.silence_s)
+        start_s = self._job.timeouts.init_s + self._job.kubernetes.workers_ready_s
+        watch = _Watch(self._folder, self._meeting, folder, self._job.timeouts.silence_s, start_s)
         variables = {**self._env, **_ssh_variables(self._ssh_port), EXIT_DIR: str(folder)}
         with watch:
             return supervise(mpirun_words(self._job_path, self._job.resources.world_size), variables, folder, self._pass_on, signal.SIGUSR2)
@@ -190,9 +191,10 @@ class _Watch:
     mpirun itself waits for minutes for a node that has lost power.
     """
 
-    def __init__(self, run_folder: Path, meeting: Meeting, exit_dir: Path, silence_s: float) -> None:
+    def __init__(self, run_folder: Path, meeting: Meeting, exit_dir: Path, silence_s: float, start_s: float) -> None:
         self._run_folder, self._meeting, self._exit_dir = run_folder, meeting, exit_dir
         self._silence_s = 2 * silence_s + _SHOWN_S
+        self._start_s = start_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -205,13 +207,16 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        heard: float | None = None
+        began, heard = time.monotonic(), None
         while not self._over.wait(_WATCH_S):
             now = time.monotonic()
             record = _read_end(self._run_folder)
             if record is None and heard is not None and now - heard > self._silence_s:
                 reason = f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or somebody killed it"
                 record = ExitRecord(0, self._meeting.host.partition(".")[0], EXIT_FAILED, reason, time.time())
+            if record is None and heard is None and now - began > self._start_s:
+                reason = f"mpirun has started no rank within {self._start_s:g} s (timeouts.init_s + kubernetes.workers_ready_s)"
+                record = ExitRecord(0, self._meeting.host.partition(".")[0], EXIT_TIMED_OUT, reason, time.time())
             if record is not None:
                 record_cause(record, {EXIT_DIR: str(self._exit_dir)})
                 return
@@ -233,6 +238,7 @@ def mpirun_words(job_path: Path, ranks: int) -> list[str]:
 def _ssh_variables(port: int) -> dict[str, str]:
     """A pod that comes later gets another key and address under the same name: host keys say nothing here."""
     options = f"-p {port} -o BatchMode=yes -o ConnectTimeout=20 -o ConnectionAttempts=10 -o LogLevel=ERROR"
+    options += " -o ServerAliveInterval=15 -o ServerAliveCountMax=4"  # mpirun waits for a node that lost power as long as its ssh does
     unknown = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     return {"OMPI_MCA_plm_rsh_args": f"{options} {unknown}", "PRTE_MCA_plm_ssh_args": f"{options} {unknown}"}
 

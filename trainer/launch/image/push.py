@@ -8,10 +8,10 @@ def push(tag: str) -> str:
     """The pushed image's full name with its digest: name@sha256:... Raises ClusterError where the registry or the daemon refuses."""
     from docker.errors import APIError
 
-    name, _, _ = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "")
+    name, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     digest = ""
     try:
-        for message in client().api.push(tag, stream=True, decode=True):
+        for message in client().api.push(name, tag=version, stream=True, decode=True):
             if "error" in message:
                 raise ClusterError(f"{tag} was not pushed: {message['error']}. {_ADVICE}")
             digest = message.get("aux", {}).get("Digest", digest)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import urllib3
@@ -87,10 +88,12 @@ def connect(namespace: str | None, context: str | None = None) -> Cluster:
         known = ", ".join(found["name"] for found in contexts)
         raise ClusterError(f"the kubeconfig has no context {context!r}, with which the run was submitted; it has: {known}")
     try:
-        api = config.new_client_from_config(context=chosen["name"])
+        settings = client.Configuration()
+        config.load_kube_config(context=chosen["name"], client_configuration=settings)
+        settings.retries = False  # read when the client is made
+        api = client.ApiClient(settings)
     except (config.ConfigException, OSError) as problem:
         raise ClusterError(f"context {chosen['name']} of the kubeconfig cannot be used: {problem}") from None
-    api.configuration.retries = False
     own = chosen["context"].get("namespace") or "default"
     return Cluster(api, chosen["name"], namespace or own, api.configuration.host)
 
@@ -103,7 +106,10 @@ def _inside(namespace: str | None, problem: str) -> Cluster:
             f"no cluster to talk to: {problem}; set KUBECONFIG, or let `kubectl config use-context` choose a context"
         ) from None
     api = client.ApiClient()
-    return Cluster(api, "the pod's own cluster", namespace or "default", api.configuration.host)
+    own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return Cluster(
+        api, "the pod's own cluster", namespace or (own.read_text().strip() if own.exists() else "default"), api.configuration.host
+    )
 
 
 def explain(problem: ApiException, what: str, namespace: str) -> str:

@@ -1,5 +1,6 @@
 """What the pods of an MPIJob said. mpirun brings all ranks' words to the launcher, whose pods may follow one another. No torch."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from trainer.launch.kubernetes.manifest import ROLE_LABEL
 from trainer.launch.kubernetes.state import pods_of
 
 _POLL_S = 1.0
+_SETTLE_S = 3.0
+"""From the end of a container to the API server's knowledge of it."""
 
 
 def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
@@ -25,7 +28,7 @@ def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
         new = [pod for pod in _launchers(cluster, name) if pod["metadata"]["name"] not in shown and _has_begun(pod)]
         for pod in new:
             shown.add(pod["metadata"]["name"])
-            yield from _lines(cluster, pod["metadata"]["name"], follow)
+            yield from _followed(cluster, name, pod["metadata"]["name"]) if follow else _lines(cluster, pod["metadata"]["name"])
         if not shown and not follow:
             raise InputError(f"MPIJob {cluster.namespace}/{name} has no launcher that has begun: `clipship status` says what it waits for")
         if not follow or (ended and not new):
@@ -93,10 +96,23 @@ def _has_begun(pod: Object) -> bool:
     return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def _lines(cluster: Cluster, pod: str, follow: bool) -> Iterator[str]:
+def _followed(cluster: Cluster, name: str, pod: str) -> Iterator[str]:
+    """To the pod's end: a stream may end before it, without a word, as when the node's kubelet is started anew."""
+    since_s: int | None = None
+    while True:
+        yield from _lines(cluster, pod, follow=True, since_s=since_s)
+        time.sleep(_SETTLE_S)
+        status: Object = next((found["status"] for found in pods_of(cluster, name) if found["metadata"]["name"] == pod), {})
+        if not any("running" in container.get("state", {}) for container in status.get("containerStatuses", ())):
+            return
+        since_s = math.ceil(_SETTLE_S) + 1
+
+
+def _lines(cluster: Cluster, pod: str, follow: bool = False, since_s: int | None = None) -> Iterator[str]:
+    since = {} if since_s is None else {"since_seconds": since_s}
     with cluster.asking(f"read the log of {pod}"):
         try:
-            answer = cluster.core.read_namespaced_pod_log(pod, cluster.namespace, follow=follow, _preload_content=False)
+            answer = cluster.core.read_namespaced_pod_log(pod, cluster.namespace, follow=follow, _preload_content=False, **since)
         except ApiException as problem:
             if problem.status == 404:
                 return  # it went in between

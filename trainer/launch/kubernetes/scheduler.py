@@ -85,6 +85,8 @@ def cancel(folder: Path, submission: Submission) -> str:
     found = cluster.mpijob(name)
     if found is None:
         return f"there is no MPIJob {submission.id} any more"
+    if found["metadata"]["uid"] != submission.details["uid"]:
+        return f"the MPIJob of this run is gone; {submission.id} is another one of the same name, submitted later, and is left alone"
     grace = found["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
     ended = bool(found.get("status", {}).get("completionTime"))
     with cluster.asking(f"delete the MPIJob {name}"):
@@ -118,6 +120,7 @@ def _make_room(cluster: "Cluster", name: str) -> None:
 
     found = cluster.mpijob(name)
     if found is None:
+        _until_gone(cluster, name)  # pods of one that was cancelled may still be saving
         return
     if not found.get("status", {}).get("completionTime") and "deletionTimestamp" not in found["metadata"]:
         raise InputError(
