@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
+from tests.integration.ends import HOROVOD_MPIRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
 
 LONG = 100_000
 
@@ -30,8 +30,7 @@ def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str
 
 
 @pytest.mark.fault("SIGTERM to the launcher")
-@full
-@starts(MPIRUN, HOROVODRUN)
+@starts(MPIRUN)
 def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(tmp_path: Path, backend: str, launcher: str) -> None:
     def start(folder: str) -> Running:
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -58,6 +57,19 @@ def losses(folder: Path) -> dict[int, float]:
 def test_signal_to_a_ranks_supervisor_stops_all_ranks(tmp_path: Path, backend: str, launcher: str, deed: str) -> None:
     """As srun, mpirun and Kubernetes pass it on."""
     running = begin(tmp_path, backend, launcher, f"{deed}:1:step:3", steps=LONG)
+    end = running.end()
+    assert end.code == 75, end.errors
+    assert end.checkpoints
+    assert not ranks_left(running)
+
+
+@pytest.mark.fault("SIGTERM to the launcher")
+def test_run_of_one_rank_has_as_long_for_its_checkpoint_as_any_other(tmp_path: Path) -> None:
+    """torchrun alone would kill it after 8 s."""
+    running = begin(tmp_path, "torch", "torchrun", "nap:0:checkpoint:2", ranks=1, steps=LONG)
+    while not running.moment.exists():
+        time.sleep(0.05)
+    running.process.send_signal(signal.SIGTERM)
     end = running.end()
     assert end.code == 75, end.errors
     assert end.checkpoints

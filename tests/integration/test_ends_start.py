@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ranks_left, starts
+from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ranks_left, starts
+from tests.runs import TinyRun
 
 NODE = os.uname().nodename
 INIT = {"init_s": 25.0}
@@ -15,9 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.fault("master unreachable, port taken, one rank never starts")
-@full
 @starts(MPIRUN)
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=full), 1])
 def test_rank_that_never_starts_is_named_at_the_init_limit(tmp_path: Path, backend: str, launcher: str, victim: int) -> None:
     running = begin(tmp_path, backend, launcher, f"absent:{victim}:start:0", timeouts=INIT)
     end = running.end()
@@ -52,6 +54,22 @@ def test_port_that_another_process_has_ends_the_run_at_once_and_is_named(tmp_pat
     assert f"clipship: rank 0 on {NODE} ended the run with exit code 1" in end.errors
     assert said in end.errors
     assert not ranks_left(running)
+
+
+@pytest.mark.fault("worlds of unequal size, N worlds of one")
+def test_ranks_that_each_see_a_world_of_their_own_leave_at_once(tmp_path: Path) -> None:
+    """As under an mpirun that the library was not built for: nobody tells them of each other."""
+    job = TinyRun(tmp_path).write()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))} | {
+        "CLIPSHIP_WORLD_SIZE": "2"
+    }
+    command = [sys.executable, "-m", "trainer.rank", str(job)]
+    ranks = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for rank in ranks:
+        said = rank.communicate(timeout=DEATH_S)[1]
+        assert rank.returncode == 2
+        assert "CLIPSHIP_WORLD_SIZE=2 ranks were to be started, but this process sees a world of 1" in said
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.fault("unequal versions or code on one rank")
