@@ -72,7 +72,7 @@ def open_run(job: Job, comm: "Comm") -> Run:
     problem = comm.broadcast_object(problem)
     if problem is not None:
         raise InputError(problem)
-    _check_shared(run, comm)
+    check_shared(run.folder, comm)
     _log_to(run.logs / f"rank-{comm.world.rank:05d}.log", comm.world)
     environments = comm.all_gather_object(_environment(comm))
     if comm.world.rank == 0:
@@ -98,18 +98,31 @@ def _prepare(job: Job, run: Run) -> str | None:
     return None
 
 
-def _check_shared(run: Run, comm: "Comm") -> None:
-    """Collective: every rank must see the folder that rank 0 has made. Raises InputError, naming the nodes that do not."""
-    mark = run.folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"  # a name that no network file system remembers
+def check_place(folder: Path, comm: "Comm") -> None:
+    """Collective: could a run folder be made there, for all to see? Nothing stays. Raises InputError on every rank."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    check_shared(Path(comm.broadcast_object(str(there))), comm)
+
+
+def check_shared(folder: Path, comm: "Comm") -> None:
+    """Collective: rank 0 must be able to write in the folder, and every rank see it. Raises InputError, naming the nodes that do not."""
+    mark = folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"  # a name that no network file system remembers
+    problem = None
     if comm.world.rank == 0:
-        mark.touch()
+        try:
+            mark.touch()
+        except OSError as error:
+            problem = f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
+    problem = comm.broadcast_object(problem)
+    if problem is not None:
+        raise InputError(problem)
     node = comm.broadcast_object(comm.world.node)
     blind = sorted({node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees})
     if comm.world.rank == 0:
         mark.unlink()
     if blind:
         raise InputError(
-            f"the run folder {run.folder} of {node} is not there on {', '.join(blind)}: "
+            f"the run folder {folder} of {node} is not there on {', '.join(blind)}: "
             "put it on a file system that all nodes share, with --set logging.runs=FOLDER"
         )
 

@@ -31,6 +31,13 @@ def test_doctor_measures_and_leaves_no_run_folder(backend: str, tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_run_folder_that_cannot_be_made_is_found_before_a_run_wants_it(tmp_path: Path) -> None:
+    done = doctor(TinyRun(tmp_path).write(logging={"runs": "/proc/clipship"}))
+    assert done.returncode == 2, done.stderr
+    assert "the run folder /proc cannot be written" in done.stderr
+    assert "--set logging.runs=FOLDER" in done.stderr
+
+
 def test_run_begins_with_the_same_look_unless_told_not_to(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     run.write(optim=SMALL)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trainer.comm.protocol import Comm
+from trainer.data.pixels import BYTES_OF_A_PIXEL
 from trainer.errors import Unfit
 from trainer.job import Job
 from trainer.model import Clip
@@ -91,7 +92,7 @@ def needs(job: Job, comm: Comm, cut: Plan, clip: Clip) -> Needs:
     height, width = side if isinstance(side, tuple | list) else (side, side)
     batches = job.data.workers * _BATCHES_PER_WORKER * comm.world.local_size
     return Needs(
-        shm_bytes=batches * cut.micro_batch_size * 3 * height * width,  # uint8
+        shm_bytes=batches * cut.micro_batch_size * BYTES_OF_A_PIXEL * height * width,
         open_files=_BASE_FILES + 4 * comm.world.size,
         checkpoint_bytes=3 * _parameter_bytes(clip),  # weights and AdamW's two moments
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),

@@ -19,6 +19,7 @@ from trainer.job import Job
 from trainer.plan import plan
 from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
+from trainer.run import check_place
 from trainer.world import World
 
 log = logging.getLogger("clipship")
@@ -42,6 +43,7 @@ def _look(job: Job, world: World, pulse: Pulse, folder: Path, as_json: bool) -> 
     pulse.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, pulse)
     log.info("%-12s %d ranks, %s on %s", "world", world.size, comm.name, comm.device)
+    check_place(folder, comm)
     cut = plan(job, world.size)
     report = preflight(job, comm, cut, model.build(job, cut, comm), folder)
     if world.rank == 0:
