@@ -210,6 +210,22 @@ def test_never_refuses_to_mix_two_runs_and_a_path_is_taken_at_its_word(tmp_path:
         _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))
 
 
+def test_a_job_that_is_queued_again_goes_on_from_its_own_checkpoints_not_from_where_it_began(tmp_path: Path, alone: Comm) -> None:
+    old = _save(tmp_path / "old", _train(alone), 1)
+    job = tiny_job(checkpoint={"resume": str(old)})
+    assert _resumed(tmp_path / "new", alone, job)[0] == 1
+    _save(tmp_path / "new", _train(alone), 3, job)
+    assert _resumed(tmp_path / "new", alone, job)[0] == 3
+
+
+def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone: Comm) -> None:
+    train = _train(alone)
+    older = _save(tmp_path, train, 1)
+    _save(tmp_path, train, 2)
+    assert _resumed(tmp_path, alone, tiny_job(checkpoint={"resume": str(older)}))[0] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
+
+
 def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Path, alone: Comm) -> None:
     theirs = model.untrained(tiny_job()).model
     free = [p for n, p in theirs.named_parameters() if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n]

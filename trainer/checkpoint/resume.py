@@ -56,9 +56,11 @@ def _restore_here(job: Job, checkpoints: Path, train: TrainStep, samples: int) -
     if wanted == "never":
         _refuse_to_mix(checkpoints)
         return Start(0, None), {}
-    if wanted != "auto" and Path(wanted).is_file():
+    folder, manifest = _written_since(wanted, checkpoints)
+    if folder is None and wanted != "auto" and Path(wanted).is_file():
         return _from_open_clip(Path(wanted), job, train, samples)
-    folder, manifest = _chosen(wanted, checkpoints)
+    if folder is None:
+        folder, manifest = _chosen(wanted, checkpoints)
     if folder is None:
         return Start(0, None), {}
     _refuse_another_run(folder, manifest, job, samples)
@@ -66,6 +68,15 @@ def _restore_here(job: Job, checkpoints: Path, train: TrainStep, samples: int) -
     optimizer_files = [name for name in manifest["files"] if name != files.WEIGHTS]
     scaler = state.load_optimizer(folder, optimizer_files, train.model, train.optimizer)
     return Start(manifest["step"], folder), scaler
+
+
+def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The newest whole checkpoint, where a start with the same `checkpoint.resume` has written it: a job that is queued again goes on."""
+    if wanted != "auto":
+        folder, manifest = _chosen("auto", checkpoints)
+        if folder is not None and manifest["job"]["checkpoint"]["resume"] == wanted:
+            return folder, manifest
+    return None, {}
 
 
 def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:

@@ -31,7 +31,9 @@ class Checkpoint(Section):
     best: BestMetric | None = None
     """Metric of the evaluation, e.g. zero_shot_top1, by which the best checkpoint is kept too."""
     resume: Text = "auto"
-    """auto: from the newest whole checkpoint of the run folder, if any; never; or the path of a checkpoint, ours or open_clip's."""
+    """auto: from the newest whole checkpoint of the run folder, if any; never; or the path of a checkpoint, ours or open_clip's.
+
+    A start with the same path goes on from what the one before it has written."""
     every_rank_writes: bool = False
     """Each rank writes its part of the optimizer's state: for large models on a parallel file system that all ranks share."""
     on_failure: Literal["continue", "stop"] = "continue"
