@@ -47,9 +47,10 @@ def three_machines(folder: Path) -> Iterator[Third]:
     (folder / "names").write_text(f"127.0.0.1 localhost\n{names}")  # gloo looks its own host's name up
     with ExitStack() as running:
         third = running.enter_context(_network(f"third-{os.getpid()}"))
-        _ip("-n", third, "link", "add", "switch", "type", "bridge")
-        _ip("-n", third, "addr", "add", "10.231.0.1/24", "dev", "switch")
-        _ip("-n", third, "link", "set", "switch", "up")
+        # Named as the others' cards are: horovodrun looks on its own machine for the interface over which the hosts reach each other.
+        _ip("-n", third, "link", "add", INTERFACE, "type", "bridge")
+        _ip("-n", third, "addr", "add", "10.231.0.1/24", "dev", INTERFACE)
+        _ip("-n", third, "link", "set", INTERFACE, "up")
         for name, address in ADDRESSES.items():
             network = running.enter_context(_network(f"{name}-{os.getpid()}"))
             _plug(third, network, name, address)
@@ -75,7 +76,7 @@ def _network(name: str) -> Iterator[str]:
 def _plug(third: str, network: str, name: str, address: str) -> None:
     """A cable from the machine to the switch."""
     _ip("-n", third, "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", network)
-    _ip("-n", third, "link", "set", name, "master", "switch", "up")
+    _ip("-n", third, "link", "set", name, "master", INTERFACE, "up")
     _ip("-n", network, "addr", "add", f"{address}/24", "dev", INTERFACE)
     _ip("-n", network, "link", "set", INTERFACE, "up")
 
