@@ -45,6 +45,7 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ({}, {"base": "registry.example/ours:3"}, ["image.os", "debian-12"]),
         ({}, {"base": "nvidia/cuda:12.4.1-devel-ubuntu24.04"}, ["CUDA 12.4.1", "majors must agree"]),
         ({}, {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04"}, ["NCCL 2.28.3", "brings 2.30.7"]),
+        ({}, {"base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04"}, ["brings pytorch and an NCCL of its own", "nvidia/cuda"]),
         ({"torch": "2.6.0"}, {"base": "debian:12"}, ["nvcc of CUDA 12.4", 'toolkit = "debian" on a base of Debian 13']),
         ({"torch": "2.6.0"}, {"base": "debian:13", "toolkit": "pypi"}, ['"pypi" has no nvcc']),
         ({"torch": "2.7.1"}, {"base": "debian:13", "toolkit": "debian"}, ['"debian" has no nvcc']),

@@ -8,6 +8,8 @@ from trainer.job import Job
 from trainer.launch.image.table import Cuda, Row, System, Table, number, table
 
 _NVIDIA_IMAGE = re.compile(r"(?:.*/)?nvidia/cuda:(\d+\.\d+\.\d+)-(?:cudnn\d*-)?(base|runtime|devel)-(ubuntu\d\d\.\d\d)")
+_WITH_FRAMEWORK = re.compile(r"(?:.*/)?(pytorch|tensorflow|jax|nemo)(?::.*)?")
+"""Of NVIDIA's catalogue, and of others who name theirs so."""
 
 
 def check_stack(job: Job) -> None:
@@ -141,7 +143,13 @@ def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
 
 
 def _nvidia_base(job: Job, row: Row, known: Table) -> Iterator[str]:
-    nvidia = _NVIDIA_IMAGE.fullmatch(job.image.base.partition("@")[0])
+    name = job.image.base.partition("@")[0]
+    if framework := _WITH_FRAMEWORK.fullmatch(name):
+        yield (
+            f"image.base: {job.image.base} brings {framework[1]} and an NCCL of its own, to which nothing of a stack fits: the image would "
+            f"have two of each. Take a flavour of nvidia/cuda, or a plain Debian or Ubuntu; the stack's torch {row.torch} comes as wheels"
+        )
+    nvidia = _NVIDIA_IMAGE.fullmatch(name)
     if not nvidia:
         return
     release, kind = nvidia[1], nvidia[2]
