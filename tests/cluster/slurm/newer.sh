@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests with the Slurm of a newer Debian: a root file system of its own (kept in ~/.cache/clipship), entered with chroot.
+# Runs the tests with the Slurm of a newer Debian: a root file system of its own, kept in ~/.cache/clipship.
 # Usage: newer.sh SUITE PYTHON [WORD ...], the words are pytest's. Root, on Debian; debootstrap takes the address from apt's sources.
 set -euo pipefail
 
@@ -37,5 +37,13 @@ exec unshare --mount bash -c '
         mount --rbind "/$folder" "$root/$folder"
     done
     shift $(($1 + 1))
-    exec chroot "$root" env -C "$PWD" CLIPSHIP_SANDBOX="$root" PATH=/usr/sbin:/usr/bin:/sbin:/bin "$python" -m pytest "$@"
+    here=$PWD
+    mkdir -p "$root/.before"
+    cd "$root"
+    pivot_root . .before # apptainer refuses to run behind a chroot
+    export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+    cd "$here"
+    umount --lazy /.before
+    # The second: apptainer would ask for every capability, and root may lack one (in a container, on some virtual machines).
+    exec env CLIPSHIP_SANDBOX="$root" APPTAINER_NO_PRIVS=1 "$python" -m pytest "$@"
 ' newer "${#seen[@]}" "${seen[@]}" "$@"
