@@ -66,7 +66,7 @@ def _is_hydra(env: Environment) -> bool:
 def _is_slurm_step(env: Environment) -> bool:
     """The shell of a batch script or of salloc has Slurm's variables too, but srun did not start it: it is no rank."""
     step = env.get("SLURM_STEP_ID", "batch")
-    if step in ("batch", "interactive", "extern"):
+    if step in ("batch", "interactive", "extern") or step.startswith("-"):  # -5 is the batch script's, since Slurm 26
         return False
     return _number("SLURM_STEP_ID", step, digits=10) < _FIRST_SPECIAL_STEP
 

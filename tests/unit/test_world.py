@@ -57,7 +57,15 @@ def test_each_launcher_gives_its_world(env: dict[str, str], launcher: str) -> No
 
 
 @pytest.mark.parametrize(
-    "env", [{}, {"HOME": "/root"}, BATCH_SHELL, {**BATCH_SHELL, "SLURM_STEP_ID": "4294967291"}, {**BATCH_SHELL, "SLURM_STEP_ID": "batch"}]
+    "env",
+    [
+        {},
+        {"HOME": "/root"},
+        BATCH_SHELL,
+        {**BATCH_SHELL, "SLURM_STEP_ID": "4294967291"},
+        {**BATCH_SHELL, "SLURM_STEP_ID": "batch"},
+        {**BATCH_SHELL, "SLURM_STEP_ID": "-5"},
+    ],
 )
 def test_without_a_launcher_there_is_one_process(env: dict[str, str]) -> None:
     assert detect(env, "here") == World(0, 1, 0, 1, "here", SINGLE)

@@ -44,4 +44,4 @@ def test_ranks_in_containers_train_over_two_nodes(demo: Demo, container: dict[st
     job = demo.submit(backend, comm=comm, slurm={**container, "launcher": launcher}, optim=SHORT)
     assert demo.wait(backend, job)["JobState"] == "COMPLETED", demo.output(backend, job)
     assert demo.result(backend)["world_size"] == 4
-    assert len(demo.losses(backend)) == 28
+    assert list(demo.losses(backend)) == list(range(1, demo.result(backend)["steps"] + 1))
