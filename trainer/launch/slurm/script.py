@@ -143,7 +143,14 @@ def _variables(job: Job) -> dict[str, str]:
         return variables
     if job.comm.backend == "horovod":  # PMIx within a container: no munge there, and no memory shared with the server outside
         variables = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native", **variables}
-    return {f"{_PREFIX}{name}": value for name, value in variables.items()} if job.slurm.container == "apptainer" else variables
+    if job.slurm.container == "apptainer":
+        return {f"{_PREFIX}{name}": _in_double_quotes(value) for name, value in variables.items()}
+    return variables
+
+
+def _in_double_quotes(value: str) -> str:
+    """Apptainer (1.4) puts a value between double quotes for a shell to read, and takes care of double quotes in it alone."""
+    return value.replace("\\", "\\\\").replace("$", "\\$").replace("`", "\\`")
 
 
 _PREFIX = "APPTAINERENV_"
