@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +12,9 @@ from trainer.errors import InputError
 from trainer.health.pulse import Pulse
 from trainer.job import Job
 from trainer.world import World, device_index, rendezvous, shared_devices
+
+RESOLVE_S = 30.0
+"""A name server that is busy says so, and a pod's name may be younger than its ranks."""
 
 
 def connect(job: Job, world: World, env: Mapping[str, str], pulse: Pulse | None = None) -> Comm:
@@ -54,7 +58,12 @@ def _horovod(job: Job, world: World, device: torch.device, pulse: Pulse) -> Comm
 
 
 def _reachable(host: str, port: int) -> None:
-    try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InputError(f"MASTER_ADDR = {host!r} cannot be resolved on {os.uname().nodename}: {error}") from error
+    limit = time.monotonic() + RESOLVE_S
+    while True:
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return
+        except OSError as error:
+            if getattr(error, "errno", None) != socket.EAI_AGAIN or time.monotonic() > limit:
+                raise InputError(f"MASTER_ADDR = {host!r} cannot be resolved on {os.uname().nodename}: {error}") from error
+        time.sleep(1)

@@ -1,0 +1,42 @@
+"""The master's name: a name server that fails for a while is asked again, a name that is none is refused at once."""
+
+import socket
+import time
+
+import pytest
+
+from trainer.comm import connect
+from trainer.errors import InputError
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[str]:
+    asked: list[str] = []
+
+    def getaddrinfo(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        if len(asked) <= times:
+            raise socket.gaierror(number, "why")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    return asked
+
+
+def test_a_name_server_that_fails_for_a_while_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = failing(monkeypatch, socket.EAI_AGAIN, 3)
+    connect._reachable("node", 1)
+    assert len(asked) == 4
+
+
+def test_a_name_server_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, socket.EAI_AGAIN, 10**9)
+    monkeypatch.setattr(connect, "RESOLVE_S", 0.01)
+    with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
+        connect._reachable("node", 1)
+
+
+def test_a_name_that_is_none_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = failing(monkeypatch, socket.EAI_NONAME, 10**9)
+    with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
+        connect._reachable("node", 1)
+    assert len(asked) == 1
