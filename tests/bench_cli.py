@@ -10,7 +10,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import venv
@@ -18,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+
+from tests.bench_environment import environment
 
 TORCHX = "0.7.0"
 GOAL = 0.8
@@ -69,9 +70,9 @@ def _pair(clipship: Path, torchx: Path, folder: Path, nodes: int, repeats: int) 
 
 
 def _timed(command: Sequence[str], folder: Path) -> float:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=variables)
     seconds = time.perf_counter() - start
     if done.returncode or "#SBATCH" not in done.stdout + done.stderr:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -83,10 +84,8 @@ def _clipship(folder: Path) -> Path:
     shutil.copytree(checkout / "trainer", copy / "trainer", ignore=shutil.ignore_patterns("__pycache__"))  # what links point at, too
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(checkout / name, copy)
-    venv.create(home, with_pip=True)
-    shared = next((home / "lib").glob("python*/site-packages")) / "shared.pth"
-    shared.write_text(sysconfig.get_path("purelib") + "\n")
-    subprocess.run([home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", copy], check=True)
+    pip = [str(environment(home)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", str(copy)], check=True)
     return home / "bin" / "clipship"
 
 

@@ -13,8 +13,6 @@ import os
 import statistics
 import subprocess
 import sys
-import sysconfig
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from tests.bench_data_index import generated
+from tests.bench_environment import environment
 from trainer.data.shard_files import PackedSample, whole_folder, write_shards
 
 THEIRS = ("open_clip_torch==3.3.0", "webdataset==0.2.86")
@@ -68,9 +67,7 @@ def their_python(folder: Path) -> Path:
     python, done = home / "bin" / "python", home / "installed"
     if not done.exists():
         print(f"installing {', '.join(THEIRS)} in {home}", file=sys.stderr)
-        venv.create(home, clear=True, with_pip=True)
-        inside = next((home / "lib").glob("python*/site-packages"))
-        (inside / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after its own: torch and what both sides share
+        environment(home)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "--force-reinstall", "--no-deps", *THEIRS], check=True, stdout=sys.stderr)
         subprocess.run([*pip, "pandas"], check=True, stdout=sys.stderr)  # needed, and not declared
@@ -80,9 +77,9 @@ def their_python(folder: Path) -> Path:
 
 def measured(command: list[str], cores: set[int], clock: str) -> float:
     """What the command prints, run on those cores alone: images per second by the wall's clock or in processor time."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores)
+        command, capture_output=True, text=True, check=False, env=variables, preexec_fn=lambda: os.sched_setaffinity(0, cores)
     )
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{run.stderr}")

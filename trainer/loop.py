@@ -168,7 +168,7 @@ class Loop:
 
     def _saved(self, done: int, metrics: Metrics, wanted: bool) -> None:
         """Collective: the checkpoint, where one is wanted, due, or the best so far."""
-        best = self._is_best(metrics)
+        best = self._better(metrics)
         if wanted or best or self._due(done, self.job.checkpoint.every_steps) or done == self.schedule.steps:
             self.comm.pulse.phase("checkpoint", done)
             with self._clock.spent_on("checkpoint_s"):
@@ -177,24 +177,25 @@ class Loop:
                 self.comm.barrier(self.job.timeouts.backstop_s)
                 self.comm.pop_seconds()
 
-    def _is_best(self, metrics: Metrics) -> bool:
-        """Is this the best value so far of the metric that the job keeps the best checkpoint of? The same answer on every rank."""
+    def _better(self, metrics: Metrics) -> tuple[str, float] | None:
+        """The metric that the job keeps the best checkpoint of, where its value is the best so far. The same answer on every rank."""
         name = self.job.checkpoint.best
         if name is None or not metrics:
-            return False
+            return None
         if self._best is None:
             best = files.best_so_far(self.run_folder.checkpoints) if self.comm.world.rank == 0 else None
             self._best = float(self.comm.broadcast_object(best["value"] if best else -math.inf))
-        better = float(metrics[name]) > self._best
-        self._best = max(self._best, float(metrics[name]))
-        return better
+        value = float(metrics[name])
+        if not value > self._best:
+            return None
+        self._best = value
+        return name, value
 
-    def _save(self, done: int, metrics: Metrics, best: bool) -> None:
+    def _save(self, done: int, metrics: Metrics, best: tuple[str, float] | None) -> None:
         """Snapshot and write behind; on rank 0 also what the checkpoint says of itself."""
         self._note_written()
         about = self._about(done, metrics) if self.comm.world.rank == 0 else {}
-        name = self.job.checkpoint.best
-        self.writer.save(done, self.train, about, best=(name, float(metrics[name])) if best and name else None)
+        self.writer.save(done, self.train, about, best)
         self._saved_at = time.monotonic()
 
     def _about(self, done: int, metrics: Metrics) -> dict[str, Any]:

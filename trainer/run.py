@@ -68,10 +68,7 @@ class Run:
 def open_run(job: Job, comm: "Comm") -> Run:
     """Collective: make the job's run folder, or go on in it, and open this rank's log file. Raises InputError on every rank."""
     run = Run(Path(job.logging.runs) / job.name)
-    problem = _prepare(job, run) if comm.world.rank == 0 else None
-    problem = comm.broadcast_object(problem)
-    if problem is not None:
-        raise InputError(problem)
+    _refuse_together(_prepare(job, run) if comm.world.rank == 0 else None, comm)
     check_shared(run.folder, comm)
     _log_to(run.logs / f"rank-{comm.world.rank:05d}.log", comm.world)
     environments = comm.all_gather_object(_environment(comm))
@@ -98,6 +95,13 @@ def _prepare(job: Job, run: Run) -> str | None:
     return None
 
 
+def _refuse_together(problem: str | None, comm: "Comm") -> None:
+    """Collective: raises InputError on every rank where rank 0 has found something wrong."""
+    problem = comm.broadcast_object(problem)
+    if problem is not None:
+        raise InputError(problem)
+
+
 def check_place(folder: Path, comm: "Comm") -> None:
     """Collective: could a run folder be made there, for all to see? Nothing stays. Raises InputError on every rank."""
     there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
@@ -113,9 +117,7 @@ def check_shared(folder: Path, comm: "Comm") -> None:
             mark.touch()
         except OSError as error:
             problem = f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
-    problem = comm.broadcast_object(problem)
-    if problem is not None:
-        raise InputError(problem)
+    _refuse_together(problem, comm)
     node = comm.broadcast_object(comm.world.node)
     blind = sorted({node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees})
     if comm.world.rank == 0:

@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,8 @@ class Writer:
         }
         if self._rank == 0:
             contents[files.WEIGHTS] = state.snapshot_weights(train.model)
-        self._thread = threading.Thread(target=self._guarded, args=(folder, contents, about, best), name="checkpoint")
+        write = partial(self._write, folder, contents, about, best)
+        self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
         self._thread.start()
 
     def finish(self) -> None:
@@ -80,11 +81,9 @@ class Writer:
         if error is not None and fatal:
             raise error
 
-    def _guarded(
-        self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any], best: tuple[str, float] | None
-    ) -> None:
+    def _guarded(self, folder: Folder, write: Callable[[], None]) -> None:
         try:
-            self._write(folder, contents, about, best)
+            write()
         except Exception as error:  # given to the training thread by _settle
             self._error = error
             if self._settings.on_failure == "continue":

@@ -108,8 +108,7 @@ def persistent_each(paths: Sequence[str], read: Callable[[str], Found], pool: Ex
         log.info("%d files cannot be read, %s among them (%r): again in %g s", len(left), left[0], found[left[0]], wait_s)
         time.sleep(wait_s)
         found.update(zip(left, pool.map(attempt, left), strict=True))
-    answers = (found[path] for path in paths)
-    return [_unreadable(path, its, WAITS_S) if isinstance(its, Exception) else its for path, its in zip(paths, answers, strict=True)]
+    return [_unreadable(path, its, WAITS_S) if isinstance(its := found[path], Exception) else its for path in paths]
 
 
 def _will_not_pass(path: str, error: Exception) -> bool:

@@ -26,7 +26,7 @@ SOFT_COLOUR = 1.5
 """Where at least so many pixels become one, the decoder may take the colour of the nearest instead of interpolating: nobody can see it."""
 FOUR_BYTES = "RGBX"
 """Red, green, blue and a byte to spare, as Pillow and the decoder call it."""
-BYTES_OF_A_PIXEL = 4
+BYTES_OF_A_PIXEL = len(FOUR_BYTES)
 RGB_COLOURS = ("YCbCr", "RGB", "Gray")
 ORIENTATION = 0x0112
 

@@ -23,7 +23,7 @@ _OWN = re.compile(
     r"HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_RENDEZVOUS|GLOO_IFACE|RUN_|SECRET|TIMELINE)|TORCHELASTIC_|TORCH_ELASTIC_"
     r"|TORCH_NCCL_DEBUG_INFO|TORCH_FR_DUMP|NCCL_DEBUG_FILE|NCCL_HOSTID|NCCL_TOPO|NCCL_IB_HCA|NCCL_SOCKET_IFNAME"
 )
-_LIBRARIES = ("libcudart", "libcudnn", "libmpi", "libmpi_cxx", "libnccl")
+_LIBRARIES = ("libcudart", "libcudnn", "libmpi", "libmpi_cxx")
 _NAMED = 8
 
 

@@ -40,8 +40,8 @@ UNHEARD_S = 5.0
 def supervise(world: World, command: Sequence[str], env: Mapping[str, str], limits: Callable[[], Limits]) -> int:
     """Run the command as this rank, under the run's supervision; returns the run's exit code. `limits` is called once the rank runs."""
     early: list[int] = []
-    for number in SIGNALS:  # until there is somebody to hear them; the rank gets the default ones
-        signal.signal(number, lambda number, _frame: early.append(number))
+    for number in SIGNALS:  # until there is somebody to hear them
+        signal.signal(number, lambda caught, _frame: early.append(caught))
     with meeting_folder() as folder:
         memory = pulse.make(folder)
         rank = start_rank(command, {**env, pulse.RANK_DIR: str(folder), **rank_variables(folder)})
@@ -61,11 +61,10 @@ class Supervisor:
     ) -> None:
         self._world, self._rank, self._memory, self._folder, self._limits, self._env = world, rank, memory, folder, limits, env
         meeting = Meeting.from_env(env)
-        alone = meeting is None
-        ranks = (world.rank,) if alone else range(world.size)
+        ranks = (world.rank,) if meeting is None else range(world.size)
         self._words = LastWords(limits.run_folder, meeting.start if meeting else "", world.rank)
-        self._tree = None if meeting is None or alone else Tree(meeting, world.rank, world.node, limits.silence_s)
-        self._root = Root(ranks, limits, self._words, self._down, self._finish) if alone or world.rank == 0 else None
+        self._tree = None if meeting is None else Tree(meeting, world.rank, world.node, limits.silence_s)
+        self._root = Root(ranks, limits, self._words, self._down, self._finish) if meeting is None or world.rank == 0 else None
         self._changed = asyncio.Event()
         self._ended: int | None = None
         self._told = False

@@ -213,15 +213,18 @@ class _Watch:
             record = _read_end(self._run_folder)
             if record is None and heard is not None and now - heard > self._silence_s:
                 reason = f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or somebody killed it"
-                record = ExitRecord(0, self._meeting.host.partition(".")[0], EXIT_FAILED, reason, time.time())
+                record = self._of_rank_0(EXIT_FAILED, reason)
             if record is None and heard is None and now - began > self._start_s:
                 reason = f"mpirun has started no rank within {self._start_s:g} s (timeouts.init_s + kubernetes.workers_ready_s)"
-                record = ExitRecord(0, self._meeting.host.partition(".")[0], EXIT_TIMED_OUT, reason, time.time())
+                record = self._of_rank_0(EXIT_TIMED_OUT, reason)
             if record is not None:
                 record_cause(record, {EXIT_DIR: str(self._exit_dir)})
                 return
             if heard is None or now - heard > self._silence_s / 8:
                 heard = now if _listens(self._meeting) else heard
+
+    def _of_rank_0(self, code: int, reason: str) -> ExitRecord:
+        return ExitRecord(0, self._meeting.host.partition(".")[0], code, reason, time.time())
 
 
 def mpirun_words(job_path: Path, ranks: int) -> list[str]:

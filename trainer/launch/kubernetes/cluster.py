@@ -89,9 +89,8 @@ def connect(namespace: str | None, context: str | None = None) -> Cluster:
         raise ClusterError(f"the kubeconfig has no context {context!r}, with which the run was submitted; it has: {known}")
     try:
         settings = client.Configuration()
-        config.load_kube_config(context=chosen["name"], client_configuration=settings)
         settings.retries = False  # read when the client is made
-        api = client.ApiClient(settings)
+        api = config.new_client_from_config(context=chosen["name"], client_configuration=settings)
     except (config.ConfigException, OSError) as problem:
         raise ClusterError(f"context {chosen['name']} of the kubeconfig cannot be used: {problem}") from None
     own = chosen["context"].get("namespace") or "default"

@@ -1,6 +1,5 @@
 """What the pods of an MPIJob said. mpirun brings all ranks' words to the launcher, whose pods may follow one another. No torch."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from trainer.launch.kubernetes.manifest import ROLE_LABEL
 from trainer.launch.kubernetes.state import pods_of
 
 _POLL_S = 1.0
-_SETTLE_S = 3.0
+_SETTLE_S = 3
 """From the end of a container to the API server's knowledge of it."""
 
 
@@ -105,14 +104,15 @@ def _followed(cluster: Cluster, name: str, pod: str) -> Iterator[str]:
         status: Object = next((found["status"] for found in pods_of(cluster, name) if found["metadata"]["name"] == pod), {})
         if not any("running" in container.get("state", {}) for container in status.get("containerStatuses", ())):
             return
-        since_s = math.ceil(_SETTLE_S) + 1
+        since_s = _SETTLE_S + 1
 
 
 def _lines(cluster: Cluster, pod: str, follow: bool = False, since_s: int | None = None) -> Iterator[str]:
-    since = {} if since_s is None else {"since_seconds": since_s}
     with cluster.asking(f"read the log of {pod}"):
         try:
-            answer = cluster.core.read_namespaced_pod_log(pod, cluster.namespace, follow=follow, _preload_content=False, **since)
+            answer = cluster.core.read_namespaced_pod_log(
+                pod, cluster.namespace, follow=follow, since_seconds=since_s, _preload_content=False
+            )
         except ApiException as problem:
             if problem.status == 404:
                 return  # it went in between

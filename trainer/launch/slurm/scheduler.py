@@ -13,8 +13,7 @@ from trainer import jobfile
 from trainer.errors import ClusterError, InputError
 from trainer.inputs.run_folder import ARTEFACTS
 from trainer.job import Job
-from trainer.launch.logfiles import has_logs
-from trainer.launch.logfiles import log_lines as log_lines_of_ranks
+from trainer.launch import logfiles
 from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Submission, read_record
 
@@ -94,7 +93,7 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
     """The ranks' own files have it all; before there are any, the batch script's output says why."""
     if follow:
         return _followed(folder, submission, rank)
-    return None if rank is not None or has_logs(folder) else _scripts_words(folder, submission)
+    return None if rank is not None or logfiles.has_logs(folder) else _scripts_words(folder, submission)
 
 
 def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterator[str]:
@@ -107,8 +106,8 @@ def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterato
             asked, over = time.monotonic(), all(row["state"] in _OVER for row in _queue(submission))
         return over
 
-    yield from log_lines_of_ranks(folder, rank, follow=True, over=is_over)
-    if not has_logs(folder):
+    yield from logfiles.log_lines(folder, rank, follow=True, over=is_over)
+    if not logfiles.has_logs(folder):
         yield from _scripts_words(folder, submission) or ()
 
 

@@ -1,0 +1,13 @@
+"""An environment for one side of a benchmark: its own packages first, then those of the environment that runs this."""
+
+import sysconfig
+import venv
+from pathlib import Path
+
+
+def environment(home: Path) -> Path:
+    """Makes it, in place of what may be there; returns its Python, which has pip."""
+    venv.create(home, clear=True, with_pip=True)
+    inside = next((home / "lib").glob("python*/site-packages"))
+    (inside / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin" / "python"
