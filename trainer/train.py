@@ -24,6 +24,7 @@ from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.console import leave_now, run_rank
+from trainer.data.bad import name_left_out
 from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
@@ -127,6 +128,7 @@ def train(ready: Ready) -> None:
         "samples": steps * loop.plan.global_batch_size,
         "loss": last_loss(run.metrics),
         "bad_samples": dict(bad),
+        "left_out": dict(loop.source.left_out.by_cause),
         **metrics,
         **loop.summary(),
     }
@@ -150,8 +152,10 @@ def _announce(job: Job, comm: Comm, run: Run, cut: Plan, source: Source, samples
         "data",
         f"{samples} samples, {length.epoch_steps} steps an epoch (the last {tail} of its order are left out), {length.steps} in all",
     )
-    for cause, count in source.left_out.items():
+    for cause, count in source.left_out.by_cause.items():
         _say("", f"{count} samples not used: {cause}")
+    if world.rank == 0:
+        name_left_out(source.left_out)
 
 
 def _judge(report: Report, run: Run, comm: Comm) -> None:

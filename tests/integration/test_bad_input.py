@@ -1,6 +1,7 @@
 """What a user can get wrong, through the real command: one message, exit code 2, no traceback, nothing written. Without ranks, and with."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 from tests.runs import TinyRun
 from trainer.data.index import FOLDER as INDEX
 from trainer.data.shard_files import PackedSample, write_shards
+from trainer.data.shards import LOST
 
 CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
 both_backends = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
@@ -140,6 +142,26 @@ def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
     ):
         assert named in logs, logs
     assert sum(bad.values()) == logs.count("skipped (") >= 3, "a substitute may be bad itself, and counts too"
+
+
+@pytest.mark.fault("shard corrupt, missing, unreadable for a while")
+@both_backends
+def test_damaged_shard_is_used_up_to_its_damage_or_refused_as_the_job_says(tmp_path: Path, backend: str) -> None:
+    samples = [sample(number) for number in range(32)]
+    samples[7] = (samples[7][0], {"png": samples[7][1]["png"]})
+    run = TinyRun(tmp_path)
+    data = shards_of(tmp_path, samples)
+    damaged = tmp_path / "shards" / "shard-000002.tar"
+    os.truncate(damaged, damaged.stat().st_size // 2 + 100)
+    refusal = refused(tmp_path, run.write(data={**data, "on_bad_sample": "fail"}, comm={"backend": backend}))
+    assert f"{damaged}: damaged or cut off at byte" in refusal
+    run.write(data=data, optim={"steps": 1}, comm={"backend": backend})
+    done = run.start(2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lost = run.result()["left_out"][LOST]
+    assert (run.result()["left_out"], 2 <= lost <= 6) == ({"no .txt": 1, LOST: lost}, True)
+    assert f"{damaged}: damaged or cut off at byte" in done.stdout + done.stderr
+    assert "shard-000000.tar: sample 007: no .txt" in (run.run / "logs" / "rank-00000.log").read_text()
 
 
 def test_too_many_bad_samples_end_the_run_with_examples(tmp_path: Path) -> None:

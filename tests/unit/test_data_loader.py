@@ -1,6 +1,5 @@
 """Which samples a rank gets, in one process: shares, micro-batches, evaluation blocks, random numbers, errors."""
 
-from collections.abc import Mapping
 from itertools import islice
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.loader import Batch, Pixels, batches_per_epoch, train_batches
-from trainer.data.sample import RawSample
+from trainer.data.sample import LeftOut, RawSample
 from trainer.errors import InputError
 from trainer.plan import Plan
 
@@ -21,7 +20,7 @@ from trainer.plan import Plan
 class Dots:
     """Sample n is one pixel of colour n, with two captions that name it, and label n."""
 
-    left_out: Mapping[str, int] = {}
+    left_out = LeftOut()
 
     def __init__(self, *sizes: int) -> None:
         self._sizes = sizes

@@ -2,13 +2,12 @@
 
 import base64
 import io
-from collections.abc import Mapping
 
 import numpy as np
 import torch
 from PIL import Image
 
-from trainer.data.sample import RawSample
+from trainer.data.sample import LeftOut, RawSample
 from trainer.evaluate.board import board
 from trainer.evaluate.ranking import Pairs
 
@@ -18,7 +17,7 @@ CAPTIONS = (("a", "also a"), ("b",), ("c", "a"))
 class Three:
     """Three images, of one colour each; the first and the last share a caption."""
 
-    left_out: Mapping[str, int] = {}
+    left_out = LeftOut()
 
     def __len__(self) -> int:
         return 3

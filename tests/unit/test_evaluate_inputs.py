@@ -191,7 +191,7 @@ def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: P
         ("tabby_cat/a.png", 2, b"tabby_cat/a.png"),
         ("tabby_cat/b.JPEG", 2, b"tabby_cat/b.JPEG"),
     ]
-    assert list(source.left_out.values()) == [1]
+    assert list(source.left_out.by_cause.values()) == [1]
 
 
 def test_names_given_for_class_folders_must_be_as_many(classes: Path) -> None:

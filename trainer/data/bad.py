@@ -1,16 +1,47 @@
-"""Counts the samples that a rank had to skip, names each in its log, and ends the run where they are too many. No torch."""
+"""Counts the samples that cannot be used, names them in the rank's log, and ends the run where they are too many. No torch."""
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from trainer.data.sample import BadSample
+from trainer.data.sample import BadSample, LeftOut
 from trainer.errors import InputError
+from trainer.job import Data
 
 # Of this name, records below a warning go to the rank's log file and not to the console.
 log = logging.getLogger("clipship.data")
 JUDGED_FROM = 1000
 SHOWN = 3
+
+
+class Allowed(NamedTuple):
+    """What may be wrong with shards that are opened."""
+
+    damage: bool
+    """May what stands behind a damaged place be lost?"""
+    max_share: float
+    """Of the samples, that are left out."""
+
+    @classmethod
+    def by(cls, data: Data) -> "Allowed":
+        """What the job allows."""
+        return cls(damage=True, max_share=data.max_bad_share) if data.on_bad_sample == "skip" else cls(damage=False, max_share=0)
+
+
+WHOLE = Allowed(damage=False, max_share=1)
+ANY = Allowed(damage=True, max_share=1)
+
+
+def check_left_out(left_out: LeftOut, usable: int, max_share: float) -> None:
+    """Raises InputError where more are left out than may be."""
+    _check(left_out.by_cause, usable + left_out.count, max_share, left_out.named)
+
+
+def name_left_out(left_out: LeftOut) -> None:
+    """In the rank's log; a damaged shard on the console too."""
+    for sample in left_out.named:
+        log.log(logging.INFO if sample.key else logging.WARNING, "left out (%s): %s", sample.cause, sample)
 
 
 class Skipped:
@@ -34,13 +65,15 @@ class Skipped:
             self.by_cause[sample.cause] += 1
             log.info("skipped (%s): %s", sample.cause, sample)
         self._first = [*self._first, *bad][:SHOWN]
-        if self.count > self._max_share * max(self.seen, JUDGED_FROM):
-            raise InputError(self._too_many())
+        _check(self.by_cause, self.seen, self._max_share, self._first)
 
-    def _too_many(self) -> str:
-        causes = ", ".join(f"{count} {cause}" for cause, count in self.by_cause.most_common())
-        examples = "".join(f"\n  {sample}" for sample in self._first)
-        return (
-            f"{self.count} bad samples among {self.seen} ({causes}): data.max_bad_share = {self._max_share:g} allows "
-            f"{self._max_share * max(self.seen, JUDGED_FROM):.0f}. Mend the data or allow more. The first:{examples}"
-        )
+
+def _check(bad: Mapping[str, int], samples: int, max_share: float, first: Sequence[BadSample]) -> None:
+    """Raises InputError where `bad`, counted by cause, are a larger share of so many samples."""
+    count = sum(bad.values())
+    most = max_share * max(samples, JUDGED_FROM)
+    if count > most:
+        causes = ", ".join(f"{of_cause} {cause}" for cause, of_cause in Counter(bad).most_common())
+        limit = f"data.max_bad_share = {max_share:g} allows {most:.0f}" if max_share else 'data.on_bad_sample = "fail" allows none'
+        examples = "".join(f"\n  {sample}" for sample in first[:SHOWN])
+        raise InputError(f"bad samples: {count} of {samples} ({causes}); {limit}. Mend the data or allow more. The first:{examples}")

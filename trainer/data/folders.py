@@ -2,10 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainer.data.sample import RawSample
+from trainer.data.sample import LeftOut, RawSample
 from trainer.errors import InputError
 from trainer.inputs.folders import class_folders
 
@@ -17,7 +17,7 @@ class FolderSource:
         self._root = root
         self._paths: list[str] = []
         self._labels: list[int] = []
-        self._left_out: Counter[str] = Counter()
+        left_out: Counter[str] = Counter()
         endings = tuple(f".{ending.lower()}" for ending in image_endings)
         for label, folder in enumerate(class_folders(root)):
             for path in _files(os.path.join(root, folder)):
@@ -25,13 +25,10 @@ class FolderSource:
                     self._paths.append(path)
                     self._labels.append(label)
                 else:
-                    self._left_out[f"no {' or '.join(endings)}"] += 1
+                    left_out[f"no {' or '.join(endings)}"] += 1
+        self.left_out = LeftOut(left_out)
         if not self._paths:
             raise InputError(f"{root}: no image in its {len(class_folders(root))} folders; an image's name ends in {' or '.join(endings)}")
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        return self._left_out
 
     def __len__(self) -> int:
         return len(self._paths)

@@ -39,6 +39,9 @@ class Entry:
     """Of its rows."""
     left_out: Mapping[str, int]
     endings: Mapping[str, int]
+    flaws: Sequence[tuple[str, str]] = ()
+    """Keys and causes, of the first left out."""
+    damage: str = ""
 
     def __len__(self) -> int:
         return self.samples
@@ -102,7 +105,7 @@ def index_shards(
 ) -> dict[str, Entry]:
     """Reads the shards' headers, in the pool or in threads, and writes their rows; the catalogue's entries, which are not yet in it.
 
-    `progress(shards done, shards)`. InputError naming every bad shard.
+    `progress(shards done, shards)`. InputError naming every shard that cannot be read; a damaged one has an entry.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries: dict[str, Entry] = {}
@@ -179,18 +182,18 @@ def _index_or_problem(path: str, selection: Selection, folder: Path) -> Entry | 
     try:
         found, content = scan(path, selection)
         digest = write_rows(rows_file(folder, path, selection), content.rows)
-        return Entry(*found, len(content.rows), digest, dict(content.left_out), dict(content.endings))
+        return Entry(*found, len(content), digest, dict(content.left_out), dict(content.endings), content.flaws, content.damage)
     except InputError as error:
         return error
 
 
 def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
-    """What a shard's headers say, and of which version of it. InputError that names the shard."""
+    """What a shard's headers say, and of which version of it. InputError that names the shard where it cannot be read."""
 
     def read() -> tuple[tuple[int, str], Content]:
         found = stamp(path)
         with opened(path) as file:
-            return found, read_headers(file, path, selection)
+            return found, read_headers(file, selection)
 
     return persistent(path, read)
 

@@ -1,7 +1,7 @@
 """What a source of samples is, and how samples are numbered: shared by shards, tables and synthetic data. No torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -11,10 +11,10 @@ from trainer.errors import InputError
 
 
 class BadSample(InputError):
-    """One sample that cannot be used; what stands beside it can."""
+    """One sample that cannot be used, or the end of a shard: then `key` is empty. What stands beside it can."""
 
     def __init__(self, origin: str, key: str, cause: str, what: str) -> None:
-        super().__init__(f"{origin}: sample {key}: {what}")
+        super().__init__(f"{origin}: sample {key}: {what}" if key else f"{origin}: {what}")
         self.origin, self.key, self.what = origin, key, what
         self.cause = cause
         """A few words that many bad samples share: they are counted by it."""
@@ -36,12 +36,27 @@ class RawSample:
     label: int | None = None
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """What stands in the files and is no usable sample: known before any sample is read."""
+
+    by_cause: Mapping[str, int] = field(default_factory=dict)
+    """How many samples."""
+    named: Sequence[BadSample] = ()
+    """Some of them, shard by shard."""
+
+    @property
+    def count(self) -> int:
+        """Samples left out."""
+        return sum(self.by_cause.values())
+
+
 class Source(Protocol):
     """Samples by number. Picklable into loader processes; each process opens files when it first needs them."""
 
     @property
-    def left_out(self) -> Mapping[str, int]:
-        """Samples in the files that cannot be used, counted by cause."""
+    def left_out(self) -> LeftOut:
+        """Samples in the files that cannot be used."""
 
     def __len__(self) -> int:
         """Usable samples."""

@@ -4,11 +4,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal, Protocol
 
+from trainer.data.bad import WHOLE, Allowed, check_left_out
 from trainer.data.files import Files
 from trainer.data.index import THREADS, Index, raise_all, scan
-from trainer.data.sample import BadSample, Numbering, RawSample
+from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample
 from trainer.data.tar import Content, Rows, Selection
 from trainer.errors import InputError
 
@@ -19,6 +21,7 @@ KEYS_OF_JOB = {
     "captions": "data.image_key and data.caption_key",
     "label": "data.image_key and eval.class_key",
 }
+LOST = "lost in damaged shards, as far as one can tell"
 MAPPED_ROWS = 256
 """Shards whose rows a process keeps mapped: more than a window touches, and bounded."""
 ONE_READ = 2**16
@@ -30,6 +33,10 @@ class Counted(Protocol):
 
     @property
     def left_out(self) -> Mapping[str, int]: ...
+    @property
+    def flaws(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def damage(self) -> str: ...
     @property
     def endings(self) -> Mapping[str, int]: ...
     def __len__(self) -> int: ...
@@ -67,15 +74,9 @@ class ShardSource:
         self._shelf = shelf
         self._meaning = meaning
         self._numbering = Numbering(self.shard_sizes())
+        self.left_out = _left_out(shelf)
         self._files = Files()
         self._rows: OrderedDict[int, Rows] = OrderedDict()
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        found: Counter[str] = Counter()
-        for entry in self._shelf.entries:
-            found.update(entry.left_out)
-        return found
 
     def __len__(self) -> int:
         return self._numbering.samples
@@ -125,6 +126,7 @@ def open_shards(
     text_ending: str,
     meaning: Meaning,
     progress: Callable[[int, int], None] | None = None,
+    allowed: Allowed = WHOLE,
 ) -> ShardSource:
     """Index the shards in memory; `progress(shards done, shards)`. InputError naming every bad shard, or where no sample is usable."""
     selection = Selection(tuple(image_endings), text_ending)
@@ -139,24 +141,27 @@ def open_shards(
             if progress:
                 progress(done, len(paths))
     raise_all(problems)
-    return usable_source(InMemory(selection, tuple(paths), tuple(contents)), meaning)
+    return usable_source(InMemory(selection, tuple(paths), tuple(contents)), meaning, allowed)
 
 
-def open_indexed(index: Index, meaning: Meaning) -> ShardSource:
+def open_indexed(index: Index, meaning: Meaning, allowed: Allowed = WHOLE) -> ShardSource:
     """The same from an index on disk: no shard is opened before one of its samples is read."""
-    return usable_source(index, meaning)
+    return usable_source(index, meaning, allowed)
 
 
-def usable_source(shelf: Shelf, meaning: Meaning) -> ShardSource:
-    """The shelf's samples; InputError that lists what the shards hold where none of it is a sample."""
+def usable_source(shelf: Shelf, meaning: Meaning, allowed: Allowed) -> ShardSource:
+    """The shelf's samples. InputError where more is wrong than allowed, or nothing is a sample: then with what the shards hold."""
     source = ShardSource(shelf, meaning)
+    if not allowed.damage or not len(source):
+        raise_all([InputError(f"{path}: {entry.damage}") for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage])
     if not len(source):
         raise InputError(_nothing_usable(shelf, meaning))
+    check_left_out(source.left_out, len(source), allowed.max_share)
     return source
 
 
 def index_shard(path: str, image_endings: Sequence[str], text_ending: str) -> Content:
-    """Reads headers only. Raises InputError for what is no readable tar, naming what was found."""
+    """Reads headers only."""
     return scan(path, Selection(tuple(image_endings), text_ending))[1]
 
 
@@ -184,6 +189,20 @@ def _content_or_problem(path: str, selection: Selection) -> Content | InputError
         return scan(path, selection)[1]
     except InputError as error:
         return error
+
+
+def _left_out(shelf: Shelf) -> LeftOut:
+    """What the shards hold besides; how much a damaged one has lost is judged by the samples that the whole ones have."""
+    counts: Counter[str] = Counter()
+    named = []
+    usual = median([len(entry) for entry in shelf.entries if not entry.damage] or [0])
+    for path, entry in zip(shelf.paths, shelf.entries, strict=True):
+        counts.update(entry.left_out)
+        named += [BadSample(path, key, cause, cause) for key, cause in entry.flaws]
+        if entry.damage:
+            counts[LOST] += max(1, round(usual) - len(entry))
+            named.append(BadSample(path, "", LOST, entry.damage))
+    return LeftOut(counts, named)
 
 
 def _nothing_usable(shelf: Shelf, meaning: Meaning) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.comm.protocol import Comm
+from trainer.data.bad import Allowed
 from trainer.data.index import Entry, index_folder, index_shards, open_index, stale, write_catalogue
 from trainer.data.sample import Source
 from trainer.data.shards import open_indexed
@@ -33,7 +34,7 @@ def open_together(job: Job, comm: Comm) -> Source:
         raise InputError(problem)
     if missing:
         _index(comm, missing, selection, folder)
-    return open_indexed(open_index(paths, selection, folder), "captions")
+    return open_indexed(open_index(paths, selection, folder), "captions", Allowed.by(data))
 
 
 def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, list[str], str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from trainer.data.bad import WHOLE, Allowed
 from trainer.data.folders import FolderSource
 from trainer.data.sample import RawSample, Source
 from trainer.data.shards import open_shards
@@ -22,12 +23,14 @@ def open_source(data: Data, progress: Callable[[int, int], None] | None = None) 
         return SyntheticSource(data.synthetic_samples)
     if data.kind == "table":
         return TableSource(_tables(data))
-    return open_shards(expand_shards(data.train), data.image_key, data.caption_key, "captions", progress)
+    return _shards(data, progress, Allowed.by(data))
 
 
 def open_images(data: Data, progress: Callable[[int, int], None] | None = None) -> Source:
-    """The same, but each image once, with all of its captions: rows of a table that name one image become one sample."""
-    return open_source(data, progress) if data.kind != "table" else by_image(_tables(data))
+    """For evaluation: each image once, with all of its captions: rows of a table that name one image become one sample."""
+    if data.kind == "webdataset":
+        return _shards(data, progress, WHOLE)
+    return by_image(_tables(data)) if data.kind == "table" else open_source(data)
 
 
 def open_labelled(evaluation: Eval, image_key: Sequence[str] = IMAGE_ENDINGS, progress: Callable[[int, int], None] | None = None) -> Source:
@@ -35,6 +38,10 @@ def open_labelled(evaluation: Eval, image_key: Sequence[str] = IMAGE_ENDINGS, pr
     if folder := image_folder(evaluation.zero_shot):
         return FolderSource(folder, image_key)
     return open_shards(expand_shards(evaluation.zero_shot), image_key, evaluation.class_key, "label", progress)
+
+
+def _shards(data: Data, progress: Callable[[int, int], None] | None, allowed: Allowed) -> Source:
+    return open_shards(expand_shards(data.train), data.image_key, data.caption_key, "captions", progress, allowed)
 
 
 def _tables(data: Data) -> list[Table]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.sample import BadSample, LeftOut, RawSample, Source
 from trainer.data.shards import nothing_usable, parse_captions
 from trainer.data.tar import Selection
 from trainer.errors import InputError
@@ -28,7 +28,7 @@ _KEPT = 1000
 class StreamSource:
     """One rank's streams as a `Source`: `read` gives the next sample, whatever its number. Each loader process has streams of its own."""
 
-    left_out: Mapping[str, int] = {}
+    left_out = LeftOut()
 
     def __init__(self, streams: Sequence[str], samples: int, selection: Selection, window: int, seed: int) -> None:
         """`samples`: of an epoch, over all ranks."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from trainer.data.sample import Numbering, RawSample
+from trainer.data.sample import LeftOut, Numbering, RawSample
 from trainer.errors import InputError
 
 SHOWN_ROWS = 10
@@ -47,13 +47,11 @@ class Table:
 class TableSource:
     """The samples of several tables; images are files beside them."""
 
+    left_out = LeftOut()
+
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tuple(tables)
         self._numbering = Numbering(self.shard_sizes())
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        return {}
 
     def __len__(self) -> int:
         return self._numbering.samples
@@ -70,12 +68,10 @@ class TableSource:
 class ImageSource:
     """The images of several tables, each once, with the captions of all rows that name it; in the order of their first rows."""
 
+    left_out = LeftOut()
+
     def __init__(self, rows: Mapping[Path, Sequence[tuple[Table, int]]]) -> None:
         self._rows = [tuple(of_image) for of_image in rows.values()]
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        return {}
 
     def __len__(self) -> int:
         return len(self._rows)

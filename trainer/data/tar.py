@@ -3,10 +3,11 @@
 Members belong to one sample when they follow each other and their paths agree up to the first dot of the file's name (webdataset's rule).
 """
 
+import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -14,8 +15,6 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trainer.errors import InputError
 
 NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<ending>[^/]*)", re.DOTALL)
 META = re.compile(r"__[^/]*__($|/)")
@@ -28,6 +27,8 @@ FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself",
     b"<": "text like HTML or XML: a failed download?",
 }
+NAMED = 20
+"""Of the samples that a shard's headers show to be of no use, those whose keys are kept."""
 PLACE = np.dtype([("image_at", "<i8"), ("image_size", "<u4"), ("text_at", "<i8"), ("text_size", "<u4"), ("key_end", "<u4")])
 """Of one sample: places and sizes in bytes, and where its key ends among the keys."""
 
@@ -39,6 +40,14 @@ class Member(NamedTuple):
     ending: str
     offset: int
     size: int
+
+
+class Flaw(NamedTuple):
+    """A sample that stands in a shard and cannot be used."""
+
+    key: str
+    cause: str
+    """A few words that many share: they are counted by it."""
 
 
 class Selection(NamedTuple):
@@ -71,31 +80,43 @@ class Content:
 
     rows: Rows
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Samples that lack a member, counted by cause."""
+    """Samples that lack a member or have one twice, counted by cause."""
     endings: Mapping[str, int] = field(default_factory=dict)
     """All members, counted by ending."""
+    flaws: Sequence[Flaw] = ()
+    """The first NAMED of the samples left out."""
+    damage: str = ""
+    """Why nothing can be read behind these samples; empty where the shard was read to its end."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def read_headers(file: BinaryIO, path: str, selection: Selection) -> Content:
-    """Raises InputError for what is no readable tar, naming what was found; OSError where reading fails."""
+def read_headers(file: BinaryIO, selection: Selection) -> Content:
+    """The samples up to the end of the tar, or to the first damage. Raises OSError where reading fails."""
     endings: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
+    flaws: list[Flaw] = []
     usable = []
-    for key, group in groupby(_members(file, path), key=attrgetter("key")):
-        members = {member.ending: member for member in _distinct(path, group)}
-        endings.update(members.keys())
-        image = next((members[ending.lower()] for ending in selection.images if ending.lower() in members), None)
-        text = members.get(selection.text.lower())
-        if image is None:
-            left_out["no image"] += 1
+    members = _Members(file)
+    key = ""
+    for key, group in groupby(members, key=attrgetter("key")):
+        found = list(group)
+        by_ending = {member.ending: member for member in found}
+        endings.update(by_ending.keys())
+        image = next((by_ending[ending.lower()] for ending in selection.images if ending.lower() in by_ending), None)
+        text = by_ending.get(selection.text.lower())
+        if len(by_ending) < len(found):
+            flaws.append(Flaw(key, "two members of one name"))
+        elif image is None:
+            flaws.append(Flaw(key, "no image"))
         elif text is None:
-            left_out[f"no .{selection.text}"] += 1
+            flaws.append(Flaw(key, f"no .{selection.text}"))
         else:
             usable.append((key, image, text))
-    return Content(_rows(usable), left_out, endings)
+    if members.damage and flaws and flaws[-1].key == key:
+        flaws.pop()  # what it lacks may stand behind the damage
+    left_out = Counter(flaw.cause for flaw in flaws)
+    return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage)
 
 
 def _rows(usable: Iterable[tuple[str, Member, Member]]) -> Rows:
@@ -106,26 +127,38 @@ def _rows(usable: Iterable[tuple[str, Member, Member]]) -> Rows:
     return Rows(np.array(places, dtype=PLACE), np.frombuffer(bytes(keys), dtype=np.uint8))
 
 
-def _members(file: BinaryIO, path: str) -> Iterator[Member]:
-    """The regular, non-empty files of the tar that have a key and an ending."""
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            while (info := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header that it has read
-                name = NAME.fullmatch(info.name)
-                if name and info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size and not META.match(info.name):
-                    yield Member(name["key"], name["ending"].lower(), info.offset_data, info.size)
-            _check_end(tar)
-    except tarfile.TarError as error:
-        raise InputError(f"{path}: not a readable tar file: {_found(file) or error}. Shards are tar files, not compressed") from error
+class _Members:
+    """The regular, non-empty files of a tar that have a key and an ending and stand there whole."""
 
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.damage = ""
+        """After the last member: why there are no more, where it is not the archive's end."""
 
-def _check_end(tar: tarfile.TarFile) -> None:
-    """tarfile takes a damaged or cut header for the end of the archive; the end is zeros, or nothing."""
-    assert tar.fileobj is not None
-    tar.fileobj.seek(tar.offset)
-    if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
-        raise tarfile.ReadError(f"damaged or cut off at byte {tar.offset}")
+    def __iter__(self) -> Iterator[Member]:
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(0)
+        end, problem = 0, ""
+        try:
+            with tarfile.open(fileobj=self._file, mode="r:") as tar:
+                while (info := tar.next()) is not None:
+                    end = tar.offset
+                    tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header that it has read
+                    name = NAME.fullmatch(info.name)
+                    is_file = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size and info.offset_data + info.size <= size
+                    if name and is_file and not META.match(info.name):
+                        yield Member(name["key"], name["ending"].lower(), info.offset_data, info.size)
+        except tarfile.TarError as error:
+            problem = str(error)
+        if not end and problem:
+            self.damage = f"not a readable tar file: {_found(self._file) or problem}. Shards are tar files, not compressed"
+        elif problem or self._goes_on(end):
+            self.damage = f"damaged or cut off at byte {min(end, size)}: what stood behind it is lost"
+
+    def _goes_on(self, end: int) -> bool:
+        """tarfile takes a damaged or cut header for the end of the archive; the end is zeros, or nothing."""
+        self._file.seek(end)
+        return bool(self._file.read(tarfile.BLOCKSIZE).strip(b"\0"))
 
 
 def _found(file: BinaryIO) -> str | None:
@@ -135,12 +168,3 @@ def _found(file: BinaryIO) -> str | None:
     if not start:
         return "the file is empty"
     return next((meaning for signature, meaning in FORMATS.items() if start.startswith(signature)), None)
-
-
-def _distinct(path: str, group: Iterator[Member]) -> Iterator[Member]:
-    seen = set()
-    for member in group:
-        if member.ending in seen:
-            raise InputError(f"{path}: two members are named {member.key}.{member.ending}: one sample cannot hold both")
-        seen.add(member.ending)
-        yield member

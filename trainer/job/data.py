@@ -37,9 +37,11 @@ class Data(Section):
     weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
     """One for each entry of `train`: how often an epoch has its samples. 1 once, 2 twice; 0.5 one half, and the next epoch the other."""
     on_bad_sample: Literal["skip", "fail"] = "skip"
-    """A sample that cannot be decoded or has no caption: another takes its place and it is counted and named, or the run ends."""
+    """A sample that cannot be decoded or has no caption: another takes its place and it is counted and named, or the run ends.
+    Of a damaged shard, what stands before the damage is used, or the run ends before its first step."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """With skip: the run ends where a rank meets a larger share of bad samples, judged from its first 1,000 samples on."""
+    """With skip: the run ends where a larger share of the samples is bad: at the start, what the shards' headers show, a damaged
+    shard's loss judged by the samples of the others; then what a rank meets. 10 bad samples of less than 1,000 are no reason to end."""
     max_image_pixels: Positive = 50_000_000
     """An image of more is a bad sample: it is not decoded. 50 million take 150 MB."""
     synthetic_samples: Positive = 1024

@@ -52,8 +52,9 @@ def show(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, 
 
 
 def _source(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str) -> "Source":
+    from trainer.data.bad import ANY
     from trainer.data.shards import open_shards
     from trainer.data.source import IMAGE_ENDINGS
     from trainer.inputs import expand_shards
 
-    return open_shards(expand_shards(shards), image_key or IMAGE_ENDINGS, caption_key, "captions")
+    return open_shards(expand_shards(shards), image_key or IMAGE_ENDINGS, caption_key, "captions", allowed=ANY)

@@ -27,6 +27,7 @@ def command(shards: tuple[str, ...], to: Path | None, image_key: tuple[str, ...]
     from rich.console import Console
     from rich.progress import Progress
 
+    from trainer.data.bad import ANY, WHOLE
     from trainer.data.index import index_folder, index_shards, open_index, stale, write_catalogue
     from trainer.data.shards import open_indexed
     from trainer.data.source import IMAGE_ENDINGS
@@ -50,8 +51,14 @@ def command(shards: tuple[str, ...], to: Path | None, image_key: tuple[str, ...]
             pool = ProcessPoolExecutor(min(len(missing), processes or cpu_count() or 1), mp_context=get_context("forkserver"))
             found = index_shards(missing, selection, folder.absolute(), lambda done, _: bar.update(task, completed=done), pool)
         write_catalogue(folder.absolute(), selection, found)
-    source = open_indexed(open_index(paths, selection, folder.absolute()), "captions")
+    index = open_index(paths, selection, folder.absolute())
+    source = open_indexed(index, "captions", ANY)
     console.print(f"{len(missing):,} of {len(paths):,} shards read; {len(source):,} samples", highlight=False)
-    for cause, count in source.left_out.items():
+    for cause, count in source.left_out.by_cause.items():
         console.print(f"{count:,} samples not used: {cause}", highlight=False)
+    if any(entry.damage for entry in index.entries):
+        console.print(
+            f'The index in {folder} is kept. A run goes on without what is lost where data.on_bad_sample = "skip".', highlight=False
+        )
+    open_indexed(index, "captions", WHOLE)
     click.echo(folder)

@@ -1,0 +1,154 @@
+"""What reading headers finds wrong with shards, and what the job says to that: go on and count, or end."""
+
+import json
+import logging
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.test_data_index import SELECTION
+from tests.unit.test_data_shards import sample, write_tar
+from trainer.data.bad import ANY, Allowed, name_left_out
+from trainer.data.index import index_shards, open_index, read_catalogue, write_catalogue
+from trainer.data.shards import LOST, ShardSource, open_indexed, open_shards
+from trainer.data.source import IMAGE_ENDINGS, open_images, open_source
+from trainer.errors import InputError
+from trainer.job import Data
+from trainer.launch.data import stats
+from trainer.launch.index import command
+
+HEADER = tarfile.BLOCKSIZE
+SAMPLE = 4 * HEADER
+"""Bytes of one: two headers, two members."""
+
+
+def shards_of(folder: Path, *samples: int) -> list[str]:
+    return [
+        str(write_tar(folder / f"{shard}.tar", [member for number in range(count) for member in sample(f"{shard}-{number}")]))
+        for shard, count in enumerate(samples)
+    ]
+
+
+def cut(path: str, size: int) -> None:
+    with Path(path).open("r+b") as file:
+        file.truncate(size)
+
+
+def flip(path: str, place: int) -> None:
+    content = bytearray(Path(path).read_bytes())
+    content[place] ^= 0xFF
+    Path(path).write_bytes(content)
+
+
+def data(paths: list[str], **settings: Any) -> Data:
+    return Data(train=tuple(paths), **settings)
+
+
+def keys(source: ShardSource) -> list[str]:
+    return [source.read(number).key for number in range(len(source))]
+
+
+def test_the_samples_before_the_damage_are_used_where_bad_ones_are_skipped(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 5, 5, 5)
+    cut(paths[0], 2 * SAMPLE + HEADER + 7)  # in the third sample's image
+    flip(paths[1], 3 * SAMPLE + 2 * HEADER + 100)  # the header of the fourth sample's caption
+    source = open_source(data(paths))
+    assert source.shard_sizes() == [2, 3, 5]
+    assert source.left_out.by_cause == {LOST: 3 + 2}
+    assert [(bad.origin, bad.key) for bad in source.left_out.named] == [(paths[0], ""), (paths[1], "")]
+    with pytest.raises(InputError, match=r"0\.tar: damaged or cut off at byte 4615: .*\n.*1\.tar: damaged or cut off at byte 7168"):
+        open_source(data(paths, on_bad_sample="fail"))
+
+
+@given(st.integers(0, 5 * SAMPLE))
+def test_wherever_a_shard_is_cut_every_whole_sample_before_is_there_and_no_other(
+    tmp_path_factory: pytest.TempPathFactory, size: int
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    paths = shards_of(folder, 5, 1)
+    cut(paths[0], size)
+    source = open_shards(paths, IMAGE_ENDINGS, "txt", "captions", allowed=ANY)
+    text = len("a caption")  # a sample is whole with the last byte of its caption, whatever pads the block
+    assert source.shard_sizes()[0] == (size + HEADER - text) // SAMPLE
+    assert keys(source)[:-1] == [f"0-{number}" for number in range(source.shard_sizes()[0])]
+
+
+def test_what_is_no_tar_is_a_shard_lost_unless_all_are(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 8, 8, 8)
+    for path in paths[1:]:
+        Path(path).write_bytes(b"")
+    with pytest.raises(InputError, match=r"bad samples: 16 of 24 \(16 lost .* allows 10\. Mend(.|\n)*1\.tar: not a readable tar"):
+        open_source(data(paths))
+    assert len(open_source(data(paths, max_bad_share=0.02))) == 8
+    Path(paths[0]).write_bytes(b"")
+    with pytest.raises(InputError, match=r"0\.tar: not a readable tar file: the file is empty(.|\n)*2\.tar"):
+        open_source(data(paths, max_bad_share=1))
+
+
+def test_samples_that_lack_a_half_are_held_against_the_limit(tmp_path: Path) -> None:
+    path = str(write_tar(tmp_path / "0.tar", [*sample("a"), *((f"mute{number:02}.jpg", b"i") for number in range(11))]))
+    with pytest.raises(InputError, match=r"bad samples: 11 of 12 \(11 no \.txt\); data\.max_bad_share = 0\.01 allows 10") as caught:
+        open_source(data([path]))
+    assert str(caught.value).count("sample mute") == 3
+    assert len(open_source(data([path], max_bad_share=0.5))) == 1
+    with pytest.raises(InputError, match=r'on_bad_sample = "fail" allows none.*\n.*0\.tar: sample mute00: no \.txt'):
+        open_source(data([path], on_bad_sample="fail"))
+
+
+def test_an_evaluation_wants_its_shards_whole_whatever_training_skips(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 4, 4)
+    cut(paths[1], SAMPLE + 1)
+    with pytest.raises(InputError, match=r"1\.tar: damaged or cut off at byte 2048"):
+        open_images(data(paths))
+
+
+def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 3, 3)
+    cut(paths[0], SAMPLE)  # between two samples: a tar may end like that
+    write_tar(Path(paths[1]), [*sample("a"), ("twice.jpg", b"i"), ("twice.jpg", b"j"), ("twice.txt", b"t"), *sample("b")])
+    cut(paths[1], 2 * SAMPLE + HEADER)
+    folder = tmp_path / "index"
+    write_catalogue(folder, SELECTION, index_shards(paths, SELECTION, folder))
+    source = open_indexed(open_index(paths, SELECTION, folder), "captions", Allowed(damage=True, max_share=0.01))
+    in_memory = open_shards(paths, IMAGE_ENDINGS, "txt", "captions", allowed=ANY)
+    assert keys(source) == keys(in_memory) == ["0-0", "a"]
+    assert source.left_out.by_cause == in_memory.left_out.by_cause == {LOST: 1}
+    assert str(source.left_out.named[0]) == f"{paths[1]}: damaged or cut off at byte 4608: what stood behind it is lost"
+
+
+def test_a_catalogue_of_before_is_still_read(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 2)
+    write_catalogue(tmp_path, SELECTION, index_shards(paths, SELECTION, tmp_path))
+    entry = read_catalogue(tmp_path, SELECTION)["0.tar"]
+    older = {name: value for name, value in vars(entry).items() if name not in ("flaws", "damage")}
+    assert replace(type(entry)(**json.loads(json.dumps(older))), flaws=entry.flaws) == entry
+
+
+def test_keys_go_to_the_log_and_damage_to_the_console(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    paths = [str(write_tar(tmp_path / "0.tar", [*sample("a"), ("mute.jpg", b"i"), *sample("b"), *sample("c")]))]
+    cut(paths[0], 2 * SAMPLE + 2 * HEADER + 1)
+    with caplog.at_level(logging.INFO, "clipship.data"):
+        name_left_out(open_source(data(paths)).left_out)
+    assert [(record.levelname, record.getMessage().partition(" (")[0]) for record in caplog.records] == [
+        ("INFO", "left out"),
+        ("WARNING", "left out"),
+    ]
+    assert "0.tar: sample mute: no .txt" in caplog.text
+
+
+def test_the_commands_say_what_is_damaged(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 4, 4)
+    cut(paths[1], SAMPLE + 1)
+    found = CliRunner().invoke(command, paths)
+    assert "2 of 2 shards read; 5 samples" in found.stderr
+    assert f"3 samples not used: {LOST}" in found.stderr
+    assert isinstance(found.exception, InputError)
+    assert "1.tar: damaged or cut off at byte 2048" in str(found.exception)
+    looked = CliRunner().invoke(stats, paths, catch_exceptions=False)
+    assert json.loads(looked.stdout)["not_usable"] == {LOST: 3}
