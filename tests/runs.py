@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tomli_w
 
@@ -48,9 +48,9 @@ class TinyRun:
         job = str(self.folder / f"{self.name}.toml")
         return [sys.executable, "-m", "trainer.launch.cli", "run", job, "--nproc", str(ranks), *words]
 
-    def start(self, ranks: int, *words: str) -> "subprocess.CompletedProcess[str]":
+    def start(self, ranks: int, *words: str, stdin: IO[bytes] | None = None) -> "subprocess.CompletedProcess[str]":
         """To its end; stdout and stderr as text."""
-        return subprocess.run(self.command(ranks, *words), capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        return subprocess.run(self.command(ranks, *words), stdin=stdin, capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
     def start_and_kill(self, ranks: int, at_step: int, delay_s: float = 0.0) -> None:
         """SIGKILL everything of a start, so many seconds after its metrics show the step."""

@@ -29,6 +29,21 @@ def test_two_ranks_train_from_pipes(tmp_path: Path, backend: str) -> None:
     assert "shard-000000.tar': sample 011: " in logs
 
 
+def test_one_rank_trains_from_standard_input_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    write_shards([sample(number) for number in range(64)], tmp_path / "shards", 64)
+    run = TinyRun(tmp_path)
+    for steps, code, backend in ((4, 0, "torch"), (5, 2, "torch"), (4, 2, "horovod")):
+        data = {"format": "webdataset", "train": ["-"], "stream_samples": 32, "workers": 2}
+        run.write(data=data, comm={"backend": backend}, optim={"steps": steps})
+        with (tmp_path / "shards" / "shard-000000.tar").open("rb") as stdin:
+            done = run.start(1, "--fresh", stdin=stdin)
+        assert done.returncode == code, done.stdout + done.stderr
+        if steps == 5:
+            assert "standard input ended after 64 samples" in done.stderr
+    assert "no rank gets this standard input from mpirun" in done.stderr
+
+
 def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     run.write(data={"format": "webdataset", "train": ["pipe:cat x.tar"], "stream_samples": 48})

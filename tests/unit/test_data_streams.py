@@ -83,19 +83,34 @@ def test_a_stream_without_a_usable_sample_ends_with_what_it_holds(tmp_path: Path
         found.read(0)
 
 
-def test_a_command_that_fails_and_a_stream_that_is_no_tar_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="pipe:false: the stream cannot be read"):
-        source("pipe:false").read(0)
-    with pytest.raises(InputError, match="pipe:echo hello: the stream cannot be read"):
-        source("pipe:echo hello").read(0)
+@pytest.mark.parametrize("stream", ["pipe:false", "pipe:echo hello"])
+def test_a_command_that_fails_and_a_stream_that_is_no_tar_are_named_and_asked_once(stream: str) -> None:
+    found = source(stream)
+    for kind in (BadSample, InputError):
+        with pytest.raises(kind, match=f"{stream}: the stream cannot be read"):
+            found.read(0)
 
 
-def test_a_stream_that_is_cut_short_is_named(tmp_path: Path) -> None:
+def test_a_stream_that_is_cut_short_is_one_bad_sample(tmp_path: Path) -> None:
     whole = tmp_path / "whole.tar"
-    write_shard([packed("a"), packed("b", jpg=bytes(100_000), txt=b"b")], whole)
+    write_shard([packed("a"), packed("b"), packed("c", jpg=bytes(100_000), txt=b"c")], whole)
     found = source(f"pipe:head -c 20000 '{whole}'")
-    with pytest.raises(InputError, match=r"the stream cannot be read: .*unexpected end of data"):
-        found.read(0)
+    for _ in range(2):
+        assert found.read(0).key == "a"
+        with pytest.raises(BadSample, match=r"the stream cannot be read: .*unexpected end of data"):
+            found.read(0)
+
+
+def test_standard_input_is_read_once_and_by_the_rank_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = tmp_path / "0.tar"
+    write_shard([packed("a"), packed("b")], shard)
+    found = source("-")
+    assert loader_processes(found, 4) == 0
+    with shard.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert keys(found, 2) == ["a", "b"]
+        with pytest.raises(InputError, match="standard input ended after 2 samples, and cannot be read again"):
+            found.read(0)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +118,7 @@ def test_a_stream_that_is_cut_short_is_named(tmp_path: Path) -> None:
     [
         ({"train": ("pipe:cat a", "b.tar"), "stream_samples": 4}, "mixes streams"),
         ({"train": ("pipe:cat a",)}, "stream_samples"),
+        ({"train": ("-", "pipe:cat a"), "stream_samples": 4}, "standard input"),
         ({"train": ("pipe:cat a",), "stream_samples": 4, "weights": (1.0,)}, "weights"),
     ],
 )

@@ -1,6 +1,7 @@
-"""Sources that cannot seek: `pipe:COMMAND`, read by webdataset's own reader. What comes is what the stream gives, in its order.
+"""Sources that cannot seek: `pipe:COMMAND` and standard input, read by webdataset's own reader.
 
-Read by place is nothing here, so less is promised than of shards: see `PROMISES`. Imports torch, as webdataset does.
+What comes is what the stream gives, in its order. Nothing is read by place, so less is promised than of shards: see `PROMISES`. Imports
+torch, as webdataset does.
 """
 
 import tarfile
@@ -16,6 +17,7 @@ from trainer.data.sample import BadSample, LeftOut, RawSample, Source
 from trainer.data.shards import nothing_usable, parse_captions
 from trainer.data.tar import Selection
 from trainer.errors import InputError
+from trainer.job import STANDARD_INPUT
 
 PROMISES = (
     "streams cannot be read by place: the order depends on ranks and loader processes, an epoch is a number of samples and not each "
@@ -39,7 +41,7 @@ class StreamSource:
     @property
     def readers(self) -> int:
         """Loader processes that have something to read, at most."""
-        return len(self._streams)
+        return len(self._streams) if STANDARD_INPUT not in self._streams else 0  # it is the rank's, not its children's
 
     def __len__(self) -> int:
         return self._count
@@ -56,20 +58,29 @@ class StreamSource:
         return found
 
     def _endless(self) -> Iterator[RawSample | BadSample]:
-        """This process's streams, one after the other, again and again. Raises InputError where a turn has no usable sample."""
+        """This process's streams, one after the other, again and again. Raises InputError where a turn has no usable sample.
+
+        A stream that cannot be read to its end is one bad sample.
+        """
         worker = get_worker_info()
         own = self._streams[worker.id :: worker.num_workers] if worker else self._streams
         for turn in count():
-            usable, endings = 0, Counter[str]()
+            usable, endings, damaged = 0, Counter[str](), []
             for sample in self._turn(own, turn):
-                found = self._raw(sample)
-                usable += isinstance(found, RawSample)
-                endings.update(key for key in sample if not key.startswith("__"))
-                yield found
+                if isinstance(sample, BadSample):
+                    damaged.append(sample)
+                    yield sample
+                else:
+                    endings.update(key for key in sample if not key.startswith("__"))
+                    found = self._raw(sample)
+                    usable += isinstance(found, RawSample)
+                    yield found
+            if STANDARD_INPUT in own:
+                raise InputError(_ended(usable))
             if not usable:
-                raise InputError(nothing_usable(own[0], endings, self._selection, "captions"))
+                raise InputError(damaged[0] if damaged else nothing_usable(own[0], endings, self._selection, "captions"))
 
-    def _turn(self, own: Sequence[str], turn: int) -> Iterator[dict[str, Any]]:
+    def _turn(self, own: Sequence[str], turn: int) -> Iterator[dict[str, Any] | BadSample]:
         """webdataset's dictionaries, shuffled within the window."""
         import webdataset
 
@@ -81,7 +92,7 @@ class StreamSource:
             try:
                 yield from webdataset.DataPipeline(webdataset.SimpleShardList([stream]), *stages)
             except (OSError, EOFError, ValueError, tarfile.TarError) as error:
-                raise InputError(f"{stream}: the stream cannot be read: {' '.join(str(error).split())}") from error
+                yield BadSample(stream, "", "damaged stream", f"the stream cannot be read: {' '.join(str(error).split())}")
 
     def _raw(self, sample: Mapping[str, Any]) -> RawSample | BadSample:
         key, stream = str(sample["__key__"]), str(sample["__url__"])
@@ -96,6 +107,10 @@ class StreamSource:
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_samples": None}
+
+
+def _ended(usable: int) -> str:
+    return f"{STANDARD_INPUT}: standard input ended after {usable} samples, and cannot be read again: send more, or ask for fewer steps"
 
 
 def open_streams(streams: Sequence[str], samples: int, selection: Selection, window: int, seed: int, rank: int, ranks: int) -> StreamSource:

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.job.comm import Backend, Comm, HorovodComm, Nccl, TorchComm
 from trainer.job.data import Data
-from trainer.job.fields import Section, VariableName, VariableValue, is_remote, left_out
+from trainer.job.fields import STANDARD_INPUT, Section, VariableName, VariableValue, is_remote, left_out
 from trainer.job.health import Health
 from trainer.job.image import Image, Stack
 from trainer.job.kubernetes import Kubernetes
@@ -20,6 +20,7 @@ from trainer.job.timeouts import Timeouts
 from trainer.job.training import Model, Optim, Precision
 
 __all__ = [
+    "STANDARD_INPUT",
     "Backend",
     "BestMetric",
     "Checkpoint",

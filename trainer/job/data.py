@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.job.fields import STREAM, Positive, Section, Text
+from trainer.job.fields import STANDARD_INPUT, Positive, Section, Text, is_stream
 
 
 class Data(Section):
     train: tuple[Text, ...] = ()
     """Shards (`data/{0000..0099}.tar`, braces, globs and lists) or tables (.csv, .tsv). Only format = "synthetic" needs none.
-    Streams (`pipe:COMMAND`) are read too, with fewer promises on order and resume."""
+    Streams (`pipe:COMMAND`, or `-` for standard input, once and by one rank) are read too, with fewer promises on order and resume."""
     format: Literal["auto", "webdataset", "table", "synthetic"] = "auto"
     """auto: from the names' endings."""
     image_key: tuple[Text, ...] = ("jpg", "jpeg", "png", "webp")
@@ -30,7 +30,7 @@ class Data(Section):
     workers: Annotated[int, Field(ge=0, le=256)] = 2
     """Loader processes per rank; 0 loads in the rank itself."""
     stream_samples: Positive | None = None
-    """Samples of an epoch, over all ranks, where `train` names streams (`pipe:COMMAND`), which nobody can count beforehand."""
+    """Samples of an epoch, over all ranks, where `train` names streams (`pipe:COMMAND`, `-`), which nobody can count beforehand."""
     index: Text | None = None
     """Shards: folder of the index that says where each sample lies; every rank reads it, and it is made where it is missing.
     None: .clipship-index beside the first shard, or in the run folder where nobody may write there."""
@@ -69,19 +69,23 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _streams_alone(self) -> "Data":
-        streams = [name for name in self.train if name.startswith(STREAM)]
+        streams = [name for name in self.train if is_stream(name)]
         if streams and len(streams) < len(self.train):
             raise ValueError(f"train mixes streams ({streams[0]}) with files: they are read in different ways; take one of both")
         if streams and self.stream_samples is None:
             raise ValueError("train names streams, whose samples nobody can count: say how many make an epoch with stream_samples")
         if streams and self.weights is not None:
             raise ValueError("weights need sources that can be read by place; train names streams")
+        if STANDARD_INPUT in streams and len(streams) > 1:
+            raise ValueError(
+                "train names standard input (-) and other streams: it is read once, they are again and again; take one of both"
+            )
         return self
 
     @property
     def streams(self) -> bool:
         """Whether `train` cannot be read by place."""
-        return any(name.startswith(STREAM) for name in self.train)
+        return any(map(is_stream, self.train))
 
     @property
     def kind(self) -> Literal["webdataset", "table", "synthetic"]:

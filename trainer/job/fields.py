@@ -15,12 +15,17 @@ VariableName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_
 VariableValue = Annotated[str, StringConstraints(pattern=r"\A[^\x00]*\z")]
 
 
-STREAM = "pipe:"
+STANDARD_INPUT = "-"
+
+
+def is_stream(name: str) -> bool:
+    """Whether the name is of something that can only be read from its beginning on: `pipe:COMMAND`, or `-` for standard input."""
+    return name.startswith("pipe:") or name == STANDARD_INPUT
 
 
 def is_remote(name: str) -> bool:
-    """Whether the name is no path: `pipe:...` or a URL such as s3://bucket/0000.tar."""
-    return name.startswith(STREAM) or "://" in name
+    """Whether the name is no path: a stream, or a URL such as s3://bucket/0000.tar."""
+    return is_stream(name) or "://" in name
 
 
 class Section(BaseModel):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from trainer.job.fields import STREAM, AboveZero, Positive, Section, Text
+from trainer.job.fields import AboveZero, Positive, Section, Text, is_stream
 
 BestMetric = Literal[
     "zero_shot_top1",
@@ -67,7 +67,7 @@ class Eval(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "Eval":
-        streams = [name for name in (*self.zero_shot, *self.retrieval) if name.startswith(STREAM)]
+        streams = [name for name in (*self.zero_shot, *self.retrieval) if is_stream(name)]
         if streams:
             raise ValueError(f"{streams[0]}: a stream cannot be read by place, as sharing an evaluation between ranks needs: give shards")
         if any(name.endswith(".tar") for name in self.zero_shot) and not self.class_names:

@@ -24,7 +24,7 @@ from trainer.health.ask import ask_to_stop
 from trainer.health.last_words import end_of
 from trainer.health.tree import Meeting
 from trainer.inputs.run_folder import run_folder
-from trainer.job import Comm, Job
+from trainer.job import STANDARD_INPUT, Comm, Job
 from trainer.launch.environment import rank_environment
 from trainer.launch.hosts import SSH_OPTIONS, Host, free_port, meeting_point
 from trainer.launch.processes import supervise
@@ -63,6 +63,11 @@ def start_ranks(command: Sequence[str], job: Job, *, nproc: int | None, hosts: S
     `folder` is the run's, where supervisors leave word: the only place that both sides see where no rank runs on this machine.
     """
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
+    stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
+    if stdin is None and launcher != "torchrun":
+        raise InputError(
+            f"data.train = {STANDARD_INPUT}: no rank gets this standard input from {launcher}; torchrun hands it on, to one rank"
+        )
     places = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
         meeting = _meeting(places, hosts is None)
@@ -74,7 +79,8 @@ def start_ranks(command: Sequence[str], job: Job, *, nproc: int | None, hosts: S
         def word() -> ExitRecord | None:
             return end_of(folder, meeting.start) if folder else None
 
-        code = supervise(words, environment, start.folder, partial(ask_to_stop, meeting), unheard, lambda: word() is not None)
+        ask, ended = partial(ask_to_stop, meeting), lambda: word() is not None
+        code = supervise(words, environment, start.folder, ask, unheard, ended, stdin)
         return _outcome(code, first_cause(start.folder) or word())
 
 

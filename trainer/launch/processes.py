@@ -27,6 +27,7 @@ def supervise(
     ask: Callable[[int], bool],
     unheard: int = signal.SIGTERM,
     ended: Callable[[], bool] = lambda: False,
+    stdin: int | None = subprocess.DEVNULL,
 ) -> int:
     """Run a launcher to its end; returns its exit code, or 128 + N where it ended by signal N, or after one that no rank heeded.
 
@@ -34,9 +35,10 @@ def supervise(
     for torchrun and mpirun put ranks into sessions of their own, where killing a process group does not reach them.
     `ended` says, where ranks leave their word elsewhere, that the run is over; it is asked once a second, and starts the grace period too.
     `ask` passes a signal on to the ranks' supervisors; where it returns False the launcher gets `unheard`, and its grace period starts.
+    `stdin` None is this process's own.
     """
     with _signals() as received:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent)
+        process = subprocess.Popen(command, env=env, stdin=stdin, start_new_session=True, preexec_fn=_end_with_parent)
         try:
             _Wait(process, received, exit_dir, ask, unheard, ended).until_end()
         finally:
