@@ -1,5 +1,6 @@
 """Every rendered variant, tried by the API server; and what it refuses, in words."""
 
+import json
 import os
 from collections.abc import Iterator
 from copy import deepcopy
@@ -172,3 +173,19 @@ def kubeconfig(cluster: Cluster, token: str, path: Path, server: str | None = No
         )
     )
     return path
+
+
+def test_an_mpijob_submitted_later_under_the_same_name_is_not_taken_for_this_runs(demo: Demo) -> None:
+    """No image is needed: its pods wait for one."""
+    demo.submit("again", image={"tag": "clipship-test:missing"})
+    record = demo.run("again") / "artefacts" / "submission.json"
+    before = demo.elsewhere("again")
+    answer = demo.clipship("cancel", str(before))
+    assert answer.returncode == 0, answer.stderr
+    demo.submit("again", image={"tag": "clipship-test:missing"})
+    assert json.loads(record.read_text())["details"]["uid"] not in (before / "artefacts" / "submission.json").read_text()
+    status, cancelled, logs = (demo.clipship(word, str(before)) for word in ("status", "cancel", "logs"))
+    assert "gone: the MPIJob of this run was deleted" in status.stdout
+    assert "another one of the same name, submitted later, and is left alone" in cancelled.stdout + cancelled.stderr
+    assert (logs.returncode, "submitted later" in logs.stderr) == (2, True)
+    assert not demo.state("again").startswith("gone")

@@ -15,7 +15,7 @@ from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.submission import Submission
 
 if TYPE_CHECKING:
-    from trainer.launch.kubernetes.cluster import Cluster
+    from trainer.launch.kubernetes.cluster import Cluster, Object
 
 MANIFEST = "kubernetes.yaml"
 _GONE_S = 120.0
@@ -74,7 +74,10 @@ def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """State, pods, events that matter; and the run's own step, from the launcher's log where the run folder is not here."""
     from trainer.launch.kubernetes.state import rows
 
-    return rows(_cluster(submission), submission.details["name"], visible=(folder / "job.toml").exists())
+    cluster = _cluster(submission)
+    if replaced := _replaced(cluster.mpijob(submission.details["name"]), submission):
+        return [("state", f"gone: {replaced}")]
+    return rows(cluster, submission.details["name"], visible=(folder / "job.toml").exists())
 
 
 def cancel(folder: Path, submission: Submission) -> str:
@@ -85,8 +88,8 @@ def cancel(folder: Path, submission: Submission) -> str:
     found = cluster.mpijob(name)
     if found is None:
         return f"there is no MPIJob {submission.id} any more"
-    if found["metadata"]["uid"] != submission.details["uid"]:
-        return f"the MPIJob of this run is gone; {submission.id} is another one of the same name, submitted later, and is left alone"
+    if replaced := _replaced(found, submission):
+        return f"{replaced}, and is left alone"
     grace = found["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
     ended = bool(found.get("status", {}).get("completionTime"))
     with cluster.asking(f"delete the MPIJob {name}"):
@@ -100,11 +103,19 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
     """The launcher's log, where what all ranks say comes together; one rank's from its file, here or in a pod."""
     from trainer.launch.kubernetes.pod_logs import launcher_lines, rank_lines
 
-    if rank is None:
-        return launcher_lines(_cluster(submission), submission.details["name"], follow)
-    if (folder / "logs").is_dir():
+    if rank is not None and (folder / "logs").is_dir():
         return None
-    return rank_lines(_cluster(submission), submission.details["name"], rank, follow)
+    cluster, name = _cluster(submission), submission.details["name"]
+    if replaced := _replaced(cluster.mpijob(name), submission):
+        raise InputError(f"{replaced}; the logs of this run's pods went with them")
+    return launcher_lines(cluster, name, follow) if rank is None else rank_lines(cluster, name, rank, follow)
+
+
+def _replaced(found: "Object | None", submission: Submission) -> str:
+    """What the MPIJob of this name is, where it is not this run's."""
+    if found is None or found["metadata"]["uid"] == submission.details["uid"]:
+        return ""
+    return f"the MPIJob of this run was deleted; {submission.id} is another one of the same name, submitted later"
 
 
 def _cluster(submission: Submission) -> "Cluster":
