@@ -1,12 +1,19 @@
 """Skips what a machine cannot run: tests marked `horovod` where Horovod was not built. Whole-text goldens. No torch."""
 
 import importlib.util
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 GOLDENS = Path(__file__).parent / "unit" / "golden"
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what the tests start, also where a shell has put them into the background: it starts those with it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -118,10 +118,7 @@ sys.exit(start_ranks([*PROBE, "wait", "nobody"], job_for(sys.argv[1]), nproc=2, 
 @every_launcher
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: int) -> None:
-    def heed_ctrl_c() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell starts what it puts into the background with it ignored
-
-    with subprocess.Popen([sys.executable, "-c", START, launcher], stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as run:
+    with subprocess.Popen([sys.executable, "-c", START, launcher], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         found = records(run.stdout.readline() + run.stdout.readline())
         run.send_signal(number)
