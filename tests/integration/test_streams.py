@@ -49,6 +49,6 @@ def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:
     run.write(data={"format": "webdataset", "train": ["pipe:cat x.tar"], "stream_samples": 48})
     done = run.start(2)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "1 streams for 2 ranks" in done.stderr
+    assert "1 stream for 2 ranks" in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads((run.run / "exit.json").read_text())["exit_code"] == 2

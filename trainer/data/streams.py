@@ -18,6 +18,7 @@ from trainer.data.shards import nothing_usable, parse_captions
 from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.job import STANDARD_INPUT
+from trainer.wording import many
 
 PROMISES = (
     "streams cannot be read by place: the order depends on ranks and loader processes, an epoch is a number of samples and not each "
@@ -117,8 +118,8 @@ def open_streams(streams: Sequence[str], samples: int, selection: Selection, win
     """This rank's share of the streams. Raises InputError, on all ranks alike, where there are fewer streams than ranks."""
     if len(streams) < ranks:
         raise InputError(
-            f"data.train: {len(streams)} streams for {ranks} ranks, and a stream cannot be shared: name at least one for each rank, "
-            "with braces for example: pipe:cat part-{0..7}.tar"
+            f"data.train: {many(len(streams), 'stream')} for {many(ranks, 'rank')}, and a stream cannot be shared: "
+            "name at least one for each rank, with braces for example: pipe:cat part-{0..7}.tar"
         )
     return StreamSource(streams[rank::ranks], samples, selection, window, seed)
 

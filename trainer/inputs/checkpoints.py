@@ -48,10 +48,15 @@ def find_trained(given: str) -> Trained:
     )
 
 
+def whole_in(folder: Path) -> list[Path]:
+    """Its checkpoint folders that have a manifest, which is written last; the newest last."""
+    return sorted(part for part in folder.glob("step-*") if (part / MANIFEST).is_file())
+
+
 def _newest(folder: Path) -> Path:
     if (folder / MANIFEST).is_file():
         return folder
-    found = sorted(part for place in (folder, folder / "checkpoints") for part in place.glob("step-*") if (part / MANIFEST).is_file())
+    found = whole_in(folder) or whole_in(folder / "checkpoints")
     if not found:
         raise InputError(f"{folder} is no checkpoint and holds none: give a run folder, or a folder with {MANIFEST} and {WEIGHTS}")
     return found[-1]

@@ -11,6 +11,7 @@ from trainer.launch.kubernetes.fits import summary
 from trainer.launch.kubernetes.fits import warnings as kubernetes_warnings
 from trainer.launch.local import launcher_for
 from trainer.plan import Plan, plan
+from trainer.wording import many
 
 _SMALL_CONTRAST = 16
 _ANY_GPU = "/dev/nvidiactl"
@@ -70,21 +71,21 @@ def _data(data: Data, samples: int | None) -> str:
     files = expand_shards(data.train)
     unit = "table" if data.kind == "table" else "shard"
     counted = "samples are counted at the start" if samples is None else f"{samples:,} samples"
-    return f"{_many(len(files), unit)}, {counted}: {files[0]}" + (f" ... {files[-1]}" if len(files) > 1 else "")
+    return f"{many(len(files), unit)}, {counted}: {files[0]}" + (f" ... {files[-1]}" if len(files) > 1 else "")
 
 
 def _world(job: Job, world_size: int, *, local: bool) -> str:
     if local:
-        return f"{_many(world_size, 'rank')} on this machine"
+        return f"{many(world_size, 'rank')} on this machine"
     nodes, per_node = job.resources.nodes, job.resources.gpus_per_node
-    return f"{_many(world_size, 'rank')}: {_many(nodes, 'node')} of {_many(per_node, 'GPU')} ([resources])"
+    return f"{many(world_size, 'rank')}: {many(nodes, 'node')} of {many(per_node, 'GPU')} ([resources])"
 
 
 def _batch(job: Job, cut: Plan) -> str:
     limit = job.optim.max_batch_size_per_gpu
     reason = f"at most {limit} a pass" if limit else "no max_batch_size_per_gpu: a rank's share in one pass"
-    passes = f" x {_many(cut.accumulation, 'pass', 'passes')}"
-    return f"{cut.global_batch_size} samples = {_many(cut.world_size, 'rank')}{passes} x {cut.micro_batch_size} ({reason})"
+    passes = f" x {many(cut.accumulation, 'pass', 'passes')}"
+    return f"{cut.global_batch_size} samples = {many(cut.world_size, 'rank')}{passes} x {cut.micro_batch_size} ({reason})"
 
 
 def _launcher(job: Job, *, local: bool) -> str:
@@ -101,18 +102,18 @@ def _total_steps(job: Job, samples: int | None) -> int | None:
 def _steps(job: Job, samples: int | None) -> str:
     size, epochs = job.optim.global_batch_size, job.optim.epochs
     if samples is None:
-        return f"{job.optim.steps:,}" if epochs is None else f"{_many(epochs, 'epoch')}; samples are counted at the start"
+        return f"{job.optim.steps:,}" if epochs is None else f"{many(epochs, 'epoch')}; samples are counted at the start"
     an_epoch, left_out = divmod(samples, size)
     tail = f", {left_out:,} samples of each left out" if left_out else ""
     total = f"{_total_steps(job, samples):,}"
-    about = f" = {_many(epochs, 'epoch')} x {an_epoch:,}" if epochs else f"; an epoch has {an_epoch:,}"
+    about = f" = {many(epochs, 'epoch')} x {an_epoch:,}" if epochs else f"; an epoch has {an_epoch:,}"
     return f"{total}{about}{tail}"
 
 
 def _learning(job: Job) -> str:
     optim = job.optim
     clip = f", gradient norm at most {optim.grad_clip_norm:g}" if optim.grad_clip_norm else ""
-    return f"lr {optim.lr:g} after {_many(optim.warmup_steps, 'warm-up step')}, then a cosine to {optim.min_lr:g}{clip}"
+    return f"lr {optim.lr:g} after {many(optim.warmup_steps, 'warm-up step')}, then a cosine to {optim.min_lr:g}{clip}"
 
 
 def _evaluation(job: Job) -> str:
@@ -122,14 +123,10 @@ def _evaluation(job: Job) -> str:
     ]
     if not parts:
         return "none ([eval] names no data)"
-    every = [f"every {_many(job.eval.every_steps, 'step')}"] if job.eval.every_steps else []
-    every += [f"every {_many(job.eval.every_epochs, 'epoch')}"] if job.eval.every_epochs else []
+    every = [f"every {many(job.eval.every_steps, 'step')}"] if job.eval.every_steps else []
+    every += [f"every {many(job.eval.every_epochs, 'epoch')}"] if job.eval.every_epochs else []
     return ", ".join([" and ".join(parts), *every, "at the end"])
 
 
 def _files(patterns: Sequence[str]) -> str:
-    return _many(len(expand_shards(patterns)), "file")
-
-
-def _many(count: int, one: str, several: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
+    return many(len(expand_shards(patterns)), "file")

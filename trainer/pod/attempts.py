@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED
+from trainer.inputs.checkpoints import whole_in
 from trainer.whole_file import write_json
 
 MEMORY = Path("artefacts", "launcher.json")
@@ -57,7 +58,7 @@ def write_memory(run_folder: Path, memory: Memory) -> None:
 
 def newest_checkpoint(run_folder: Path) -> str:
     """Its folder's name, "" where there is none."""
-    return max((path.name for path in (run_folder / "checkpoints").glob("step-*") if (path / "manifest.json").exists()), default="")
+    return max((path.name for path in whole_in(run_folder / "checkpoints")), default="")
 
 
 def verdict(memory: Memory, code: int, *, asked: bool, checkpoint: str, retries: int, message: str) -> Verdict:

@@ -18,6 +18,7 @@ from trainer.plan import Plan
 from trainer.preflight import place, wire
 from trainer.preflight.judge import Needs, judge
 from trainer.preflight.reading import Finding, Gpu, Reading, Timing
+from trainer.wording import many
 
 _PAIR_BYTES = 1 << 24
 _HOROVOD_FUSION_MB = 128  # its default
@@ -47,7 +48,7 @@ class Report:
     def headline(self) -> str:
         """`0 errors, 1 warning in 2.1 s`."""
         warnings = len(self.findings) - len(self.errors)
-        return f"{_many(len(self.errors), 'error')}, {_many(warnings, 'warning')} in {self.seconds:.1f} s"
+        return f"{many(len(self.errors), 'error')}, {many(warnings, 'warning')} in {self.seconds:.1f} s"
 
     def as_json(self) -> str:
         """One line."""
@@ -123,10 +124,6 @@ def _gathered_bytes(cut: Plan, clip: Clip) -> int:
 
 def _parameter_bytes(clip: Clip) -> int:
     return sum(parameter.numel() * 4 for parameter in clip.model.parameters())
-
-
-def _many(count: int, one: str) -> str:
-    return f"{count} {one}{'' if count == 1 else 's'}"
 
 
 def _gpu(device: torch.device) -> Gpu | None:
