@@ -74,6 +74,12 @@ def test_supervisor_that_is_gone_fails_the_run() -> None:
     assert "its supervisor is gone: its connection closed" in record.reason
 
 
+def test_node_that_reaches_nobody_names_itself() -> None:
+    record, _ = decided(lambda root, said: root.hear({"kind": "cut", "rank": 0, "node": "n0", "other": "rank 1 on n1"}))
+    assert (record.rank, record.node, record.exit_code) == (0, "n0", 1)
+    assert record.reason == "its node's network is gone: no way leads to rank 1 on n1 any more"
+
+
 def test_rank_that_stays_behind_when_others_are_done_is_timed_out() -> None:
     record, said = decided(lambda root, said: root.hear({"kind": "done", "rank": 0, "code": 0}))
     assert record.exit_code == 124

@@ -125,7 +125,7 @@ def test_children_notice_that_the_root_is_gone() -> None:
         trees[1].from_above = gone.append
         await trees[0].leave()
         await until(lambda: gone)
-        assert gone == [{"kind": "orphaned", "rank": 0, "node": "a", "reason": "its connection closed", "relayed": False}]
+        assert gone == [{"kind": "orphaned", "rank": 0, "node": "a", "reason": "its connection closed", "cut": False, "relayed": False}]
         await trees[1].leave()
 
     in_loop(story())

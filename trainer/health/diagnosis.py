@@ -21,6 +21,11 @@ _NAMED = 8
 _STACK_LINES = 14
 
 
+def cut_off(other: str) -> str:
+    """Why a supervisor leaves that reaches nobody."""
+    return f"its node's network is gone: no way leads to {other} any more"
+
+
 @dataclass(frozen=True)
 class Missing:
     """A rank that gave no report; `node` "" where it never joined."""

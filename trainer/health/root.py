@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.exits import ExitRecord
-from trainer.health.diagnosis import Diagnosis, Missing, text
+from trainer.health.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.health.evidence import STACK_WAIT_S, Report
 from trainer.health.gpu import ras_status
 from trainer.health.last_words import DIAGNOSIS_FILE, EXIT_FILE, LastWords
@@ -91,6 +91,10 @@ class Root:
         rank, node = message["rank"], message["node"]
         reason = f"its supervisor is gone: {message['reason']}; the node failed, or somebody killed it"
         self._note(1.0, ExitRecord(rank, node, EXIT_FAILED, reason, time.time()))
+
+    def _on_cut(self, message: Message) -> None:
+        """Who cannot reach a neighbour says it of itself: on the other side the neighbour may be well."""
+        self._note(1.0, ExitRecord(message["rank"], message["node"], EXIT_FAILED, cut_off(message["other"]), time.time()))
 
     def _note(self, weight: float, record: ExitRecord) -> None:
         self._causes.append((weight, record))

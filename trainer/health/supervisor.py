@@ -20,7 +20,7 @@ from typing import Any
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.exits import ExitRecord, first_cause, record_cause
 from trainer.health import memory, pulse
-from trainer.health.diagnosis import KEYS, Diagnosis, Missing, text
+from trainer.health.diagnosis import KEYS, Diagnosis, Missing, cut_off, text
 from trainer.health.evidence import python_stack, report
 from trainer.health.gpu import flight_record, rank_variables
 from trainer.health.last_words import DIAGNOSIS_FILE, EXIT_FILE, LastWords
@@ -181,6 +181,12 @@ class Supervisor:
         own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
         reason = f"its supervisor is gone: {lost['reason']}; the node failed, or somebody killed it"
         if lost["relayed"]:  # who lost its own parent says it
+            self._end(own)
+        elif (
+            lost["cut"] and self._ended is None
+        ):  # the run folder is for the word of those who are not: a file system may have a network of its own
+            reason = cut_off(f"rank {lost['rank']} on {lost['node']}")
+            self._say(ExitRecord(self._world.rank, self._world.node, own, reason, time.time()))
             self._end(own)
         await self._end_alone(own, reason, Missing(lost["rank"], lost["node"]))
 

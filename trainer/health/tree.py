@@ -10,6 +10,7 @@ import hmac
 import ipaddress
 import json
 import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -127,6 +128,13 @@ class Link:
         """The neighbour's address as it is seen from here."""
         return str(self._writer.get_extra_info("peername")[0])
 
+    def leads_out(self) -> bool:
+        """Whether this machine's network would take a packet for the neighbour. None is sent."""
+        with socket.socket(self.family(), socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.connect(self._writer.get_extra_info("peername"))
+            return True
+        return False
+
     def family(self) -> int:
         """IPv4 or IPv6, as the socket module numbers them."""
         return int(self._writer.get_extra_info("socket").family)
@@ -140,7 +148,8 @@ class Tree:
         self.at_root: Callable[[Message], None] = lambda message: None
         """At the root: what somebody below said."""
         self.from_above: Callable[[Message], None] = lambda message: None
-        """What the root says, and `orphaned` where the supervisor above is gone: `relayed` where it is one further up."""
+        """What the root says, and `orphaned` where the supervisor above is gone: `relayed` where it is one further up, `cut` where it is
+        this machine's network that is."""
         self.ending = False
         """Links that close from now on are no news."""
         self._silence_s = silence_s
@@ -279,9 +288,9 @@ class Tree:
             self._children.discard(link)
             self._child_lost(link, "its connection closed")
 
-    def _parent_gone(self, reason: str) -> None:
+    def _parent_gone(self, reason: str, cut: bool = False) -> None:
         assert self._parent is not None
-        lost = {"kind": "orphaned", "rank": self._parent.rank, "node": self._parent.node, "reason": reason}
+        lost = {"kind": "orphaned", "rank": self._parent.rank, "node": self._parent.node, "reason": reason, "cut": cut}
         for child in self._children:  # else each level would find out for itself, and take its time
             child.send({**lost, "relayed": True})
         self.from_above({**lost, "relayed": False})
@@ -311,12 +320,15 @@ class Tree:
                     self._silent(link)
 
     def _silent(self, link: Link) -> None:
-        reason = f"it has been silent for {self._silence_s:g} s"
+        reason, cut = f"it has been silent for {self._silence_s:g} s", not link.leads_out()
         if link is self._parent:
-            self._parent_gone(reason)
+            self._parent_gone(reason, cut)
         elif link in self._children:
             self._children.discard(link)
-            self._child_lost(link, reason)
+            if cut:
+                self.up({"kind": "cut", "rank": self.rank, "node": self.node, "other": f"rank {link.rank} on {link.node}"})
+            else:
+                self._child_lost(link, reason)
 
 
 def _is_loopback(host: str) -> bool:
