@@ -52,12 +52,12 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize("optim", [FEWER, pytest.param({}, marks=pytest.mark.full)], ids=["six-epochs", "whole-demo"])
-def test_horovod_by_srun_learns_the_digits(demo: Demo, optim: dict[str, int]) -> None:
-    job = demo.submit("horovod", comm=HOROVOD, optim=optim)
-    assert demo.wait("horovod", job)["JobState"] == "COMPLETED", demo.output("horovod", job)
-    assert demo.result("horovod")["zero_shot_top1"] > LEARNED
-    assert demo.result("horovod")["world_size"] == 4
+@pytest.mark.parametrize(("name", "optim"), [("six-epochs", FEWER), pytest.param("whole-demo", {}, marks=pytest.mark.full)])
+def test_horovod_by_srun_learns_the_digits(demo: Demo, name: str, optim: dict[str, int]) -> None:
+    job = demo.submit(name, comm=HOROVOD, optim=optim)
+    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
+    assert demo.result(name)["zero_shot_top1"] > LEARNED
+    assert demo.result(name)["world_size"] == 4
 
 
 @pytest.mark.horovod
