@@ -71,7 +71,7 @@ def _explain(name: str) -> Iterator[str]:
         ("setuptools", row.setuptools or "any"),
         ("numpy", row.numpy or "any"),
         ("bases", ", ".join(fitting) if fitting else "none of the systems in the table"),
-        ("trainer", "runs on it" if known.trains(row) else f"needs torch {known.trainer_torch_min} or newer"),
+        ("trainer", "runs on it" if known.trains(row) else f"needs torch {known.trainer_torch_min} or newer: {known.trainer_torch_why}"),
         *(("known bad", note) for note in row.notes),
         *(("built here", text) for text in row.built or ("no",)),
     ]

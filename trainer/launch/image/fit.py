@@ -74,7 +74,7 @@ def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
     if stack.open_clip != known.open_clip:
         yield f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given {stack.open_clip})"
     if not known.trains(row):
-        yield f"stack.torch: the trainer needs torch {known.trainer_torch_min} or newer (given {row.torch})"
+        yield f"stack.torch: the trainer needs torch {known.trainer_torch_min} or newer (given {row.torch}): {known.trainer_torch_why}"
 
 
 def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:

@@ -77,6 +77,7 @@ class Table:
 
     default: str
     trainer_torch_min: str
+    trainer_torch_why: str
     trainer_python_min: str
     open_clip: str
     rows: tuple[Row, ...]
@@ -110,6 +111,7 @@ def table() -> Table:
     return Table(
         default=raw["default"],
         trainer_torch_min=raw["trainer_torch_min"],
+        trainer_torch_why=raw["trainer_torch_why"],
         trainer_python_min=raw["trainer_python_min"],
         open_clip=raw["open_clip"],
         rows=tuple(Row(**_tuples(row)) for row in raw["stack"]),
