@@ -162,7 +162,7 @@ def _image(job: Job) -> str:
     name = slurm.image or job.image.tag
     if name is None:
         raise InputError(f'slurm.container = "{slurm.container}" needs an image: give slurm.image or image.tag')
-    if name.startswith(("/", "./")) or "://" in name or "#" in name or name.endswith((".sif", ".sqsh")):
+    if name.startswith("/") or "://" in name or "#" in name:
         return name
     if slurm.container == "apptainer":
         return f"docker://{name}"
