@@ -18,9 +18,9 @@ environment=.stacks/$row
 if [[ ! -e $environment/done ]]; then
     "$python" -m venv --clear "$environment"
     pip=("$environment/bin/python" -m pip install --disable-pip-version-check --quiet)
-    # The row's torch; everything else as it is pinned, where this torch takes it.
+    # The row's torch and what it pins itself; everything else as it is pinned.
     sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' docker/requirements*.txt tests/requirements.txt |
-        grep -vE '^(torch|torchvision|triton|nvidia-|cuda-)' | sort -u >"$environment/rest.txt"
+        grep -vE '^(torch|torchvision|triton|sympy|nvidia-|cuda-)' | sort -u >"$environment/rest.txt"
     "${pip[@]}" "torch==$row" "torchvision==$vision" --requirement "$environment/rest.txt"
     "${pip[@]}" --no-deps --no-build-isolation --editable .
     wheel=$(docker/build-horovod.sh --python "$environment/bin/python" --cache "${XDG_CACHE_HOME:-$HOME/.cache}/clipship/wheels" --ops cpu)
