@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -222,7 +223,7 @@ class Loop:
         return feed.steps(self._batches(steps_done), self.plan.accumulation)
 
     def _batches(self, steps_done: int) -> Iterator[Batch]:
-        """The rank's micro-batches as the loader gives them, with what was skipped noted."""
+        """The rank's micro-batches up to the last step, as the loader gives them, with what was skipped noted."""
         epoch, batch = divmod(steps_done, self.schedule.epoch_steps)
         stream = train_batches(
             self.source,
@@ -239,7 +240,7 @@ class Loop:
             start_batch=batch,
             pin_memory=self.comm.device.type == "cuda",
         )
-        for micro_batch in stream:
+        for micro_batch in islice(stream, (self.schedule.steps - steps_done) * self.plan.accumulation):
             self.skipped.note(len(micro_batch.keys), micro_batch.bad)
             yield micro_batch
 

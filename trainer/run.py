@@ -141,7 +141,7 @@ def _appears(path: Path) -> bool:
 
 def _log_to(path: Path, world: World) -> None:
     """Behind what earlier starts of the run have left there; a line parts them."""
-    handler = logging.FileHandler(path)
+    handler = logging.FileHandler(path, errors="backslashreplace")  # keys of samples may be any bytes
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)

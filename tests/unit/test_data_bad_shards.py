@@ -57,10 +57,12 @@ def keys(source: ShardSource) -> list[str]:
 def test_the_samples_before_the_damage_are_used_where_bad_ones_are_skipped(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 5, 5, 5)
     cut(paths[0], 2 * SAMPLE + HEADER + 7)  # in the third sample's image
+    whole = Path(paths[1]).read_bytes()[: 5 * SAMPLE]  # without the zeros at its end
+    Path(paths[1]).write_bytes(whole)
     flip(paths[1], 3 * SAMPLE + 2 * HEADER + 100)  # the header of the fourth sample's caption
     source = open_source(data(paths))
     assert source.shard_sizes() == [2, 3, 5]
-    assert source.left_out.by_cause == {LOST: 3 + 2}
+    assert source.left_out.by_cause == {LOST: 3 + 1}, "of the second, by the bytes behind the damage"
     assert [(bad.origin, bad.key) for bad in source.left_out.named] == [(paths[0], ""), (paths[1], "")]
     with pytest.raises(InputError, match=r"0\.tar: damaged or cut off at byte 4615: .*\n.*1\.tar: damaged or cut off at byte 7168"):
         open_source(data(paths, on_bad_sample="fail"))
@@ -91,12 +93,35 @@ def test_what_is_no_tar_is_a_shard_lost_unless_all_are(tmp_path: Path) -> None:
         open_source(data(paths, max_bad_share=1))
 
 
+def test_a_hole_in_a_shard_is_not_taken_for_its_end(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path, 30, 30)
+    with Path(paths[0]).open("r+b") as file:
+        file.seek(10 * SAMPLE)
+        file.write(bytes(2 * HEADER))
+    source = open_source(data(paths, max_bad_share=0.1))
+    assert source.shard_sizes() == [10, 30]
+    assert f"damaged or cut off at byte {10 * SAMPLE}" in str(source.left_out.named[0])
+
+
+def test_a_cut_shard_is_judged_by_the_others_of_its_folder(tmp_path: Path) -> None:
+    for name in ("large", "small"):
+        (tmp_path / name).mkdir()
+    paths = [*shards_of(tmp_path / "large", 40, 40), *shards_of(tmp_path / "small", 4, 4)]
+    cut(paths[3], 3 * SAMPLE + 1)
+    assert open_source(data(paths)).left_out.by_cause == {LOST: 1}
+    cut(paths[2], SAMPLE)
+    cut(paths[2], SAMPLE - 1 - HEADER)
+    assert open_source(data(paths)).left_out.by_cause == {LOST: 1 + 3}, "none is whole: by the largest"
+
+
 def test_samples_that_lack_a_half_are_held_against_the_limit(tmp_path: Path) -> None:
     path = str(write_tar(tmp_path / "0.tar", [*sample("a"), *((f"mute{number:02}.jpg", b"i") for number in range(11))]))
     with pytest.raises(InputError, match=r"bad samples: 11 of 12 \(11 no \.txt\); data\.max_bad_share = 0\.01 allows 10") as caught:
         open_source(data([path]))
     assert str(caught.value).count("sample mute") == 3
     assert len(open_source(data([path], max_bad_share=0.5))) == 1
+    with pytest.raises(InputError, match=r"data\.max_bad_share = 0\.001 allows 1\."):
+        open_source(data([path], max_bad_share=0.001))
     with pytest.raises(InputError, match=r'on_bad_sample = "fail" allows none.*\n.*0\.tar: sample mute00: no \.txt'):
         open_source(data([path], on_bad_sample="fail"))
 
@@ -136,8 +161,8 @@ def test_keys_go_to_the_log_and_damage_to_the_console(tmp_path: Path, caplog: py
     with caplog.at_level(logging.INFO, "clipship.data"):
         name_left_out(open_source(data(paths)).left_out)
     assert [(record.levelname, record.getMessage().partition(" (")[0]) for record in caplog.records] == [
-        ("INFO", "left out"),
         ("WARNING", "left out"),
+        ("INFO", "left out"),
     ]
     assert "0.tar: sample mute: no .txt" in caplog.text
 

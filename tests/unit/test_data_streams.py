@@ -1,5 +1,6 @@
 """Streams: what comes out of a pipe, over and over, shared by ranks and loader processes; what is wrong with one is said by its name."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -101,6 +102,16 @@ def test_a_stream_that_is_cut_short_is_one_bad_sample(tmp_path: Path) -> None:
             found.read(0)
 
 
+def test_a_cut_stream_loses_none_of_the_samples_that_wait_to_be_drawn(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.tar"
+    write_shard([*(packed(f"{number:03}") for number in range(100)), packed("last", jpg=bytes(100_000), txt=b"b")], whole)
+    found = source(f"pipe:head -c 230000 '{whole}'", window=1000)
+    seen = keys(found, 99)
+    with pytest.raises(BadSample, match="the stream cannot be read"):
+        found.read(0)
+    assert sorted(seen) == [f"{number:03}" for number in range(99)], "webdataset keeps a sample until it has seen the next one's name"
+
+
 def test_standard_input_is_read_once_and_by_the_rank_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = tmp_path / "0.tar"
     write_shard([packed("a"), packed("b")], shard)
@@ -111,6 +122,19 @@ def test_standard_input_is_read_once_and_by_the_rank_itself(tmp_path: Path, monk
         assert keys(found, 2) == ["a", "b"]
         with pytest.raises(InputError, match="standard input ended after 2 samples, and cannot be read again"):
             found.read(0)
+
+
+def test_standard_input_that_is_cut_is_not_called_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = tmp_path / "0.tar"
+    write_shard([packed("a"), packed("b"), packed("c")], shard)
+    os.truncate(shard, 4612)
+    found = source("-")
+    with shard.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert keys(found, 1) == ["a"]
+        for kind in (BadSample, InputError):
+            with pytest.raises(kind, match="-: the stream cannot be read"):
+                found.read(0)
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,13 @@ class Allowed(NamedTuple):
         """What the job allows."""
         return cls(damage=True, max_share=data.max_bad_share) if data.on_bad_sample == "skip" else cls(damage=False, max_share=0)
 
+    def check(self, left_out: LeftOut, usable: int) -> None:
+        """Raises InputError where more are left out than may be."""
+        _check(left_out.by_cause, usable + left_out.count, self.max_share, left_out.named, none_by=not self.damage)
+
 
 WHOLE = Allowed(damage=False, max_share=1)
 ANY = Allowed(damage=True, max_share=1)
-
-
-def check_left_out(left_out: LeftOut, usable: int, max_share: float) -> None:
-    """Raises InputError where more are left out than may be."""
-    _check(left_out.by_cause, usable + left_out.count, max_share, left_out.named)
 
 
 def name_left_out(left_out: LeftOut) -> None:
@@ -68,12 +67,13 @@ class Skipped:
         _check(self.by_cause, self.seen, self._max_share, self._first)
 
 
-def _check(bad: Mapping[str, int], samples: int, max_share: float, first: Sequence[BadSample]) -> None:
-    """Raises InputError where `bad`, counted by cause, are a larger share of so many samples."""
+def _check(bad: Mapping[str, int], samples: int, max_share: float, first: Sequence[BadSample], none_by: bool = False) -> None:
+    """Raises InputError where `bad`, counted by cause, are a larger share of so many samples. `none_by`: on_bad_sample allows none."""
     count = sum(bad.values())
     most = max_share * max(samples, JUDGED_FROM)
     if count > most:
         causes = ", ".join(f"{of_cause} {cause}" for cause, of_cause in Counter(bad).most_common())
-        limit = f"data.max_bad_share = {max_share:g} allows {most:.0f}" if max_share else 'data.on_bad_sample = "fail" allows none'
+        limit = 'data.on_bad_sample = "fail" allows none' if none_by else f"data.max_bad_share = {max_share:g} allows {most:.0f}"
         examples = "".join(f"\n  {sample}" for sample in first[:SHOWN])
-        raise InputError(f"bad samples: {count} of {samples} ({causes}); {limit}. Mend the data or allow more. The first:{examples}")
+        shown = f" For example:{examples}" if examples else ""
+        raise InputError(f"bad samples: {count} of {samples} ({causes}); {limit}. Mend the data or allow more.{shown}")

@@ -42,6 +42,7 @@ class Entry:
     flaws: Sequence[tuple[str, str]] = ()
     """Keys and causes, of the first left out."""
     damage: str = ""
+    lost: int = 0
 
     def __len__(self) -> int:
         return self.samples
@@ -89,6 +90,7 @@ def stale(paths: Sequence[str], selection: Selection, folder: Path) -> list[str]
     raise_all([found for found in stamps if isinstance(found, InputError)])
     fresh = (
         (entry := known.get(_name(folder, path))) is not None
+        and not entry.damage  # it may have been mended with its time kept
         and found == (entry.size, entry.changed)
         and rows_file(folder, path, selection).exists()
         for path, found in zip(paths, stamps, strict=True)
@@ -182,7 +184,9 @@ def _index_or_problem(path: str, selection: Selection, folder: Path) -> Entry | 
     try:
         found, content = scan(path, selection)
         digest = write_rows(rows_file(folder, path, selection), content.rows)
-        return Entry(*found, len(content), digest, dict(content.left_out), dict(content.endings), content.flaws, content.damage)
+        return Entry(
+            *found, len(content), digest, dict(content.left_out), dict(content.endings), content.flaws, content.damage, content.lost
+        )
     except InputError as error:
         return error
 

@@ -1,13 +1,15 @@
 """WebDataset shards as a source: samples read by their place in the file, which an index on disk or in memory knows. No torch."""
 
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from statistics import median
 from typing import Literal, Protocol
 
-from trainer.data.bad import WHOLE, Allowed, check_left_out
+from trainer.data.bad import WHOLE, Allowed
 from trainer.data.files import Files
 from trainer.data.index import THREADS, Index, raise_all, scan
 from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample
@@ -22,6 +24,8 @@ KEYS_OF_JOB = {
     "label": "data.image_key and eval.class_key",
 }
 LOST = "lost in damaged shards, as far as one can tell"
+NAMED_IN_ALL = 10_000
+"""Of what is left out."""
 MAPPED_ROWS = 256
 """Shards whose rows a process keeps mapped: more than a window touches, and bounded."""
 ONE_READ = 2**16
@@ -37,6 +41,8 @@ class Counted(Protocol):
     def flaws(self) -> Sequence[tuple[str, str]]: ...
     @property
     def damage(self) -> str: ...
+    @property
+    def lost(self) -> int: ...
     @property
     def endings(self) -> Mapping[str, int]: ...
     def __len__(self) -> int: ...
@@ -117,7 +123,7 @@ class ShardSource:
         return self._rows[number]
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_rows": OrderedDict()}
+        return {**self.__dict__, "_rows": OrderedDict(), "left_out": LeftOut()}
 
 
 def open_shards(
@@ -156,7 +162,7 @@ def usable_source(shelf: Shelf, meaning: Meaning, allowed: Allowed) -> ShardSour
         raise_all([InputError(f"{path}: {entry.damage}") for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage])
     if not len(source):
         raise InputError(_nothing_usable(shelf, meaning))
-    check_left_out(source.left_out, len(source), allowed.max_share)
+    allowed.check(source.left_out, len(source))
     return source
 
 
@@ -192,17 +198,26 @@ def _content_or_problem(path: str, selection: Selection) -> Content | InputError
 
 
 def _left_out(shelf: Shelf) -> LeftOut:
-    """What the shards hold besides; how much a damaged one has lost is judged by the samples that the whole ones have."""
+    """What the shards hold besides. How much a cut one has lost is judged by the whole ones beside it, or the largest."""
     counts: Counter[str] = Counter()
-    named = []
-    usual = median([len(entry) for entry in shelf.entries if not entry.damage] or [0])
+    beside: dict[str, list[int]] = {}
     for path, entry in zip(shelf.paths, shelf.entries, strict=True):
         counts.update(entry.left_out)
-        named += [BadSample(path, key, cause, cause) for key, cause in entry.flaws]
-        if entry.damage:
-            counts[LOST] += max(1, round(usual) - len(entry))
-            named.append(BadSample(path, "", LOST, entry.damage))
-    return LeftOut(counts, named)
+        beside.setdefault(os.path.dirname(path), []).append(-len(entry) if entry.damage else len(entry))
+    damaged = [(path, entry) for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage]
+    for path, entry in damaged:
+        counts[LOST] += max(1, entry.lost or _usual(beside[os.path.dirname(path)]) - len(entry))
+    named = chain(
+        (BadSample(path, "", LOST, entry.damage) for path, entry in damaged),
+        (BadSample(path, key, cause, cause) for path, entry in zip(shelf.paths, shelf.entries, strict=True) for key, cause in entry.flaws),
+    )
+    return LeftOut(counts, list(islice(named, NAMED_IN_ALL)))
+
+
+def _usual(samples: Sequence[int]) -> int:
+    """Of shards in one folder, damaged ones counted below zero."""
+    whole = [count for count in samples if count > 0]
+    return round(median(whole)) if whole else -min(samples)
 
 
 def _nothing_usable(shelf: Shelf, meaning: Meaning) -> str:

@@ -17,8 +17,8 @@ from trainer.data.sample import BadSample, LeftOut, RawSample, Source
 from trainer.data.shards import nothing_usable, parse_captions
 from trainer.data.tar import Selection
 from trainer.errors import InputError
+from trainer.inputs.samples import check_streams
 from trainer.job import STANDARD_INPUT
-from trainer.wording import many
 
 PROMISES = (
     "streams cannot be read by place: the order depends on ranks and loader processes, an epoch is a number of samples and not each "
@@ -76,24 +76,33 @@ class StreamSource:
                     found = self._raw(sample)
                     usable += isinstance(found, RawSample)
                     yield found
+            if damaged and (STANDARD_INPUT in own or not usable):
+                raise InputError(damaged[0])
             if STANDARD_INPUT in own:
                 raise InputError(_ended(usable))
             if not usable:
-                raise InputError(damaged[0] if damaged else nothing_usable(own[0], endings, self._selection, "captions"))
+                raise InputError(nothing_usable(own[0], endings, self._selection, "captions"))
 
     def _turn(self, own: Sequence[str], turn: int) -> Iterator[dict[str, Any] | BadSample]:
-        """webdataset's dictionaries, shuffled within the window."""
+        """webdataset's dictionaries, shuffled within the window; after those of a stream that ends in an error, what is wrong with it."""
         import webdataset
 
+        problems: list[str] = []
+
+        def readable(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+            try:
+                yield from samples
+            except (OSError, EOFError, ValueError, tarfile.TarError) as error:  # in front of the shuffling, which would lose what it holds
+                problems.append(f"the stream cannot be read: {' '.join(str(error).split())}")
+
         random = Random(f"{self._seed} {turn}")
-        stages = [webdataset.tarfile_to_samples()]
+        stages = [webdataset.tarfile_to_samples(), readable]
         if self._window > 1:
             stages.append(webdataset.shuffle(self._window, initial=self._window, rng=random))
         for stream in own:
-            try:
-                yield from webdataset.DataPipeline(webdataset.SimpleShardList([stream]), *stages)
-            except (OSError, EOFError, ValueError, tarfile.TarError) as error:
-                yield BadSample(stream, "", "damaged stream", f"the stream cannot be read: {' '.join(str(error).split())}")
+            yield from webdataset.DataPipeline(webdataset.SimpleShardList([stream]), *stages)
+            yield from (BadSample(stream, "", "damaged stream", problem) for problem in problems)
+            problems.clear()
 
     def _raw(self, sample: Mapping[str, Any]) -> RawSample | BadSample:
         key, stream = str(sample["__key__"]), str(sample["__url__"])
@@ -116,11 +125,7 @@ def _ended(usable: int) -> str:
 
 def open_streams(streams: Sequence[str], samples: int, selection: Selection, window: int, seed: int, rank: int, ranks: int) -> StreamSource:
     """This rank's share of the streams. Raises InputError, on all ranks alike, where there are fewer streams than ranks."""
-    if len(streams) < ranks:
-        raise InputError(
-            f"data.train: {many(len(streams), 'stream')} for {many(ranks, 'rank')}, and a stream cannot be shared: "
-            "name at least one for each rank, with braces for example: pipe:cat part-{0..7}.tar"
-        )
+    check_streams(streams, ranks)
     return StreamSource(streams[rank::ranks], samples, selection, window, seed)
 
 

@@ -27,6 +27,8 @@ FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself",
     b"<": "text like HTML or XML: a failed download?",
 }
+LOOKED_AT = 2**20
+"""Bytes behind the last member: rarely are there more than a few kB of zeros."""
 NAMED = 20
 """Of the samples that a shard's headers show to be of no use, those whose keys are kept."""
 PLACE = np.dtype([("image_at", "<i8"), ("image_size", "<u4"), ("text_at", "<i8"), ("text_size", "<u4"), ("key_end", "<u4")])
@@ -87,6 +89,8 @@ class Content:
     """The first NAMED of the samples left out."""
     damage: str = ""
     """Why nothing can be read behind these samples; empty where the shard was read to its end."""
+    lost: int = 0
+    """Samples that fit into what stands behind the damage, if they are as large as those before it; 0 where nothing stands there."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -116,7 +120,8 @@ def read_headers(file: BinaryIO, selection: Selection) -> Content:
     if members.damage and flaws and flaws[-1].key == key:
         flaws.pop()  # what it lacks may stand behind the damage
     left_out = Counter(flaw.cause for flaw in flaws)
-    return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage)
+    lost = round((len(usable) + len(flaws)) * members.bytes_behind / members.end) if members.end else 0
+    return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost)
 
 
 def _rows(usable: Iterable[tuple[str, Member, Member]]) -> Rows:
@@ -134,6 +139,8 @@ class _Members:
         self._file = file
         self.damage = ""
         """After the last member: why there are no more, where it is not the archive's end."""
+        self.end = self.bytes_behind = 0
+        """Bytes up to the damage, and after it."""
 
     def __iter__(self) -> Iterator[Member]:
         size = self._file.seek(0, os.SEEK_END)
@@ -153,12 +160,13 @@ class _Members:
         if not end and problem:
             self.damage = f"not a readable tar file: {_found(self._file) or problem}. Shards are tar files, not compressed"
         elif problem or self._goes_on(end):
+            self.end, self.bytes_behind = end, max(0, size - end)
             self.damage = f"damaged or cut off at byte {min(end, size)}: what stood behind it is lost"
 
     def _goes_on(self, end: int) -> bool:
-        """tarfile takes a damaged or cut header for the end of the archive; the end is zeros, or nothing."""
+        """tarfile takes a damaged or cut header, and a hole, for the end of the archive; the end is zeros, or nothing."""
         self._file.seek(end)
-        return bool(self._file.read(tarfile.BLOCKSIZE).strip(b"\0"))
+        return bool(self._file.read(LOOKED_AT).strip(b"\0"))
 
 
 def _found(file: BinaryIO) -> str | None:

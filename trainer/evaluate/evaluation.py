@@ -30,6 +30,9 @@ class Evaluation:
         self._class_names = class_names(settings) if settings.zero_shot else ()
         self._templates = templates(settings) if settings.zero_shot else ()
         self._captioned = open_images(job.retrieval_data) if settings.retrieval else None
+        for source in (self._labelled, self._captioned):
+            for cause, count in source.left_out.by_cause.items() if source else ():
+                log.info("%-12s %d samples not used: %s", "evaluation", count, cause)
 
     def __call__(self, clip: Clip) -> Metrics:
         """Collective: the metrics under the names of result.json; none where the job asks for nothing."""

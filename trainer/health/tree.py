@@ -6,6 +6,7 @@ A line of JSON is a message. Newcomers prove that they know the run's token (HMA
 """
 
 import asyncio
+import errno
 import hmac
 import ipaddress
 import json
@@ -129,11 +130,13 @@ class Link:
         return str(self._writer.get_extra_info("peername")[0])
 
     def leads_out(self) -> bool:
-        """Whether this machine's network would take a packet for the neighbour. None is sent."""
-        with socket.socket(self.family(), socket.SOCK_DGRAM) as probe, suppress(OSError):
-            probe.connect(self._writer.get_extra_info("peername"))
-            return True
-        return False
+        """False where this machine's network has no way to the neighbour. No packet is sent."""
+        try:
+            with socket.socket(self.family(), socket.SOCK_DGRAM) as probe:
+                probe.connect(self._writer.get_extra_info("peername"))
+        except OSError as error:
+            return error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+        return True
 
     def family(self) -> int:
         """IPv4 or IPv6, as the socket module numbers them."""

@@ -6,8 +6,8 @@ from trainer.errors import InputError
 from trainer.inputs.evaluation import check_evaluation, check_retrieval, class_names, lines, templates
 from trainer.inputs.models import check_model, check_pretrained, known_models
 from trainer.inputs.run_folder import check_run_folder, run_folder
-from trainer.inputs.samples import check_data, recorded_samples
-from trainer.inputs.shards import expand_shards
+from trainer.inputs.samples import check_data, check_streams, recorded_samples
+from trainer.inputs.shards import expand_seekable, expand_shards
 from trainer.job import Job
 from trainer.plan import plan, schedule
 from trainer.sinks import check_installed
@@ -21,6 +21,7 @@ __all__ = [
     "check_retrieval",
     "check_run_folder",
     "class_names",
+    "expand_seekable",
     "expand_shards",
     "known_models",
     "lines",
@@ -34,6 +35,7 @@ def check(job: Job, world_size: int) -> int | None:
     """The number of training samples, None where nothing counts them before the start. Raises InputError listing every problem."""
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
+        lambda: check_streams(expand_shards(job.data.train), world_size) if job.data.streams else None,
         lambda: check_model(job.model.name),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_evaluation(job.eval),

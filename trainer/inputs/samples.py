@@ -8,6 +8,7 @@ from pathlib import Path
 from trainer.errors import InputError
 from trainer.inputs.shards import expand_key, expand_shards
 from trainer.job import Data, is_remote
+from trainer.wording import many
 
 _TABLES = (".csv", ".tsv")
 
@@ -28,6 +29,15 @@ def check_data(data: Data, key: str = "data.train") -> int | None:
     _check_no_tables(files, key)
     sizes = recorded_sizes(files)
     return None if sizes is None else _of_an_epoch(sizes, data)
+
+
+def check_streams(streams: Sequence[str], ranks: int) -> None:
+    """Raises InputError where there are fewer than ranks, none of which shares its own."""
+    if len(streams) < ranks:
+        raise InputError(
+            f"data.train: {many(len(streams), 'stream')} for {many(ranks, 'rank')}, and a stream cannot be shared: "
+            "name at least one for each rank, with braces for example: pipe:cat part-{0..7}.tar"
+        )
 
 
 def shard_weights(data: Data) -> list[float] | None:

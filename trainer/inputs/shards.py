@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from braceexpand import braceexpand
 
 from trainer.errors import InputError
-from trainer.job import is_remote
+from trainer.job import is_remote, is_stream
 
 _MOST_NAMES = 1_000_000
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
@@ -35,6 +35,13 @@ def expand_shards(patterns: Sequence[str]) -> list[str]:
     if problems or not names:
         raise InputError("\n".join(problems) or "no shard and no table is named")
     return names
+
+
+def expand_seekable(patterns: Sequence[str]) -> list[str]:
+    """`expand_shards` for a command that reads by place; raises InputError where a pattern names a stream."""
+    if streams := list(filter(is_stream, patterns)):
+        raise InputError(f"{streams[0]}: a stream cannot be read by place: name files or URLs")
+    return expand_shards(patterns)
 
 
 def expand_key(key: str, patterns: Sequence[str]) -> list[str]:

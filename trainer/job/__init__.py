@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.job.comm import Backend, Comm, HorovodComm, Nccl, TorchComm
 from trainer.job.data import Data
-from trainer.job.fields import STANDARD_INPUT, Section, VariableName, VariableValue, is_remote, left_out
+from trainer.job.fields import STANDARD_INPUT, Section, VariableName, VariableValue, is_remote, is_stream, left_out
 from trainer.job.health import Health
 from trainer.job.image import Image, Stack
 from trainer.job.kubernetes import Kubernetes
@@ -44,6 +44,7 @@ __all__ = [
     "Timeouts",
     "TorchComm",
     "is_remote",
+    "is_stream",
 ]
 
 _LAUNCHERS_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}

@@ -37,8 +37,8 @@ class Data(Section):
     weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
     """One for each entry of `train`: how often an epoch has its samples. 1 once, 2 twice; 0.5 one half, and the next epoch the other."""
     on_bad_sample: Literal["skip", "fail"] = "skip"
-    """A sample that cannot be decoded or has no caption: another takes its place and it is counted and named, or the run ends.
-    Of a damaged shard, what stands before the damage is used, or the run ends before its first step."""
+    """A sample that cannot be decoded: another takes its place and it is counted and named, or the run ends. What the shards' headers show
+    is left out at the start, or the run does not begin: samples without image or caption, what stands behind damage."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """With skip: the run ends where a larger share of the samples is bad: at the start, what the shards' headers show, a damaged
     shard's loss judged by the samples of the others; then what a rank meets. 10 bad samples of less than 1,000 are no reason to end."""

@@ -55,6 +55,6 @@ def _source(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: st
     from trainer.data.bad import ANY
     from trainer.data.shards import open_shards
     from trainer.data.source import IMAGE_ENDINGS
-    from trainer.inputs import expand_shards
+    from trainer.inputs import expand_seekable
 
-    return open_shards(expand_shards(shards), image_key or IMAGE_ENDINGS, caption_key, "captions", allowed=ANY)
+    return open_shards(expand_seekable(shards), image_key or IMAGE_ENDINGS, caption_key, "captions", allowed=ANY)

@@ -33,9 +33,9 @@ def command(shards: tuple[str, ...], to: Path | None, image_key: tuple[str, ...]
     from trainer.data.source import IMAGE_ENDINGS
     from trainer.data.tar import Selection
     from trainer.errors import InputError
-    from trainer.inputs import expand_shards
+    from trainer.inputs import expand_seekable
 
-    paths = expand_shards(shards)
+    paths = expand_seekable(shards)
     folder = to or index_folder(paths)
     if folder is None:
         raise InputError(
