@@ -1,6 +1,5 @@
 """Ranks that train from pipes: each sample of a pass once, and what a stream cannot promise is said at the start."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -51,4 +50,4 @@ def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "1 stream for 2 ranks" in done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads((run.run / "exit.json").read_text())["exit_code"] == 2
+    assert not run.run.exists(), "no rank was started"
