@@ -3,6 +3,7 @@
 `--help` answers in a blink because nothing heavy is imported up here: no pydantic, no model, no launcher.
 """
 
+import atexit
 import gc
 import importlib
 import os
@@ -250,6 +251,7 @@ def _kubernetes_problems(job: "Job") -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Bad input is one message on stderr, a bug keeps its traceback."""
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+    atexit.register(gc.freeze)  # the interpreter collects once more when it ends: there is nothing left to win
     # What a job file means does not depend on packages that happen to lie beside pydantic; looking for them takes as long as reading it.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
