@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
-from trainer.job import Job
+from trainer.job import Job, is_stream
 from trainer.jobfile import dump, load, resolve_paths
 from trainer.launch.presets import preset_names, preset_text
 from trainer.toml_lines import key_lines
@@ -201,7 +201,7 @@ def jobs(draw: st.DrawFn) -> Job:
             "name": draw(st.from_regex(r"[A-Za-z0-9 '\"\\$`#é-]{0,20}x", fullmatch=True).map(str.strip)),
             "seed": draw(st.integers(min_value=0, max_value=2**31 - 1)),
             "data": {
-                "train": draw(texts),
+                "train": draw(texts.filter(lambda names: not any(map(is_stream, names)))),
                 "separator": draw(st.sampled_from([None, "\t", ";"])),
                 "crop_scale": (draw(st.floats(0.01, 1)), 1.0),
             },
