@@ -5,6 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from statistics import median
 from typing import Literal, Protocol
@@ -80,9 +81,12 @@ class ShardSource:
         self._shelf = shelf
         self._meaning = meaning
         self._numbering = Numbering(self.shard_sizes())
-        self.left_out = _left_out(shelf)
         self._files = Files()
         self._rows: OrderedDict[int, Rows] = OrderedDict()
+
+    @cached_property
+    def left_out(self) -> LeftOut:
+        return _left_out(self._shelf)
 
     def __len__(self) -> int:
         return self._numbering.samples
@@ -123,7 +127,8 @@ class ShardSource:
         return self._rows[number]
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_rows": OrderedDict(), "left_out": LeftOut()}
+        kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}  # long, and found again where it is asked for
+        return {**kept, "_rows": OrderedDict()}
 
 
 def open_shards(
@@ -159,11 +164,16 @@ def usable_source(shelf: Shelf, meaning: Meaning, allowed: Allowed) -> ShardSour
     """The shelf's samples. InputError where more is wrong than allowed, or nothing is a sample: then with what the shards hold."""
     source = ShardSource(shelf, meaning)
     if not allowed.damage or not len(source):
-        raise_all([InputError(f"{path}: {entry.damage}") for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage])
+        raise_all(damages(shelf))
     if not len(source):
         raise InputError(_nothing_usable(shelf, meaning))
     allowed.check(source.left_out, len(source))
     return source
+
+
+def damages(shelf: Shelf) -> list[InputError]:
+    """One for each damaged shard."""
+    return [InputError(f"{path}: {entry.damage}") for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage]
 
 
 def index_shard(path: str, image_endings: Sequence[str], text_ending: str) -> Content:
@@ -200,13 +210,14 @@ def _content_or_problem(path: str, selection: Selection) -> Content | InputError
 def _left_out(shelf: Shelf) -> LeftOut:
     """What the shards hold besides. How much a cut one has lost is judged by the whole ones beside it, or the largest."""
     counts: Counter[str] = Counter()
-    beside: dict[str, list[int]] = {}
+    beside: dict[str, list[Counted]] = {}
     for path, entry in zip(shelf.paths, shelf.entries, strict=True):
         counts.update(entry.left_out)
-        beside.setdefault(os.path.dirname(path), []).append(-len(entry) if entry.damage else len(entry))
+        beside.setdefault(os.path.dirname(path), []).append(entry)
+    usual = {folder: _usual(entries) for folder, entries in beside.items()}
     damaged = [(path, entry) for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage]
     for path, entry in damaged:
-        counts[LOST] += max(1, entry.lost or _usual(beside[os.path.dirname(path)]) - len(entry))
+        counts[LOST] += max(1, entry.lost or usual[os.path.dirname(path)] - len(entry))
     named = chain(
         (BadSample(path, "", LOST, entry.damage) for path, entry in damaged),
         (BadSample(path, key, cause, cause) for path, entry in zip(shelf.paths, shelf.entries, strict=True) for key, cause in entry.flaws),
@@ -214,10 +225,10 @@ def _left_out(shelf: Shelf) -> LeftOut:
     return LeftOut(counts, list(islice(named, NAMED_IN_ALL)))
 
 
-def _usual(samples: Sequence[int]) -> int:
-    """Of shards in one folder, damaged ones counted below zero."""
-    whole = [count for count in samples if count > 0]
-    return round(median(whole)) if whole else -min(samples)
+def _usual(entries: Sequence[Counted]) -> int:
+    """Samples of a shard in one folder: what the whole ones have, or the largest."""
+    whole = [len(entry) for entry in entries if len(entry) and not entry.damage]
+    return round(median(whole)) if whole else max(map(len, entries))
 
 
 def _nothing_usable(shelf: Shelf, meaning: Meaning) -> str:

@@ -179,16 +179,19 @@ class Supervisor:
         late = pulse.read(self._memory).late
         code = self._rank.poll()
         own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
-        reason = f"its supervisor is gone: {lost['reason']}; the node failed, or somebody killed it"
         if lost["relayed"]:  # who lost its own parent says it
             self._end(own)
-        elif (
-            lost["cut"] and self._ended is None
-        ):  # the run folder is for the word of those who are not: a file system may have a network of its own
-            reason = cut_off(f"rank {lost['rank']} on {lost['node']}")
-            self._say(ExitRecord(self._world.rank, self._world.node, own, reason, time.time()))
-            self._end(own)
-        await self._end_alone(own, reason, Missing(lost["rank"], lost["node"]))
+        elif lost["cut"]:
+            self._end_cut_off(own, f"rank {lost['rank']} on {lost['node']}")
+        else:
+            reason = f"its supervisor is gone: {lost['reason']}; the node failed, or somebody killed it"
+            await self._end_alone(own, reason, Missing(lost["rank"], lost["node"]))
+
+    def _end_cut_off(self, code: int, other: str) -> None:
+        """The run folder, on a network of its own perhaps, is for the word of those who still reach each other."""
+        if self._ended is None:
+            self._say(ExitRecord(self._world.rank, self._world.node, code, cut_off(other), time.time()))
+            self._end(code)
 
     async def _late_unheard(self, what: str) -> None:
         await asyncio.sleep(UNHEARD_S)

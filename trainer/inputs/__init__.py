@@ -35,7 +35,6 @@ def check(job: Job, world_size: int) -> int | None:
     """The number of training samples, None where nothing counts them before the start. Raises InputError listing every problem."""
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
-        lambda: check_streams(expand_shards(job.data.train), world_size) if job.data.streams else None,
         lambda: check_model(job.model.name),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_evaluation(job.eval),
@@ -47,6 +46,8 @@ def check(job: Job, world_size: int) -> int | None:
     problems: list[str] = []
     try:
         samples = check_data(job.data)
+        if job.data.streams:
+            check_streams(expand_shards(job.data.train), world_size)
         if samples is not None:
             schedule(job, samples)
     except InputError as problem:

@@ -27,9 +27,9 @@ def command(shards: tuple[str, ...], to: Path | None, image_key: tuple[str, ...]
     from rich.console import Console
     from rich.progress import Progress
 
-    from trainer.data.bad import ANY, WHOLE
-    from trainer.data.index import index_folder, index_shards, open_index, stale, write_catalogue
-    from trainer.data.shards import open_indexed
+    from trainer.data.bad import ANY
+    from trainer.data.index import index_folder, index_shards, open_index, raise_all, stale, write_catalogue
+    from trainer.data.shards import damages, open_indexed
     from trainer.data.source import IMAGE_ENDINGS
     from trainer.data.tar import Selection
     from trainer.errors import InputError
@@ -56,9 +56,10 @@ def command(shards: tuple[str, ...], to: Path | None, image_key: tuple[str, ...]
     console.print(f"{len(missing):,} of {len(paths):,} shards read; {len(source):,} samples", highlight=False)
     for cause, count in source.left_out.by_cause.items():
         console.print(f"{count:,} samples not used: {cause}", highlight=False)
-    if any(entry.damage for entry in index.entries):
+    damaged = damages(index)
+    if damaged:
         console.print(
             f'The index in {folder} is kept. A run goes on without what is lost where data.on_bad_sample = "skip".', highlight=False
         )
-    open_indexed(index, "captions", WHOLE)
+    raise_all(damaged)
     click.echo(folder)

@@ -74,10 +74,11 @@ def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """State, pods, events that matter; and the run's own step, from the launcher's log where the run folder is not here."""
     from trainer.launch.kubernetes.state import rows
 
-    cluster = _cluster(submission)
-    if replaced := _replaced(cluster.mpijob(submission.details["name"]), submission):
+    cluster, name = _cluster(submission), submission.details["name"]
+    found = cluster.mpijob(name)
+    if replaced := _replaced(found, submission):
         return [("state", f"gone: {replaced}")]
-    return rows(cluster, submission.details["name"], visible=(folder / "job.toml").exists())
+    return rows(cluster, name, found, visible=(folder / "job.toml").exists())
 
 
 def cancel(folder: Path, submission: Submission) -> str:

@@ -18,9 +18,8 @@ _SHOWN = 5
 _UNHEARD_S = 30.0
 
 
-def rows(cluster: Cluster, name: str, *, visible: bool) -> list[Row]:
-    """Topic and text; `visible`: the run folder is on this machine, and says itself how far the run is."""
-    found = cluster.mpijob(name)
+def rows(cluster: Cluster, name: str, found: Object | None, *, visible: bool) -> list[Row]:
+    """Topic and text of the MPIJob as found; `visible`: the run folder is on this machine, and says itself how far the run is."""
     if found is None:
         unknown = [] if visible else [("step", "unknown: the run folder is on the pods' volume, not here")]
         return [("state", f"gone: there is no MPIJob {cluster.namespace}/{name} (cancelled, or deleted)"), *unknown]
