@@ -8,7 +8,8 @@ SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
 WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/wheels
-PINS := docker/requirements.txt docker/requirements-mpi.txt docker/requirements-build.txt docker/requirements-launch.txt tests/requirements.txt
+PINS := docker/requirements.txt docker/torch/$(shell sed -n 's/^default = "\(.*\)"/\1/p' docker/stacks.toml).txt docker/requirements-mpi.txt docker/requirements-build.txt \
+	docker/requirements-launch.txt tests/requirements.txt
 
 # The first Python that can make an environment; the pins were made for 3.11.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -157,17 +158,8 @@ demo: venv ## train a small CLIP on real images, show what it learned; DEMO_ARGS
 parity: venv horovod ## the gradient on 1, 2 and 4 ranks, both backends, against one process
 	@$(PY) -m tests.parity $(PARITY_ARGS)
 
-lock: ## pin the requirements anew: names, versions, hashes
-	@tools=$$(mktemp -d)
-	trap 'rm -rf "$$tools"' EXIT
-	$(PYTHON) -m venv "$$tools"
-	"$$tools/bin/pip" install --disable-pip-version-check --quiet uv
-	pin() { # pin PYTHON FILE
-	    "$$tools/bin/uv" pip compile --quiet --python-version "$$1" --generate-hashes --allow-unsafe --no-header \
-	        --no-emit-index-url --no-emit-find-links --output-file "$$2" "$${2%.txt}.in" $(LOCK_ARGS)
-	}
-	for pins in $(PINS) $(patsubst %.in,%.txt,$(wildcard docker/requirements-cuda-*.in)); do pin 3.11 "$$pins"; done
-	pin 3.13 docker/stack-2.6.0.txt # Debian 13's
+lock: ## pin the requirements anew: names, versions, hashes; LOCK_ARGS=--upgrade takes the newest
+	@PYTHON='$(PYTHON)' docker/lock.sh $(LOCK_ARGS)
 
 clean: ## remove .venv and the tools' caches; built wheels stay in the cache outside the checkout
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,16 +12,15 @@ if ! grep -Fqx -- "${row:-none}" <<<"$known"; then
 fi
 shift
 
-vision=$(awk -v row="torch = \"$row\"" '$0 == row { found = 1 } found && /^torchvision/ { gsub(/[^0-9.]/, ""); print; exit }' docker/stacks.toml)
+pins=docker/torch/$row.txt
+[[ -e $pins ]] || { echo "the trainer does not run on torch $row; \`clipship stacks explain $row\` says why" >&2; exit 2; }
 python=$(command -v "${PYTHON:-python3.11}")
 environment=.stacks/$row
 if [[ ! -e $environment/done ]]; then
     "$python" -m venv --clear "$environment"
     pip=("$environment/bin/python" -m pip install --disable-pip-version-check --quiet)
-    # The row's torch and what it pins itself; everything else as it is pinned.
-    sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' docker/requirements*.txt tests/requirements.txt |
-        grep -vE '^(torch|torchvision|triton|sympy|nvidia-|cuda-)' | sort -u >"$environment/rest.txt"
-    "${pip[@]}" "torch==$row" "torchvision==$vision" --requirement "$environment/rest.txt"
+    "${pip[@]}" --require-hashes --requirement "$pins" --requirement docker/requirements.txt --requirement docker/requirements-mpi.txt \
+        --requirement docker/requirements-build.txt --requirement docker/requirements-launch.txt --requirement tests/requirements.txt
     "${pip[@]}" --no-deps --no-build-isolation --editable .
     wheel=$(docker/build-horovod.sh --python "$environment/bin/python" --cache "${XDG_CACHE_HOME:-$HOME/.cache}/clipship/wheels" --ops cpu)
     "${pip[@]}" --no-deps "$wheel"

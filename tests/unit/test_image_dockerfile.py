@@ -73,7 +73,7 @@ def unquoted(value: str) -> str:
             ),
         ),
         ("dockerfile-older", image_job(stack={"torch": "2.6.0"}, base="debian:13")),
-        ("dockerfile-unpinned", image_job(stack={"torch": "2.8.0"}, base="nvidia/cuda:12.9.1-devel-ubuntu24.04", mpi="base")),
+        ("dockerfile-nvidia-base", image_job(stack={"torch": "2.8.0"}, base="nvidia/cuda:12.9.1-devel-ubuntu24.04", mpi="base")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -8,8 +8,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from trainer.launch.image.table import Row, table
+
 ROOT = Path(__file__).parents[2]
-PINS = sorted([*ROOT.glob("docker/requirements*.txt"), *ROOT.glob("tests/requirements*.txt")])
+DEFAULT = ROOT / f"docker/torch/{table().default}.txt"
+OTHER_TORCHES = sorted(set(ROOT.glob("docker/torch/*.txt")) - {DEFAULT})
+PINS = sorted([*ROOT.glob("docker/requirements*.txt"), *ROOT.glob("tests/requirements*.txt"), DEFAULT])
 
 
 def pinned(path: Path) -> dict[str, str]:
@@ -18,14 +22,22 @@ def pinned(path: Path) -> dict[str, str]:
 
 
 def test_every_dependency_of_the_package_is_pinned_within_its_bound() -> None:
-    pins = pinned(ROOT / "docker/requirements.txt") | pinned(ROOT / "docker/requirements-mpi.txt")
+    pins = pinned(ROOT / "docker/requirements.txt") | pinned(DEFAULT) | pinned(ROOT / "docker/requirements-mpi.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["mpi"])]
     outside = [str(need) for need in wanted if not need.specifier.contains(pins.get(canonicalize_name(need.name), "0"))]
     assert outside == []
 
 
-@pytest.mark.parametrize("path", [*PINS, *ROOT.glob("docker/stack-*.txt")], ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("row", [row for row in table().rows if table().trains(row)], ids=lambda row: row.torch)
+def test_each_stack_that_the_trainer_runs_on_is_pinned_as_the_table_says(row: Row) -> None:
+    pins = pinned(ROOT / f"docker/torch/{row.torch}.txt")
+    nccl = next(version for name, version in pins.items() if name.startswith("nvidia-nccl-cu"))
+    assert (pins["torch"], pins["torchvision"], pins["triton"], nccl) == (row.torch, row.torchvision, row.triton, row.nccl)
+    assert not pins.keys() & pinned(ROOT / "docker/requirements.txt").keys()
+
+
+@pytest.mark.parametrize("path", [*PINS, *OTHER_TORCHES], ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_pins_carry_hashes_and_no_address(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"://|--(extra-)?index|--find-links|^-f", text, re.MULTILINE)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from trainer.job import Job
 from trainer.launch.image.fit import check_stack, compiler, system_name, toolkit
 from trainer.launch.image.table import Row, System, table
-from trainer.launch.templates import FOLDER
 
 _PATH = "/opt/clipship/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "openssh-server")
@@ -30,10 +29,8 @@ class Recipe:
     mpi_origin: str
     toolkit: str
     cuda_home: str
-    pins: str
-    """The lock file of this torch, of docker/; empty where there is none."""
-    versions: tuple[str, ...]
-    """What is installed where there is no lock file."""
+    torch_pins: str
+    """The lock file of this torch and of what it pins, under docker/."""
     nvcc_pins: str
     archs: str
     """As Horovod's build takes them: 80,90."""
@@ -73,8 +70,7 @@ def recipe(job: Job) -> Recipe:
         mpi_origin=_mpi(job, distribution),
         toolkit=kind,
         cuda_home=_cuda_home(kind, row, image.cuda_home),
-        pins=_pins(row),
-        versions=(f"torch=={row.torch}", f"torchvision=={row.torchvision}", *((f"numpy{row.numpy}",) if row.numpy else ())),
+        torch_pins=f"torch/{row.torch}.txt",
         nvcc_pins=f"requirements-cuda-{row.cuda}.txt",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
@@ -98,14 +94,6 @@ def recipe(job: Job) -> Recipe:
         env=_environment(job, row),
         labels=_labels(job, row),
     )
-
-
-def _pins(row: Row) -> str:
-    """A file of this code, as the template is."""
-    if row.torch == table().default:
-        return "requirements.txt"
-    name = f"stack-{row.torch}.txt"
-    return name if (FOLDER / "docker" / name).is_file() else ""
 
 
 def _cuda_home(toolkit: str, row: Row, of_base: str) -> str:

@@ -25,13 +25,11 @@ def fill(job: Job, folder: Path) -> int:
     made, docker = recipe(job), FOLDER / "docker"
     python = table().systems[system_name(job, table()) or ""].python
     target = ["--python-version", python, "--implementation", "cp", "--only-binary", ":all:", *_platforms(made.row.glibc)]
-    lists = [docker / name for name in (made.pins, "requirements-mpi.txt", "requirements-build.txt") if name]
+    lists = [docker / name for name in ("requirements.txt", made.torch_pins, "requirements-mpi.txt", "requirements-build.txt")]
     if made.toolkit == "pypi":
         lists.append(docker / made.nvcc_pins)
     for pins in lists:
         _pip(folder, *target, "--require-hashes", "--no-deps", "--requirement", str(pins))
-    if not made.pins:
-        _pip(folder, *target, *made.versions, *_unpinned(docker / "requirements.in"))
     if made.pip_packages:
         _pip(folder, *target, *made.pip_packages)
     with tempfile.TemporaryDirectory() as scratch:
@@ -46,11 +44,6 @@ def _platforms(glibc: str) -> list[str]:
     minor = max(int(glibc.split(".")[1]), 28)
     tags = [f"manylinux_2_{number}_x86_64" for number in range(minor, 4, -1)]
     return [word for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"] for word in ("--platform", tag)]
-
-
-def _unpinned(requirements: Path) -> list[str]:
-    lines = (line.partition("#")[0].strip() for line in requirements.read_text().splitlines())
-    return [line for line in lines if line and not line.startswith("torch")]
 
 
 def _pip(folder: Path, *words: str) -> None:
