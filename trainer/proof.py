@@ -19,6 +19,7 @@ from typing import Any, Literal
 import click
 
 from trainer import jobfile
+from trainer.launch.image.table import has_code
 from trainer.launch.local import run
 from trainer.launch.processes import stdout_is_stderr
 
@@ -36,13 +37,14 @@ class Unproven(Exception):
 @click.option("--cuda", metavar="VERSION", help="What CUDA torch must be built for.")
 @click.option("--nccl", metavar="VERSION", help="What the one NCCL of the process must be.")
 @click.option("--archs", metavar="LIST", help="Compute capabilities that torch must have code for, as 8.0,9.0.")
+@click.option("--gpus", metavar="LIST", help="Compute capabilities of the GPUs that torch must run on, as 8.0,8.9.")
+@click.option("--torch-min", metavar="VERSION", help="What torch must be at least.")
 @click.option("--libraries", is_flag=True, hidden=True, help="Print what a process has after its imports, and nothing else.")
-def main(torch: str | None, cuda: str | None, nccl: str | None, archs: str | None, libraries: bool) -> None:
+def main(libraries: bool, **expected: str | None) -> None:
     """Prove this environment; without options the versions are recorded and not compared."""
     if libraries:
         print(json.dumps(_libraries()))
         return
-    expected = {"torch": torch, "cuda": cuda, "nccl": nccl, "archs": archs}
     try:
         facts = dict(_proofs({name: value for name, value in expected.items() if value}))
     except Unproven as problem:
@@ -89,10 +91,22 @@ def _checked_libraries(expected: dict[str, str]) -> dict[str, Any]:
     for name in ("torch", "cuda", "nccl"):
         if name in expected and facts[name] != expected[name]:
             raise Unproven(f"{name} is {facts[name]}, the stack says {expected[name]}")
-    lacking = [arch for arch in expected.get("archs", "").split(",") if arch and arch not in facts["archs"]]
+    if "torch_min" in expected and _minor(facts["torch"]) < _minor(expected["torch_min"]):
+        raise Unproven(f"torch is {facts['torch']}, the trainer needs {expected['torch_min']} or newer")
+    lacking = [arch for arch in _listed(expected, "archs") if arch not in facts["archs"]]
+    lacking += [gpu for gpu in _listed(expected, "gpus") if not has_code(facts["archs"], gpu)]
     if lacking:
         raise Unproven(f"torch has no code for {', '.join(lacking)}, the stack says it has; it has {', '.join(facts['archs'])}")
     return facts
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """2.9.0a0+fb1 -> (2, 9): NVIDIA's own builds bear the number of a release that is still to come."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _listed(expected: dict[str, str], name: str) -> list[str]:
+    return expected[name].split(",") if name in expected else []
 
 
 def _libraries() -> dict[str, Any]:

@@ -73,6 +73,10 @@ def unquoted(value: str) -> str:
             ),
         ),
         ("dockerfile-older", image_job(stack={"torch": "2.6.0"}, base="debian:13")),
+        (
+            "dockerfile-own-torch",
+            image_job(stack={"torch": "base", "nccl": "2.27.7"}, base="nvcr.io/nvidia/pytorch:25.09-py3", os="ubuntu-24.04", mpi="base"),
+        ),
         ("dockerfile-nvidia-base", image_job(stack={"torch": "2.8.0"}, base="nvidia/cuda:12.9.1-devel-ubuntu24.04", mpi="base")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -45,9 +45,23 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ({}, {"base": "registry.example/ours:3"}, ["image.os", "debian-12"]),
         ({}, {"base": "nvidia/cuda:12.4.1-devel-ubuntu24.04"}, ["CUDA 12.4.1", "majors must agree"]),
         ({}, {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04"}, ["NCCL 2.28.3", "brings 2.30.7"]),
-        ({}, {"base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04"}, ["brings pytorch and an NCCL of its own", "nvidia/cuda"]),
+        (
+            {},
+            {"base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04"},
+            ["brings pytorch and an NCCL of its own", 'torch = "base"', "nvidia/cuda"],
+        ),
         ({"torch": "2.6.0"}, {"base": "debian:12"}, ["nvcc of CUDA 12.4", 'toolkit = "debian" on a base of Debian 13']),
         ({"torch": "2.6.0"}, {"base": "debian:13", "toolkit": "pypi"}, ['"pypi" has no nvcc']),
+        ({"torch": "base"}, {"base": "nvcr.io/nvidia/pytorch:25.09-py3"}, ["image.os", "ubuntu-24.04"]),
+        ({"torch": "base"}, {"base": "ours/torch:1", "os": "ubuntu-22.04"}, ["Python 3.10", "needs 3.11"]),
+        ({"torch": "base"}, {"base": "ours/torch:1", "os": "ubuntu-24.04", "toolkit": "pypi"}, ["image.toolkit", "a second one"]),
+        ({"torch": "base", "driver": 580}, {"base": "ours/torch:1", "os": "ubuntu-24.04"}, ["not known without stack.cuda"]),
+        (
+            {"torch": "base", "cuda": "13.0", "driver": 570},
+            {"base": "ours/torch:1", "os": "ubuntu-24.04"},
+            ["needs driver 580", "given 570"],
+        ),
+        ({"torch": "base", "cuda": "14.0", "driver": 570}, {"base": "ours/torch:1", "os": "ubuntu-24.04"}, ["no CUDA 14"]),
         ({"torch": "2.7.1"}, {"base": "debian:13", "toolkit": "debian"}, ['"debian" has no nvcc']),
     ],
     ids=str,
@@ -55,6 +69,11 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
 def test_what_cannot_work_is_refused_with_what_fits(stack: dict[str, Any], image: dict[str, Any], said: list[str]) -> None:
     message = refusal(stack, **image)
     assert [text for text in said if text not in message] == []
+
+
+def test_a_base_with_a_torch_of_its_own_needs_no_row_of_the_table() -> None:
+    image = {"tag": "clipship:1", "base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04", "mpi": "base"}
+    check_stack(tiny_job(stack={"torch": "base", "cuda": "13.0", "driver": 580}, image=image))
 
 
 def test_all_problems_are_named_at_once() -> None:

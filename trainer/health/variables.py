@@ -13,13 +13,13 @@ _TITLES = {"nccl": "NCCL", "torch": "torch", "horovod": "Horovod"}
 _BUILD_TIME = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_CUDA", "HOROVOD_NCCL", "HOROVOD_CPU", "HOROVOD_BUILD", "HOROVOD_CMAKE")
 
 
-def name_problems(names: Iterable[str], torch_version: str) -> Iterator[str]:
+def name_problems(names: Iterable[str], torch_version: str | None) -> Iterator[str]:
     """One sentence for each name with a prefix of these libraries that they do not read, saying which to use.
 
-    NCCL's version is that of the table where torch's is, and unknown otherwise: then no name is called too new for it.
+    NCCL's version is that of the table where torch's is, and unknown otherwise: then no name is called too new for it. None: so is torch's.
     """
     table = _table()
-    same = _numbers(torch_version)[:2] == _numbers(table["torch"]["version"])[:2]
+    same = torch_version is not None and _numbers(torch_version)[:2] == _numbers(table["torch"]["version"])[:2]
     versions = {"nccl": table["nccl"]["version"] if same else None, "torch": torch_version, "horovod": table["horovod"]["version"]}
     for name in sorted(set(names)):
         library = next((entry for entry in _LIBRARIES if name.startswith(tuple(table[entry]["prefixes"]))), None)

@@ -19,12 +19,12 @@ _SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITI
 class Stack(Section):
     """Versions that the container image is built from; `clipship stacks` lists what goes together."""
 
-    torch: Version = "2.14.1"
-    """PyTorch's version; CUDA, cuDNN, NCCL and Horovod follow from it."""
+    torch: Version | Literal["base"] = "2.14.1"
+    """PyTorch's version; CUDA, cuDNN, NCCL and Horovod follow from it. base: the torch that image.base brings, with its CUDA and NCCL."""
     cuda: Version | None = None
-    """An assertion: the CUDA release, as 13.0, that torch's wheel brings. Another one is refused."""
+    """An assertion: the CUDA release, as 13.0, of this torch. Another one is refused, one of the base's when the image is built."""
     nccl: Version | None = None
-    """An assertion: the NCCL that torch's wheel brings. Horovod uses the same one; another one is refused."""
+    """An assertion: the NCCL that comes with this torch. Horovod uses the same one; refused as cuda is."""
     open_clip: Version = "3.3.0"
     """open_clip_torch's version: models, tokenizers, transforms."""
     archs: tuple[Annotated[str, StringConstraints(pattern=r"\A\d+\.\d\z")], ...] = Field(default=("8.0", "9.0"), min_length=1)

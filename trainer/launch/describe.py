@@ -54,7 +54,7 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     if "kubernetes" in job.model_fields_set:
         yield from kubernetes_warnings(job)
-    yield from name_problems([*job.env, *os.environ], job.stack.torch)
+    yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
 
 
 def _model(job: Job) -> str:

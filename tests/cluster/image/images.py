@@ -1,6 +1,7 @@
 """Builds images for tests through the command line, and looks into them."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -13,6 +14,20 @@ import tomli_w
 from tests.cluster.image.daemon import certificates
 
 ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """Who starts the ssh daemon of an image, and how."""
+
+    user: str
+    home: str
+    command: str
+    port: int
+
+
+SSHD_OF_ROOT = Sshd("0", "/root", "/usr/sbin/sshd -De", 22)
+SSHD_OF_USER = Sshd("1000", "/home/clipship", "/usr/sbin/sshd -De -f /opt/clipship/etc/sshd_config", 2222)
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,17 @@ def build(job: Path, tag: str, root: Path = ROOT) -> Built:
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.startswith("sha256:")
     return Built(tag, job, time.monotonic() - started, done.stderr)
+
+
+def over_ssh(tag: str, command: str, sshd: Sshd) -> str:
+    """What a command says that the holder of the job's key runs over ssh in a container of the image."""
+    script = f"""set -e
+        mkdir -p {sshd.home}/.ssh; cd {sshd.home}/.ssh; ssh-keygen -q -t ecdsa -N '' -f id_rsa; cp id_rsa.pub authorized_keys
+        {sshd.command} 2>/tmp/sshd.log & sleep 2
+        ssh -p {sshd.port} localhost {shlex.quote(command)} || {{ cat /tmp/sshd.log; exit 1; }}"""
+    done = in_image(tag, "bash", "-c", script, options=(f"--user={sshd.user}",))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def in_image(tag: str, *command: str, options: tuple[str, ...] = (), network: str = "none") -> "subprocess.CompletedProcess[str]":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.image.daemon import docker
-from tests.cluster.image.images import ROOT, Built, build, clipship, in_image, write_job
+from tests.cluster.image.images import ROOT, SSHD_OF_ROOT, SSHD_OF_USER, Built, Sshd, build, clipship, in_image, over_ssh, write_job
 from trainer.demo.__main__ import prepare as prepare_demo
 from trainer.launch.image.table import table
 
@@ -73,23 +73,10 @@ def test_the_proof_holds_for_root_the_image_s_user_and_any_other(default_image: 
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize(
-    ("user", "home", "command", "port"),
-    [
-        ("0", "/root", "/usr/sbin/sshd -De", 22),
-        ("1000", "/home/clipship", "/usr/sbin/sshd -De -f /opt/clipship/etc/sshd_config", 2222),
-    ],
-)
-def test_sshd_lets_the_holder_of_the_job_s_key_in_and_finds_mpirun(
-    default_image: Built, user: str, home: str, command: str, port: int
-) -> None:
-    script = f"""set -e
-        mkdir -p {home}/.ssh; cd {home}/.ssh; ssh-keygen -q -t ecdsa -N '' -f id_rsa; cp id_rsa.pub authorized_keys
-        {command} 2>/tmp/sshd.log & sleep 2
-        ssh -p {port} localhost 'command -v mpirun python clipship' || {{ cat /tmp/sshd.log; exit 1; }}"""
-    done = in_image(default_image.tag, "bash", "-c", script, options=(f"--user={user}",))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["/usr/bin/mpirun", "/opt/clipship/bin/python", "/opt/clipship/bin/clipship"]
+@pytest.mark.parametrize("sshd", [SSHD_OF_ROOT, SSHD_OF_USER], ids=["root", "user"])
+def test_sshd_lets_the_holder_of_the_job_s_key_in_and_finds_mpirun(default_image: Built, sshd: Sshd) -> None:
+    found = over_ssh(default_image.tag, "command -v mpirun python clipship", sshd)
+    assert found.split() == ["/usr/bin/mpirun", "/opt/clipship/bin/python", "/opt/clipship/bin/clipship"]
 
 
 @pytest.mark.parametrize(("backend", "launcher"), [("torch", "torchrun"), ("horovod", "mpirun"), ("horovod", "horovodrun")])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.image import daemon
 from tests.cluster.image.daemon import docker
-from tests.cluster.image.images import Built, build, clipship, in_image, write_job
+from tests.cluster.image.images import SSHD_OF_USER, Built, build, clipship, in_image, over_ssh, write_job
 from trainer.launch.image.table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.full, pytest.mark.timeout(7200)]
@@ -49,6 +49,47 @@ def test_an_older_stack_is_built_on_debian_13_with_its_own_cuda(docker_folder: P
     assert done.returncode == 0, done.stderr
     assert "stack 2.6.0:" in done.stdout
     assert table().row("2.6.0").nccl in done.stdout
+
+
+# The default's own build stage, rearranged as NVIDIA's images are: torch, CUDA and NCCL in the system's folders, a toolkit, a user 1000.
+_OWN_TORCH = r"""FROM {stage}
+RUN set -e; to=/usr/local/lib/python3.11/dist-packages; cd /opt/clipship/lib/python3.11/site-packages; mkdir -p $to; \
+    mv torch torch-* torchvision* triton* nvidia* cuda* sympy* mpmath* networkx* $to; \
+    cp -r jinja2* markupsafe* filelock* fsspec* typing_extensions* numpy* pillow* PIL $to; \
+    mv $to/nvidia/nccl/lib/libnccl.so.2 /usr/lib/x86_64-linux-gnu/; mv $to/nvidia/nccl/include/nccl.h /usr/include/; \
+    rm -r $to/nvidia/nccl $to/nvidia_nccl*; ldconfig; \
+    ln -s $to/nvidia/cu13 /usr/local/cuda; userdel --remove clipship; useradd --uid 1000 --user-group --create-home ubuntu; \
+    rm -r /opt/clipship /docker /layer /workspace /build
+ENV PIP_CONSTRAINT=/etc/constraint.txt
+RUN echo numpy==1.26.4 >/etc/constraint.txt
+"""
+
+
+def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(default_image: Built, bookworm: str, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    assert clipship("image", "context", str(default_image.job), str(context)).returncode == 0
+    stage, base, tag = "clipship-test:stage", "clipship-test-own:torch", "clipship-test:own-torch"
+    docker("build", "--target=horovod", f"--tag={stage}", str(context))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/Dockerfile").write_text(_OWN_TORCH.format(stage=stage))
+    docker("build", f"--tag={base}", str(tmp_path / "own"))
+    row = table().row(table().default)
+    try:
+        wrong = clipship("image", "build", str(_on_own_torch(tmp_path, tag, base, mpi="debian")), "--any-disk")
+        assert wrong.returncode == 1
+        assert 'image.mpi = "base" takes it' in wrong.stderr
+        build(_on_own_torch(tmp_path, tag, base, mpi="base", stack={"nccl": row.nccl}), tag)
+        done = clipship("image", "verify", tag)
+        assert done.returncode == 0, done.stderr
+        assert '"nccl_library": "/usr/lib/x86_64-linux-gnu/libnccl.so.2"' in done.stdout
+        assert in_image(tag, "sh", "-c", "ls -d /opt/clipship/lib/python3*/site-packages/torch").stdout == ""
+        assert over_ssh(tag, "command -v python mpirun", SSHD_OF_USER).split() == ["/opt/clipship/bin/python", "/usr/bin/mpirun"]
+    finally:
+        docker("rmi", "--force", tag, base, stage)
+
+
+def _on_own_torch(folder: Path, tag: str, base: str, *, stack: dict[str, str] | None = None, **image: str) -> Path:
+    return write_job(folder, tag, base, "debian-12", stack={"torch": "base", **(stack or {})}, **image)
 
 
 def test_a_wheelhouse_replaces_the_index(bookworm: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from trainer.errors import InputError
 from trainer.job import Job
-from trainer.launch.image.table import Cuda, Row, System, Table, number, table
+from trainer.launch.image.table import Cuda, Row, System, Table, has_code, number, table
 
 _NVIDIA_IMAGE = re.compile(r"(?:.*/)?nvidia/cuda:(\d+\.\d+\.\d+)-(?:cudnn\d*-)?(base|runtime|devel)-(ubuntu\d\d\.\d\d)")
 _WITH_FRAMEWORK = re.compile(r"(?:.*/)?(pytorch|tensorflow|jax|nemo)(?::.*)?")
@@ -15,8 +15,11 @@ _WITH_FRAMEWORK = re.compile(r"(?:.*/)?(pytorch|tensorflow|jax|nemo)(?::.*)?")
 def check_stack(job: Job) -> None:
     """Raises InputError listing everything about [stack] and [image] that cannot work, each with what fits instead."""
     known = table()
-    row = known.row(job.stack.torch)
-    problems = [problem for look in _CHECKS for problem in look(job, row, known)]
+    if job.stack.torch == "base":
+        problems = [*_trainer(job, known), *_own_torch(job, known)]
+    else:
+        row = known.row(job.stack.torch)
+        problems = [*_trainer(job, known), *(problem for look in _CHECKS for problem in look(job, row, known))]
     if problems:
         raise InputError("\n".join(problems))
 
@@ -37,9 +40,11 @@ def system_name(job: Job, known: Table) -> str | None:
 
 def toolkit(job: Job, known: Table) -> str:
     """Where nvcc comes from: pypi, debian or base. Raises InputError where nobody has it."""
+    wanted = job.image.toolkit
+    if job.stack.torch == "base":
+        return "base"
     row = known.row(job.stack.torch)
     offers = known.cuda[row.cuda].nvcc
-    wanted = job.image.toolkit
     system = system_name(job, known)
     fitting = [kind for kind in ("pypi", "debian", "base") if (f"debian-{system[7:]}" if kind == "debian" and system else kind) in offers]
     automatic = [kind for kind in fitting if kind != "base" or _NVIDIA_IMAGE.fullmatch(job.image.base.partition("@")[0])]
@@ -60,6 +65,36 @@ def _no_toolkit(row: Row, wanted: str, offers: tuple[str, ...]) -> str:
     return f"stack.torch: torch {row.torch} needs nvcc of CUDA {row.cuda} and {given}; take {' or '.join(ways[offer] for offer in offers)}"
 
 
+def _trainer(job: Job, known: Table) -> Iterator[str]:
+    if job.stack.open_clip != known.open_clip:
+        yield f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given {job.stack.open_clip})"
+
+
+def _own_torch(job: Job, known: Table) -> Iterator[str]:
+    """Of a base with a torch of its own the job alone is known here; the build looks at the rest."""
+    if job.image.toolkit not in ("auto", "base"):
+        yield f'image.toolkit: a base with a torch of its own has the nvcc for it too; "{job.image.toolkit}" would be a second one'
+    name = system_name(job, known)
+    if name is None:
+        yield _no_system(job, known)
+    elif number(known.systems[name].python) < number(known.trainer_python_min):
+        yield f"image.base: {name} has Python {known.systems[name].python}, the trainer needs {known.trainer_python_min}"
+    if job.stack.driver is not None:
+        yield from _own_driver(job, job.stack.driver, known)
+
+
+def _own_driver(job: Job, driver: int, known: Table) -> Iterator[str]:
+    if job.stack.cuda is None:
+        yield "stack.driver: which driver the base's CUDA needs is not known without stack.cuda, which the build then holds the base to"
+        return
+    major = number(job.stack.cuda)[0]
+    floors = [entry.driver_min for name, entry in known.cuda.items() if number(name)[0] == major]
+    if not floors:
+        yield f"stack.cuda: the table has no CUDA {major}, so that stack.driver cannot be held against it; leave stack.driver out"
+    elif driver < min(floors):
+        yield f"stack.driver: CUDA {job.stack.cuda} needs driver {min(floors)} or newer (given {driver})"
+
+
 def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
     stack = job.stack
     if stack.cuda is not None and stack.cuda != row.cuda:
@@ -71,16 +106,14 @@ def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
             f"stack.nccl: torch {row.torch} brings NCCL {row.nccl}, and Horovod uses the same library: "
             f"{stack.nccl} would be a second one in the process; {others}"
         )
-    if stack.open_clip != known.open_clip:
-        yield f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given {stack.open_clip})"
     if not known.trains(row):
         yield f"stack.torch: the trainer needs torch {known.trainer_torch_min} or newer (given {row.torch}): {known.trainer_torch_why}"
 
 
 def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
     for arch in dict.fromkeys(job.stack.archs):
-        if not _has_code(row, arch):
-            others = _torches(known, lambda other, arch=arch: _has_code(other, arch))  # type: ignore[misc]
+        if not has_code(row.archs, arch):
+            others = _torches(known, lambda other, arch=arch: has_code(other.archs, arch))  # type: ignore[misc]
             yield f"stack.archs: the wheel of torch {row.torch} has no code for {arch}, only for {', '.join(row.archs)}; {others}"
     driver, floor = job.stack.driver, known.cuda[row.cuda].driver_min
     if driver is not None and driver < floor:
@@ -91,7 +124,7 @@ def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
 def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
     name = system_name(job, known)
     if name is None:
-        yield f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(known.systems)}'
+        yield _no_system(job, known)
         return
     yield from _nvidia_base(job, row, known)
     system, cuda = known.systems[name], known.cuda[row.cuda]
@@ -104,6 +137,10 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
         toolkit(job, known)
     except InputError as problem:
         yield str(problem)
+
+
+def _no_system(job: Job, known: Table) -> str:
+    return f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(known.systems)}'
 
 
 def compiler(system: System, row: Row, cuda: Cuda) -> int | None:
@@ -147,7 +184,8 @@ def _nvidia_base(job: Job, row: Row, known: Table) -> Iterator[str]:
     if framework := _WITH_FRAMEWORK.fullmatch(name):
         yield (
             f"image.base: {job.image.base} brings {framework[1]} and an NCCL of its own, to which nothing of a stack fits: the image would "
-            f"have two of each. Take a flavour of nvidia/cuda, or a plain Debian or Ubuntu; the stack's torch {row.torch} comes as wheels"
+            'have two of each. stack.torch = "base" takes what the base has; else take a flavour of nvidia/cuda, or a plain Debian or '
+            f"Ubuntu: the stack's torch {row.torch} comes as wheels"
         )
     nvidia = _NVIDIA_IMAGE.fullmatch(name)
     if not nvidia:
@@ -175,9 +213,3 @@ def _or_none(names: list[str], what: str) -> str:
 
 
 _CHECKS = (_versions, _gpus, _base)
-
-
-def _has_code(row: Row, arch: str) -> bool:
-    """Code for 8.0 also runs on 8.6 and 8.9: the same major, not older."""
-    major, minor = number(arch)
-    return any(number(has)[0] == major and number(has)[1] <= minor for has in row.archs)

@@ -11,6 +11,7 @@ from trainer.launch.image.table import Row, table
 
 _PYTHON = "/opt/clipship/bin/python"
 _PROOF = ("-P", "-m", "trainer.proof")
+_OF_BASE = "base"  # as stack.torch says it
 _SHARED_MEMORY = 2**30  # bytes; torch's and Horovod's ranks talk through it, and a container's 64 MiB are soon full
 
 
@@ -23,6 +24,11 @@ def verify(image: str) -> tuple[dict[str, Any], Row | None]:
     output = _run(image, [_PYTHON, *_PROOF, *expected])
     facts: dict[str, Any] = json.loads(output)
     return facts, table().matching(facts["nccl"], facts["torch"])
+
+
+def has_own_torch(image: str) -> bool:
+    """Whether its torch is that of its base, which no row of the table need have."""
+    return labels(image).get("org.clipship.torch") == _OF_BASE
 
 
 def packages(image: str) -> list[tuple[str, str, str, str]]:
@@ -47,8 +53,8 @@ def labels(image: str) -> Mapping[str, str]:
 def _expectations(image: str) -> Sequence[str]:
     """What the image's labels promise."""
     found = labels(image)
-    names = ("torch", "cuda", "nccl")
-    return [word for name in names if f"org.clipship.{name}" in found for word in (f"--{name}", found[f"org.clipship.{name}"])]
+    said = {name: found.get(f"org.clipship.{name}", _OF_BASE) for name in ("torch", "cuda", "nccl")}
+    return [word for name, value in said.items() if value != _OF_BASE for word in (f"--{name}", value)]
 
 
 def _run(image: str, command: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainer.job import Job
 from trainer.launch.image.fit import check_stack, compiler, system_name, toolkit
-from trainer.launch.image.table import Row, System, table
+from trainer.launch.image.table import Row, System, Table, number, table
 
 _PATH = "/opt/clipship/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "openssh-server")
@@ -23,14 +23,16 @@ class Recipe:
 
     summary: str
     base: str
-    row: Row
-    row_archs: str
+    row: Row | None
+    """None: torch, CUDA and NCCL are the base's."""
+    proof: tuple[str, ...]
+    """What the proof holds the image to."""
     mpi: str
     mpi_origin: str
     toolkit: str
     cuda_home: str
     torch_pins: str
-    """The lock file of this torch and of what it pins, under docker/."""
+    """The lock file of this torch and of what it pins, under docker/; empty where torch is the base's."""
     nvcc_pins: str
     archs: str
     """As Horovod's build takes them: 80,90."""
@@ -48,6 +50,8 @@ class Recipe:
     pip_config: str
     pip_certificates: str
     """Where the site's own pip.conf, a secret, cannot say it."""
+    keeps_path: bool
+    """The base's own PATH stays: MPI is there, or the CUDA of its torch."""
     path: str
     env: dict[str, str]
     labels: dict[str, str]
@@ -57,21 +61,23 @@ def recipe(job: Job) -> Recipe:
     """Raises InputError listing what cannot work (`check_stack`)."""
     check_stack(job)
     known, image = table(), job.image
-    row = known.row(job.stack.torch)
+    row = None if job.stack.torch == "base" else known.row(job.stack.torch)
+    keeps_path = image.mpi == "base" or row is None
     distribution = known.systems[system_name(job, known) or ""]  # check_stack has refused a base without one
     kind = toolkit(job, known)
-    gcc = compiler(distribution, row, known.cuda[row.cuda])
+    gcc = compiler(distribution, row, known.cuda[row.cuda]) if row else distribution.gcc[0]
+    brought = f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}" if row else "torch, CUDA and NCCL of the base"
     return Recipe(
-        summary=f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}, Horovod 0.28.1, Open MPI {_mpi(job, distribution)}",
+        summary=f"{brought}, Horovod 0.28.1, Open MPI {_mpi(job, distribution)}",
         base=image.base,
         row=row,
-        row_archs=",".join(row.archs),
+        proof=_proof(job, row, known),
         mpi=image.mpi,
         mpi_origin=_mpi(job, distribution),
         toolkit=kind,
         cuda_home=_cuda_home(kind, row, image.cuda_home),
-        torch_pins=f"torch/{row.torch}.txt",
-        nvcc_pins=f"requirements-cuda-{row.cuda}.txt",
+        torch_pins=f"torch/{row.torch}.txt" if row else "",
+        nvcc_pins=f"requirements-cuda-{row.cuda}.txt" if row else "",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
         compiler=image.compiler,
@@ -90,14 +96,27 @@ def recipe(job: Job) -> Recipe:
         pip_secret=_PIP_SECRET if image.site.pip_conf else "",
         pip_config="/run/secrets/pip_conf" if image.site.pip_conf else "/site/pip.conf" if _has_site(job) else "",
         pip_certificates="/site/ca.pem" if image.site.pip_conf and image.site.certificates else "",
-        path="/opt/clipship/bin:$PATH" if image.mpi == "base" else _PATH,
+        keeps_path=keeps_path,
+        path="/opt/clipship/bin:$PATH" if keeps_path else _PATH,
         env=_environment(job, row),
         labels=_labels(job, row),
     )
 
 
-def _cuda_home(toolkit: str, row: Row, of_base: str) -> str:
-    if toolkit == "base":
+def _proof(job: Job, row: Row | None, known: Table) -> tuple[str, ...]:
+    if row:
+        return ("--torch", row.torch, "--cuda", row.cuda, "--nccl", row.nccl, "--archs", ",".join(row.archs))
+    claims = tuple(word for name, value in _claims(job).items() for word in (f"--{name}", value))
+    return ("--torch-min", known.trainer_torch_min, *claims, "--gpus", ",".join(dict.fromkeys(job.stack.archs)))
+
+
+def _claims(job: Job) -> dict[str, str]:
+    """What the job says of a base's torch."""
+    return {name: value for name, value in (("cuda", job.stack.cuda), ("nccl", job.stack.nccl)) if value}
+
+
+def _cuda_home(toolkit: str, row: Row | None, of_base: str) -> str:
+    if toolkit == "base" or row is None:
         return shlex.quote(of_base)
     return "/opt/cuda" if toolkit == "debian" else f"/opt/clipship/lib/python3*/site-packages/nvidia/cu{row.cuda_major}"
 
@@ -121,22 +140,19 @@ def _has_site(job: Job) -> bool:
     return bool(site.certificates or site.index_url or site.apt_mirror or site.wheelhouse)
 
 
-def _environment(job: Job, row: Row) -> dict[str, str]:
-    ours = {
-        "NVIDIA_VISIBLE_DEVICES": "all",
-        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-        "NVIDIA_REQUIRE_CUDA": f"cuda>={row.cuda_major}.0",  # any driver of the major will do
-    }
+def _environment(job: Job, row: Row | None) -> dict[str, str]:
+    ours = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    if cuda := row.cuda if row else job.stack.cuda:
+        ours["NVIDIA_REQUIRE_CUDA"] = f"cuda>={number(cuda)[0]}.0"  # any driver of the major will do
     return ours | job.image.env
 
 
-def _labels(job: Job, row: Row) -> dict[str, str]:
+def _labels(job: Job, row: Row | None) -> dict[str, str]:
     described = json.dumps([job.stack.model_dump(mode="json"), job.image.model_dump(mode="json", exclude={"tag", "site"})], sort_keys=True)
     return {
         "org.opencontainers.image.title": f"Clipship for {job.name}",
-        "org.clipship.torch": row.torch,
-        "org.clipship.cuda": row.cuda,
-        "org.clipship.nccl": row.nccl,
+        "org.clipship.torch": job.stack.torch,
+        **{f"org.clipship.{name}": value for name, value in ({"cuda": row.cuda, "nccl": row.nccl} if row else _claims(job)).items()},
         "org.clipship.horovod": "0.28.1",
         "org.clipship.mpi": job.image.mpi,
         "org.clipship.job": f"sha256:{hashlib.sha256(described.encode()).hexdigest()}",

@@ -2,6 +2,7 @@
 
 import functools
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,12 @@ Number = tuple[int, ...]
 def number(version: str) -> Number:
     """A version to compare with: "12.4" -> (12, 4)."""
     return tuple(int(part) for part in version.split("."))
+
+
+def has_code(archs: Sequence[str], gpu: str) -> bool:
+    """Whether a torch with code for `archs` runs on a GPU of compute capability `gpu`: that of 8.0 also runs on 8.6, not on 9.0."""
+    major, minor = number(gpu)
+    return any(number(arch)[0] == major and number(arch)[1] <= minor for arch in archs)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from trainer.launch.image.recipe import recipe
 from trainer.launch.image.table import table
 from trainer.launch.templates import FOLDER
 
+_MANYLINUX = "2.28"  # the glibc that most wheels ask for at most
 _HOROVOD = "horovod==0.28.1 --hash=sha256:92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0\n"
 
 
@@ -24,8 +25,17 @@ def fill(job: Job, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     made, docker = recipe(job), FOLDER / "docker"
     python = table().systems[system_name(job, table()) or ""].python
-    target = ["--python-version", python, "--implementation", "cp", "--only-binary", ":all:", *_platforms(made.row.glibc)]
-    lists = [docker / name for name in ("requirements.txt", made.torch_pins, "requirements-mpi.txt", "requirements-build.txt")]
+    target = [
+        "--python-version",
+        python,
+        "--implementation",
+        "cp",
+        "--only-binary",
+        ":all:",
+        *_platforms(made.row.glibc if made.row else _MANYLINUX),
+    ]
+    names = ("requirements.txt", made.torch_pins, "requirements-mpi.txt", "requirements-build.txt")
+    lists = [docker / name for name in names if name]
     if made.toolkit == "pypi":
         lists.append(docker / made.nvcc_pins)
     for pins in lists:
@@ -41,7 +51,7 @@ def fill(job: Job, folder: Path) -> int:
 
 def _platforms(glibc: str) -> list[str]:
     """pip takes each tag by itself: every manylinux up to what the base's glibc allows at least."""
-    minor = max(int(glibc.split(".")[1]), 28)
+    minor = max(int(glibc.split(".")[1]), int(_MANYLINUX.split(".")[1]))
     tags = [f"manylinux_2_{number}_x86_64" for number in range(minor, 4, -1)]
     return [word for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"] for word in ("--platform", tag)]
 
