@@ -55,10 +55,12 @@ def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: 
         "certificates": ("a.pem", "b.pem"),
         "index_url": "https://index.example/100%/simple",
         "apt_mirror": "http://mirror.example/debian",
+        "apt_security_mirror": "http://mirror.example/debian-security",
     }
     entries = context(resolve_paths(job_with(site), tmp_path))
     assert bytes(entries["site/certificates.pem"]).count(b"BEGIN CERTIFICATE") == 2
     assert entries["site/apt-mirror"] == b"http://mirror.example/debian\n"
+    assert entries["site/apt-security-mirror"] == b"http://mirror.example/debian-security\n"
     assert entries["site/pip.conf"] == b"[global]\ncert = /site/ca.pem\nindex-url = https://index.example/100%%/simple\n"
 
 

@@ -42,6 +42,8 @@ class Site(Section):
     """The package index that pip asks. No password in it: that goes into pip_conf."""
     apt_mirror: Line | None = None
     """The address that Debian's or Ubuntu's packages come from: http(s)://host/path; a dated snapshot makes builds repeatable."""
+    apt_security_mirror: Line | None = None
+    """The same for Debian's security archive, which has an address of its own. None: beside apt_mirror a Debian goes without it."""
     wheelhouse: Text | None = None
     """A folder that `clipship image wheelhouse` filled: pip asks no index then."""
     pip_conf: Text | None = None
@@ -54,7 +56,13 @@ class Site(Section):
         """The path of each secret by the name under which BuildKit knows it."""
         return {name: path for name, path in (("pip_conf", self.pip_conf), ("apt_auth", self.apt_auth)) if path}
 
-    @field_validator("index_url", "apt_mirror")
+    @model_validator(mode="after")
+    def _one_security_archive(self) -> "Site":
+        if self.apt_security_mirror and not self.apt_mirror:
+            raise ValueError("apt_security_mirror goes with apt_mirror: without it the base keeps its own addresses")
+        return self
+
+    @field_validator("index_url", "apt_mirror", "apt_security_mirror")
     @classmethod
     def _an_address(cls, value: str | None) -> str | None:
         if value is None:

@@ -127,6 +127,18 @@ def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     assert size <= LARGEST
 
 
+def test_a_site_s_mirrors_replace_the_base_s_archives_security_too(bookworm: str, tmp_path: Path) -> None:
+    for name in ("apt-mirror", "apt-security-mirror"):
+        (tmp_path / name).write_text(f"http://{name}.example/debian\n")
+    volumes = (f"--volume={tmp_path}:/site", f"--volume={ROOT}/docker/site.sh:/site.sh:ro")
+    done = in_image(bookworm, "sh", "-c", "sh /site.sh && cat /etc/apt/sources.list", options=volumes)
+    assert done.stdout.splitlines() == [
+        "deb http://apt-mirror.example/debian bookworm main",
+        "deb http://apt-mirror.example/debian bookworm-updates main",
+        "deb http://apt-security-mirror.example/debian bookworm-security main",
+    ]
+
+
 def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str, docker_folder: Path) -> None:
     config = docker_folder / "registry.yml"
     config.write_text(

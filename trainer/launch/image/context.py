@@ -71,8 +71,9 @@ def _site(job: Job) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     if site.certificates:
         entries["site/certificates.pem"] = b"".join(_certificate(Path(name)) for name in site.certificates)
-    if site.apt_mirror:
-        entries["site/apt-mirror"] = f"{site.apt_mirror}\n".encode()
+    for name, address in (("apt-mirror", site.apt_mirror), ("apt-security-mirror", site.apt_security_mirror)):
+        if address:
+            entries[f"site/{name}"] = f"{address}\n".encode()
     if site.wheelhouse:
         entries |= {f"site/wheelhouse/{path.name}": path for path in _wheels(Path(site.wheelhouse))}
     entries["site/pip.conf"] = _pip_conf(job).encode()
