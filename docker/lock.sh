@@ -40,6 +40,9 @@ entries other "$whole" >docker/requirements.txt
 entries torch "$whole" >"docker/torch/$default.txt"
 
 mapfile -t rows < <(value torch)
+for file in docker/torch/*.txt; do # of rows that are gone
+    [[ " ${rows[*]} " == *" $(basename "$file" .txt) "* ]] || rm "$file"
+done
 for torch in "${rows[@]}"; do
     printf '%s\n%s\n' "$oldest" "$torch" | sort -CV || continue
     [[ $torch != "$default" ]] || continue

@@ -16,14 +16,10 @@ if [ -e /site/apt-mirror ]; then
     for suite in "$VERSION_CODENAME" "$VERSION_CODENAME-updates"; do
         echo "deb $mirror $suite $components"
     done >/etc/apt/sources.list
-    # Ubuntu's security updates lie beside the others, Debian's in an archive of their own.
-    security=
-    if [ "$ID" = ubuntu ]; then
-        security=$mirror
-    elif [ -e /site/apt-security-mirror ]; then
-        read -r security </site/apt-security-mirror
+    if [ -e /site/apt-security-mirror ]; then
+        read -r mirror </site/apt-security-mirror
+        echo "deb $mirror $VERSION_CODENAME-security $components" >>/etc/apt/sources.list
     fi
-    [ -z "$security" ] || echo "deb $security $VERSION_CODENAME-security $components" >>/etc/apt/sources.list
     # A dated snapshot keeps the lists of its day, which have expired since.
     echo 'Acquire::Check-Valid-Until "false";' >>/etc/apt/apt.conf.d/99site
 fi

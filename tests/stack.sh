@@ -16,7 +16,8 @@ pins=docker/torch/$row.txt
 [[ -e $pins ]] || { echo "the trainer does not run on torch $row; \`clipship stacks explain $row\` says why" >&2; exit 2; }
 python=$(command -v "${PYTHON:-python3.11}")
 environment=.stacks/$row
-if [[ ! -e $environment/done ]]; then
+installed=$environment/installed-$(cat "$pins" docker/requirements*.txt tests/requirements.txt | sha256sum | head -c 16)
+if [[ ! -e $installed ]]; then
     "$python" -m venv --clear "$environment"
     pip=("$environment/bin/python" -m pip install --disable-pip-version-check --quiet)
     "${pip[@]}" --require-hashes --requirement "$pins" --requirement docker/requirements.txt --requirement docker/requirements-mpi.txt \
@@ -24,7 +25,7 @@ if [[ ! -e $environment/done ]]; then
     "${pip[@]}" --no-deps --no-build-isolation --editable .
     wheel=$(docker/build-horovod.sh --python "$environment/bin/python" --cache "${XDG_CACHE_HOME:-$HOME/.cache}/clipship/wheels" --ops cpu)
     "${pip[@]}" --no-deps "$wheel"
-    touch "$environment/done"
+    touch "$installed"
 fi
 exec env PATH="$PWD/$environment/bin:$PATH" "$environment/bin/python" -m pytest --ignore=tests/cluster --ignore-glob='*/test_ends_*' \
     -m 'not gpu and not full' "$@"

@@ -51,6 +51,31 @@ def test_build_refuses_an_environment_without_torch(tmp_path: Path) -> None:
     assert "torch is not installed in this environment" in done.stderr
 
 
+def test_the_system_s_nccl_that_torch_loads_is_found_with_its_header(tmp_path: Path) -> None:
+    """As NVIDIA's images have it: no wheel of NCCL, and ldd names it by way of /lib, which is a link."""
+    torch, tools, libraries = tmp_path / "site/torch", tmp_path / "tools", tmp_path / "usr/lib/x86_64-linux-gnu"
+    for folder in (torch / "lib", tmp_path / "site/torch-2.14.1.dist-info", tools / "bin", libraries):
+        folder.mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (torch / "version.py").write_text("cuda: str | None = '13.0'\n")
+    (tmp_path / "site/torch-2.14.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.14.1\n")
+    (libraries / "libnccl.so.2").touch()
+    (tmp_path / "lib").symlink_to("usr/lib")
+    for name, says in (
+        ("ldd", f"\tlibnccl.so.2 => {tmp_path}/lib/x86_64-linux-gnu/libnccl.so.2 (0x7f)"),
+        ("nvcc", "release 13.0, V13.0.88"),
+    ):
+        (tools / "bin" / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (tools / "bin" / name).chmod(0o755)
+    found = {"PYTHONPATH": str(tmp_path / "site"), "PATH": f"{tools}/bin:{os.environ['PATH']}"}
+    done = build("--cache", tmp_path / "cache", "--ops", "nccl", "--cuda-home", tools, **found)
+    assert f"there is no nccl.h in {tmp_path}/usr/include" in done.stderr
+    (tmp_path / "usr/include").mkdir()
+    (tmp_path / "usr/include/nccl.h").touch()
+    done = build("--cache", tmp_path / "cache", "--ops", "nccl", "--cuda-home", tools, CXX="no-such-compiler", **found)
+    assert "there is no C++ compiler (no-such-compiler)" in done.stderr  # what is looked at after NCCL
+
+
 @pytest.mark.horovod
 def test_build_refuses_another_sdist_and_leaves_nothing(tmp_path: Path) -> None:
     sdist = tmp_path / "horovod-0.28.1.tar.gz"

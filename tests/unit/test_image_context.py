@@ -131,6 +131,8 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         ("E: Unable to locate package numactll", "image.apt_packages"),
         ("cc1plus: fatal error: Killed signal terminated program cc1plus", "too little memory"),
         ("proof: FAILED: nccl is 2.29.7, the stack says 2.30.7", "nccl is 2.29.7"),
+        ("base: its torch 2.5.0 is built without CUDA", "the base does not fit: its torch 2.5.0 is built without CUDA"),
+        ("#12 3.456 the base has an MPI of its own: image.mpi", "the base has an MPI of its own: image.mpi"),
         ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "reaches no network"),
     ],
 )
@@ -138,5 +140,11 @@ def test_a_failed_build_names_the_likely_cause(output: str, cause: str) -> None:
     assert cause in (likely_cause(f"Step 3/9\n{output}\n") or "")
 
 
-def test_an_unknown_failure_gets_no_made_up_cause() -> None:
-    assert likely_cause("something else went wrong") is None
+@pytest.mark.parametrize("output", ["something else went wrong", "Step 9/30 : RUN echo 'the base has an MPI of its own: image.mpi'"])
+def test_an_unknown_failure_gets_no_made_up_cause(output: str) -> None:
+    assert likely_cause(output) is None
+
+
+def test_security_updates_of_a_site_need_its_mirror() -> None:
+    with pytest.raises(InputError, match="apt_security_mirror goes with apt_mirror"):
+        jobfile.from_table({"name": "x", "image": {"site": {"apt_security_mirror": "http://mirror.example/s"}}}, "the job")

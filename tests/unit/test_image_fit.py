@@ -53,7 +53,8 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ({"torch": "2.6.0"}, {"base": "debian:12"}, ["nvcc of CUDA 12.4", 'toolkit = "debian" on a base of Debian 13']),
         ({"torch": "2.6.0"}, {"base": "debian:13", "toolkit": "pypi"}, ['"pypi" has no nvcc']),
         ({"torch": "base"}, {"base": "nvcr.io/nvidia/pytorch:25.09-py3"}, ["image.os", "ubuntu-24.04"]),
-        ({"torch": "base"}, {"base": "ours/torch:1", "os": "ubuntu-22.04"}, ["Python 3.10", "needs 3.11"]),
+        ({"torch": "base"}, {"base": "debian:12-slim"}, ["debian:12-slim brings no torch"]),
+        ({"torch": "base"}, {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04", "os": "ubuntu-24.04"}, ["brings no torch"]),
         ({"torch": "base"}, {"base": "ours/torch:1", "os": "ubuntu-24.04", "toolkit": "pypi"}, ["image.toolkit", "a second one"]),
         ({"torch": "base", "driver": 580}, {"base": "ours/torch:1", "os": "ubuntu-24.04"}, ["not known without stack.cuda"]),
         (

@@ -29,6 +29,10 @@ def test_every_dependency_of_the_package_is_pinned_within_its_bound() -> None:
     assert outside == []
 
 
+def test_no_lock_file_is_of_a_stack_that_is_gone() -> None:
+    assert {path.stem for path in (*OTHER_TORCHES, DEFAULT)} == {row.torch for row in table().rows if table().trains(row)}
+
+
 @pytest.mark.parametrize("row", [row for row in table().rows if table().trains(row)], ids=lambda row: row.torch)
 def test_each_stack_that_the_trainer_runs_on_is_pinned_as_the_table_says(row: Row) -> None:
     pins = pinned(ROOT / f"docker/torch/{row.torch}.txt")

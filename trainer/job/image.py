@@ -43,7 +43,7 @@ class Site(Section):
     apt_mirror: Line | None = None
     """The address that Debian's or Ubuntu's packages come from: http(s)://host/path; a dated snapshot makes builds repeatable."""
     apt_security_mirror: Line | None = None
-    """The same for Debian's security archive, which has an address of its own. None: beside apt_mirror a Debian goes without it."""
+    """Where security updates come from beside apt_mirror: for Debian an archive of its own, for Ubuntu the same again. None: left out."""
     wheelhouse: Text | None = None
     """A folder that `clipship image wheelhouse` filled: pip asks no index then."""
     pip_conf: Text | None = None
@@ -88,7 +88,7 @@ class Image(Section):
     toolkit: Literal["auto", "pypi", "debian", "base"] = "auto"
     """Where nvcc comes from, for the build alone: PyPI, Debian 13's packages (non-free), or the base. auto: what the stack allows."""
     cuda_home: Text = "/usr/local/cuda"
-    """Where the base has its CUDA toolkit; read with toolkit = "base"."""
+    """Where the base has its CUDA toolkit; read where toolkit or stack.torch is "base"."""
     compiler: bool = False
     """Leave a C++ compiler in the image, which torch.compile needs."""
     apt_packages: tuple[Text, ...] = ()

@@ -9,7 +9,6 @@ _NETWORK = "the build reaches no network: image.site.index_url and image.site.ap
 _HASHES = "the index gave another file than the one that was pinned; a mirror that rebuilds packages cannot be used"
 _WHEEL = "the index or the wheelhouse lacks a package for this Python: see `clipship stacks explain` and `clipship image wheelhouse`"
 _PACKAGE = "the base's distribution has no such package: look at image.apt_packages and image.os"
-_NO_TORCH = "the base has no torch and torchvision of its own: leave stack.torch to a release of `clipship stacks`"
 _NEW_COMPILER = "nvcc refuses a g++ that new: `clipship stacks explain` names the limit; take a base with an older one"
 _OLD_COMPILER = "the C++ compiler is too old for this torch: it needs g++ 11"
 _BASE = "the base image is not on this machine and cannot be pulled: look at image.base"
@@ -23,8 +22,8 @@ _CAUSES = (
     (r"DO NOT MATCH THE HASHES", _HASHES),
     (r"No matching distribution found|Could not find a version", _WHEEL),
     (r"Unable to locate package|has no installation candidate", _PACKAGE),
-    (r"No module named '(torch|torchvision)'", _NO_TORCH),
-    (r"the base has an MPI of its own: .*", r"\g<0>"),
+    (r"(?m)^(?:#\d+ [\d.]+ )?base: (its .*)", r"the base does not fit: \1"),
+    (r"(?m)^(?:#\d+ [\d.]+ )?(the base has an MPI of its own: .*)", r"\1"),
     (r"unsupported GNU version", _NEW_COMPILER),
     (r"C\+\+20 or later|strong_ordering", _OLD_COMPILER),
     (r"proof: FAILED: (.*)", r"what was built is not what the stack says: \1"),

@@ -63,12 +63,10 @@ def verify(image: str) -> None:
 
     facts, row = verify_image(image)
     click.echo(json.dumps(facts, indent=2))
-    if row is not None:
+    if has_own_torch(image):
+        click.echo(f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, as the image's base brought them")
+    elif row is not None:
         click.echo(f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` says more")
-    elif has_own_torch(image):
-        click.echo(
-            f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']} of the base, together in no row of the table"
-        )
     else:
         raise ClusterError(f"{image} works, and no stack of the table has torch {facts['torch']} with NCCL {facts['nccl']}")
 

@@ -74,11 +74,11 @@ def _own_torch(job: Job, known: Table) -> Iterator[str]:
     """Of a base with a torch of its own the job alone is known here; the build looks at the rest."""
     if job.image.toolkit not in ("auto", "base"):
         yield f'image.toolkit: a base with a torch of its own has the nvcc for it too; "{job.image.toolkit}" would be a second one'
-    name = system_name(job, known)
-    if name is None:
+    base, system = job.image.base.partition("@")[0], system_name(job, known)
+    if system is None:
         yield _no_system(job, known)
-    elif number(known.systems[name].python) < number(known.trainer_python_min):
-        yield f"image.base: {name} has Python {known.systems[name].python}, the trainer needs {known.trainer_python_min}"
+    elif job.image.os == "auto" or _NVIDIA_IMAGE.fullmatch(base):  # its name says all that it has
+        yield f"image.base: {base} brings no torch; leave stack.torch to a release of `clipship stacks`, or name a base that has one"
     if job.stack.driver is not None:
         yield from _own_driver(job, job.stack.driver, known)
 

@@ -53,8 +53,8 @@ def labels(image: str) -> Mapping[str, str]:
 def _expectations(image: str) -> Sequence[str]:
     """What the image's labels promise."""
     found = labels(image)
-    said = {name: found.get(f"org.clipship.{name}", _OF_BASE) for name in ("torch", "cuda", "nccl")}
-    return [word for name, value in said.items() if value != _OF_BASE for word in (f"--{name}", value)]
+    said = {name: found.get(f"org.clipship.{name}") for name in ("torch", "cuda", "nccl")}
+    return [word for name, value in said.items() if value and value != _OF_BASE for word in (f"--{name}", value)]
 
 
 def _run(image: str, command: Sequence[str]) -> str:
