@@ -6,7 +6,8 @@ import pytest
 
 from tests.jobs import tiny_job
 from trainer.errors import InputError
-from trainer.launch.image.fit import bases, check_stack, toolkit
+from trainer.launch.image.choices import bases, toolkit
+from trainer.launch.image.fit import check_stack
 from trainer.launch.image.table import Row, table
 
 

@@ -46,7 +46,7 @@ def _list() -> Iterator[str]:
 
 
 def _explain(name: str) -> Iterator[str]:
-    from trainer.launch.image.fit import bases
+    from trainer.launch.image.choices import bases
     from trainer.launch.image.table import table
 
     known = table()

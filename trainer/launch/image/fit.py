@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 from trainer.errors import InputError
 from trainer.job import Job
+from trainer.launch.image.choices import NVIDIA_IMAGE, compiler, system_name, toolkit
 from trainer.launch.image.table import Cuda, Row, System, Table, has_code, number, table
 
-_NVIDIA_IMAGE = re.compile(r"(?:.*/)?nvidia/cuda:(\d+\.\d+\.\d+)-(?:cudnn\d*-)?(base|runtime|devel)-(ubuntu\d\d\.\d\d)")
 _WITH_FRAMEWORK = re.compile(r"(?:.*/)?(pytorch|tensorflow|jax|nemo)(?::.*)?")
 """Of NVIDIA's catalogue, and of others who name theirs so."""
 
@@ -24,47 +24,6 @@ def check_stack(job: Job) -> None:
         raise InputError("\n".join(problems))
 
 
-def system_name(job: Job, known: Table) -> str | None:
-    """The table's name of the base's distribution; None where it can be read neither from image.os nor from the base's name."""
-    if job.image.os != "auto":
-        return job.image.os
-    name = job.image.base.partition("@")[0].removeprefix("docker.io/").removeprefix("library/")
-    nvidia = _NVIDIA_IMAGE.fullmatch(name)
-    if nvidia:
-        return f"ubuntu-{nvidia[3].removeprefix('ubuntu')}" if f"ubuntu-{nvidia[3].removeprefix('ubuntu')}" in known.systems else None
-    for system, entry in known.systems.items():
-        if any(re.match(rf"{re.escape(known_name)}(?![\d])", name) for known_name in entry.names):
-            return system
-    return None
-
-
-def toolkit(job: Job, known: Table) -> str:
-    """Where nvcc comes from: pypi, debian or base. Raises InputError where nobody has it."""
-    wanted = job.image.toolkit
-    if job.stack.torch == "base":
-        return "base"
-    row = known.row(job.stack.torch)
-    offers = known.cuda[row.cuda].nvcc
-    system = system_name(job, known)
-    fitting = [kind for kind in ("pypi", "debian", "base") if (f"debian-{system[7:]}" if kind == "debian" and system else kind) in offers]
-    automatic = [kind for kind in fitting if kind != "base" or _NVIDIA_IMAGE.fullmatch(job.image.base.partition("@")[0])]
-    if wanted != "auto" and wanted in fitting:
-        return wanted
-    if wanted == "auto" and automatic:
-        return automatic[0]
-    raise InputError(_no_toolkit(row, wanted, offers))
-
-
-def _no_toolkit(row: Row, wanted: str, offers: tuple[str, ...]) -> str:
-    ways = {
-        "pypi": 'image.toolkit = "pypi"',
-        "debian-13": 'image.toolkit = "debian" on a base of Debian 13',
-        "base": f'image.toolkit = "base" on a base with the toolkit, such as nvidia/cuda:{row.cuda}.*-devel-ubuntu24.04',
-    }
-    given = "nothing says where nvcc comes from" if wanted == "auto" else f'image.toolkit = "{wanted}" has no nvcc for it'
-    return f"stack.torch: torch {row.torch} needs nvcc of CUDA {row.cuda} and {given}; take {' or '.join(ways[offer] for offer in offers)}"
-
-
 def _trainer(job: Job, known: Table) -> Iterator[str]:
     if job.stack.open_clip != known.open_clip:
         yield f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given {job.stack.open_clip})"
@@ -77,7 +36,7 @@ def _own_torch(job: Job, known: Table) -> Iterator[str]:
     base, system = job.image.base.partition("@")[0], system_name(job, known)
     if system is None:
         yield _no_system(job, known)
-    elif job.image.os == "auto" or _NVIDIA_IMAGE.fullmatch(base):  # its name says all that it has
+    elif job.image.os == "auto" or NVIDIA_IMAGE.fullmatch(base):  # its name says all that it has
         yield f"image.base: {base} brings no torch; leave stack.torch to a release of `clipship stacks`, or name a base that has one"
     if job.stack.driver is not None:
         yield from _own_driver(job, job.stack.driver, known)
@@ -143,24 +102,6 @@ def _no_system(job: Job, known: Table) -> str:
     return f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(known.systems)}'
 
 
-def compiler(system: System, row: Row, cuda: Cuda) -> int | None:
-    """The g++ to build with: the system's default, or the newest other that nvcc takes and torch's headers allow."""
-    least = 11 if row.cxx >= 20 else 9
-    return next((gcc for gcc in system.gcc if least <= gcc <= cuda.gcc_max), None)
-
-
-def bases(row: Row, known: Table) -> list[str]:
-    """The systems in the table that a plain base of this stack can be."""
-    return [
-        name
-        for name, system in known.systems.items()
-        if row.runs_on(system.python)
-        and number(system.python) >= number(known.trainer_python_min)
-        and number(system.glibc) >= number(row.glibc)
-        and compiler(system, row, known.cuda[row.cuda])
-    ]
-
-
 def _no_compiler(name: str, system: System, row: Row, cuda: Cuda, known: Table) -> str:
     others = [other for other, entry in known.systems.items() if compiler(entry, row, cuda)]
     has = " or ".join(map(str, system.gcc))
@@ -187,7 +128,7 @@ def _nvidia_base(job: Job, row: Row, known: Table) -> Iterator[str]:
             'have two of each. stack.torch = "base" takes what the base has; else take a flavour of nvidia/cuda, or a plain Debian or '
             f"Ubuntu: the stack's torch {row.torch} comes as wheels"
         )
-    nvidia = _NVIDIA_IMAGE.fullmatch(name)
+    nvidia = NVIDIA_IMAGE.fullmatch(name)
     if not nvidia:
         return
     release, kind = nvidia[1], nvidia[2]

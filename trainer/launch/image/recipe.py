@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass
 
 from trainer.job import Job
-from trainer.launch.image.fit import check_stack, compiler, system_name, toolkit
+from trainer.launch.image.choices import compiler, system_name, toolkit
+from trainer.launch.image.fit import check_stack
 from trainer.launch.image.table import Row, System, Table, number, table
 
 _PATH = "/opt/clipship/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

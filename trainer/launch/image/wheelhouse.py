@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.errors import ClusterError
 from trainer.job import Job
-from trainer.launch.image.fit import system_name
+from trainer.launch.image.choices import system_name
 from trainer.launch.image.recipe import recipe
 from trainer.launch.image.table import table
 from trainer.launch.templates import FOLDER
