@@ -260,6 +260,7 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
     ("sections", "expected"),
     [
         ({"image": {"tag": None}}, "image.tag is missing"),
+        ({"data": {"train": ("-",), "stream_samples": 64}}, "pods have no standard input"),
         ({"kubernetes": {"mounts": {}}}, "lies on no volume that the pods share"),
         ({"kubernetes": {"mounts": {"/scratch": "pvc:a:ro"}}}, "mounted read-only"),
         ({"logging": {"runs": "/scratch/../runs"}}, "lies on no volume"),

@@ -201,6 +201,11 @@ def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, ap
     assert f" {shlex.quote(apptainer)} \\\n" in batch_script(job(slurm={"container": "apptainer", "image": name}))
 
 
+def test_standard_input_is_nothing_that_a_batch_job_has() -> None:
+    with pytest.raises(InputError, match="a batch job has no standard input"):
+        batch_script(job(data={"train": ("-",), "stream_samples": 64}))
+
+
 def test_a_container_without_an_image_is_refused() -> None:
     with pytest.raises(InputError, match=r"needs an image: give slurm\.image or image\.tag"):
         batch_script(job(slurm={"container": "pyxis"}))

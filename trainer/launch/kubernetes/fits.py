@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 
 from trainer.errors import InputError
 from trainer.job import Job
+from trainer.job.fields import STANDARD_INPUT
 from trainer.job.kubernetes import object_name
 from trainer.job.kubernetes_values import Mount
 from trainer.plan import plan
@@ -16,7 +17,17 @@ _LONGEST_NAMESPACE = 63
 
 def refuse_misfits(job: Job) -> None:
     """Raises InputError with every problem, one a line."""
-    checks: tuple[Callable[[Job], Iterator[str]], ...] = (_image, _name, _launcher, _run_folder, _resources, _variables, _size, _batch)
+    checks: tuple[Callable[[Job], Iterator[str]], ...] = (
+        _image,
+        _name,
+        _data,
+        _launcher,
+        _run_folder,
+        _resources,
+        _variables,
+        _size,
+        _batch,
+    )
     problems = [problem for check in checks for problem in check(job)]
     if problems:
         raise InputError("\n".join(problems))
@@ -61,6 +72,11 @@ def _name(job: Job) -> Iterator[str]:
         object_name(job.name, job.kubernetes, job.resources.nodes)
     except ValueError as problem:
         yield f"kubernetes.name: {problem}"
+
+
+def _data(job: Job) -> Iterator[str]:
+    if STANDARD_INPUT in job.data.train:
+        yield f"data.train = {STANDARD_INPUT}: pods have no standard input; name what writes it, as pipe:COMMAND"
 
 
 def _launcher(job: Job) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from trainer import jobfile
 from trainer.errors import InputError
 from trainer.job import Job, is_remote
+from trainer.job.fields import STANDARD_INPUT
 from trainer.launch.environment import rank_environment
 from trainer.launch.templates import render
 
@@ -73,6 +74,8 @@ def batch_script(job: Job) -> str:
 
 def _batch(job: Job) -> Batch:
     slurm, resources = job.slurm, job.resources
+    if STANDARD_INPUT in job.data.train:
+        raise InputError(f"data.train = {STANDARD_INPUT}: a batch job has no standard input; name what writes it, as pipe:COMMAND")
     run = str(PurePosixPath(job.logging.runs, job.name))
     variables = _variables(job)
     mounts = _mounts(job) if slurm.container != "none" else ()
