@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from trainer.job import Job
+from trainer.job.fields import COMPUTE_CAPABILITY, NO_NUL, ONE_LINE, VARIABLE, VERSION
 from trainer.toml_lines import Key
 
 _EXPECTED = {
@@ -20,10 +21,16 @@ _EXPECTED = {
 }
 _OTHERS = {
     "string_too_short": "must not be empty",
-    "string_pattern_mismatch": "must hold no NUL character",
     "finite_number": "must be a finite number",
     "missing": "expected more values",
     "too_long": "expected fewer values",
+}
+_PATTERNS = {
+    NO_NUL: "must hold no NUL character",
+    ONE_LINE: "must be one line without a NUL character",
+    VERSION: 'expected a version such as "2.14.1"',
+    COMPUTE_CAPABILITY: 'expected a compute capability such as "8.0"',
+    VARIABLE: "expected the name of a variable: letters, digits and underscores, no digit first",
 }
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 
@@ -89,6 +96,8 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str | None:
         return bounds[0]
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}"
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS[context["pattern"]]
     if kind == "string_too_long":
         return f"must not be longer than {context['max_length']} characters"
     return _OTHERS.get(kind)

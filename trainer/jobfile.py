@@ -4,6 +4,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,14 @@ def resolve_paths(job: Job, base: Path) -> Job:
             }
         ),
         "logging": job.logging.model_copy(update={"runs": path(job.logging.runs)}),
-        "slurm": job.slurm.model_copy(
+    }
+    if "slurm" in job.model_fields_set:  # a job without that section stays one
+        changes["slurm"] = slurm.model_copy(
             update={
                 "image": path(slurm.image) if slurm.image and _is_image_file(slurm.image) else slurm.image,
                 "python": path(slurm.python) if slurm.python and "/" in slurm.python else slurm.python,
             }
-        ),
-    }
+        )
     return job.model_copy(update=changes)
 
 
@@ -146,6 +148,12 @@ def _syntax_problem(problem: str, text: str, path: Path) -> str:
 def _validated(table: dict[str, Any], origin: str, lines: Mapping[Key, int], overrides: Sequence[str]) -> Job:
     changes = parse_overrides(overrides)
     apply_overrides(table, changes)
+    try:
+        return Job.model_validate(_with_tuples(table))
+    except ValidationError as error:
+        of_text = [problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "string_type"]
+    meant = [change for change in changes if change.is_bare() and any(loc[: len(change.key)] == change.key for loc in of_text)]
+    apply_overrides(table, [replace(change, value=change.text) for change in meant])
     try:
         return Job.model_validate(_with_tuples(table))
     except ValidationError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from trainer.errors import InputError
 from trainer.toml_lines import Key
 
+_EXAMPLES = """optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -19,16 +20,22 @@ class Override:
 
     key: Key
     value: object
+    text: str = ""
+    """The value as it was typed."""
+
+    def is_bare(self) -> bool:
+        """Whether the value was read as a number or as true or false, without quotes: where text is wanted, its letters were meant."""
+        return isinstance(self.value, int | float)
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """`section.key=value` each: the value is read as TOML, else taken as text. Raises InputError naming all that have another form."""
-    wrong = [text for text in texts if not _KEY.fullmatch(text.partition("=")[0].strip()) or "=" not in text]
+    parts = [text.partition("=") for text in texts]
+    keys = [_parsed_key(key.strip()) if equals else None for key, equals, _ in parts]
+    wrong = [text for text, key in zip(texts, keys, strict=True) if key is None]
     if wrong:
-        problems = (f"--set {text!r}: expected key=value, for example optim.lr=1e-3 or data.train=shards/*.tar" for text in wrong)
-        raise InputError("\n".join(problems))
-    parts = (text.partition("=") for text in texts)
-    return [Override(tuple(key.strip().split(".")), _value(value)) for key, _, value in parts]
+        raise InputError("\n".join(f"--set {text!r}: expected key=value, for example {_EXAMPLES}" for text in wrong))
+    return [Override(key, _value(value), value.strip()) for key, (_, _, value) in zip(keys, parts, strict=True) if key]
 
 
 def apply_overrides(table: dict[str, Any], overrides: Sequence[Override]) -> None:
@@ -44,6 +51,21 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[Override]) -> Non
             section.pop(override.key[-1], None)
         else:
             section[override.key[-1]] = override.value
+
+
+def _parsed_key(text: str) -> Key | None:
+    """None where it is no key. Names of other characters stand in quotes, as in the file."""
+    if _KEY.fullmatch(text):
+        return tuple(text.split("."))
+    try:
+        table: Any = tomllib.loads(f"{text} = 0")
+    except (ValueError, RecursionError):
+        return None
+    key: list[str] = []
+    while isinstance(table, dict) and len(table) == 1:
+        name, table = next(iter(table.items()))
+        key.append(name)
+    return tuple(key) if table == 0 else None
 
 
 def _value(text: str) -> object:

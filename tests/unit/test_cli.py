@@ -110,6 +110,54 @@ def test_check_takes_the_world_from_resources(job: str, capsys: Capture) -> None
     assert "backend     torch, ranks started by mpirun (auto)\n" in shown
 
 
+CLUSTER = """
+name = "far"
+[data]
+train = "/far/{00..09}.tar"
+[model]
+name = "ViT-B-32"
+[optim]
+global_batch_size = 1024
+epochs = 2
+[resources]
+nodes = 2
+gpus_per_node = 4
+[logging]
+runs = "/far/runs"
+[eval]
+retrieval = "/far/eval.tar"
+[slurm]
+partition = "gpu"
+"""
+
+
+def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: Capture) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    assert cli.main(["check", "job.toml"]) == 2
+    assert "`clipship check --no-data`" in capsys.readouterr().err
+    assert cli.main(["check", "job.toml", "--no-data"]) == 0
+    shown = capsys.readouterr().out
+    assert "data        not looked at: /far/{00..09}.tar\n" in shown
+    assert "backend     torch, ranks started by srun ([slurm])\n" in shown
+    assert "evaluation  retrieval on /far/eval.tar, " in shown
+
+
+def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    assert cli.main(["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "resources.nodes=3"]) == 2
+    problems = capsys.readouterr().err
+    assert "needs an image" in problems
+    assert problems.count("cannot be shared equally by 12 ranks") == 1
+
+
+def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
+    Path("job.toml").write_text(CLUSTER.replace('[slurm]\npartition = "gpu"', '[kubernetes]\nmounts."/far/runs" = "pvc:runs"'))
+    assert cli.main(["render", "kubernetes", "job.toml", "--set", "image.tag=clip:1"]) == 0
+    shown = capsys.readouterr()
+    assert "kind: MPIJob" in shown.out
+    assert "warning: /far/{00..09}.tar lies on no volume" in shown.err
+
+
 def test_check_says_that_shards_without_record_are_counted_later(job: str, capsys: Capture) -> None:
     for number in (1, 2):
         Path(f"{number}.tar").touch()

@@ -133,6 +133,9 @@ def test_an_override_brings_no_lines_of_its_own(job_path: Path) -> None:
     assert load(job_path, ["logging.runs='a'\nseed = 7"]).seed == 0
 
 
+FORM = """expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -140,13 +143,34 @@ def test_an_override_brings_no_lines_of_its_own(job_path: Path) -> None:
         ("optim.rl=1", "--set optim.rl: unknown key; did you mean optim.lr?"),
         ("optim.epochs=1", "--set optim.epochs: optim: give epochs or steps, one of the two"),
         ("data.train.x=1", "--set data.train.x: data.train is a value, it has no keys of its own"),
-        ("optim.lr", "--set 'optim.lr': expected key=value, for example optim.lr=1e-3 or data.train=shards/*.tar"),
-        ("=1", "--set '=1': expected key=value, for example optim.lr=1e-3 or data.train=shards/*.tar"),
-        ("a..b=1", "--set 'a..b=1': expected key=value, for example optim.lr=1e-3 or data.train=shards/*.tar"),
+        ("optim.lr", f"--set 'optim.lr': {FORM}"),
+        ("=1", f"--set '=1': {FORM}"),
+        ("a..b=1", f"--set 'a..b=1': {FORM}"),
+        ("kubernetes.mounts./data=pvc:a", f"--set 'kubernetes.mounts./data=pvc:a': {FORM}"),
+        ("name=[1]", "--set name: expected text in quotes (given [1])"),
+        (
+            "stack.torch=latest",
+            '--set stack.torch: "latest" is no release of torch; expected one of `clipship stacks`, such as "2.14.1", or "base"',
+        ),
+        ("stack.cuda=cu128", '--set stack.cuda: expected a version such as "2.14.1" (given "cu128")'),
+        (
+            'env."a b"=1',
+            '--set env.a b: env: expected the name of a variable: letters, digits and underscores, no digit first (given "a b")',
+        ),
     ],
 )
 def test_a_wrong_override_is_placed_on_the_command_line(job_path: Path, override: str, expected: str) -> None:
     assert problems(job_path, SMALLEST, override) == [expected]
+
+
+def test_what_is_typed_without_quotes_is_text_where_text_is_wanted(job_path: Path) -> None:
+    job = load(job_path, ["name=2024", "slurm.account=0.10", "env.OMP_NUM_THREADS=4", "stack.cuda=13.0", 'kubernetes.mounts."/data"=pvc:a'])
+    assert (job.name, job.slurm.account, job.env, job.stack.cuda) == ("2024", "0.10", {"OMP_NUM_THREADS": "4"}, "13.0")
+    assert job.kubernetes.mounts == {"/data": "pvc:a"}
+
+
+def test_a_section_that_a_job_leaves_out_stays_left_out(job_path: Path) -> None:
+    assert not {"slurm", "kubernetes"} & load(job_path).model_fields_set
 
 
 @pytest.mark.parametrize("time", ["90", "30:00", "12:30:00", "2-12", "2-12:30", "2-12:30:00"])

@@ -1,5 +1,6 @@
 """The batch script: its whole text, what it does with hostile values, what it refuses. tests/cluster has a real Slurm."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -201,14 +202,19 @@ def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, ap
     assert f" {shlex.quote(apptainer)} \\\n" in batch_script(job(slurm={"container": "apptainer", "image": name}))
 
 
-def test_standard_input_is_nothing_that_a_batch_job_has() -> None:
-    with pytest.raises(InputError, match="a batch job has no standard input"):
-        batch_script(job(data={"train": ("-",), "stream_samples": 64}))
-
-
-def test_a_container_without_an_image_is_refused() -> None:
-    with pytest.raises(InputError, match=r"needs an image: give slurm\.image or image\.tag"):
-        batch_script(job(slurm={"container": "pyxis"}))
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": {"train": ("-",), "stream_samples": 64}}, "a batch job has no standard input"),
+        ({"slurm": {"container": "pyxis"}}, "needs an image: give slurm.image or image.tag"),
+        ({"resources": {"nodes": 3}}, "cannot be shared equally by 12 ranks"),
+        ({"comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}}, "needs horovodrun"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        batch_script(job(**sections))
 
 
 def test_a_folder_that_cannot_be_mounted_is_refused() -> None:

@@ -61,7 +61,13 @@ def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: pyt
 
 
 def test_status_of_a_run_that_has_not_begun_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
     assert _status(capsys, str(tmp_path))["step"] == "none: no rank has begun"
+
+
+def test_a_folder_of_runs_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(run.parent)]) == 2
+    assert "is no run" in capsys.readouterr().err
 
 
 def test_a_run_is_found_by_its_name_in_runs(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Checks of what a job names - files, tables, model, run folder - before anything starts. Imports no torch and no open_clip."""
 
+import os
 from collections.abc import Callable, Sequence
 
 from trainer.errors import InputError
@@ -20,6 +21,7 @@ __all__ = [
     "check_model",
     "check_retrieval",
     "check_run_folder",
+    "check_without_files",
     "class_names",
     "expand_seekable",
     "expand_shards",
@@ -56,6 +58,17 @@ def check(job: Job, world_size: int) -> int | None:
     if problems:
         raise InputError("\n".join(problems))
     return samples
+
+
+def check_without_files(job: Job, world_size: int) -> int | None:
+    """What `check` finds without looking at the files that a job names; the samples of made-up data. Raises InputError listing it."""
+    checks: list[Callable[[], object]] = [lambda: plan(job, world_size), lambda: check_installed(job.logging)]
+    if not os.path.isabs(job.model.name):
+        checks.append(lambda: check_model(job.model.name))
+    problems = _problems(checks)
+    if problems:
+        raise InputError("\n".join(problems))
+    return job.data.synthetic_samples if job.data.kind == "synthetic" else None
 
 
 def check_evaluated(job: Job) -> None:

@@ -4,15 +4,21 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-Text = Annotated[str, StringConstraints(min_length=1, pattern=r"\A[^\x00]*\z")]
+NO_NUL = r"\A[^\x00]*\z"
+ONE_LINE = r"\A[^\x00\r\n]*\z"
+VERSION = r"\A\d+(\.\d+)+\z"
+COMPUTE_CAPABILITY = r"\A\d+\.\d\z"
+VARIABLE = r"\A[A-Za-z_][A-Za-z0-9_]*\z"
+
+Text = Annotated[str, StringConstraints(min_length=1, pattern=NO_NUL)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
-VariableName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\z")]
-VariableValue = Annotated[str, StringConstraints(pattern=r"\A[^\x00]*\z")]
+VariableName = Annotated[str, StringConstraints(pattern=VARIABLE)]
+VariableValue = Annotated[str, StringConstraints(pattern=NO_NUL)]
 
 
 STANDARD_INPUT = "-"

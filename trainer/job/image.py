@@ -5,13 +5,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.job.fields import Positive, Section, Text, VariableName, left_out
+from trainer.job.fields import COMPUTE_CAPABILITY, ONE_LINE, VERSION, Positive, Section, Text, VariableName, left_out
 
 _IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII)
 _APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
 
-Line = Annotated[str, StringConstraints(min_length=1, pattern=r"\A[^\x00\r\n]*\z")]
-Version = Annotated[str, StringConstraints(pattern=r"\A\d+(\.\d+)+\z")]
+_RELEASE = re.compile(r"\d+(\.\d+)+", re.ASCII)
+
+Line = Annotated[str, StringConstraints(min_length=1, pattern=ONE_LINE)]
+Version = Annotated[str, StringConstraints(pattern=VERSION)]
 
 _SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA"}
 
@@ -19,7 +21,7 @@ _SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITI
 class Stack(Section):
     """Versions that the container image is built from; `clipship stacks` lists what goes together."""
 
-    torch: Version | Literal["base"] = "2.14.1"
+    torch: Text = "2.14.1"
     """PyTorch's version; CUDA, cuDNN, NCCL and Horovod follow from it. base: the torch that image.base brings, with its CUDA and NCCL."""
     cuda: Version | None = None
     """An assertion: the CUDA release, as 13.0, of this torch. Another one is refused, one of the base's when the image is built."""
@@ -27,10 +29,17 @@ class Stack(Section):
     """An assertion: the NCCL that comes with this torch. Horovod uses the same one; refused as cuda is."""
     open_clip: Version = "3.3.0"
     """open_clip_torch's version: models, tokenizers, transforms."""
-    archs: tuple[Annotated[str, StringConstraints(pattern=r"\A\d+\.\d\z")], ...] = Field(default=("8.0", "9.0"), min_length=1)
+    archs: tuple[Annotated[str, StringConstraints(pattern=COMPUTE_CAPABILITY)], ...] = Field(default=("8.0", "9.0"), min_length=1)
     """Compute capabilities of the GPUs that the image is for: Horovod's kernels are compiled for each, the last one also as PTX."""
     driver: Positive | None = None
     """The oldest NVIDIA driver branch on the nodes, as 570. None: not checked here; the container runtime refuses one that is too old."""
+
+    @field_validator("torch")
+    @classmethod
+    def _a_release(cls, value: str) -> str:
+        if value != "base" and not _RELEASE.fullmatch(value):
+            raise ValueError(f'"{value}" is no release of torch; expected one of `clipship stacks`, such as "2.14.1", or "base"')
+        return value
 
 
 class Site(Section):
@@ -95,7 +104,7 @@ class Image(Section):
     """More packages of the system, as name or name=version."""
     pip_packages: tuple[Line, ...] = ()
     """More Python packages, as pip takes them. They cannot change the version of one that the stack pins."""
-    env: dict[VariableName, Annotated[str, StringConstraints(pattern=r"\A[^\x00\r\n]*\z")]] = Field(default_factory=dict)
+    env: dict[VariableName, Annotated[str, StringConstraints(pattern=ONE_LINE)]] = Field(default_factory=dict)
     """More environment variables of the image, one line each; the section [env] sets a rank's, of any text."""
     builder: Literal["auto", "classic", "buildkit"] = "auto"
     """auto: BuildKit where a secret needs it, else the classic builder, which every Docker daemon has."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from trainer.job import Job
 
 EXIT_INTERRUPTED = 130
+_ELSEWHERE = (
+    "where only the cluster's nodes see the files of a job, `clipship check --no-data` and `clipship submit --no-check` do without them"
+)
 OBJECTS_BEFORE_COLLECTION = 100_000
 """Python's 700 is for programs that make garbage; a start makes objects that stay, and looking through them again took 5 % of it."""
 
@@ -117,18 +120,20 @@ def init(job_path: Path, preset: str | None, list_only: bool, force: bool) -> No
     epilog="""\b
 Examples:
   clipship check job.toml
-  clipship check job.toml --nproc 2 --set optim.global_batch_size=256"""
+  clipship check job.toml --nproc 2 --set optim.global_batch_size=256
+  clipship check job.toml --no-data    where only the cluster's nodes see the data"""
 )
 @job_argument
 @set_option
 @click.option("--nproc", type=click.IntRange(min=1), metavar="N", help="Ranks on this machine; without it, those of [resources].")
-def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None) -> None:
+@click.option("--no-data", is_flag=True, help="Do not look at the files that JOB names: only the cluster's nodes see them.")
+def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data: bool) -> None:
     """Say what JOB will run, and everything that is wrong with it. Starts and writes nothing."""
     from trainer.launch.describe import describe
 
-    job, world_size, samples = _checked(job_path, overrides, nproc, image=True)
+    job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
     local = nproc is not None or job.resources.nodes == 1
-    click.echo(describe(job, world_size, samples, local=local), nl=False)
+    click.echo(describe(job, world_size, samples, local=local, files=not no_data), nl=False)
 
 
 @cli.command(
@@ -182,11 +187,13 @@ def train(job_path: Path, overrides: tuple[str, ...]) -> int:
 Examples:
   clipship checkpoint runs/first-run"""
 )
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
-def checkpoint(run_folder: Path) -> None:
-    """Ask the run in folder RUN to save a checkpoint now, and to go on."""
+@click.argument("run", metavar="RUN")
+def checkpoint(run: str) -> None:
+    """Ask RUN - a run folder, a job file, or a name in ./runs - to save a checkpoint now, and to go on."""
     from trainer.health.requests import CHECKPOINT
+    from trainer.launch.submission import find_run
 
+    run_folder = find_run(run)
     if not (run_folder / "job.toml").is_file():
         raise InputError(f"{run_folder} is no run folder: it has no job.toml")
     if (run_folder / "result.json").exists():
@@ -204,10 +211,12 @@ def _set_aside(job_path: Path, overrides: Sequence[str]) -> None:
         click.echo(f"clipship: the run of before is now {move_aside(folder)}", err=True)
 
 
-def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None, *, image: bool = False) -> tuple["Job", int, int | None]:
-    """The job, its world size and the number of samples, where known; `image`: look at its image and its MPIJob, too.
+def _checked(
+    job_path: Path, overrides: Sequence[str], ranks: int | None, *, image: bool = False, files: bool = True
+) -> tuple["Job", int, int | None]:
+    """The job, its world size and the number of samples, where known; `image`: look at its image, batch script and MPIJob, too.
 
-    Raises InputError listing every problem.
+    `files`: look at those that the job names. Raises InputError listing every problem.
     """
     from trainer import inputs, jobfile
 
@@ -216,11 +225,15 @@ def _checked(job_path: Path, overrides: Sequence[str], ranks: int | None, *, ima
     problems: list[str] = []
     samples = None
     try:
-        samples = inputs.check(job, world_size)
+        samples = inputs.check(job, world_size) if files else inputs.check_without_files(job, world_size)
     except InputError as problem:
         problems.append(str(problem))
+        if image and {"slurm", "kubernetes"} & job.model_fields_set:
+            problems.append(_ELSEWHERE)
     if image and job.image.tag is not None:
         problems += _image_problems(job)
+    if image and ranks is None and "slurm" in job.model_fields_set:
+        problems += _slurm_problems(job)
     if image and ranks is None and "kubernetes" in job.model_fields_set:
         problems += _kubernetes_problems(job)
     if problems:
@@ -233,6 +246,16 @@ def _image_problems(job: "Job") -> list[str]:
 
     try:
         check_stack(job)
+    except InputError as problem:
+        return [str(problem)]
+    return []
+
+
+def _slurm_problems(job: "Job") -> list[str]:
+    from trainer.launch.slurm.script import batch_script
+
+    try:
+        batch_script(job)
     except InputError as problem:
         return [str(problem)]
     return []

@@ -17,8 +17,10 @@ _SMALL_CONTRAST = 16
 _ANY_GPU = "/dev/nvidiactl"
 
 
-def describe(job: Job, world_size: int, samples: int | None, *, local: bool) -> str:
+def describe(job: Job, world_size: int, samples: int | None, *, local: bool, files: bool = True) -> str:
     """Aligned lines, one a topic, warnings last; `samples` None: not counted yet, `local`: ranks of this machine, not of [resources].
+
+    `files`: those that the job names are looked at.
 
     Raises InputError where the launcher cannot start the backend.
     """
@@ -26,13 +28,13 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool) -> 
     rows = [
         ("job", f"{job.name}, seed {job.seed}"),
         ("model", _model(job)),
-        ("data", _data(job.data, samples)),
+        ("data", _data(job.data, samples) if files or job.data.kind == "synthetic" else f"not looked at: {_named(job.data.train)}"),
         ("world", _world(job, world_size, local=local)),
         ("batch", _batch(job, cut)),
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
-        ("evaluation", _evaluation(job)),
+        ("evaluation", _evaluation(job, files=files)),
         ("run folder", str(run_folder(job))),
         *([("kubernetes", summary(job))] if not local and "kubernetes" in job.model_fields_set else []),
         *(("warning", text) for text in warnings(job, samples)),
@@ -89,6 +91,8 @@ def _batch(job: Job, cut: Plan) -> str:
 
 
 def _launcher(job: Job, *, local: bool) -> str:
+    if not local and "slurm" in job.model_fields_set:
+        return f"{job.slurm.launcher} ([slurm])"
     launcher = launcher_for(job.comm, several_hosts=not local and job.resources.nodes > 1)
     return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
 
@@ -116,16 +120,21 @@ def _learning(job: Job) -> str:
     return f"lr {optim.lr:g} after {many(optim.warmup_steps, 'warm-up step')}, then a cosine to {optim.min_lr:g}{clip}"
 
 
-def _evaluation(job: Job) -> str:
+def _evaluation(job: Job, *, files: bool) -> str:
+    show = _files if files else _named
     parts = [
-        *(["zero-shot on " + (image_folder(job.eval.zero_shot) or _files(job.eval.zero_shot))] if job.eval.zero_shot else []),
-        *(["retrieval on " + _files(job.eval.retrieval)] if job.eval.retrieval else []),
+        *(["zero-shot on " + ((files and image_folder(job.eval.zero_shot)) or show(job.eval.zero_shot))] if job.eval.zero_shot else []),
+        *(["retrieval on " + show(job.eval.retrieval)] if job.eval.retrieval else []),
     ]
     if not parts:
         return "none ([eval] names no data)"
     every = [f"every {many(job.eval.every_steps, 'step')}"] if job.eval.every_steps else []
     every += [f"every {many(job.eval.every_epochs, 'epoch')}"] if job.eval.every_epochs else []
     return ", ".join([" and ".join(parts), *every, "at the end"])
+
+
+def _named(patterns: Sequence[str]) -> str:
+    return patterns[0] + (f" and {len(patterns) - 1} more" if len(patterns) > 1 else "")
 
 
 def _files(patterns: Sequence[str]) -> str:

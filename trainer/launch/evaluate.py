@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from trainer.errors import InputError
+from trainer.launch.submission import find_run
 
 if TYPE_CHECKING:
     from trainer.job import Job
@@ -53,8 +54,8 @@ def command(
 ) -> int:
     """Evaluate CHECKPOINT: retrieval and zero-shot classification, its work shared by N ranks.
 
-    CHECKPOINT is a run folder (its newest one), a checkpoint folder, a weights file (ours, open_clip's or open_clip_train's), or MODEL:TAG
-    of open_clip. A table goes to stderr, one JSON object to stdout.
+    CHECKPOINT is a run (folder, job file or name in ./runs: its newest checkpoint), a checkpoint folder, a weights file (ours,
+    open_clip's or open_clip_train's), or MODEL:TAG of open_clip. A table goes to stderr, one JSON object to stdout.
     """
     from trainer import jobfile
     from trainer.launch.local import start_ranks
@@ -87,7 +88,7 @@ def evaluation_job(checkpoint: str, model: str | None, asked: Mapping[str, Any],
     from trainer import inputs, jobfile
     from trainer.inputs.checkpoints import find_trained
 
-    trained = find_trained(checkpoint)
+    trained = find_trained(_run_or_weights(checkpoint))
     name = model or trained.model
     if name is None:
         raise InputError(f"{checkpoint}: nothing beside these weights says what model they are of: give --model NAME")
@@ -105,6 +106,12 @@ def evaluation_job(checkpoint: str, model: str | None, asked: Mapping[str, Any],
         raise InputError("nothing to evaluate on: give --data for retrieval, --zero-shot for classification, or both")
     inputs.check_evaluated(job)
     return job
+
+
+def _run_or_weights(name: str) -> str:
+    """The run folder of a job file, or of a run in ./runs; else the name itself."""
+    is_job = name.endswith(".toml") and Path(name).is_file()
+    return str(find_run(name)) if is_job or (Path("runs", name).is_dir() and not Path(name).exists()) else name
 
 
 def _kept(before: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

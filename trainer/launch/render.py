@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,8 @@ KINDS = {
     "kubernetes": ("trainer.launch.kubernetes.manifest:manifest", "The MPIJob and the ConfigMap that `kubectl apply` takes."),
 }
 """What can be rendered: kind -> ("module:function" from a job to its text, its line in `clipship render --help`)."""
+WARNINGS = {"kubernetes": "trainer.launch.kubernetes.fits:warnings"}
+"""Who says what is allowed and seldom meant: kind -> "module:function" from a job to sentences."""
 
 
 class _Kinds(click.Group):
@@ -52,12 +54,15 @@ def _command(kind: str) -> click.Command:
     def render(job_path: Path, overrides: tuple[str, ...]) -> None:
         from trainer import jobfile
 
-        click.echo(_function(place)(jobfile.load(job_path, overrides)), nl=False)
+        job = jobfile.load(job_path, overrides)
+        click.echo(_function(place)(job), nl=False)
+        for text in _function(WARNINGS[kind])(job) if kind in WARNINGS else ():
+            click.echo(f"clipship: warning: {text}", err=True)
 
     return render
 
 
-def _function(place: str) -> "Callable[[Job], str]":
+def _function(place: str) -> "Callable[[Job], Any]":
     module, _, name = place.partition(":")
-    function: Callable[[Job], str] = getattr(importlib.import_module(module), name)
+    function: Callable[[Job], Any] = getattr(importlib.import_module(module), name)
     return function

@@ -11,14 +11,15 @@ Examples:
   clipship report runs/first-run
   clipship report runs/first-run --output first-run.html"""
 )
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN")
 @click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Where to write the page; without it, RUN/report.html.")
-def command(run_folder: Path, output: Path | None) -> None:
-    """Write one HTML page about the run in folder RUN, finished or not.
+def command(run: str, output: Path | None) -> None:
+    """Write one HTML page about RUN - a run folder, a job file, or a name in ./runs -, finished or not.
 
     Loss, speed, evaluation over time, environment, what went wrong. The page loads nothing from anywhere: send it as it is. Its path goes
     to stdout.
     """
+    from trainer.launch.submission import find_run
     from trainer.report.page import write_report
 
-    click.echo(write_report(run_folder, output))
+    click.echo(write_report(find_run(run), output))

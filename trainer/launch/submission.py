@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 from trainer.errors import InputError
 from trainer.inputs.run_folder import ARTEFACTS as ARTEFACTS
+from trainer.inputs.run_folder import JOB_FILE
 from trainer.whole_file import write_json
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def read_record(folder: Path) -> Submission | None:
 def find_run(name: str) -> Path:
     """The run folder that the user means: itself, a job file's, or a name in the folder `runs`. Raises InputError where there is none."""
     path = Path(name)
-    if path.is_dir():
+    if _is_run(path):
         return path
     if path.is_file():
         from trainer import jobfile
@@ -91,9 +92,17 @@ def find_run(name: str) -> Path:
 
         job = jobfile.load(path)
         for path in (run_folder(job), Path("runs", job.name)):  # the second keeps what was submitted where ranks see other files
-            if path.is_dir():
+            if _is_run(path):
                 return path
-        raise InputError(f"{name} has not run yet: its run folder, {run_folder(job)}, does not exist")
-    if "/" not in name and (Path("runs") / name).is_dir():
-        return Path("runs") / name
+        raise InputError(
+            f"{name} has no run folder here: neither {run_folder(job)} nor runs/{job.name} below this folder. It has not begun, "
+            "was submitted from another folder, or by hand: then ask sbatch's or kubectl's own tools for it"
+        )
+    if "/" not in name and _is_run(Path("runs", name)):
+        return Path("runs", name)
     raise InputError(f"{name} is no run: give a run folder, a job file, or the name of a run in ./runs")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether something was submitted or started in it."""
+    return any((folder / name).exists() for name in (JOB_FILE, "exit.json", "logs", f"{ARTEFACTS}/{RECORD}"))

@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 from trainer import jobfile
 from trainer.errors import InputError
 from trainer.job import Job, is_remote
-from trainer.job.fields import STANDARD_INPUT
 from trainer.launch.environment import rank_environment
+from trainer.launch.slurm.fits import refuse_misfits
 from trainer.launch.templates import render
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
@@ -73,9 +73,8 @@ def batch_script(job: Job) -> str:
 
 
 def _batch(job: Job) -> Batch:
+    refuse_misfits(job)
     slurm, resources = job.slurm, job.resources
-    if STANDARD_INPUT in job.data.train:
-        raise InputError(f"data.train = {STANDARD_INPUT}: a batch job has no standard input; name what writes it, as pipe:COMMAND")
     run = str(PurePosixPath(job.logging.runs, job.name))
     variables = _variables(job)
     mounts = _mounts(job) if slurm.container != "none" else ()
@@ -162,9 +161,7 @@ _PREFIX = "APPTAINERENV_"
 def _image(job: Job) -> str:
     """As the container's own tool writes it: enroot puts # behind the registry, apptainer docker:// in front."""
     slurm = job.slurm
-    name = slurm.image or job.image.tag
-    if name is None:
-        raise InputError(f'slurm.container = "{slurm.container}" needs an image: give slurm.image or image.tag')
+    name = slurm.image or job.image.tag or ""  # a container without one has been refused
     if name.startswith("/") or "://" in name or "#" in name:
         return name
     if slurm.container == "apptainer":
