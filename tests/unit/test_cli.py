@@ -150,6 +150,32 @@ def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
     assert problems.count("cannot be shared equally by 12 ranks") == 1
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("logging.wandb=online", 'needs the package wandb, which the image has only with image.pip_packages = ["wandb"]'),
+        ("data.train=s3://bucket/{0..9}.tar", "needs the package s3fs"),
+    ],
+)
+def test_check_warns_of_packages_that_the_image_lacks(override: str, said: str, capsys: Capture) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    words = ["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1", "--set", override]
+    assert cli.main(words) == 0
+    assert said in capsys.readouterr().out
+    assert cli.main([*words, "--set", 'image.pip_packages=["wandb==0.19.1", "s3fs"]']) == 0
+    assert said not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [("checkpoint.resume=nowhere", "there is no checkpoint at"), ("data.train=x.parquet", "x.parquet is no shard; `clipship pack")],
+)
+def test_check_refuses_what_no_run_can_read(job: str, override: str, said: str, capsys: Capture) -> None:
+    Path("x.parquet").touch()
+    assert cli.main(["check", job, "--set", "data.format=webdataset" if "train" in override else "seed=1", "--set", override]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
     Path("job.toml").write_text(CLUSTER.replace('[slurm]\npartition = "gpu"', '[kubernetes]\nmounts."/far/runs" = "pvc:runs"'))
     assert cli.main(["render", "kubernetes", "job.toml", "--set", "image.tag=clip:1"]) == 0

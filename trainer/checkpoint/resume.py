@@ -97,8 +97,8 @@ def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]
 def _refuse_to_mix(checkpoints: Path) -> None:
     for folder in files.newest_first(checkpoints):
         raise InputError(
-            f"checkpoint.resume = never, but the run folder has {folder}: use --fresh to set that run aside, "
-            "another name with --set name=..., or resume = auto"
+            f"checkpoint.resume = never, but the run folder has {folder}: take another name with --set name=..., resume = auto, "
+            "or move the run folder away (`clipship run --fresh` does)"
         )
 
 

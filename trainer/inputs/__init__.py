@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from trainer.errors import InputError
+from trainer.inputs.checkpoints import check_resume
 from trainer.inputs.evaluation import check_evaluation, check_retrieval, class_names, lines, templates
 from trainer.inputs.models import check_model, check_pretrained, known_models
 from trainer.inputs.run_folder import check_run_folder, run_folder
@@ -41,7 +42,8 @@ def check(job: Job, world_size: int) -> int | None:
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),
-        lambda: check_installed(job.logging),
+        lambda: None if job.in_image else check_installed(job.logging),
+        lambda: check_resume(job.checkpoint.resume),
         lambda: check_run_folder(job),
     )
     samples = None
@@ -62,7 +64,7 @@ def check(job: Job, world_size: int) -> int | None:
 
 def check_without_files(job: Job, world_size: int) -> int | None:
     """What `check` finds without looking at the files that a job names; the samples of made-up data. Raises InputError listing it."""
-    checks: list[Callable[[], object]] = [lambda: plan(job, world_size), lambda: check_installed(job.logging)]
+    checks: list[Callable[[], object]] = [lambda: plan(job, world_size)]
     if not os.path.isabs(job.model.name):
         checks.append(lambda: check_model(job.model.name))
     problems = _problems(checks)

@@ -1,6 +1,7 @@
 """From what a user calls a checkpoint to a model and its weights. Looks at names and manifests, opens no weights; imports no torch."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,14 @@ def find_trained(given: str) -> Trained:
         f"{given}: no such file or folder: give a run folder, a checkpoint folder (runs/NAME/checkpoints/step-...), a weights file, "
         "or a model and tag of open_clip such as ViT-B-32:laion2b_s34b_b79k"
     )
+
+
+def check_resume(wanted: str) -> None:
+    """Raises InputError where `checkpoint.resume` names a path and nothing is there."""
+    if wanted not in ("auto", "never") and not os.path.exists(wanted):
+        raise InputError(
+            f"checkpoint.resume: there is no checkpoint at {wanted}; it is a folder, or a file of open_clip_train, or auto, or never"
+        )
 
 
 def whole_in(folder: Path) -> list[Path]:

@@ -16,7 +16,10 @@ INDEX = "index"
 """Folder in the run folder: the index of shards beside which nothing can be written. It is made before the run."""
 LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, "logs", "exit.json", "diagnosis.json"})
 """What there may be without a run: also what a start leaves that ended before it was one."""
-_WAYS_ON = "take another name with --set name=..., move the old run aside with --fresh, or go on with the settings it was started with"
+_WAYS_ON = (
+    "take another name with --set name=..., go on with the settings it was started with, or move that folder away "
+    "(`clipship run --fresh` does)"
+)
 
 
 def run_folder(job: Job) -> Path:

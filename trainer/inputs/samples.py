@@ -118,6 +118,8 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
 
 
 def _check_no_tables(files: Sequence[str], key: str) -> None:
+    if parquet := next((file for file in files if file.endswith(".parquet")), None):
+        raise InputError(f"{key}: {parquet} is no shard; `clipship pack {parquet} FOLDER` makes shards of its images")
     tables = [file for file in files if file.endswith(_TABLES)]
     if tables:
         raise InputError(f"{key}: {tables[0]} is a table among shards: name tables or shards, not both (format = webdataset takes .tar)")

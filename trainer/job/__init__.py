@@ -79,6 +79,11 @@ class Job(Section):
         """The retrieval set in the words of [data]."""
         return self.data.model_copy(update={"train": self.eval.retrieval, "format": "auto"})
 
+    @property
+    def in_image(self) -> bool:
+        """Whether a cluster's ranks run in the container image, and this machine's packages are not theirs."""
+        return self.image.tag is not None and ("kubernetes" in self.model_fields_set or self.slurm.container != "none")
+
     @model_validator(mode="after")
     def _best_is_measured(self) -> "Job":
         best = self.checkpoint.best

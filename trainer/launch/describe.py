@@ -1,6 +1,7 @@
 """What `clipship check` prints: the run that a job and a world make. Writes nothing; imports no torch."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 from trainer.health.variables import name_problems
@@ -14,6 +15,7 @@ from trainer.plan import Plan, plan
 from trainer.wording import many
 
 _SMALL_CONTRAST = 16
+_STORAGE = {"s3://": "s3fs", "gs://": "gcsfs"}
 _ANY_GPU = "/dev/nvidiactl"
 
 
@@ -54,9 +56,24 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
         yield "precision fp16 needs a GPU for each rank, and this machine shows none: bf16 and fp32 also run on CPUs"
     if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+    if job.in_image:
+        yield from _not_in_the_image(job)
     if "kubernetes" in job.model_fields_set:
         yield from kubernetes_warnings(job)
     yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
+
+
+def _not_in_the_image(job: Job) -> Iterator[str]:
+    """Packages that a rank imports for a key of the job alone, and that the image therefore does not bring by itself."""
+    paths = [*job.data.train, *job.eval.retrieval, *job.eval.zero_shot]
+    wanted = {
+        "wandb": f'logging.wandb = "{job.logging.wandb}"' if job.logging.wandb != "off" else None,
+        **{package: next((path for path in paths if path.startswith(scheme)), None) for scheme, package in _STORAGE.items()},
+    }
+    added = {re.split(r"[^\w.-]", text, maxsplit=1)[0].lower() for text in job.image.pip_packages}
+    for package, reason in wanted.items():
+        if reason and package not in added:
+            yield f'{reason} needs the package {package}, which the image has only with image.pip_packages = ["{package}"]'
 
 
 def _model(job: Job) -> str:

@@ -209,7 +209,7 @@ def test_another_number_of_ranks_than_rendered_is_refused(demo: Demo) -> None:
     script.write_text(demo.clipship("render", "slurm", str(demo.write("changed"))).stdout)
     job = demo.cluster.run("sbatch", "--parsable", "--nodes=1", str(script), cwd=demo.folder).stdout.strip()
     assert demo.wait("changed", job)["ExitCode"] == "2:0"
-    assert "sbatch got 4 ranks changed into 2" in (demo.folder / f"slurm-{job}.out").read_text()
+    assert "is for 4 ranks, and Slurm gives it 2" in (demo.folder / f"slurm-{job}.out").read_text()
 
 
 @pytest.mark.parametrize(

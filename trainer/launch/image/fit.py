@@ -99,7 +99,10 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
 
 
 def _no_system(job: Job, known: Table) -> str:
-    return f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(known.systems)}'
+    return (
+        f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(known.systems)}, '
+        "on which alone images are built"
+    )
 
 
 def _no_compiler(name: str, system: System, row: Row, cuda: Cuda, known: Table) -> str:
