@@ -43,6 +43,9 @@ class TorchBackend:
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
         self._meter = Meter(device, pulse)
+        # Of the barriers; kept, since torch before 2.8 ends a process group with the GIL held (pytorch #154976): gloo's thread would wait
+        # for it to free a tensor that nobody else has, and the end for that thread.
+        self._arrived = torch.zeros(1)
         chosen = self._settings.device_backend
         self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
         self.name = f"torch ({self._backend})"
@@ -111,7 +114,7 @@ class TorchBackend:
 
     def barrier(self, timeout_s: float) -> None:
         # Not monitored_barrier: there only rank 0 keeps the limit, and the others wait for ever for a rank 0 that is late.
-        arrivals = dist.all_reduce(torch.zeros(1), group=self._control, async_op=True)
+        arrivals = dist.all_reduce(self._arrived, group=self._control, async_op=True)
         assert arrivals is not None
         try:
             with self._meter.inside("barrier"):
