@@ -39,7 +39,7 @@ def test_a_name_server_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.timeout(120)
 def test_a_process_group_ends_right_behind_a_barrier_however_often() -> None:
-    """torch before 2.8 (pytorch #154976) ended about one in a hundred of these never."""
+    """torch before 2.8 (pytorch #154976) would never end one in a hundred of these."""
     for _ in range(100):
         comm = connect.connect(tiny_job(), World(0, 1, 0, 1, "here", "test"), {})
         comm.barrier(60)

@@ -27,6 +27,10 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _DDP_KEYS = inspect.signature(DistributedDataParallel).parameters
 _UNSYNCED_BUFFERS: dict[str, Any] = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in _DDP_KEYS): False}
 
+_ENDED: list[Any] = []
+"""Process groups that torch before 2.8 would free with the GIL held (pytorch #154976): that waits for gloo's threads, and one of them,
+freeing a tensor that nobody else has, for the GIL. They go when the process does."""
+
 _HOOKS: dict[str, Callable[..., Any]] = {
     "none": default_hooks.allreduce_hook,
     "fp16": default_hooks.fp16_compress_hook,
@@ -43,9 +47,6 @@ class TorchBackend:
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
         self._meter = Meter(device, pulse)
-        # Of the barriers; kept, since torch before 2.8 ends a process group with the GIL held (pytorch #154976): gloo's thread would wait
-        # for it to free a tensor that nobody else has, and the end for that thread.
-        self._arrived = torch.zeros(1)
         chosen = self._settings.device_backend
         self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
         self.name = f"torch ({self._backend})"
@@ -114,7 +115,7 @@ class TorchBackend:
 
     def barrier(self, timeout_s: float) -> None:
         # Not monitored_barrier: there only rank 0 keeps the limit, and the others wait for ever for a rank 0 that is late.
-        arrivals = dist.all_reduce(self._arrived, group=self._control, async_op=True)
+        arrivals = dist.all_reduce(torch.zeros(1), group=self._control, async_op=True)
         assert arrivals is not None
         try:
             with self._meter.inside("barrier"):
@@ -147,6 +148,8 @@ class TorchBackend:
         return {"nccl": ".".join(str(part) for part in torch.cuda.nccl.version())}
 
     def close(self) -> None:
+        if torch.__version__ < "2.8":  # compares as a version, not as text
+            _ENDED.append((dist.group.WORLD, self._control))
         dist.destroy_process_group()
 
 
