@@ -57,7 +57,7 @@ def test_an_older_stack_is_built_on_debian_13_with_its_own_cuda(docker_folder: P
 # The default's own build stage, rearranged as NVIDIA's images are: torch, CUDA and NCCL in the system's folders, a toolkit, a user 1000.
 _OWN_TORCH = r"""FROM {stage}
 RUN set -e; to=/usr/local/lib/python3.11/dist-packages; cd /opt/clipship/lib/python3.11/site-packages; mkdir -p $to; \
-    mv torch torch-* torchvision* triton* nvidia* cuda* sympy* mpmath* networkx* $to; \
+    mv torch* functorch* triton* nvidia* cuda* sympy* mpmath* networkx* $to; \
     cp -r jinja2* markupsafe* filelock* fsspec* typing_extensions* numpy* pillow* PIL $to; \
     mv $to/nvidia/nccl/lib/libnccl.so.2 /usr/lib/x86_64-linux-gnu/; mv $to/nvidia/nccl/include/nccl.h /usr/include/; \
     rm -r $to/nvidia/nccl $to/nvidia_nccl*; ldconfig; \
