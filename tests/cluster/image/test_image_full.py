@@ -123,13 +123,14 @@ def test_apptainer_builds_the_image_and_runs_it(default_image: Built, docker_fol
         apptainer build --sandbox /var/tmp/box /work/clipship.def
         apptainer exec /var/tmp/box clipship --version"""
     # What apptainer needs, rather than --privileged: root on this machine may lack a capability, and may not give it then.
-    options = (
+    capabilities = (
         "--cap-add=SYS_ADMIN",
         "--cap-add=DAC_READ_SEARCH",
         "--security-opt=seccomp=unconfined",
         "--security-opt=apparmor=unconfined",
     )
-    options += ("--env=APPTAINER_NO_PRIVS=1", "--volume=/var/run/docker.sock:/var/run/docker.sock", f"--volume={tmp_path}:/work")
+    places = ("--volume=/var/run/docker.sock:/var/run/docker.sock", f"--volume={tmp_path}:/work")
+    options = (*capabilities, "--env=APPTAINER_NO_PRIVS=1", *places)
     done = in_image(daemon.base("trixie", docker_folder), "bash", "-c", script, options=options, network="bridge")
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert "clipship" in done.stdout
