@@ -59,7 +59,8 @@ def write_job(folder: Path, tag: str, base: str, system: str, *, name: str = "jo
 def clipship(*words: str, root: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
     """The command line of the checkout at `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root), **variables}
-    return subprocess.run([sys.executable, "-m", "trainer.launch.cli", *words], env=environment, capture_output=True, text=True)
+    # From that folder: Python looks for the trainer in the working folder first.
+    return subprocess.run([sys.executable, "-m", "trainer.launch.cli", *words], cwd=root, env=environment, capture_output=True, text=True)
 
 
 def build(job: Path, tag: str, root: Path = ROOT) -> Built:

@@ -120,6 +120,7 @@ def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     steps = re.split(r"^Step ", rebuilt.output, flags=re.MULTILINE)
     ran = [step for step in steps if "Running in" in step]
     assert not [step for step in ran if "requirements" in step or "build-horovod" in step]
+    assert [step for step in ran if "/tmp/clipship" in step]  # the change was built
     docker("rmi", tag)
     size, measured = _measured(default_image, rebuilt)
     with capsys.disabled():
