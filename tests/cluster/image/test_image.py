@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     with (tmp_path / "trainer/proof.py").open("a") as file:
-        file.write("# changed\n")
+        file.write(f"# changed: {uuid.uuid4()}\n")  # never built before: docker keeps the layers of earlier runs
     tag = "clipship-test:changed"
     job = tmp_path / "job.toml"
     job.write_text(default_image.job.read_text().replace(default_image.tag, tag))
