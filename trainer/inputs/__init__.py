@@ -1,7 +1,7 @@
 """Checks of what a job names - files, tables, model, run folder - before anything starts. Imports no torch and no open_clip."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from trainer.errors import InputError
 from trainer.inputs.checkpoints import check_resume
@@ -28,6 +28,7 @@ __all__ = [
     "expand_shards",
     "known_models",
     "lines",
+    "problems_of",
     "recorded_samples",
     "run_folder",
     "templates",
@@ -56,7 +57,7 @@ def check(job: Job, world_size: int) -> int | None:
             schedule(job, samples)
     except InputError as problem:
         problems.append(str(problem))
-    problems += _problems(checks)
+    problems += problems_of(checks)
     if problems:
         raise InputError("\n".join(problems))
     return samples
@@ -67,26 +68,29 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     checks: list[Callable[[], object]] = [lambda: plan(job, world_size)]
     if not os.path.isabs(job.model.name):
         checks.append(lambda: check_model(job.model.name))
-    problems = _problems(checks)
-    if problems:
-        raise InputError("\n".join(problems))
+    _refuse(checks)
     return job.data.synthetic_samples if job.data.kind == "synthetic" else None
 
 
 def check_evaluated(job: Job) -> None:
     """Raises InputError listing every problem of a job that only evaluates a model."""
-    problems = _problems(
+    _refuse(
         (
             lambda: check_model(job.model.name),
             lambda: check_evaluation(job.eval),
             lambda: check_retrieval(job),
         )
     )
-    if problems:
+
+
+def _refuse(checks: Sequence[Callable[[], object]]) -> None:
+    """Raises InputError listing the problems that the checks raise."""
+    if problems := problems_of(checks):
         raise InputError("\n".join(problems))
 
 
-def _problems(checks: Sequence[Callable[[], object]]) -> list[str]:
+def problems_of(checks: Iterable[Callable[[], object]]) -> list[str]:
+    """What each check that raises InputError says, in their order."""
     found: list[str] = []
     for look in checks:
         try:

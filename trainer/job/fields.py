@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 NO_NUL = r"\A[^\x00]*\z"
 ONE_LINE = r"\A[^\x00\r\n]*\z"
-VERSION = r"\A\d+(\.\d+)+\z"
+RELEASE = r"\d+(\.\d+)+"
+VERSION = rf"\A{RELEASE}\z"
 COMPUTE_CAPABILITY = r"\A\d+\.\d\z"
 VARIABLE = r"\A[A-Za-z_][A-Za-z0-9_]*\z"
 

@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.job.fields import COMPUTE_CAPABILITY, ONE_LINE, VERSION, Positive, Section, Text, VariableName, left_out
+from trainer.job.fields import COMPUTE_CAPABILITY, ONE_LINE, RELEASE, VERSION, Positive, Section, Text, VariableName, left_out
 
 _IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII)
 _APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
 
-_RELEASE = re.compile(r"\d+(\.\d+)+", re.ASCII)
+_RELEASE = re.compile(RELEASE, re.ASCII)
 
 Line = Annotated[str, StringConstraints(min_length=1, pattern=ONE_LINE)]
 Version = Annotated[str, StringConstraints(pattern=VERSION)]

@@ -8,7 +8,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -230,45 +231,27 @@ def _checked(
         problems.append(str(problem))
         if image and {"slurm", "kubernetes"} & job.model_fields_set:
             problems.append(_ELSEWHERE)
-    if image and job.image.tag is not None:
-        problems += _image_problems(job)
-    if image and ranks is None and "slurm" in job.model_fields_set:
-        problems += _slurm_problems(job)
-    if image and ranks is None and "kubernetes" in job.model_fields_set:
-        problems += _kubernetes_problems(job)
+    if image:
+        problems += inputs.problems_of(partial(look, job) for look in _submission_checks(job, ranks))
     if problems:
         raise InputError("\n".join(dict.fromkeys("\n".join(problems).splitlines())))
     return job, world_size, samples
 
 
-def _image_problems(job: "Job") -> list[str]:
-    from trainer.launch.image.fit import check_stack
+def _submission_checks(job: "Job", ranks: int | None) -> "Iterator[Callable[[Job], object]]":
+    """What looks at the job's image and at where it is submitted to; each raises InputError."""
+    if job.image.tag is not None:
+        from trainer.launch.image.fit import check_stack
 
-    try:
-        check_stack(job)
-    except InputError as problem:
-        return [str(problem)]
-    return []
+        yield check_stack
+    if ranks is None and "slurm" in job.model_fields_set:
+        from trainer.launch.slurm.script import batch_script
 
+        yield batch_script
+    if ranks is None and "kubernetes" in job.model_fields_set:
+        from trainer.launch.kubernetes.fits import refuse_misfits
 
-def _slurm_problems(job: "Job") -> list[str]:
-    from trainer.launch.slurm.script import batch_script
-
-    try:
-        batch_script(job)
-    except InputError as problem:
-        return [str(problem)]
-    return []
-
-
-def _kubernetes_problems(job: "Job") -> list[str]:
-    from trainer.launch.kubernetes.fits import refuse_misfits
-
-    try:
-        refuse_misfits(job)
-    except InputError as problem:
-        return [str(problem)]
-    return []
+        yield refuse_misfits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,10 +10,10 @@ from trainer.errors import ClusterError
 from trainer.job import Job
 from trainer.launch.image.choices import system_name
 from trainer.launch.image.recipe import recipe
-from trainer.launch.image.table import table
+from trainer.launch.image.table import Row, number, table
 from trainer.launch.templates import FOLDER
 
-_MANYLINUX = "2.28"  # the glibc that most wheels ask for at most
+_GLIBC_MINOR = 28  # of 2.28, which most wheels ask for at most
 _HOROVOD = "horovod==0.28.1 --hash=sha256:92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0\n"
 
 
@@ -25,15 +25,7 @@ def fill(job: Job, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     made, docker = recipe(job), FOLDER / "docker"
     python = table().systems[system_name(job, table()) or ""].python
-    target = [
-        "--python-version",
-        python,
-        "--implementation",
-        "cp",
-        "--only-binary",
-        ":all:",
-        *_platforms(made.row.glibc if made.row else _MANYLINUX),
-    ]
+    target = ["--python-version", python, "--implementation", "cp", "--only-binary", ":all:", *_platforms(made.row)]
     names = ("requirements.txt", made.torch_pins, "requirements-mpi.txt", "requirements-build.txt")
     lists = [docker / name for name in names if name]
     if made.toolkit == "pypi":
@@ -49,10 +41,10 @@ def fill(job: Job, folder: Path) -> int:
     return sum(1 for path in folder.iterdir() if path.is_file())
 
 
-def _platforms(glibc: str) -> list[str]:
+def _platforms(row: Row | None) -> list[str]:
     """pip takes each tag by itself: every manylinux up to what the base's glibc allows at least."""
-    minor = max(int(glibc.split(".")[1]), int(_MANYLINUX.split(".")[1]))
-    tags = [f"manylinux_2_{number}_x86_64" for number in range(minor, 4, -1)]
+    minor = max(_GLIBC_MINOR, number(row.glibc)[1] if row else 0)
+    tags = [f"manylinux_2_{older}_x86_64" for older in range(minor, 4, -1)]
     return [word for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"] for word in ("--platform", tag)]
 
 
