@@ -147,6 +147,7 @@ def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
     assert cli.main(["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "resources.nodes=3"]) == 2
     problems = capsys.readouterr().err
     assert "needs an image" in problems
+    assert "--no-data" not in problems  # that is what was called
     assert problems.count("cannot be shared equally by 12 ranks") == 1
 
 

@@ -102,7 +102,7 @@ def test_status_says_why_a_job_waits(folder: Path, capsys: Capture) -> None:
     assert status(folder, capsys) == (
         "run         runs/mine\n"
         "state       PENDING\n"
-        "job         7 of Slurm, submitted 2026-01-02T03:04:05+00:00\n"
+        "job         7 of Slurm since 2026-01-02T03:04:05+00:00\n"
         "reason      Resources\n"
         "time        0:00 of 30:00, 2 nodes\n"
         "step        none: no rank has begun\n"

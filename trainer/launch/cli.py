@@ -229,7 +229,7 @@ def _checked(
         samples = inputs.check(job, world_size) if files else inputs.check_without_files(job, world_size)
     except InputError as problem:
         problems.append(str(problem))
-        if image and {"slurm", "kubernetes"} & job.model_fields_set:
+        if image and files and {"slurm", "kubernetes"} & job.model_fields_set:
             problems.append(_ELSEWHERE)
     if image:
         problems += inputs.problems_of(partial(look, job) for look in _submission_checks(job, ranks))

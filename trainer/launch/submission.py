@@ -26,7 +26,7 @@ _CLIENTS = {"kubernetes": "kubernetes"}
 
 @dataclass(frozen=True)
 class Submission:
-    """What `clipship submit` leaves in the run folder for status, logs and cancel."""
+    """What `clipship submit`, or a batch script when it begins, leaves in the run folder for status, logs and cancel."""
 
     to: SchedulerName
     id: str
@@ -96,7 +96,7 @@ def find_run(name: str) -> Path:
                 return path
         raise InputError(
             f"{name} has no run folder here: neither {run_folder(job)} nor runs/{job.name} below this folder. It has not begun, "
-            "was submitted from another folder, or by hand: then ask sbatch's or kubectl's own tools for it"
+            "was submitted from another folder, or by hand: then ask squeue or kubectl for it"
         )
     if "/" not in name and _is_run(Path("runs", name)):
         return Path("runs", name)

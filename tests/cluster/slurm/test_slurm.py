@@ -204,6 +204,21 @@ def test_a_run_folder_that_only_one_node_has_is_named_before_ranks_start(demo: D
     assert said.splitlines()[-1].endswith("must be on a file system that all nodes share: change logging.runs")
 
 
+def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) -> None:
+    script = demo.folder / "by-hand.sbatch"
+    script.write_text(demo.clipship("render", "slurm", str(demo.write("by-hand", resources=TWO_RANKS))).stdout)
+    job = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
+    demo.wait_for_step("by-hand", 1, job)
+    status = demo.clipship("status", str(demo.run("by-hand"))).stdout
+    assert "state       RUNNING\n" in status
+    assert f"job         {job} of Slurm since 20" in status
+    again = demo.clipship("submit", str(demo.write("by-hand", resources=TWO_RANKS)), "--to", "slurm")
+    assert (again.returncode, f"is Slurm's job {job} already (RUNNING)" in again.stderr) == (2, True)
+    answer = demo.clipship("cancel", str(demo.run("by-hand")))
+    assert answer.returncode == 0, answer.stderr
+    assert demo.wait("by-hand", job)["JobState"] == "CANCELLED"
+
+
 def test_another_number_of_ranks_than_rendered_is_refused(demo: Demo) -> None:
     script = demo.folder / "changed.sbatch"
     script.write_text(demo.clipship("render", "slurm", str(demo.write("changed"))).stdout)

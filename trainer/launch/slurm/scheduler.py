@@ -65,7 +65,7 @@ def submit(job: Job, folder: Path) -> Submission:
 
 def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """Of squeue while it knows the job, then of sacct where accounting is on."""
-    head = ("job", f"{submission.id} of Slurm, submitted {submission.at}")
+    head = ("job", f"{submission.id} of Slurm since {submission.at}")
     rows = _queue(submission) or _accounting(submission)
     if not rows:
         return [("state", "unknown: Slurm has forgotten the job, and accounting is off"), head]
