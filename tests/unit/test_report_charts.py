@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.report.charts import MOST_POINTS, Series, line_chart
@@ -96,6 +96,8 @@ finite = st.floats(-1e12, 1e12).map(lambda value: float(f"{value:.9g}"))
 
 
 @given(st.lists(finite, max_size=8), st.booleans(), st.sampled_from([None, 0.0]))
+@example([5e-324], False, None)
+@example([1.0, 1.0000000000000002], False, None)
 def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(values: list[float], may_be_log: bool, floor: float | None) -> None:
     scale = scale_of(values, floor=floor, may_be_log=may_be_log)
     assert all(scale.low <= value <= scale.high for value in values)

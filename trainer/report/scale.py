@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_RATIO = 50.0
+_EQUAL = 1e-10
+"""Values that differ by less of themselves are one: labels have twelve digits."""
+_NOTHING = 1e-300
+"""Less has too few digits to be divided."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ def scale_of(values: Iterable[float], *, floor: float | None = None, may_be_log:
         return Scale(low / 1.2, high * 1.2, log=True)
     if floor is not None and low >= floor:
         low = floor
-    air = (high - low or abs(high) or 1.0) * 0.06
+    largest = max(abs(low), abs(high))
+    span = high - low if high - low > _EQUAL * largest else largest
+    air = 0.06 * (span if span > _NOTHING else 1.0)
     return Scale(low if low == floor else low - air, high + air)
 
 
