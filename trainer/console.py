@@ -31,10 +31,8 @@ def run_rank(stream: TextIO, work: Callable[[World, Pulse], None]) -> int:
     except Preempted as error:
         log.info("%-12s %s", "preempted", error)
         _leave(world, EXIT_PREEMPTED, str(error))
-    except InputError as error:
+    except (InputError, Unfit) as error:
         _refuse(world, pulse, error)
-    except Unfit as error:
-        _leave(world, EXIT_FAILED, str(error))
     except Exception as error:
         _fail(world, error)
     return EXIT_DONE
@@ -60,13 +58,13 @@ def leave_now(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _refuse(world: World, pulse: Pulse, error: InputError) -> NoReturn:
+def _refuse(world: World, pulse: Pulse, error: InputError | Unfit) -> NoReturn:
     """In init all ranks find the same, and one says it; later one rank's data may be wrong. Supervisors say it themselves."""
     if RANK_DIR not in os.environ and world.rank == 0:
         print(f"clipship: {error}", file=sys.stderr)
     elif RANK_DIR not in os.environ and pulse.now != "init":
         print(f"clipship: rank {world.rank} on {world.node}: {error}", file=sys.stderr)
-    _leave(world, EXIT_BAD_INPUT, str(error))
+    _leave(world, EXIT_BAD_INPUT if isinstance(error, InputError) else EXIT_FAILED, str(error))
 
 
 def _fail(world: World, error: Exception) -> NoReturn:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import jobfile
-from trainer.errors import InputError
+from trainer.errors import InputError, Unfit
 from trainer.inputs import check_run_folder
 from trainer.job import Job
 from trainer.libraries import nccl_facts
+from trainer.run_lock import hold
 from trainer.whole_file import write_json, write_whole
 from trainer.world import World
 
@@ -66,9 +67,18 @@ class Run:
 
 
 def open_run(job: Job, comm: "Comm") -> Run:
-    """Collective: make the job's run folder, or go on in it, and open this rank's log file. Raises InputError on every rank."""
+    """Collective: make the job's run folder, or go on in it, and open this rank's log file.
+
+    Raises InputError on every rank, and Unfit where another start still writes the folder.
+    """
     run = Run(Path(job.logging.runs) / job.name)
-    _refuse_together(_prepare(job, run) if comm.world.rank == 0 else None, comm)
+    problem: InputError | Unfit | None = None
+    if comm.world.rank == 0:
+        try:
+            _prepare(job, run, comm.world)
+        except (InputError, Unfit) as error:
+            problem = error
+    _refuse_together(problem, comm)
     check_shared(run.folder, comm)
     _log_to(run.logs / f"rank-{comm.world.rank:05d}.log", comm.world)
     environments = comm.all_gather_object(_environment(comm))
@@ -82,24 +92,26 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def _prepare(job: Job, run: Run) -> str | None:
-    """What is wrong with the folder, or None when it is ready."""
+def _prepare(job: Job, run: Run, world: World) -> None:
+    """Make the folder ready for this start alone. Raises InputError or Unfit."""
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
+        hold(run.folder, world.node, job.timeouts.init_s / 2, lambda text: log.info("%-12s %s", "run folder", text))
         write_whole(run.job, jobfile.dump(job))
-    except InputError as error:
-        return str(error)
     except OSError as error:
-        return f"the run folder {run.folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
-    return None
+        raise InputError(_not_written(run.folder, error)) from None
 
 
-def _refuse_together(problem: str | None, comm: "Comm") -> None:
-    """Collective: raises InputError on every rank where rank 0 has found something wrong."""
+def _not_written(folder: Path, error: OSError) -> str:
+    return f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
+
+
+def _refuse_together(problem: InputError | Unfit | None, comm: "Comm") -> None:
+    """Collective: raises on every rank what rank 0 has found wrong."""
     problem = comm.broadcast_object(problem)
     if problem is not None:
-        raise InputError(problem)
+        raise problem
 
 
 def check_place(folder: Path, comm: "Comm") -> None:
@@ -116,7 +128,7 @@ def check_shared(folder: Path, comm: "Comm") -> None:
         try:
             mark.touch()
         except OSError as error:
-            problem = f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
+            problem = InputError(_not_written(folder, error))
     _refuse_together(problem, comm)
     node = comm.broadcast_object(comm.world.node)
     blind = sorted({node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees})

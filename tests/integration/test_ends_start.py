@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ranks_left, starts
-from tests.runs import TinyRun
+from tests.runs import TinyRun, kill_tree
 
 NODE = os.uname().nodename
 INIT = {"init_s": 25.0}
@@ -54,6 +54,19 @@ def test_port_that_another_process_has_ends_the_run_at_once_and_is_named(tmp_pat
     assert f"clipship: rank 0 on {NODE} ended the run with exit code 1" in end.errors
     assert said in end.errors
     assert not ranks_left(running)
+
+
+@pytest.mark.fault("two starts of one run at once")
+def test_a_second_start_of_a_run_is_refused_with_the_first_ones_name(tmp_path: Path) -> None:
+    first = begin(tmp_path, "torch", "torchrun", "slow:0:step:4", timeouts={"step_s": 90.0})
+    first.reached(3)
+    second = begin(tmp_path, "torch", "torchrun").end()
+    assert second.code == 1, second.errors
+    assert "ended the run with exit code 1: the run folder" in second.errors
+    assert f" on {NODE} since 20" in second.errors
+    assert first.process.poll() is None
+    kill_tree(first.process.pid)
+    first.process.communicate()
 
 
 @pytest.mark.fault("worlds of unequal size, N worlds of one")

@@ -8,13 +8,14 @@ from trainer.errors import InputError
 from trainer.inputs.same_job import differences
 from trainer.job import Job
 from trainer.jobfile import load
+from trainer.run_lock import LOCK, who_holds
 
 JOB_FILE = "job.toml"
 ARTEFACTS = "artefacts"
 """Folder in the run folder: what was rendered and submitted. It is there before a submitted run begins, and so is its first log."""
 INDEX = "index"
 """Folder in the run folder: the index of shards beside which nothing can be written. It is made before the run."""
-LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, "logs", "exit.json", "diagnosis.json"})
+LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, LOCK, "logs", "exit.json", "diagnosis.json"})
 """What there may be without a run: also what a start leaves that ended before it was one."""
 _WAYS_ON = (
     "take another name with --set name=..., go on with the settings it was started with, or move that folder away "
@@ -40,7 +41,12 @@ def check_run_folder(job: Job) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a run folder to the first free `NAME.old-1`, `NAME.old-2`, ...; returns its new place."""
+    """Rename a run folder to the first free `NAME.old-1`, `NAME.old-2`, ...; returns its new place.
+
+    Raises InputError where a start of the run still writes it.
+    """
+    if holder := who_holds(folder):
+        raise InputError(f"{folder} cannot be set aside: it is written by {holder}. End that start of the run first")
     number = next(number for number in count(1) if not folder.with_name(f"{folder.name}.old-{number}").exists())
     return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
 

@@ -214,6 +214,9 @@ def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) ->
     assert f"job         {job} of Slurm since 20" in status
     again = demo.clipship("submit", str(demo.write("by-hand", resources=TWO_RANKS)), "--to", "slurm")
     assert (again.returncode, f"is Slurm's job {job} already (RUNNING)" in again.stderr) == (2, True)
+    second = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
+    assert demo.wait("by-hand", second)["ExitCode"] == "2:0"
+    assert f"job {job} of Slurm writes {demo.run('by-hand')} already" in (demo.folder / f"slurm-{second}.out").read_text()
     answer = demo.clipship("cancel", str(demo.run("by-hand")))
     assert answer.returncode == 0, answer.stderr
     assert demo.wait("by-hand", job)["JobState"] == "CANCELLED"
