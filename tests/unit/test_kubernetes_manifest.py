@@ -173,11 +173,33 @@ def test_a_patch_merges_as_kubectl_does() -> None:
     assert [volume["name"] for volume in worker["volumes"]] == ["job", "mount-0", "ssd"]
     assert [mount["mountPath"] for mount in worker["containers"][0]["volumeMounts"]] == ["/etc/clipship", "/scratch", "/ssd"]
     base = {"a": {"b": 1, "c": 2}, "tolerations": [{"key": "x"}]}
-    assert merged(base, {"a": {"$patch": "replace", "d": 3}, "tolerations": ({"key": "y"},)}) == {
+    assert merged(base, {"a": {"$patch": "replace", "d": 3}, "tolerations": ({"key": "y"},)}, "patch") == {
         "a": {"d": 3},
         "tolerations": [{"key": "y"}],
     }
-    assert merged(base, {"a": {"$patch": "delete"}}) == {"tolerations": [{"key": "x"}]}
+    assert merged(base, {"a": {"$patch": "delete"}}, "patch") == {"tolerations": [{"key": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"spec": {"containers": 3}}, "worker.spec.containers is a list in this manifest, and the patch has a single value"),
+        ({"spec": {"volumes": {"name": "a"}}}, "worker.spec.volumes is a list in this manifest, and the patch has a table"),
+        ({"spec": "x"}, "worker.spec is a table in this manifest, and the patch has a single value"),
+        (
+            {"spec": {"terminationGracePeriodSeconds": ["9"]}},
+            "worker.spec.terminationGracePeriodSeconds is a single value in this manifest, and the patch has a list",
+        ),
+        (
+            {"spec": {"containers": [{"name": "worker", "env": "A=1"}]}},
+            "worker.spec.containers[worker].env is a list in this manifest, and the patch has a single value",
+        ),
+    ],
+)
+def test_a_patch_that_makes_no_pod_is_refused_with_its_key(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError) as refused:
+        manifest(kubernetes_job(kubernetes={"patch": {"worker": change}}))
+    assert str(refused.value) == f"kubernetes.patch.{problem}"
 
 
 def test_a_patch_leaves_the_other_template_alone() -> None:
@@ -241,11 +263,20 @@ def test_every_mapping_is_read_back_from_yaml(value: dict[str, object]) -> None:
 @given(_TEXT)
 def test_hostile_values_reach_pods_as_data(text: str) -> None:
     job = kubernetes_job(env={"NOTE": text}, kubernetes={"annotations": {"note": text}})
+    _read_back(job, text)
+    patch = {"worker": {"spec": {"hostname": text}}}  # which writes the manifest anew
+    worker = _read_back(kubernetes_job(env={"NOTE": text}, kubernetes={"annotations": {"note": text}, "patch": patch}), text)
+    assert worker["spec"]["hostname"] == text
+
+
+def _read_back(job: Job, text: str) -> Any:
+    """The worker's template, where the text has arrived as it is."""
     config_map, mpijob = documents(job)
     worker = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
     assert variables(worker["spec"])["NOTE"].replace("$$", "$") == text
     assert worker["metadata"]["annotations"] == mpijob["metadata"]["annotations"] == {"note": text}
     assert config_map["data"].keys() == {"job.toml"}
+    return worker
 
 
 def test_kubernetes_expands_no_variable_within_a_value() -> None:

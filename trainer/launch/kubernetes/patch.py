@@ -5,6 +5,7 @@ from typing import Any
 
 from trainer.errors import InputError
 from trainer.job.kubernetes import Patch
+from trainer.launch.yaml_text import yaml_block
 
 _MERGE_KEYS = {
     "containers": "name",
@@ -35,29 +36,41 @@ def patched(text: str, patch: Patch) -> str:
     except ImportError:
         raise InputError("[kubernetes.patch] needs the Python package pyyaml: pip install 'clipship[launch]'") from None
 
+    class Dumper(yaml.SafeDumper):
+        """Texts of several lines, the job file among them, stay readable where YAML allows that."""
+
+        def text(self, value: str) -> yaml.ScalarNode:
+            return self.represent_scalar("tag:yaml.org,2002:str", value, style="|" if yaml_block(value, 0).startswith("|") else None)
+
+    Dumper.add_representer(str, Dumper.text)
     documents = list(yaml.safe_load_all(text))
     specs = documents[-1]["spec"]["mpiReplicaSpecs"]
     for role, change in (("Launcher", patch.launcher), ("Worker", patch.worker)):
-        specs[role]["template"] = merged(specs[role]["template"], change)
-    dumped = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
+        specs[role]["template"] = merged(specs[role]["template"], change, f"kubernetes.patch.{role.lower()}")
+    dumped = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return _NOTE + str(dumped)
 
 
-def merged(base: Any, change: Any, field: str = "") -> Any:
-    """Mappings key by key, lists of `_MERGE_KEYS` member by member; `$patch = "replace"` or `"delete"` as in Kubernetes."""
+def merged(base: Any, change: Any, path: str) -> Any:
+    """Mappings key by key, lists of `_MERGE_KEYS` member by member; `$patch = "replace"` or `"delete"` as in Kubernetes.
+
+    `path` is that of the change in the job file. Raises InputError where a list or a mapping would become something else.
+    """
+    if base is not None and _kind(base) != _kind(change):
+        raise InputError(f"{path} is {_kind(base)} in this manifest, and the patch has {_kind(change)}")
     if isinstance(change, Mapping):
-        if change.get(_DIRECTIVE) == "replace" or not isinstance(base, Mapping):
+        if change.get(_DIRECTIVE) == "replace" or base is None:
             return _plain({key: value for key, value in change.items() if key != _DIRECTIVE})
         kept = {key: value for key, value in base.items() if not _deleted(change.get(key))}
         changes = {key: value for key, value in change.items() if key != _DIRECTIVE and not _deleted(value)}
-        return kept | {key: merged(kept.get(key), value, key) for key, value in changes.items()}
+        return kept | {key: merged(kept.get(key), value, f"{path}.{key}") for key, value in changes.items()}
     if isinstance(change, Sequence) and not isinstance(change, str):
-        key = _MERGE_KEYS.get(field)
-        return _members(base, change, key) if key and isinstance(base, Sequence) else _plain(change)
+        key = _MERGE_KEYS.get(path.rpartition(".")[2])
+        return _members(base, change, key, path) if key and base is not None else _plain(change)
     return change
 
 
-def _members(base: Sequence[Any], change: Sequence[Any], key: str) -> list[Any]:
+def _members(base: Sequence[Any], change: Sequence[Any], key: str, path: str) -> list[Any]:
     """Members of the same name are merged, others follow those that are there."""
     found = {member.get(key): member for member in base}
     for member in change:
@@ -65,8 +78,14 @@ def _members(base: Sequence[Any], change: Sequence[Any], key: str) -> list[Any]:
         if _deleted(member):
             found.pop(name, None)
         else:
-            found[name] = merged(found.get(name), member)
+            found[name] = merged(found.get(name), member, f"{path}[{name}]")
     return list(found.values())
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a table"
+    return "a list" if isinstance(value, Sequence) and not isinstance(value, str) else "a single value"
 
 
 def _deleted(value: object) -> bool:
