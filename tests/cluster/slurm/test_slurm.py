@@ -205,14 +205,15 @@ def test_a_run_folder_that_only_one_node_has_is_named_before_ranks_start(demo: D
 
 
 def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) -> None:
+    path = demo.write("by-hand", resources={"nodes": 1}, optim={"epochs": 20})  # there is room for two of it
     script = demo.folder / "by-hand.sbatch"
-    script.write_text(demo.clipship("render", "slurm", str(demo.write("by-hand", resources=TWO_RANKS))).stdout)
+    script.write_text(demo.clipship("render", "slurm", str(path)).stdout)
     job = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
     demo.wait_for_step("by-hand", 1, job)
     status = demo.clipship("status", str(demo.run("by-hand"))).stdout
     assert "state       RUNNING\n" in status
     assert f"job         {job} of Slurm since 20" in status
-    again = demo.clipship("submit", str(demo.write("by-hand", resources=TWO_RANKS)), "--to", "slurm")
+    again = demo.clipship("submit", str(path), "--to", "slurm")
     assert (again.returncode, f"is Slurm's job {job} already (RUNNING)" in again.stderr) == (2, True)
     second = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
     assert demo.wait("by-hand", second)["ExitCode"] == "2:0"
