@@ -81,6 +81,18 @@ def test_an_unknown_run_is_bad_input(command: str, tmp_path: Path, capsys: pytes
     assert "is no run: give a run folder, a job file" in capsys.readouterr().err
 
 
+def test_a_job_whose_cluster_is_not_known_here_is_told_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    job = tmp_path / "job.toml"
+    job.write_text('name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n[kubernetes]\n')
+    assert main(["status", str(job)]) == 2
+    said = capsys.readouterr().err
+    assert "has no run folder here" in said
+    assert "its cluster cannot be asked: no cluster to talk to" in said
+
+
 def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cancel", str(run)]) == 2
     assert "was not submitted: press Ctrl-C" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 import click
 
 from trainer.errors import InputError
-from trainer.launch.submission import find_run, read_record, scheduler
+from trainer.launch.submission import find_submission, scheduler
 
 
 @click.command(
@@ -18,8 +18,7 @@ def command(run: str) -> None:
 
     RUN is a run folder, a job file, or the name of a run in ./runs.
     """
-    folder = find_run(run)
-    submission = read_record(folder)
+    folder, submission = find_submission(run)
     if submission is None:
         raise InputError(f"{folder} was not submitted: press Ctrl-C where `clipship run` runs, or send that process SIGTERM")
     click.echo(scheduler(submission.to).cancel(folder, submission), err=True)

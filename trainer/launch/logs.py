@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from trainer.launch.submission import find_run, read_record, scheduler
+from trainer.launch.submission import find_submission, scheduler
 
 
 @click.command(
@@ -23,8 +23,7 @@ def command(run: str, follow: bool, rank: int | None) -> None:
     """
     from trainer.launch.logfiles import log_lines
 
-    folder = find_run(run)
-    submission = read_record(folder)
+    folder, submission = find_submission(run)
     lines = scheduler(submission.to).log_lines(folder, submission, rank, follow) if submission else None
     for line in lines if lines is not None else log_lines(folder, rank, follow=follow):
         sys.stdout.write(line + "\n")

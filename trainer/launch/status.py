@@ -2,7 +2,7 @@
 
 import click
 
-from trainer.launch.submission import find_run, read_record, scheduler
+from trainer.launch.submission import find_submission, scheduler
 
 
 @click.command(
@@ -19,8 +19,7 @@ def command(run: str) -> None:
     """
     from trainer.launch.progress import progress
 
-    folder = find_run(run)
-    submission = read_record(folder)
+    folder, submission = find_submission(run)
     rows = scheduler(submission.to).status(folder, submission) if submission else []
     own = [] if any(topic == "step" for topic, _ in rows) else progress(folder)  # a scheduler that knows the step does not see the folder
     for topic, text in [("run", str(folder)), *rows, *own]:

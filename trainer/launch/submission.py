@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
-from trainer.errors import InputError
+from trainer.errors import ClusterError, InputError
 from trainer.inputs.run_folder import ARTEFACTS as ARTEFACTS
 from trainer.inputs.run_folder import JOB_FILE
 from trainer.whole_file import write_json
@@ -95,12 +95,48 @@ def find_run(name: str) -> Path:
             if _is_run(path):
                 return path
         raise InputError(
-            f"{name} has no run folder here: neither {run_folder(job)} nor runs/{job.name} below this folder. It has not begun, "
-            "was submitted from another folder, or by hand: then ask squeue or kubectl for it"
+            f"{name} has no run folder here: neither {run_folder(job)} nor runs/{job.name} below this folder. "
+            "It has not begun, or was submitted from another folder"
         )
     if "/" not in name and _is_run(Path("runs", name)):
         return Path("runs", name)
     raise InputError(f"{name} is no run: give a run folder, a job file, or the name of a run in ./runs")
+
+
+def find_submission(name: str) -> tuple[Path, Submission | None]:
+    """See `find_run`; and what was submitted for it: a job file's MPIJob, too, that was applied by hand, and is recorded now."""
+    try:
+        folder = find_run(name)
+    except InputError as missing:
+        try:
+            found = _applied_by_hand(Path(name), None)
+        except (ClusterError, InputError) as problem:
+            raise InputError(f"{missing}; and its cluster cannot be asked: {problem}") from None
+        if found is None:
+            raise
+        return found
+    submission = read_record(folder)
+    return (folder, submission) if submission is not None else (_applied_by_hand(Path(name), folder) or (folder, None))
+
+
+def _applied_by_hand(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
+    """Of a job file with [kubernetes]; where the run has a folder here, only if that lies on a volume of its pods."""
+    if not path.is_file():
+        return None
+    from trainer import jobfile
+
+    job = jobfile.load(path)
+    if "kubernetes" not in job.model_fields_set:
+        return None
+    scheduler("kubernetes")  # whether its client is there
+    from trainer.launch.kubernetes.scheduler import applied, prepare_folder, record_folder
+
+    submission = applied(job) if folder is None or folder == record_folder(job) else None
+    if submission is None:
+        return None
+    folder = prepare_folder(job)
+    record(folder, submission)
+    return folder, submission
 
 
 def _is_run(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -173,6 +174,20 @@ def kubeconfig(cluster: Cluster, token: str, path: Path, server: str | None = No
         )
     )
     return path
+
+
+def test_an_mpijob_that_kubectl_made_is_known_to_clipship(demo: Demo) -> None:
+    """No image is needed: its pods wait for one."""
+    job = demo.write("applied", image={"tag": "clipship-test:missing"})
+    before = demo.clipship("status", str(job))
+    assert (before.returncode, "has no run folder here" in before.stderr) == (2, True)
+    rendered = demo.clipship("render", "kubernetes", str(job)).stdout
+    subprocess.run(["kubectl", "apply", "--filename=-"], input=rendered, text=True, check=True, stdout=subprocess.DEVNULL)
+    status = demo.clipship("status", str(job))
+    assert status.returncode == 0, status.stderr
+    assert "workers     0 of 2 ready\n" in status.stdout
+    cancelled = demo.clipship("cancel", str(demo.run("applied")))  # recorded now
+    assert (cancelled.returncode, "/applied is deleted" in cancelled.stderr) == (0, True)
 
 
 def test_an_mpijob_submitted_later_under_the_same_name_is_not_taken_for_this_runs(demo: Demo) -> None:

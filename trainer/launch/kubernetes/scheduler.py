@@ -11,7 +11,7 @@ from trainer.errors import ClusterError, InputError
 from trainer.inputs.run_folder import ARTEFACTS, run_folder
 from trainer.job import Job
 from trainer.launch.kubernetes.fits import on_volume, refuse_misfits, warnings
-from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.manifest import manifest, mpijob_name
 from trainer.launch.submission import Submission
 
 if TYPE_CHECKING:
@@ -32,6 +32,11 @@ def prepare(job: Job, look: bool) -> Path:
     refuse_misfits(job)
     for text in warnings(job):
         warn(text)
+    return prepare_folder(job)
+
+
+def prepare_folder(job: Job) -> Path:
+    """`record_folder`, made. Raises InputError where it cannot be."""
     folder = record_folder(job)
     try:
         (folder / ARTEFACTS).mkdir(parents=True, exist_ok=True)
@@ -66,6 +71,22 @@ def submit(job: Job, folder: Path) -> Submission:
     uid = create(cluster, config_map, mpijob)
     name = mpijob["metadata"]["name"]
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return _submission(cluster, name, uid, at)
+
+
+def applied(job: Job) -> Submission | None:
+    """The job's MPIJob, which `kubectl` may have made; None where there is none of its name. Raises ClusterError and InputError."""
+    from trainer.launch.kubernetes.cluster import connect
+
+    cluster = connect(job.kubernetes.namespace)
+    found = cluster.mpijob(mpijob_name(job))
+    if found is None or found["metadata"].get("labels", {}).get("app.kubernetes.io/name") != "clipship":
+        return None
+    metadata = found["metadata"]
+    return _submission(cluster, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
+
+
+def _submission(cluster: "Cluster", name: str, uid: str, at: str) -> Submission:
     details = {"context": cluster.context, "namespace": cluster.namespace, "name": name, "uid": uid}
     return Submission("kubernetes", f"{cluster.namespace}/{name}", at, details)
 
