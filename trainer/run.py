@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from trainer import jobfile
 from trainer.errors import InputError, Unfit
+from trainer.health.last_words import forget_others
+from trainer.health.tree import Meeting
 from trainer.inputs import check_run_folder
 from trainer.job import Job
 from trainer.libraries import nccl_facts
@@ -97,7 +99,10 @@ def _prepare(job: Job, run: Run, world: World) -> None:
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
-        hold(run.folder, world.node, job.timeouts.init_s / 2, lambda text: log.info("%-12s %s", "run folder", text))
+        meeting = Meeting.from_env(os.environ)
+        start = meeting.start if meeting else ""
+        hold(run.folder, world.node, start, 0.75 * job.timeouts.init_s, lambda text: log.info("%-12s %s", "run folder", text))
+        forget_others(run.folder, start)
         write_whole(run.job, jobfile.dump(job))
     except OSError as error:
         raise InputError(_not_written(run.folder, error)) from None

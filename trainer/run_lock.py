@@ -7,19 +7,33 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.errors import Unfit
 
 LOCK = ".lock"
-HERE_S = 20.0
-"""The wait for a start on this node: one that lost its launcher has left by then."""
-ELSEWHERE_S = 120.0
-"""The wait for a start on another node: NFS keeps the locks of a node that is gone for its lease, 90 s."""
+WAIT_S = 120.0
+"""NFS keeps the locks of a node that is gone for its lease, 90 s."""
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 
 
-def hold(folder: Path, node: str, longest_s: float, say: Callable[[str], None]) -> None:
+@dataclass(frozen=True)
+class Holder:
+    """Who writes the run folder, as the lock's file says it; all empty while it is being written."""
+
+    node: str = ""
+    process: int = 0
+    since: str = ""
+    """In UTC (ISO 8601)."""
+    start: str = ""
+    """As `Meeting.start` names it; empty where no launcher of ours has named a meeting."""
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.node} since {self.since}" if self.node else "another process"
+
+
+def hold(folder: Path, node: str, start: str, longest_s: float, say: Callable[[str], None]) -> None:
     """Lock the run folder until this process ends; where its file system has no locks, nothing is locked.
 
     Raises OSError where the file cannot be written, Unfit where another process has the lock still after the wait,
@@ -28,32 +42,32 @@ def hold(folder: Path, node: str, longest_s: float, say: Callable[[str], None]) 
     path = folder / LOCK
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     if not _take(lock):
-        other = _holder(path)
-        limit_s = min(longest_s, HERE_S if other.get("node") == node else ELSEWHERE_S)
-        say(f"{folder} is written by {_words(other)}: waiting up to {limit_s:.0f} s for its end")
+        limit_s = min(longest_s, WAIT_S)
+        say(f"{folder} is written by {_holder(path)}: waiting up to {limit_s:.0f} s for its end")
         limit = time.monotonic() + limit_s
         while not _take(lock):
             if time.monotonic() > limit:
                 os.close(lock)
                 raise Unfit(
-                    f"the run folder {folder} is written by {_words(_holder(path))}: end that start of the run first, or make this "
+                    f"the run folder {folder} is written by {_holder(path)}: end that start of the run first, or make this "
                     "another run with --set name=... (if that node is lost, its file system keeps the lock for some minutes)"
                 )
             time.sleep(0.2)
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     os.ftruncate(lock, 0)
-    os.write(lock, json.dumps({"node": node, "process": str(os.getpid()), "since": since}).encode())
+    os.write(lock, json.dumps(asdict(Holder(node, os.getpid(), since, start))).encode())
+    os.fsync(lock)  # for the other nodes of a network file system: the file stays open
 
 
-def who_holds(folder: Path) -> str | None:
-    """The start that writes the run folder, in words; None where there is none, or locks cannot tell. Not for the holder itself."""
+def who_holds(folder: Path) -> Holder | None:
+    """The process that writes the run folder; None where there is none, or locks cannot tell. Not for the holder itself."""
     path = folder / LOCK
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return None if _take(lock) else _words(_holder(path))
+        return None if _take(lock) else _holder(path)
     finally:
         os.close(lock)  # which lets go of the lock
 
@@ -67,15 +81,8 @@ def _take(lock: int) -> bool:
     return True
 
 
-def _holder(path: Path) -> dict[str, str]:
+def _holder(path: Path) -> Holder:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it is just being written
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _words(holder: dict[str, str]) -> str:
-    if "node" not in holder:
-        return "another process"
-    return f"process {holder.get('process')} on {holder['node']} since {holder.get('since')}"
+        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return Holder()

@@ -60,11 +60,12 @@ def test_port_that_another_process_has_ends_the_run_at_once_and_is_named(tmp_pat
 def test_a_second_start_of_a_run_is_refused_with_the_first_ones_name(tmp_path: Path) -> None:
     first = begin(tmp_path, "torch", "torchrun", "slow:0:step:4", timeouts={"step_s": 90.0})
     first.reached(3)
-    second = begin(tmp_path, "torch", "torchrun").end()
+    second = begin(tmp_path, "torch", "torchrun", timeouts={"init_s": 40.0}).end()
     assert second.code == 1, second.errors
     assert "ended the run with exit code 1: the run folder" in second.errors
     assert f" on {NODE} since 20" in second.errors
     assert first.process.poll() is None
+    assert not (first.folder / "exit.json").exists(), "it is the first one's, which has not ended"
     kill_tree(first.process.pid)
     first.process.communicate()
 

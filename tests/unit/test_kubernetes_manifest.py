@@ -178,6 +178,9 @@ def test_a_patch_merges_as_kubectl_does() -> None:
         "tolerations": [{"key": "y"}],
     }
     assert merged(base, {"a": {"$patch": "delete"}}, "patch") == {"tolerations": [{"key": "x"}]}
+    named = {"env": [{"name": "A", "value": "1"}]}
+    assert merged(named, {"env": ({"$patch": "replace"}, {"name": "B"})}, "patch") == {"env": [{"name": "B"}]}
+    assert merged({}, {"env": ({"name": "A", "$patch": "delete"}, {"name": "B"})}, "patch") == {"env": [{"name": "B"}]}
 
 
 @pytest.mark.parametrize(
@@ -185,6 +188,10 @@ def test_a_patch_merges_as_kubectl_does() -> None:
     [
         ({"spec": {"containers": 3}}, "worker.spec.containers is a list in this manifest, and the patch has a single value"),
         ({"spec": {"volumes": {"name": "a"}}}, "worker.spec.volumes is a list in this manifest, and the patch has a table"),
+        (
+            {"spec": {"volumes": ["a"]}},
+            "worker.spec.volumes: 'a' must be a table with the key name, by which members of this list are told apart",
+        ),
         ({"spec": "x"}, "worker.spec is a table in this manifest, and the patch has a single value"),
         (
             {"spec": {"terminationGracePeriodSeconds": ["9"]}},

@@ -98,6 +98,7 @@ finite = st.floats(-1e12, 1e12).map(lambda value: float(f"{value:.9g}"))
 @given(st.lists(finite, max_size=8), st.booleans(), st.sampled_from([None, 0.0]))
 @example([5e-324], False, None)
 @example([1.0, 1.0000000000000002], False, None)
+@example([1e-310, 1e-305], True, None)
 def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(values: list[float], may_be_log: bool, floor: float | None) -> None:
     scale = scale_of(values, floor=floor, may_be_log=may_be_log)
     assert all(scale.low <= value <= scale.high for value in values)
@@ -110,6 +111,12 @@ def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(values: list[f
 @given(st.floats(1e-12, 1e12), st.floats(60, 1e20))
 def test_logarithmic_scale_has_labels(low: float, ratio: float) -> None:
     assert 1 <= len(Scale(low, low * ratio, log=True).ticks()) <= 6
+
+
+def test_the_largest_numbers_have_an_axis() -> None:
+    scale = scale_of([-1.7e308, 1.7e308])
+    assert (scale.place(-1.7e308), scale.place(1.7e308)) == pytest.approx((0, 1), abs=0.1)
+    assert len(scale.ticks()) > 1
 
 
 def test_axis_labels_are_round() -> None:

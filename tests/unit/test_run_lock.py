@@ -1,5 +1,6 @@
 """The lock of a run folder, between real processes."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import InputError, Unfit
+from trainer.health.last_words import EXIT_FILE, LastWords, forget_others
 from trainer.inputs.run_folder import move_aside
 from trainer.run_lock import LOCK, hold, who_holds
 
@@ -14,15 +16,15 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from trainer.run_lock import hold
-hold(Path(sys.argv[1]), "n1", 1.0, print)
+hold(Path(sys.argv[1]), "n1", "first", 1.0, print)
 print("held", flush=True)
-time.sleep(float(sys.argv[2]))
+time.sleep(600)
 """
 
 
-def other_start(folder: Path, seconds: float = 600.0) -> "subprocess.Popen[bytes]":
+def other_start(folder: Path) -> "subprocess.Popen[bytes]":
     """A process that holds the folder."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), str(seconds)], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
     return process
@@ -33,24 +35,36 @@ def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Pa
     with other_start(tmp_path) as other:
         words = f"is written by process {other.pid} on n1 since 20"
         with pytest.raises(Unfit, match=words):
-            hold(tmp_path, "n2", 0.3, said.append)
+            hold(tmp_path, "n2", "second", 0.3, said.append)
         assert len(said) == 1
         assert words in said[0]
-        assert (who_holds(tmp_path) or "").startswith(f"process {other.pid} on n1")
+        assert str(who_holds(tmp_path)).startswith(f"process {other.pid} on n1")
         with pytest.raises(InputError, match="cannot be set aside: it is written by process"):
             move_aside(tmp_path)
         other.kill()
     assert who_holds(tmp_path) is None
-    hold(tmp_path, "n2", 0.0, said.append)
+    hold(tmp_path, "n2", "second", 0.0, said.append)
     assert len(said) == 1
 
 
 def test_a_start_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
-    said: list[str] = []
-    with other_start(tmp_path, 1.0):
-        hold(tmp_path, "n1", 60.0, said.append)
-    assert len(said) == 1
-    assert '"process": ' in (tmp_path / LOCK).read_text()
+    with other_start(tmp_path) as other:
+        hold(tmp_path, "n1", "second", 60.0, lambda _: other.kill())
+    assert '"start": "second"' in (tmp_path / LOCK).read_text()
+
+
+def test_the_last_words_in_a_folder_are_those_of_the_start_that_writes_it(tmp_path: Path) -> None:
+    with other_start(tmp_path) as other:
+        end = {"reason": "refused"}
+        assert asyncio.run(LastWords(str(tmp_path), "second").keep(EXIT_FILE, end)) == ""
+        assert asyncio.run(LastWords(str(tmp_path), "first").keep(EXIT_FILE, end)) == str(tmp_path / EXIT_FILE)
+        asyncio.run(LastWords(str(tmp_path), "second").forget())
+        assert (tmp_path / EXIT_FILE).exists()
+        other.kill()
+    forget_others(tmp_path, "first")
+    assert (tmp_path / EXIT_FILE).exists()
+    forget_others(tmp_path, "second")
+    assert not (tmp_path / EXIT_FILE).exists()
 
 
 def test_a_folder_that_was_never_locked_is_nobodys(tmp_path: Path) -> None:

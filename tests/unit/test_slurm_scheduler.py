@@ -171,3 +171,11 @@ def test_slurms_answers_are_asked_for_in_english(folder: Path, monkeypatch: pyte
     assert main(["status", "mine"]) == 0
     assert (folder / "called").read_text() == "C\n"
     assert os.environ["LC_ALL"] == "de_DE.UTF-8"
+
+
+def test_logs_of_a_script_that_was_submitted_by_hand_are_where_slurm_has_them(folder: Path, capsys: Capture) -> None:
+    submitted(folder)
+    (folder / "slurm-7.out").write_text("clipship: no such image\n")
+    answers(folder, "scontrol", f'echo "JobId=7 JobName=mine"; echo "   StdOut={folder}/slurm-7.out"')
+    assert main(["logs", "mine"]) == 0
+    assert capsys.readouterr().out == "[slurm] clipship: no such image\n"

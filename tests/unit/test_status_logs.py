@@ -93,6 +93,16 @@ def test_a_job_whose_cluster_is_not_known_here_is_told_both(
     assert "its cluster cannot be asked: no cluster to talk to" in said
 
 
+def test_a_run_whose_folder_is_here_needs_no_cluster(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    job = tmp_path / "job.toml"
+    head = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
+    job.write_text(f'{head}[logging]\nruns = "{run.parent}"\n[kubernetes]\nmounts = {{ "{run.parent}" = "host:{run.parent}" }}\n')
+    assert _status(capsys, str(job))["run"] == str(run)
+
+
 def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cancel", str(run)]) == 2
     assert "was not submitted: press Ctrl-C" in capsys.readouterr().err

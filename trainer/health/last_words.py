@@ -1,5 +1,6 @@
 """What a start leaves in the run folder when it ends: exit.json and diagnosis.json. The first supervisor to write each wins. No torch.
 
+While another start of the run writes the folder, they are its own: nothing is written then, and nothing taken away.
 A shared file system may hang together with the run: nobody here waits for it longer than WAIT_S.
 """
 
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.exits import ExitRecord
+from trainer.run_lock import who_holds
 from trainer.whole_file import write_json
 
 DIAGNOSIS_FILE = "diagnosis.json"
 EXIT_FILE = "exit.json"
 WAIT_S = 3.0
+_FILES = (EXIT_FILE, DIAGNOSIS_FILE)
 Result = TypeVar("Result")
 
 
@@ -36,12 +39,12 @@ class LastWords:
         return await within(WAIT_S, lambda: self._keep(name, value)) or ""
 
     def _forget(self) -> None:
-        if self._folder is not None:
-            for name in (EXIT_FILE, DIAGNOSIS_FILE):
+        if self._folder is not None and not self._is_anothers(self._folder):
+            for name in _FILES:
                 (self._folder / name).unlink(missing_ok=True)
 
     def _keep(self, name: str, value: Mapping[str, Any]) -> str:
-        if self._folder is None:
+        if self._folder is None or self._is_anothers(self._folder):
             return ""
         self._folder.mkdir(parents=True, exist_ok=True)  # ranks that never met have not made it
         path = self._folder / name
@@ -50,6 +53,17 @@ class LastWords:
             write_json(own, {**value, "start": self._start})
             os.replace(own, path)
         return str(path)
+
+    def _is_anothers(self, folder: Path) -> bool:
+        holder = who_holds(folder)
+        return holder is not None and holder.start != self._start
+
+
+def forget_others(run_folder: Path, start: str) -> None:
+    """Take away what starts but this one left in a folder that has just become this one's. Raises OSError."""
+    for name in _FILES:
+        if start and _read(run_folder / name).get("start", start) != start:
+            (run_folder / name).unlink(missing_ok=True)
 
 
 def end_of(run_folder: Path, start: str) -> ExitRecord | None:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
@@ -116,7 +117,10 @@ def find_submission(name: str) -> tuple[Path, Submission | None]:
             raise
         return found
     submission = read_record(folder)
-    return (folder, submission) if submission is not None else (_applied_by_hand(Path(name), folder) or (folder, None))
+    if submission is None:
+        with suppress(ClusterError, InputError):  # the folder says enough
+            return _applied_by_hand(Path(name), folder) or (folder, None)
+    return folder, submission
 
 
 def _applied_by_hand(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:

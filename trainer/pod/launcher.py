@@ -24,7 +24,7 @@ from trainer import jobfile
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT, InputError
 from trainer.exits import EXIT_DIR, ExitRecord, first_cause, record_cause
 from trainer.health.ask import ask_to_stop
-from trainer.health.last_words import EXIT_FILE
+from trainer.health.last_words import EXIT_FILE, end_of
 from trainer.health.root import REPEAT_S
 from trainer.health.tree import Meeting
 from trainer.inputs.run_folder import run_folder
@@ -146,7 +146,7 @@ class Launcher:
         run = Run(self._folder)
         deadline = time.monotonic() + _SHOWN_S
         while time.monotonic() < deadline:
-            record = _read_end(self._folder)
+            record = _read_end(self._folder, self._meeting)
             if record is not None:
                 return record.exit_code, record.headline().removeprefix("clipship: ")
             if (code == EXIT_DONE or _stamp(run.result) != before) and run.result.exists() and run.finished():
@@ -210,7 +210,7 @@ class _Watch:
         began, heard = time.monotonic(), None
         while not self._over.wait(_WATCH_S):
             now = time.monotonic()
-            record = _read_end(self._run_folder)
+            record = _read_end(self._run_folder, self._meeting)
             if record is None and heard is not None and now - heard > self._silence_s:
                 reason = f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or somebody killed it"
                 record = self._of_rank_0(EXIT_FAILED, reason)
@@ -246,13 +246,10 @@ def _ssh_variables(port: int) -> dict[str, str]:
     return {"OMPI_MCA_plm_rsh_args": f"{options} {unknown}", "PRTE_MCA_plm_ssh_args": f"{options} {unknown}"}
 
 
-def _read_end(folder: Path) -> ExitRecord | None:
+def _read_end(folder: Path, meeting: Meeting) -> ExitRecord | None:
     with suppress(OSError):
         os.listdir(folder)  # makes a network file system look again
-    try:
-        return ExitRecord(**json.loads((folder / EXIT_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+    return end_of(folder, meeting.start)
 
 
 def _last_step(folder: Path) -> str:

@@ -8,8 +8,8 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_RATIO = 50.0
 _EQUAL = 1e-10
 """Values that differ by less of themselves are one: labels have twelve digits."""
-_NOTHING = 1e-300
-"""Less has too few digits to be divided."""
+_NOTHING, _MOST = 1e-300, 1e300
+"""Less has too few digits to be divided, more has no room for air."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Scale:
 
 def scale_of(values: Iterable[float], *, floor: float | None = None, may_be_log: bool = False) -> Scale:
     """A scale that holds all finite values with some air; `floor` is its low end where no value lies below it."""
-    finite = [value for value in values if math.isfinite(value)]
+    finite = [max(-_MOST, min(_MOST, value)) for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    if may_be_log and low > 0 and high > _LOG_RATIO * low:
+    if may_be_log and low > _NOTHING and high > _LOG_RATIO * low:
         return Scale(low / 1.2, high * 1.2, log=True)
     if floor is not None and low >= floor:
         low = floor

@@ -40,7 +40,9 @@ def patched(text: str, patch: Patch) -> str:
         """Texts of several lines, the job file among them, stay readable where YAML allows that."""
 
         def text(self, value: str) -> yaml.ScalarNode:
-            return self.represent_scalar("tag:yaml.org,2002:str", value, style="|" if yaml_block(value, 0).startswith("|") else None)
+            readable = yaml_block(value, 0).startswith("|")
+            style = "|" if readable else None if value.isprintable() else '"'  # which alone keeps U+0085
+            return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, Dumper.text)
     documents = list(yaml.safe_load_all(text))
@@ -59,22 +61,29 @@ def merged(base: Any, change: Any, path: str) -> Any:
     if base is not None and _kind(base) != _kind(change):
         raise InputError(f"{path} is {_kind(base)} in this manifest, and the patch has {_kind(change)}")
     if isinstance(change, Mapping):
-        if change.get(_DIRECTIVE) == "replace" or base is None:
-            return _plain({key: value for key, value in change.items() if key != _DIRECTIVE})
-        kept = {key: value for key, value in base.items() if not _deleted(change.get(key))}
-        changes = {key: value for key, value in change.items() if key != _DIRECTIVE and not _deleted(value)}
-        return kept | {key: merged(kept.get(key), value, f"{path}.{key}") for key, value in changes.items()}
+        kept = {} if base is None or change.get(_DIRECTIVE) == "replace" else dict(base)
+        for key, value in change.items():
+            if _deleted(value):
+                kept.pop(key, None)
+            elif key != _DIRECTIVE:
+                kept[key] = merged(kept.get(key), value, f"{path}.{key}")
+        return kept
     if isinstance(change, Sequence) and not isinstance(change, str):
         key = _MERGE_KEYS.get(path.rpartition(".")[2])
-        return _members(base, change, key, path) if key and base is not None else _plain(change)
+        return _members(base or (), change, key, path) if key else [merged(None, member, path) for member in change]
     return change
 
 
 def _members(base: Sequence[Any], change: Sequence[Any], key: str, path: str) -> list[Any]:
-    """Members of the same name are merged, others follow those that are there."""
-    found = {member.get(key): member for member in base}
+    """Members of the same name are merged, others follow those that are there; after `{"$patch": "replace"}` only those of the patch."""
+    replaced = {_DIRECTIVE: "replace"} in change
+    found = {} if replaced else {member.get(key): member for member in base}
     for member in change:
-        name = member.get(key) if isinstance(member, Mapping) else None
+        if member == {_DIRECTIVE: "replace"}:
+            continue
+        if not isinstance(member, Mapping) or key not in member:
+            raise InputError(f"{path}: {member!r} must be a table with the key {key}, by which members of this list are told apart")
+        name = member[key]
         if _deleted(member):
             found.pop(name, None)
         else:
@@ -82,18 +91,11 @@ def _members(base: Sequence[Any], change: Sequence[Any], key: str, path: str) ->
     return list(found.values())
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "a table"
-    return "a list" if isinstance(value, Sequence) and not isinstance(value, str) else "a single value"
-
-
 def _deleted(value: object) -> bool:
     return isinstance(value, Mapping) and value.get(_DIRECTIVE) == "delete"
 
 
-def _plain(value: Any) -> Any:
-    """Job files hold tuples for lists, which YAML does not know."""
+def _kind(value: Any) -> str:
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+        return "a table"
+    return "a list" if isinstance(value, Sequence) and not isinstance(value, str) else "a single value"

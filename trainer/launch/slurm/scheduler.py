@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 import subprocess
 import time
 from collections import Counter
@@ -113,6 +114,9 @@ def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterato
 
 def _scripts_words(folder: Path, submission: Submission) -> Iterator[str] | None:
     output = folder / "logs" / f"slurm-{submission.id}.out"
+    if not output.exists():  # submitted by hand, from elsewhere
+        shown = _call("scontrol", "show", "job", *_where(submission), submission.id).stdout
+        output = Path(next(iter(re.findall(r"^ *StdOut=(.+)$", shown, re.MULTILINE)), output))
     return (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines()) if output.exists() else None
 
 
