@@ -44,6 +44,9 @@ class Scheduler(Protocol):
     def submit(self, job: "Job", folder: Path) -> Submission:
         """Write what is submitted into the folder's artefacts, and submit it. The folder exists."""
 
+    def adopt(self, job: "Job", folder: Path | None) -> tuple[Path, Submission] | None:
+        """What was submitted for the job by hand, recorded now, and where; `folder` is that of the run where there is one here."""
+
     def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
         """Topic and text, a line each; the first is `state`."""
 
@@ -105,12 +108,12 @@ def find_run(name: str) -> Path:
 
 
 def find_submission(name: str) -> tuple[Path, Submission | None]:
-    """See `find_run`; and what was submitted for it: a job file's MPIJob, too, that was applied by hand, and is recorded now."""
+    """See `find_run`; and what was submitted for it, by hand too, where a scheduler of the job file knows that."""
     try:
         folder = find_run(name)
     except InputError as missing:
         try:
-            found = _applied_by_hand(Path(name), None)
+            found = _adopted(Path(name), None)
         except (ClusterError, InputError) as problem:
             raise InputError(f"{missing}; and its cluster cannot be asked: {problem}") from None
         if found is None:
@@ -119,28 +122,19 @@ def find_submission(name: str) -> tuple[Path, Submission | None]:
     submission = read_record(folder)
     if submission is None:
         with suppress(ClusterError, InputError):  # the folder says enough
-            return _applied_by_hand(Path(name), folder) or (folder, None)
+            return _adopted(Path(name), folder) or (folder, None)
     return folder, submission
 
 
-def _applied_by_hand(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
-    """Of a job file with [kubernetes]; where the run has a folder here, only if that lies on a volume of its pods."""
+def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
+    """Of a job file."""
     if not path.is_file():
         return None
     from trainer import jobfile
 
     job = jobfile.load(path)
-    if "kubernetes" not in job.model_fields_set:
-        return None
-    scheduler("kubernetes")  # whether its client is there
-    from trainer.launch.kubernetes.scheduler import applied, prepare_folder, record_folder
-
-    submission = applied(job) if folder is None or folder == record_folder(job) else None
-    if submission is None:
-        return None
-    folder = prepare_folder(job)
-    record(folder, submission)
-    return folder, submission
+    found = (scheduler(name).adopt(job, folder) for name in SCHEDULERS if name in job.model_fields_set)
+    return next((one for one in found if one is not None), None)
 
 
 def _is_run(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from trainer.inputs.run_folder import ARTEFACTS, run_folder
 from trainer.job import Job
 from trainer.launch.kubernetes.fits import on_volume, refuse_misfits, warnings
 from trainer.launch.kubernetes.manifest import manifest, mpijob_name
-from trainer.launch.submission import Submission
+from trainer.launch.submission import Submission, record
 
 if TYPE_CHECKING:
     from trainer.launch.kubernetes.cluster import Cluster, Object
@@ -32,10 +32,10 @@ def prepare(job: Job, look: bool) -> Path:
     refuse_misfits(job)
     for text in warnings(job):
         warn(text)
-    return prepare_folder(job)
+    return _prepare_folder(job)
 
 
-def prepare_folder(job: Job) -> Path:
+def _prepare_folder(job: Job) -> Path:
     """`record_folder`, made. Raises InputError where it cannot be."""
     folder = record_folder(job)
     try:
@@ -74,16 +74,24 @@ def submit(job: Job, folder: Path) -> Submission:
     return _submission(cluster, name, uid, at)
 
 
-def applied(job: Job) -> Submission | None:
-    """The job's MPIJob, which `kubectl` may have made; None where there is none of its name. Raises ClusterError and InputError."""
+def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
+    """The job's MPIJob, which `kubectl` made; where the run has a folder, only if that lies on a volume of its pods.
+
+    Raises ClusterError and InputError.
+    """
     from trainer.launch.kubernetes.cluster import connect
 
+    if folder not in (None, record_folder(job)):
+        return None
     cluster = connect(job.kubernetes.namespace)
     found = cluster.mpijob(mpijob_name(job))
     if found is None or found["metadata"].get("labels", {}).get("app.kubernetes.io/name") != "clipship":
         return None
     metadata = found["metadata"]
-    return _submission(cluster, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
+    submission = _submission(cluster, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
+    folder = _prepare_folder(job)
+    record(folder, submission)
+    return folder, submission
 
 
 def _submission(cluster: "Cluster", name: str, uid: str, at: str) -> Submission:

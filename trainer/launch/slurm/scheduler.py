@@ -64,6 +64,10 @@ def submit(job: Job, folder: Path) -> Submission:
     return Submission("slurm", job_id, now, {"cluster": cluster} if cluster else {})
 
 
+def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
+    """Never: a batch script leaves the record itself when it begins."""
+
+
 def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """Of squeue while it knows the job, then of sacct where accounting is on."""
     head = ("job", f"{submission.id} of Slurm since {submission.at}")
