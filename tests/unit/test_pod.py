@@ -1,5 +1,6 @@
 """The first processes of pods: what a rank inherits, what follows from an end, and how a worker goes. tests/cluster has real pods."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -8,16 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from trainer.errors import InputError
+from trainer.exits import ExitRecord, first_cause
+from trainer.health.last_words import EXIT_FILE, LastWords
 from trainer.health.tree import Meeting
 from trainer.pod.attempts import Memory, newest_checkpoint, read_memory, verdict, write_memory
 from trainer.pod.hosts import listed, read_hostfile, wait_for_all
 from trainer.pod.names import SSH_KEY, meeting
 from trainer.pod.rank import environment, read_environment
+from trainer.pod.watch import WATCH_S, Watch
 
 # What a rank inherits
 
@@ -222,3 +227,21 @@ def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
+
+
+# What the launcher sees
+
+
+def test_the_launcher_takes_no_other_starts_end_for_its_ranks(tmp_path: Path) -> None:
+    place = Meeting("127.0.0.1", 1, "token")
+    run, exits = tmp_path / "run", tmp_path / "exits"
+    exits.mkdir()
+    with Watch(run, place, exits, silence_s=60.0, start_s=60.0):
+        for start, expected in (("another", 0), (place.start, 1)):
+            words = {**asdict(ExitRecord(0, "w0", 1, "refused", 0.0)), "start": start}
+            asyncio.run(LastWords(str(run), start).keep(EXIT_FILE, words))
+            time.sleep(2 * WATCH_S)
+            assert len(list(exits.iterdir())) == expected
+    cause = first_cause(exits)
+    assert cause is not None
+    assert cause.reason == "refused"

@@ -39,12 +39,11 @@ class LastWords:
         return await within(WAIT_S, lambda: self._keep(name, value)) or ""
 
     def _forget(self) -> None:
-        if self._folder is not None and not self._is_anothers(self._folder):
-            for name in _FILES:
-                (self._folder / name).unlink(missing_ok=True)
+        if self._folder is not None:
+            forget(self._folder, self._start)
 
     def _keep(self, name: str, value: Mapping[str, Any]) -> str:
-        if self._folder is None or self._is_anothers(self._folder):
+        if self._folder is None or _is_anothers(self._folder, self._start):
             return ""
         self._folder.mkdir(parents=True, exist_ok=True)  # ranks that never met have not made it
         path = self._folder / name
@@ -54,9 +53,12 @@ class LastWords:
             os.replace(own, path)
         return str(path)
 
-    def _is_anothers(self, folder: Path) -> bool:
-        holder = who_holds(folder)
-        return holder is not None and holder.start != self._start
+
+def forget(run_folder: Path, start: str) -> None:
+    """Take away what earlier starts left, where no other one writes the folder. Raises OSError."""
+    if not _is_anothers(run_folder, start):
+        for name in _FILES:
+            (run_folder / name).unlink(missing_ok=True)
 
 
 def forget_others(run_folder: Path, start: str) -> None:
@@ -64,6 +66,11 @@ def forget_others(run_folder: Path, start: str) -> None:
     for name in _FILES:
         if start and _read(run_folder / name).get("start", start) != start:
             (run_folder / name).unlink(missing_ok=True)
+
+
+def _is_anothers(run_folder: Path, start: str) -> bool:
+    holder = who_holds(run_folder)
+    return holder is not None and holder.start != start
 
 
 def end_of(run_folder: Path, start: str) -> ExitRecord | None:

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 
 from trainer import jobfile
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT, InputError
-from trainer.exits import EXIT_DIR, ExitRecord, first_cause, record_cause
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.exits import EXIT_DIR, first_cause
 from trainer.health.ask import ask_to_stop
-from trainer.health.last_words import EXIT_FILE, end_of
+from trainer.health.last_words import forget
 from trainer.health.root import REPEAT_S
 from trainer.health.tree import Meeting
 from trainer.inputs.run_folder import run_folder
@@ -33,13 +32,11 @@ from trainer.launch.processes import supervise
 from trainer.pod.attempts import Memory, newest_checkpoint, read_memory, verdict, write_memory
 from trainer.pod.hosts import listed, read_hostfile, wait_for_all
 from trainer.pod.names import JOB_UID, meeting
+from trainer.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
 from trainer.run import Run
 
 HOSTFILE = Path("/etc/mpi/hostfile")
 TERMINATION_LOG = Path("/dev/termination-log")
-_SHOWN_S = 10.0
-"""For what a worker wrote to the shared volume to be seen here: network file systems remember that a file was not there."""
-_WATCH_S = 1.0
 _STARTS_APART_S = 2.0
 _MESSAGE_BYTES = 3000  # Kubernetes keeps 4096 of a pod
 
@@ -107,7 +104,7 @@ class Launcher:
         if not self._earlier_ranks_gone():
             return EXIT_FAILED, f"ranks of an earlier launcher still run: {self._meeting.host} answers at port {self._meeting.port}"
         self._remember(replace(self._memory, starts=self._memory.starts + 1))
-        Path(self._folder, EXIT_FILE).unlink(missing_ok=True)  # an earlier start's end would be taken for this one's
+        forget(self._folder, self._meeting.start)  # an earlier attempt's end would be taken for this one's
         before = _stamp(Run(self._folder).result)
         with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
             code = self._mpirun(Path(folder))
@@ -129,14 +126,14 @@ class Launcher:
             _say("ranks of an earlier launcher still run: they are asked to save and leave")
             deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
             while time.monotonic() < deadline and not self._asked:
-                if not _listens(self._meeting):
+                if not listens(self._meeting):
                     return True
-                time.sleep(_WATCH_S)
-        return not _listens(self._meeting)
+                time.sleep(WATCH_S)
+        return not listens(self._meeting)
 
     def _mpirun(self, folder: Path) -> int:
         start_s = self._job.timeouts.init_s + self._job.kubernetes.workers_ready_s
-        watch = _Watch(self._folder, self._meeting, folder, self._job.timeouts.silence_s, start_s)
+        watch = Watch(self._folder, self._meeting, folder, self._job.timeouts.silence_s, start_s)
         variables = {**self._env, **_ssh_variables(self._ssh_port), EXIT_DIR: str(folder)}
         with watch:
             return supervise(mpirun_words(self._job_path, self._job.resources.world_size), variables, folder, self._pass_on, signal.SIGUSR2)
@@ -144,14 +141,14 @@ class Launcher:
     def _outcome(self, code: int, folder: Path, before: int) -> tuple[int, str]:
         """What the ranks' own supervisors said; the launcher's word only where they said nothing."""
         run = Run(self._folder)
-        deadline = time.monotonic() + _SHOWN_S
+        deadline = time.monotonic() + SHOWN_S
         while time.monotonic() < deadline:
-            record = _read_end(self._folder, self._meeting)
+            record = read_end(self._folder, self._meeting)
             if record is not None:
                 return record.exit_code, record.headline().removeprefix("clipship: ")
             if (code == EXIT_DONE or _stamp(run.result) != before) and run.result.exists() and run.finished():
                 return EXIT_DONE, "done"
-            time.sleep(_WATCH_S / 2)
+            time.sleep(WATCH_S / 2)
         cause = first_cause(folder)
         if cause is not None:
             return cause.exit_code, cause.headline().removeprefix("clipship: ")
@@ -185,48 +182,6 @@ class Launcher:
             time.sleep(0.1)
 
 
-class _Watch:
-    """While mpirun runs: the ranks' own word that the run has ended, or silence where rank 0's supervisor was, starts mpirun's grace.
-
-    mpirun itself waits for minutes for a node that has lost power.
-    """
-
-    def __init__(self, run_folder: Path, meeting: Meeting, exit_dir: Path, silence_s: float, start_s: float) -> None:
-        self._run_folder, self._meeting, self._exit_dir = run_folder, meeting, exit_dir
-        self._silence_s = 2 * silence_s + _SHOWN_S
-        self._start_s = start_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> "_Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        began, heard = time.monotonic(), None
-        while not self._over.wait(_WATCH_S):
-            now = time.monotonic()
-            record = _read_end(self._run_folder, self._meeting)
-            if record is None and heard is not None and now - heard > self._silence_s:
-                reason = f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or somebody killed it"
-                record = self._of_rank_0(EXIT_FAILED, reason)
-            if record is None and heard is None and now - began > self._start_s:
-                reason = f"mpirun has started no rank within {self._start_s:g} s (timeouts.init_s + kubernetes.workers_ready_s)"
-                record = self._of_rank_0(EXIT_TIMED_OUT, reason)
-            if record is not None:
-                record_cause(record, {EXIT_DIR: str(self._exit_dir)})
-                return
-            if heard is None or now - heard > self._silence_s / 8:
-                heard = now if _listens(self._meeting) else heard
-
-    def _of_rank_0(self, code: int, reason: str) -> ExitRecord:
-        return ExitRecord(0, self._meeting.host.partition(".")[0], code, reason, time.time())
-
-
 def mpirun_words(job_path: Path, ranks: int) -> list[str]:
     """Open MPI 4 or 5, one command for both. No variable stands here: ranks take theirs from their pods."""
     beside = Path(sys.executable).with_name("mpirun")
@@ -244,12 +199,6 @@ def _ssh_variables(port: int) -> dict[str, str]:
     options += " -o ServerAliveInterval=15 -o ServerAliveCountMax=4"  # mpirun waits for a node that lost power as long as its ssh does
     unknown = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     return {"OMPI_MCA_plm_rsh_args": f"{options} {unknown}", "PRTE_MCA_plm_ssh_args": f"{options} {unknown}"}
-
-
-def _read_end(folder: Path, meeting: Meeting) -> ExitRecord | None:
-    with suppress(OSError):
-        os.listdir(folder)  # makes a network file system look again
-    return end_of(folder, meeting.start)
 
 
 def _last_step(folder: Path) -> str:
@@ -276,14 +225,6 @@ def _at_its_address(meeting: Meeting) -> Meeting:
         return replace(meeting, host=str(socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)[0][4][0]))
     except OSError:
         return meeting
-
-
-def _listens(meeting: Meeting) -> bool:
-    try:
-        socket.create_connection((meeting.host, meeting.port), 2.0).close()
-    except OSError:
-        return False
-    return True
 
 
 def _leave(code: int, message: str) -> int:
