@@ -173,7 +173,7 @@ def test_a_push_without_a_registry_says_why(bookworm: str, docker_folder: Path) 
 def test_a_base_that_is_not_there_is_named_as_the_likely_cause(default_image: Built, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(re.sub(r'base = "[^"]*"', 'base = "127.0.0.1:5013/none:1"', default_image.job.read_text()))
-    done = clipship("image", "build", str(job))
+    done = clipship("image", "build", str(job), "--any-disk")
     assert done.returncode == 1
     assert "the build failed" in done.stderr
     assert "Traceback" not in done.stderr
