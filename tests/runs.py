@@ -53,14 +53,19 @@ class TinyRun:
         return subprocess.run(self.command(ranks, *words), stdin=stdin, capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
     def start_and_kill(self, ranks: int, at_step: int, delay_s: float = 0.0) -> None:
-        """SIGKILL everything of a start, so many seconds after its metrics show the step."""
+        """SIGKILL everything of a start, so many seconds after its metrics show the step.
+
+        :raises AssertionError: the start ended before, by itself
+        """
         process = subprocess.Popen(self.command(ranks), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         limit = time.monotonic() + LIMIT_S
         while self.last_step() < at_step and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.005)
         time.sleep(delay_s)
+        ended = process.poll()
         kill_tree(process.pid)
         process.wait()
+        assert ended is None, f"ended with {ended} at step {self.last_step()}, before it was killed"
 
     def events(self) -> list[dict[str, Any]]:
         """All whole lines of metrics.jsonl."""

@@ -12,7 +12,7 @@ from trainer.report.headline import status, tiles
 
 def test_run_that_was_killed_and_went_on_shows_each_step_once(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
-    run.write(checkpoint={"every_steps": 3})
+    run.write(optim={"steps": 30}, checkpoint={"every_steps": 3})
     run.start_and_kill(2, at_step=5)
     assert status(read_run(run.run)).word == "not finished"
     assert cli.main(["report", str(run.run)]) == 0
@@ -20,10 +20,10 @@ def test_run_that_was_killed_and_went_on_shows_each_step_once(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     facts = read_run(run.run)
     assert (status(facts).word, facts.remarks) == ("done", [])
-    assert [record["step"] for record in facts.metrics.records] == list(range(1, 13))
-    assert {tile.label: tile.value for tile in tiles(facts)}["steps"] == "12"
-    assert facts.metrics.checkpoints[-1]["step"] == 12
+    assert [record["step"] for record in facts.metrics.records] == list(range(1, 31))
+    assert {tile.label: tile.value for tile in tiles(facts)}["steps"] == "30"
+    assert facts.metrics.checkpoints[-1]["step"] == 30
     assert len(facts.environment) == 2
     events = EventAccumulator(str(run.run / "tensorboard")).Reload().Scalars("loss")
     assert {event.step: round(event.value, 3) for event in events} == {step: round(loss, 3) for step, loss in run.losses().items()}
-    assert len(events) == 12
+    assert len(events) == 30
