@@ -77,7 +77,7 @@ def open_run(job: Job, comm: "Comm") -> Run:
     problem: InputError | Unfit | None = None
     if comm.world.rank == 0:
         try:
-            _prepare(job, run, comm.world)
+            _prepare(job, run, comm)
         except (InputError, Unfit) as error:
             problem = error
     _refuse_together(problem, comm)
@@ -94,14 +94,15 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def _prepare(job: Job, run: Run, world: World) -> None:
+def _prepare(job: Job, run: Run, comm: "Comm") -> None:
     """Make the folder ready for this start alone. Raises InputError or Unfit."""
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
         meeting = Meeting.from_env(os.environ)
         start = meeting.start if meeting else ""
-        hold(run.folder, world.node, start, 0.75 * job.timeouts.init_s, lambda text: log.info("%-12s %s", "run folder", text))
+        longest_s = 0.75 * comm.pulse.left_s  # the model is still to be built, within the same limit
+        hold(run.folder, comm.world.node, start, longest_s, lambda text: log.info("%-12s %s", "run folder", text))
         forget_others(run.folder, start)
         write_whole(run.job, jobfile.dump(job))
     except OSError as error:

@@ -1,15 +1,20 @@
 """The lock of a run folder, between real processes."""
 
 import asyncio
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.jobs import tiny_job
+from trainer.comm.protocol import Comm
 from trainer.errors import InputError, Unfit
 from trainer.health.last_words import EXIT_FILE, LastWords, forget_others
 from trainer.inputs.run_folder import move_aside
+from trainer.run import open_run
 from trainer.run_lock import LOCK, hold, who_holds
 
 HOLDER = """
@@ -51,6 +56,22 @@ def test_a_start_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
     with other_start(tmp_path) as other:
         hold(tmp_path, "n1", "second", 60.0, lambda _: other.kill())
     assert '"start": "second"' in (tmp_path / LOCK).read_text()
+
+
+def test_a_start_waits_no_longer_than_its_limit_allows(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Most of init may be over already: the ranks came late, or their connections took long."""
+    job = tiny_job(logging={"runs": str(tmp_path)}, timeouts={"init_s": 600.0})
+    alone.pulse.limits = job.timeouts.by_phase
+    monkeypatch.setattr(alone.pulse, "_began", time.monotonic() - 598)
+    (tmp_path / job.name).mkdir()
+    caplog.set_level("INFO")
+    with other_start(tmp_path / job.name) as other:
+        with pytest.raises(Unfit, match=f"process {other.pid}"):
+            open_run(job, alone)
+        other.kill()
+    assert re.search(r"waiting up to [0-2] s for its end", caplog.text)
 
 
 def test_the_last_words_in_a_folder_are_those_of_the_start_that_writes_it(tmp_path: Path) -> None:

@@ -92,6 +92,11 @@ class Pulse:
         return self._phase
 
     @property
+    def left_s(self) -> float:
+        """Until the phase passes its limit; 0 where it has, infinite where it has none."""
+        return max(0.0, self._began + self.limits.get(self._phase, math.inf) - time.monotonic())
+
+    @property
     def stop_asked(self) -> bool:
         """The supervisor asks the run to stop."""
         return self._memory[_STOP_AT] != 0
