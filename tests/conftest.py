@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 GOLDENS = Path(__file__).parent / "unit" / "golden"
+settings.register_profile("busy-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test asserts a time
+settings.load_profile("busy-machine")
 
 
 def pytest_configure() -> None:

@@ -12,6 +12,7 @@ class Ranges(BaseHTTPRequestHandler):
 
     root: Path
     failures = 0
+    counting: threading.Lock
     asked: list[str]
     sent = 0
 
@@ -23,8 +24,10 @@ class Ranges(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         kind = type(self)
-        if kind.failures:
-            kind.failures -= 1
+        with kind.counting:
+            fails = kind.failures > 0
+            kind.failures -= fails
+        if fails:
             self.send_error(503)
             return
         try:
@@ -54,7 +57,7 @@ class Ranges(BaseHTTPRequestHandler):
 @contextmanager
 def serving(root: Path) -> Iterator[tuple[str, type[Ranges]]]:
     """Its address, and the class whose attributes steer it."""
-    handler = type("Handler", (Ranges,), {"root": root, "asked": [], "failures": 0, "sent": 0})
+    handler = type("Handler", (Ranges,), {"root": root, "asked": [], "failures": 0, "counting": threading.Lock(), "sent": 0})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{http.server_address[1]}", handler

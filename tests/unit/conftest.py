@@ -9,6 +9,7 @@ from tests.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.comm.torch_backend import TorchBackend
 from trainer.data import files
+from trainer.health import last_words
 from trainer.health.pulse import Pulse
 from trainer.world import World
 
@@ -17,6 +18,12 @@ from trainer.world import World
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that fails is asked again at once."""
     monkeypatch.setattr(files, "WAITS_S", (0.0, 0.0))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is busy with other things keeps no start from leaving its word."""
+    monkeypatch.setattr(last_words, "WAIT_S", 60.0)
 
 
 @pytest.fixture

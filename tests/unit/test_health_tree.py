@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Coroutine
 from functools import partial
@@ -19,7 +20,7 @@ def meeting() -> Meeting:
 
 
 def in_loop(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    asyncio.run(asyncio.wait_for(work, 60))
 
 
 async def until(condition: Any) -> None:
@@ -35,6 +36,15 @@ async def grown(place: Meeting, nodes: list[str], fanout: int = 2, silence_s: fl
     for tree in trees:
         await tree.join(10.0)
     return trees, heard
+
+
+async def a_while() -> None:
+    """1.5 s in which the machine did not hold this process up."""
+    took = math.inf
+    while took > 1.8:
+        begin = time.monotonic()
+        await asyncio.sleep(1.5)
+        took = time.monotonic() - begin
 
 
 async def left(trees: list[Tree]) -> None:
@@ -103,7 +113,7 @@ def test_what_is_said_before_joining_is_not_lost() -> None:
 
 def test_broken_connection_and_silence_are_told_to_the_root() -> None:
     async def story() -> None:
-        trees, heard = await grown(meeting(), ["a", "b", "c"], silence_s=2.0)
+        trees, heard = await grown(meeting(), ["a", "b", "c"], silence_s=5.0)
         trees[1].ending = True
         assert trees[1]._parent is not None
         trees[1]._parent._writer.transport.abort()
@@ -112,7 +122,7 @@ def test_broken_connection_and_silence_are_told_to_the_root() -> None:
         for task in trees[2]._tasks:  # it hears no more and says no more, and its connection stays
             task.cancel()
         await until(lambda: any(message["kind"] == "lost" and message["rank"] == 2 for message in heard))
-        assert "silent for 2 s" in heard[-1]["reason"]
+        assert "silent for 5 s" in heard[-1]["reason"]
         await left(trees)
 
     in_loop(story())
@@ -134,7 +144,7 @@ def test_children_notice_that_the_root_is_gone() -> None:
 def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
     async def story() -> None:
         trees, heard = await grown(meeting(), ["a", "b"], silence_s=5.0)
-        await asyncio.sleep(1.5)  # they have begun to beat
+        await a_while()  # they have begun to beat
         time.sleep(7.0)  # the whole event loop: as SIGSTOP does, nobody reads meanwhile
         await asyncio.sleep(2.5)
         assert [message for message in heard if message["kind"] == "lost"] == []
