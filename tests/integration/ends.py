@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests import faults
-from tests.integration.faulty_rank import MOMENT
+from tests.integration.faulty_rank import MOMENT, THEN
 from tests.jobs import tiny_job
 from trainer import jobfile
 from trainer.inputs.run_folder import run_folder as job_folder
@@ -34,14 +34,23 @@ STARTS = (TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
 full = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 
-LIMITS = {"init_s": 200.0, "first_step_s": 100.0, "step_s": 60.0, "data_s": 50.0, "eval_s": 60.0, "checkpoint_s": 60.0, "shutdown_s": 60.0}
+LIMITS = {
+    "init_s": 200.0,
+    "first_step_s": 100.0,
+    "step_s": 60.0,
+    "data_s": 50.0,
+    "eval_s": 60.0,
+    "checkpoint_s": 60.0,
+    "shutdown_s": 60.0,
+    "silence_s": 60.0,
+}
 """No healthy phase reaches these, on a machine that does much else too."""
 SHORT = {"step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 9.0, "shutdown_s": 6.0}
-"""For those that wait for a limit to pass."""
+"""From the fault on, for those that wait for a limit to pass."""
 LATEST_S = 15.0
 """The contract: exit 124 within so long after the limit."""
-DEATH_S = 10.0
-"""The contract: nobody outlives the first by more."""
+DEATH_S = 30.0
+"""The contract: nobody outlives the first by more than 10 s, on a machine that does nothing else."""
 
 
 def starts(*often: Any) -> pytest.MarkDecorator:
@@ -97,11 +106,14 @@ class Running:
 
 
 def begin(tmp_path: Path, backend: str, launcher: str, fault: str = "", *, ranks: int = 2, steps: int = 6, **sections: Any) -> Running:
-    """Start the ranks of a job of a few steps, with a checkpoint and an evaluation every second one."""
+    """Start the ranks of a job of a few steps, with a checkpoint and an evaluation every second one.
+
+    `timeouts` hold from the start, `then` from the fault on.
+    """
     moment = tmp_path / "moment"
     moment.unlink(missing_ok=True)  # of an earlier start
     python: Path | None = sections.pop("python", None)
-    variables: dict[str, str] = sections.pop("variables", {})
+    variables: dict[str, str] = {THEN: json.dumps(sections.pop("then", {})), **sections.pop("variables", {})}
     hosts: str = sections.pop("hosts", "")
     if hosts:
         variables = {**variables, "PYTHONPATH": str(ROOT)}  # ssh brings none

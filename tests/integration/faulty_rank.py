@@ -3,12 +3,15 @@
 `FAULT` says what: DEED:RANK:PHASE:STEP, from the job's [env]. `python -m tests.integration.faulty_rank JOB` is a supervisor and its rank,
 as `python -m trainer.rank JOB` is. Deeds: kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7), freeze (its supervisor too),
 orphan (kills its supervisor), signal (SIGUSR2 to its supervisor), signal-all (so does every rank), term (SIGTERM to its supervisor),
-nap (sleeps 12 s), lag (sleeps a second now and at every later step), memory (asks for more than it may have), fill (the run folder's disk),
-unplug (its machine's network), worker-kill and worker-stop (a loader process), nan (this rank's loss of that step is no number).
+nap (sleeps 12 s, or NAP_S), lag (sleeps a second now and at every later step), memory (asks for more than it may have),
+fill (the run folder's disk, once a checkpoint is whole), unplug (its machine's network),
+worker-kill and worker-stop (a loader process), nan (this rank's loss of that step is no number).
 Before the supervisor begins, with the phase `start`: absent (the rank never comes), port and meeting (another process has the port),
 unreachable (MASTER_ADDR leads nowhere), path (OTHER_PATH comes first for its modules).
+LOCK_WAIT_S, with or without a fault: how long a start waits for the run folder.
 """
 
+import json
 import multiprocessing.forkserver
 import os
 import resource
@@ -20,12 +23,16 @@ import time
 from pathlib import Path
 
 from tests.integration.net_hosts import INTERFACE
-from trainer import rank
+from trainer import rank, run_lock
+from trainer.health.diagnosis import KEYS
 from trainer.health.pulse import RANK_DIR, Phase, Pulse
 from trainer.world import detect
 
 MOMENT = "FAULT_MOMENT"
 """A file that gets the time at which the fault happened."""
+THEN = "FAULT_THEN"
+"""Keys of [timeouts] as JSON: limits from the fault on, on every rank. Healthy phases before it have time."""
+FILL_S = 60.0
 
 
 def install(fault: str) -> None:
@@ -33,11 +40,15 @@ def install(fault: str) -> None:
     deed, victim, phase, step = fault.split(":")
     here = detect(os.environ, os.uname().nodename).rank
     enter = Pulse.phase
+    short = json.loads(os.environ.get(THEN, "{}"))
+    then = {limited: short[key] for limited, key in KEYS.items() if key in short}
 
     def fall(self: Pulse, entered: Phase, at: int = 0) -> None:
+        due = entered == phase and (at >= int(step) if deed == "lag" else str(at) == step)
+        if due:
+            self.limits = {**self.limits, **then}
         enter(self, entered, at)
-        due = at >= int(step) if deed == "lag" else str(at) == step
-        if entered == phase and due and (str(here) == victim or deed == "signal-all"):
+        if due and (str(here) == victim or deed == "signal-all"):
             commit(deed)
 
     Pulse.phase = fall  # type: ignore[method-assign, assignment]
@@ -94,7 +105,7 @@ def commit(deed: str) -> None:
         case "unplug":
             subprocess.run(["ip", "link", "set", INTERFACE, "down"], check=True)
         case "nap":
-            time.sleep(12)
+            time.sleep(float(os.environ.get("NAP_S", "12")))
         case "lag":
             time.sleep(1)
         case "memory":
@@ -123,7 +134,11 @@ def commit(deed: str) -> None:
 
 
 def fill(folder: Path) -> None:
-    """To the last byte."""
+    """To the last byte, once a checkpoint is whole: the one before may still be under way."""
+    limit = time.monotonic() + FILL_S
+    while not list(folder.glob("*/checkpoints/step-*")):
+        assert time.monotonic() < limit, "no checkpoint becomes whole"
+        time.sleep(0.05)
     with open(folder / "filling", "wb", buffering=0) as file:
         try:
             while True:
@@ -158,6 +173,7 @@ if __name__ == "__main__":
 
         if fault and ":start:" not in fault:
             install(fault)
+        run_lock.WAIT_S = float(os.environ.get("LOCK_WAIT_S", run_lock.WAIT_S))
         command()
     else:
         if ":start:" in fault:

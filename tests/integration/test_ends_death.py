@@ -68,10 +68,10 @@ def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(tmp_path: Path, b
 @pytest.mark.parametrize("victim", [0, 1])
 def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     """Rank and supervisor stopped: nobody there answers. A cut-off node looks the same from outside."""
-    running = begin(tmp_path, "torch", "torchrun", f"freeze:{victim}:step:3", timeouts={"silence_s": 4.0})
+    running = begin(tmp_path, "torch", "torchrun", f"freeze:{victim}:step:3", timeouts={"silence_s": 8.0})
     end = running.end()
     assert end.code == 1, end.errors
-    assert f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone: it has been silent for 4 s" in end.errors
+    assert f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone: it has been silent for 8 s" in end.errors
     if victim == 0:  # a failure of rank 0's node leaves a diagnosis too: by whoever can still reach the run folder
         assert end.diagnosis["late"] == end.diagnosis["missing"] == [0]
     word = json.loads((end.folder / "exit.json").read_text())
@@ -84,7 +84,7 @@ def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: int) -> None:
     """Also rank 0's, whose supervisor would decide: another one does when nobody asks it for its report."""
-    running = begin(tmp_path, "torch", "mpirun", f"freeze:{victim}:step:3", timeouts={**SHORT, "silence_s": 60.0})
+    running = begin(tmp_path, "torch", "mpirun", f"freeze:{victim}:step:3", then=SHORT)
     end = running.end()
     assert end.code == 124, end.errors
     assert end.diagnosis["exit_code"] == 124
@@ -114,7 +114,7 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
     ],
 )
 def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, backend: str, fault: str, code: int) -> None:
-    running = begin(tmp_path, backend, "mpirun", fault, python=open_mpi_4.python(), steps=2000, timeouts=SHORT if code == 124 else {})
+    running = begin(tmp_path, backend, "mpirun", fault, python=open_mpi_4.python(), steps=2000, then=SHORT if code == 124 else {})
     end = running.end()
     assert end.code == code, end.errors
     assert not ranks_left(running)

@@ -36,7 +36,7 @@ def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(tmp_path: Path
 @pytest.mark.fault("loader stalls; loader worker killed")
 @starts(MPIRUN)
 def test_loader_that_stalls_ends_the_run_at_the_data_limit(tmp_path: Path, backend: str, launcher: str) -> None:
-    running = begin(tmp_path, backend, launcher, "worker-stop:1:step:3", steps=50, data={"workers": 1}, timeouts=SHORT)
+    running = begin(tmp_path, backend, launcher, "worker-stop:1:step:3", steps=50, data={"workers": 1}, then=SHORT)
     end = running.end()
     assert end.code == 124, end.errors
     assert f"timeouts.data_s = {SHORT['data_s']:g} s" in end.errors
@@ -131,7 +131,7 @@ def test_rank_that_runs_out_of_memory_is_named_with_the_numbers(tmp_path: Path, 
 @starts(MPIRUN)
 def test_evaluation_that_one_of_four_ranks_takes_long_for_ends_nothing(tmp_path: Path, backend: str, launcher: str) -> None:
     """Each collective may last as long as the longest phase that can hold it up: no limit of a library comes first."""
-    limits = {"eval_s": 100.0, "step_s": 10.0, "data_s": 8.0}
-    end = begin(tmp_path, backend, launcher, "nap:3:evaluation:2", ranks=4, timeouts=limits).end()
+    limits = {"eval_s": 100.0, "step_s": 35.0, "data_s": 30.0}
+    end = begin(tmp_path, backend, launcher, "nap:3:evaluation:2", ranks=4, timeouts=limits, variables={"NAP_S": "40"}).end()
     assert end.code == 0, end.errors
     assert json.loads((end.folder / "result.json").read_text())["zero_shot_samples"] == 8

@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.fault("a run over several machines: rank killed, node cut off"),
     pytest.mark.skipif(net_hosts.missing() is not None, reason=f"three machines on this one need {net_hosts.missing()}"),
 ]
+SILENCE_S = 8.0
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def third(tmp_path: Path) -> Iterator[Third]:
 
 def start(tmp_path: Path, third: Third, backend: str, launcher: str, fault: str) -> Running:
     around = [*third.around, "env", f"TMPDIR={third.own}", f"PATH={third.programs}:/usr/sbin:/usr/bin:/sbin:/bin"]
-    return begin(tmp_path, backend, launcher, fault, around=around, hosts="node-a:1,node-b:1")
+    return begin(tmp_path, backend, launcher, fault, around=around, hosts="node-a:1,node-b:1", timeouts={"silence_s": SILENCE_S})
 
 
 @full
@@ -48,7 +49,10 @@ def test_node_that_is_cut_off_ends_the_run_on_the_other_and_is_named(tmp_path: P
     end = running.end()
     name = ("node-a", "node-b")[victim]
     assert end.code == 1, end.errors
-    assert f"rank {victim} on {name} ended the run with exit code 1: its supervisor is gone: it has been silent for 6 s" in end.errors
+    assert (
+        f"rank {victim} on {name} ended the run with exit code 1: its supervisor is gone: it has been silent for {SILENCE_S:g} s"
+        in end.errors
+    )
     word = json.loads((end.folder / "exit.json").read_text())
     assert word["node"] == name
     assert word["time"] - float(running.moment.read_text()) < DEATH_S

@@ -30,7 +30,7 @@ def cases() -> Iterator[object]:
 def test_late_rank_is_named_and_the_run_ends_with_124(
     tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int, deed: str
 ) -> None:
-    running = begin(tmp_path, backend, launcher, f"{deed}:{victim}:{phase}:{step}", timeouts=SHORT)
+    running = begin(tmp_path, backend, launcher, f"{deed}:{victim}:{phase}:{step}", then=SHORT)
     end = running.end()
     assert end.code == 124, end.errors
     found = end.diagnosis

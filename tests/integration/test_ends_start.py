@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ranks_left, starts
+from tests.integration.ends import HOROVOD_MPIRUN, LATEST_S, MPIRUN, begin, full, ranks_left, starts
 from tests.runs import TinyRun, kill_tree
 
 NODE = os.uname().nodename
@@ -58,9 +58,9 @@ def test_port_that_another_process_has_ends_the_run_at_once_and_is_named(tmp_pat
 
 @pytest.mark.fault("two starts of one run at once")
 def test_a_second_start_of_a_run_is_refused_with_the_first_ones_name(tmp_path: Path) -> None:
-    first = begin(tmp_path, "torch", "torchrun", "slow:0:step:4", timeouts={"step_s": 90.0})
+    first = begin(tmp_path, "torch", "torchrun", "slow:0:step:4", timeouts={"first_step_s": 280.0, "step_s": 280.0})
     first.reached(3)
-    second = begin(tmp_path, "torch", "torchrun", timeouts={"init_s": 40.0}).end()
+    second = begin(tmp_path, "torch", "torchrun", variables={"LOCK_WAIT_S": "2"}).end()
     assert second.code == 1, second.errors
     assert "ended the run with exit code 1: the run folder" in second.errors
     assert f" on {NODE} since 20" in second.errors
@@ -80,7 +80,7 @@ def test_ranks_that_each_see_a_world_of_their_own_leave_at_once(tmp_path: Path) 
     command = [sys.executable, "-m", "trainer.rank", str(job)]
     ranks = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for rank in ranks:
-        said = rank.communicate(timeout=DEATH_S)[1]
+        said = rank.communicate(timeout=60)[1]
         assert rank.returncode == 2
         assert "CLIPSHIP_WORLD_SIZE=2 ranks were to be started, but this process sees a world of 1" in said
     assert not (tmp_path / "runs").exists()
