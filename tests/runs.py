@@ -37,6 +37,7 @@ class TinyRun:
             "model": {"name": VIT},
             "optim": {"global_batch_size": 16, "steps": 12, "lr": 1e-3},
             "logging": {"every_steps": 1},
+            "timeouts": {"silence_s": 60.0},  # a busy machine may leave a supervisor without CPU for long
         }
         for section, keys in sections.items():
             self.job[section] = {**self.job.get(section, {}), **keys}

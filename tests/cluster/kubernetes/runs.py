@@ -61,6 +61,7 @@ class Demo:
         }
         job["data"]["workers"] = 0
         job["logging"]["every_steps"] = 1
+        job["timeouts"] = {"silence_s": 60.0}  # a busy machine may leave a supervisor without CPU for long
         for section, keys in sections.items():
             job[section] = {**job.get(section, {}), **keys}
         path = self.folder / "job-of-a-test.toml"

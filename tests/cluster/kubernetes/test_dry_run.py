@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -113,6 +114,10 @@ def test_an_unknown_priority_class_and_service_account_are_named(demo: Demo) -> 
 def quota(cluster: Cluster) -> Iterator[None]:
     spec = {"hard": {"requests.cpu": "1"}}
     cluster.core.create_namespaced_resource_quota(cluster.namespace, {"metadata": {"name": "small"}, "spec": spec})
+    limit = time.monotonic() + 120
+    while not cluster.core.read_namespaced_resource_quota("small", cluster.namespace).status.used:  # until then it refuses nothing
+        assert time.monotonic() < limit, "nobody counts what the quota is for: is the cluster's controller manager well?"
+        time.sleep(0.2)
     yield
     cluster.core.delete_namespaced_resource_quota("small", cluster.namespace)
 

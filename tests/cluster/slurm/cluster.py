@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainer.launch.hosts import free_port
+
 NODES = ("n1", "n2", "n3")
 """The last one is a spare: a job of two nodes starts on the first two that are up."""
 _ADDRESS = "127.0.0.1"  # of both: srun listens on its node's address, and is called back at the one that its request came from
@@ -148,9 +150,9 @@ class Cluster:
             process.wait()
         self.processes.clear()
 
-    def run(self, *words: str, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, check: bool = True, timeout_s: float = 120, **options: object) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands, or of ours, on the submitting host."""
-        return subprocess.run(words, env=self.environment, capture_output=True, text=True, check=check, timeout=120, **options)  # type: ignore[call-overload,no-any-return]
+        return subprocess.run(words, env=self.environment, capture_output=True, text=True, check=check, timeout=timeout_s, **options)  # type: ignore[call-overload,no-any-return]
 
     def job(self, job_id: str) -> Mapping[str, str]:
         """What `scontrol show job` says, by key; no value here holds a space."""
@@ -170,12 +172,13 @@ class Cluster:
     def _configure(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
+        own, *ports = _free_ports(1 + len(NODES))
         nodes = "\n".join(
-            f"NodeName={name} NodeAddr={_ADDRESS} NodeHostname={name} Port={_free_port()} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
+            f"NodeName={name} NodeAddr={_ADDRESS} NodeHostname={name} Port={port} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
             f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={MEMORY_MB} Gres=gpu:{GPUS} State=UNKNOWN"
-            for name in NODES
+            for name, port in zip(NODES, ports, strict=True)
         )
-        config = _CONFIG.format(address=_ADDRESS, host=socket.gethostname(), port=_free_port(), folder=self.folder, nodes=nodes)
+        config = _CONFIG.format(address=_ADDRESS, host=socket.gethostname(), port=own, folder=self.folder, nodes=nodes)
         (self.folder / "slurm.conf").write_text(config)
         (self.folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in _GPU_FILES))
         (self.folder / "hosts").write_text(" ".join([_ADDRESS, "localhost", socket.gethostname(), *NODES]) + "\n")
@@ -226,6 +229,9 @@ def _until(happened: Callable[[], bool], limit_s: float, otherwise: str, logs: P
         time.sleep(0.2)
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """All different."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port(_ADDRESS))
+    return list(found)

@@ -48,15 +48,16 @@ class Demo:
         job["slurm"] = {"time": "30", "python": sys.executable, "signal_lead_s": 20}
         job["data"]["workers"] = 0
         job["logging"]["every_steps"] = 1
+        job["timeouts"] = {"silence_s": 60.0}  # a busy machine may leave a supervisor without CPU for long
         for section, keys in sections.items():
             job[section] = {**job.get(section, {}), **keys}
         path = self.folder / "job-of-a-test.toml"
         path.write_text(tomli_w.dumps(job))
         return path
 
-    def clipship(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def clipship(self, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "trainer.launch.cli", *words]
-        return self.cluster.run(*command, check=False, cwd=self.folder)
+        return self.cluster.run(*command, check=False, cwd=self.folder, timeout_s=timeout_s)
 
     def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
         """The job's id, which is all that stdout has."""
