@@ -2,10 +2,11 @@
 
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PATIENCE_S = 60
@@ -63,6 +64,16 @@ def _mirror() -> str:
     found = re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?) (https?://\S+/debian)/?\s", text, re.MULTILINE)
     assert found, "no Debian mirror in /etc/apt"
     return found[1]
+
+
+def wait_for_port(port: int) -> None:
+    """Until somebody listens there, on loopback."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        assert time.monotonic() < deadline, f"nobody listens on port {port}"
+        time.sleep(0.1)
 
 
 def _answers() -> bool:

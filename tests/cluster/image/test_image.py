@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.image.daemon import docker
+from tests.cluster.image.daemon import docker, wait_for_port
 from tests.cluster.image.images import ROOT, SSHD_OF_ROOT, SSHD_OF_USER, Built, Sshd, build, clipship, in_image, over_ssh, write_job
 from trainer.demo.__main__ import prepare as prepare_demo
+from trainer.launch.hosts import free_port
 from trainer.launch.image.table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
@@ -143,18 +144,19 @@ def test_a_site_s_mirrors_replace_the_base_s_archives_security_too(bookworm: str
 
 def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str, docker_folder: Path) -> None:
     config = docker_folder / "registry.yml"
+    port = free_port("127.0.0.1")
     config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {docker_folder}/registry}}}}\nhttp: {{addr: '127.0.0.1:5012'}}\n"
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {docker_folder}/registry}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"
     )
-    tag = "127.0.0.1:5012/team/base:1"
+    tag = f"127.0.0.1:{port}/team/base:1"
     docker("tag", bookworm, tag)
     with subprocess.Popen(["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as registry:
         try:
             job = write_job(docker_folder, tag, bookworm, "debian-12", name="push.toml")
-            subprocess.run(["sleep", "2"], check=True)
+            wait_for_port(port)
             done = clipship("image", "push", str(job))
             assert done.returncode == 0, done.stderr
-            assert re.fullmatch(r"127\.0\.0\.1:5012/team/base@sha256:[0-9a-f]{64}\n", done.stdout)
+            assert re.fullmatch(rf"127\.0\.0\.1:{port}/team/base@sha256:[0-9a-f]{{64}}\n", done.stdout)
             docker("rmi", tag)
             docker("pull", done.stdout.strip())
         finally:
