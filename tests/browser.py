@@ -12,6 +12,9 @@ from typing import IO, Any
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 _QUIET = ("--headless", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run", "--hide-scrollbars")
+_AT_ONCE = "--allow-pre-commit-input"
+"""Pointer and keys reach a page before its first picture; else they are dropped until then."""
+_SHOWN = "new Promise(shown => requestAnimationFrame(() => requestAnimationFrame(shown)))"
 
 
 class Browser:
@@ -39,7 +42,7 @@ class Browser:
         return result
 
     def open(self, page: Path, width: int = 1280, dark: bool = False) -> None:
-        """Returns when it is loaded."""
+        """Returns when it is loaded and shown."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
@@ -47,6 +50,7 @@ class Browser:
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not self._seen("Page.loadEventFired"):
             self.events.append(self._read())
+        self.call("Runtime.evaluate", expression=_SHOWN, awaitPromise=True)
 
     def value(self, expression: str) -> Any:
         """Of JavaScript, in the page."""
@@ -87,7 +91,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     """A browser of its own, with an empty profile in that folder."""
     assert CHROMIUM is not None
     root = ["--no-sandbox"] * (os.geteuid() == 0)
-    command = [CHROMIUM, *_QUIET, *root, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+    command = [CHROMIUM, *_QUIET, _AT_ONCE, *root, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     (read_commands, write_commands), (read_answers, write_answers) = os.pipe(), os.pipe()
     descriptors = (read_commands, write_answers)
     # The protocol's pipes are the descriptors 3 and 4.

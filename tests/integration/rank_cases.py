@@ -4,9 +4,12 @@ Each case asserts on every rank; rank 0 says which ones have passed.
 """
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,13 +139,19 @@ def replicas(comm: Comm) -> None:
 
 
 def barrier_times_out(comm: Comm) -> None:
-    """Rank 0 comes late on purpose; the others stop waiting. Ends without leaving the group in order: it is broken."""
+    """Rank 0 never comes; rank 1 stops waiting, which rank 0 waits for. Ends without leaving the group in order: it is broken."""
+    folder = comm.broadcast_object(tempfile.mkdtemp() if comm.world.rank == 0 else "")
+    stopped = Path(folder, "stopped")
     if comm.world.rank == 0:
-        time.sleep(6)
+        limit = time.monotonic() + 60
+        while not stopped.exists() and time.monotonic() < limit:
+            time.sleep(0.05)
+        shutil.rmtree(folder)
     else:
         with pytest.raises(TimeoutError, match="within 2 s"):
             comm.barrier(2.0)
         print(f"rank {comm.world.rank} stopped waiting", flush=True)
+        stopped.touch()
     sys.stdout.flush()
     os._exit(0)
 

@@ -124,7 +124,7 @@ def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: 
         run.send_signal(number)
         assert run.wait() == code
     assert len(found) == 2
-    for _ in range(150):  # a run that is killed cannot wait for its launcher
+    for _ in range(600):  # a run that is killed cannot wait for its launcher
         if number != signal.SIGKILL or not any(b"rank_probe" in command_line(record["pid"]) for record in found):
             break
         time.sleep(0.1)
