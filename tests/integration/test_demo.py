@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs import kill_tree
 
-SHORT = ["--set", "optim.epochs=3", "--set", "checkpoint.every_steps=15"]
+SHORT = ["--set", "optim.epochs=3", "--set", "checkpoint.every_steps=15", "--set", "timeouts.silence_s=60"]
 
 
 def _command(folder: Path) -> list[str]:
