@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from trainer.job import Job
-from trainer.job.fields import COMPUTE_CAPABILITY, NO_NUL, ONE_LINE, VARIABLE, VERSION
+from trainer.job.fields import ABSOLUTE_PATH, COMPUTE_CAPABILITY, NO_NUL, ONE_LINE, VARIABLE, VERSION
 from trainer.toml_lines import Key
 
 _EXPECTED = {
@@ -30,6 +30,7 @@ _PATTERNS = {
     ONE_LINE: "must be one line without a NUL character",
     VERSION: 'expected a version such as "2.14.1"',
     COMPUTE_CAPABILITY: 'expected a compute capability such as "8.0"',
+    ABSOLUTE_PATH: 'expected an absolute path of letters, digits and _.+-, such as "/usr/local/cuda"',
     VARIABLE: "expected the name of a variable: letters, digits and underscores, no digit first",
 }
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}

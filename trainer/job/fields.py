@@ -9,6 +9,8 @@ ONE_LINE = r"\A[^\x00\r\n]*\z"
 RELEASE = r"\d+(\.\d+)+"
 VERSION = rf"\A{RELEASE}\z"
 COMPUTE_CAPABILITY = r"\A\d+\.\d\z"
+ABSOLUTE_PATH = r"\A/[A-Za-z0-9_.+/-]*\z"
+"""Of characters that no shell and no Dockerfile takes for more than themselves."""
 VARIABLE = r"\A[A-Za-z_][A-Za-z0-9_]*\z"
 
 Text = Annotated[str, StringConstraints(min_length=1, pattern=NO_NUL)]

@@ -5,11 +5,32 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.job.fields import COMPUTE_CAPABILITY, ONE_LINE, RELEASE, VERSION, Positive, Section, Text, VariableName, left_out
+from trainer.job.fields import (
+    ABSOLUTE_PATH,
+    COMPUTE_CAPABILITY,
+    ONE_LINE,
+    RELEASE,
+    VERSION,
+    Positive,
+    Section,
+    Text,
+    VariableName,
+    left_out,
+)
 
-_IMAGE_NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII)
+_PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_HOST = rf"localhost|{_PART}(?:\.{_PART})+|{_PART}(?=:\d)|\[[0-9a-fA-F:]+\]"
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_IMAGE_NAME = re.compile(
+    rf"(?P<name>(?:(?:{_HOST})(?::(?P<port>\d{{1,5}}))?/)?{_COMPONENT}(?:/{_COMPONENT})*)(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
+    re.ASCII,
+)
+"""As Docker reads it (distribution/reference, regexp.go), where a first part is a host that has a dot, has a port or is localhost."""
+_LONGEST_NAME = 255
+_LARGEST_PORT = 65535
 _APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
-
+_PASSWORD = re.compile(r"https?://[^/\s]*@|://[^/\s:]*:(?!\d+/)\S*@")
+"""In an address: a user (or a token) of http, or anything between a colon and the host."""
 _RELEASE = re.compile(RELEASE, re.ASCII)
 
 Line = Annotated[str, StringConstraints(min_length=1, pattern=ONE_LINE)]
@@ -78,7 +99,7 @@ class Site(Section):
             return None
         if not re.fullmatch(r"https?://[^\s/]\S*", value):
             raise ValueError(f'"{value}" is no address; expected http://host/path or https://host/path')
-        if "@" in value.split("/")[2]:
+        if "@" in value:
             raise ValueError("holds a password: it would stay in the build's records; put it into the file that pip_conf or apt_auth names")
         return value
 
@@ -96,7 +117,7 @@ class Image(Section):
     """Open MPI from the system's packages (4.1 on Debian 12 and Ubuntu 24.04), from PyPI (5), or the one that the base has."""
     toolkit: Literal["auto", "pypi", "debian", "base"] = "auto"
     """Where nvcc comes from, for the build alone: PyPI, Debian 13's packages (non-free), or the base. auto: what the stack allows."""
-    cuda_home: Text = "/usr/local/cuda"
+    cuda_home: Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH)] = "/usr/local/cuda"
     """Where the base has its CUDA toolkit; read where toolkit or stack.torch is "base"."""
     compiler: bool = False
     """Leave a C++ compiler in the image, which torch.compile needs."""
@@ -113,7 +134,10 @@ class Image(Section):
     @field_validator("tag", "base")
     @classmethod
     def _a_reference(cls, value: str | None) -> str | None:
-        if value is not None and not _IMAGE_NAME.fullmatch(value):
+        if value is None:
+            return None
+        found = _IMAGE_NAME.fullmatch(value)
+        if not found or len(found["name"]) > _LONGEST_NAME or int(found["port"] or 0) > _LARGEST_PORT:
             raise ValueError(f'"{value}" is no image name; expected [registry/]name[:tag], the name in lower case')
         return value
 
@@ -131,6 +155,8 @@ class Image(Section):
         for text in value:
             if text.startswith("-") or text != text.strip():
                 raise ValueError(f'"{text}" is no requirement; expected a name with a version, as "einops==0.8.1"')
+            if _PASSWORD.search(text):
+                raise ValueError("holds a password, which would stay in the image's history: put it into the file that site.pip_conf names")
         return value
 
     @field_validator("env")
