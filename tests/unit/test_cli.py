@@ -142,6 +142,39 @@ def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: C
     assert "evaluation  retrieval on /far/eval.tar, " in shown
 
 
+def test_check_looks_at_the_files_that_the_image_is_built_from(capsys: Capture) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    words = ["check", "job.toml", "--set", "image.tag=ours/clip:1", "--set", 'image.site.certificates=["no.pem"]']
+    assert cli.main(words) == 2
+    assert f"image.site.certificates: {Path('no.pem').absolute()}: No such file" in capsys.readouterr().err
+    assert cli.main([*words, "--no-data"]) == 0
+
+
+@pytest.mark.parametrize("override", ["image.tag=ours/clip:1", "name=without-an-image"])
+def test_check_refuses_a_stack_that_cannot_be_built_whether_the_image_has_a_name_or_not(override: str, capsys: Capture) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    assert cli.main(["check", "job.toml", "--no-data", "--set", override, "--set", 'stack.archs=["7.0"]']) == 2
+    assert "stack.archs: the wheel of torch" in capsys.readouterr().err
+
+
+def test_check_warns_of_what_is_known_bad_in_a_stack(capsys: Capture) -> None:
+    Path("job.toml").write_text(CLUSTER)
+    image = ["--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1"]
+    assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0"]) == 0
+    assert "warning     torch 2.13.0: NCCL 2.29.7 may hang" in capsys.readouterr().out
+    assert cli.main(["check", "job.toml", "--no-data", *image]) == 0
+    assert "2.14.1:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["slurm", "kubernetes"])
+def test_a_digest_in_the_image_s_name_reaches_script_and_manifest(form: str, capsys: Capture) -> None:
+    name = "registry.example/team/clipship@sha256:" + "0123456789abcdef" * 4
+    assert cli.main(["init", "--preset", form]) == 0
+    container = ["--set", "slurm.container=pyxis"] if form == "slurm" else []
+    assert cli.main(["render", form, "job.toml", "--set", f"image.tag={name}", *container]) == 0, capsys.readouterr().err
+    assert name.partition("/")[2] in capsys.readouterr().out
+
+
 def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
     Path("job.toml").write_text(CLUSTER)
     assert cli.main(["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "resources.nodes=3"]) == 2

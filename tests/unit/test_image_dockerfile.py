@@ -77,7 +77,10 @@ def unquoted(value: str) -> str:
             "dockerfile-own-torch",
             image_job(stack={"torch": "base", "nccl": "2.27.7"}, base="nvcr.io/nvidia/pytorch:25.09-py3", os="ubuntu-24.04", mpi="base"),
         ),
-        ("dockerfile-nvidia-base", image_job(stack={"torch": "2.8.0"}, base="nvidia/cuda:12.9.1-devel-ubuntu24.04", mpi="base")),
+        (
+            "dockerfile-own-toolkit",
+            image_job(stack={"torch": "2.8.0"}, base="registry.example/hpc/cuda:12.8", os="ubuntu-24.04", toolkit="base", mpi="base"),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -161,7 +164,13 @@ def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
         ({"env": {"PATH": "/x"}}, "the image sets it"),
         ({"base": "Debian 12"}, "no image name"),
         ({"base": "debian:12\nRUN id"}, "no image name"),
-        ({"tag": "a b"}, "no image name"),
+        *(({"base": name}, "no image name") for name in ("--platform/x", "a//b", "a..b:1", "a/-/b", "a_-b", "MyTeam/clip:1")),
+        *(({"tag": name}, "no image name") for name in ("a b", "--help/x:1", "127.0.0.1:99999/x", 300 * "a")),
+        ({"cuda_home": "/usr/local/cuda\nRUN id #"}, "cuda_home"),
+        ({"cuda_home": "cuda"}, "cuda_home"),
+        ({"pip_packages": ("git+https://me:hush@host.example/x.git",)}, "pip_conf"),
+        ({"pip_packages": ("x @ https://token@host.example/x.whl",)}, "pip_conf"),
+        ({"site": {"index_url": "https://me:pa/ss@index.example/simple"}}, "pip_conf"),
         ({"site": {"index_url": "https://me:secret@index.example/simple"}}, "pip_conf"),
         ({"site": {"index_url": "index.example"}}, "no address"),
         ({"builder": "classic", "site": {"pip_conf": "x"}}, "classic builder"),
@@ -172,6 +181,18 @@ def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
 def test_what_cannot_be_said_in_a_dockerfile_is_refused(image: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         image_job(**image)
+
+
+@pytest.mark.parametrize("name", ["localhost/x", "ours:5000/x/y_z/a__b/c--d:T_1", "[::1]:5000/x", "127.0.0.1:65535/a.b", 128 * "x" + ":1"])
+def test_every_name_that_docker_takes_is_taken(name: str) -> None:
+    assert image_job(tag=name).image.tag == name
+
+
+@pytest.mark.parametrize(
+    "text", ["git+https://host.example/x.git@v1", "git+ssh://git@host.example:22/x", "x @ https://host.example:8443/x@1.whl"]
+)
+def test_an_address_without_a_password_is_a_requirement(text: str) -> None:
+    assert image_job(pip_packages=(text,)).image.pip_packages == (text,)
 
 
 def test_apptainer_needs_the_image_s_name() -> None:

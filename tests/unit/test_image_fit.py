@@ -1,12 +1,15 @@
 """What is refused before anything is built, and what is said to fit instead."""
 
+import re
 from typing import Any
 
 import pytest
 
 from tests.jobs import tiny_job
 from trainer.errors import InputError
+from trainer.launch.image.base import STAGES
 from trainer.launch.image.choices import bases, toolkit
+from trainer.launch.image.dockerfile import dockerfile
 from trainer.launch.image.fit import check_stack
 from trainer.launch.image.table import Row, table
 
@@ -65,6 +68,23 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ),
         ({"torch": "base", "cuda": "14.0", "driver": 570}, {"base": "ours/torch:1", "os": "ubuntu-24.04"}, ["no CUDA 14"]),
         ({"torch": "2.7.1"}, {"base": "debian:13", "toolkit": "debian"}, ['"debian" has no nvcc']),
+        ({"archs": ("8.5",)}, {}, ["nvcc 13.0 compiles for no 8.5", "8.6"]),
+        ({"archs": ("12.9",)}, {}, ["compiles for no 12.9"]),
+        ({"torch": "2.8.0", "archs": ("9.0", "12.0"), "driver": 565}, {"base": "debian:12"}, ["12.0 needs driver 570", "given 565"]),
+        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-devel-ubuntu24.04"}, ["NCCL 2.25.1", "an image of your own", "12-8"]),
+        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.0-devel-ubuntu24.04"}, ["a release that the table does not have"]),
+        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-base-ubuntu24.04"}, ["needs nvcc of CUDA 12.8", "cuda-minimal-build-12-8"]),
+        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-runtime-ubuntu24.04"}, ["needs nvcc of CUDA 12.8"]),
+        ({"torch": "2.10.0"}, {"base": "debian:12"}, ["cuda-minimal-build-12-8"]),
+        ({"torch": "2.8.0"}, {"base": "debian:12"}, ["nvidia/cuda:12.9.1-devel"]),
+        ({}, {"base": "debian:12", "toolkit": "base"}, ['"base" has no nvcc', 'image.toolkit = "pypi"', "nvidia/cuda:13.1.*-devel"]),
+        ({}, {"base": "nvidia/cuda:13.0.1-devel-ubuntu24.04"}, ["a release that the table does not have", "a plain Debian or Ubuntu"]),
+        ({}, {"base": "debian:12", "os": "debian-13"}, ["debian:12 is debian-12 by its name"]),
+        ({}, {"base": "debian:12", "mpi": "base"}, ["brings no MPI"]),
+        ({}, {"base": "horovod", "os": "debian-12"}, ["the name of a stage", "horovod:latest"]),
+        ({}, {"pip_packages": ("open_clip_torch==2.30.0",)}, ["the stack pins open_clip_torch to 3.3.0", "leave it out"]),
+        ({"torch": "2.6.0"}, {"base": "debian:13", "pip_packages": ("Torch == 2.14.1",)}, ["the stack pins Torch to 2.6.0"]),
+        ({"torch": "base"}, {"base": "system", "os": "ubuntu-24.04"}, ["the name of a stage"]),
     ],
     ids=str,
 )
@@ -73,9 +93,19 @@ def test_what_cannot_work_is_refused_with_what_fits(stack: dict[str, Any], image
     assert [text for text in said if text not in message] == []
 
 
+def test_the_stages_are_those_of_the_dockerfile() -> None:
+    everything = tiny_job(image={"tag": "clipship:1", "apt_packages": ("numactl",)})
+    assert tuple(re.findall(r"(?m)^FROM .* AS (.*)$", dockerfile(everything))) == STAGES
+
+
 def test_a_base_with_a_torch_of_its_own_needs_no_row_of_the_table() -> None:
     image = {"tag": "clipship:1", "base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04", "mpi": "base"}
     check_stack(tiny_job(stack={"torch": "base", "cuda": "13.0", "driver": 580}, image=image))
+
+
+def test_packages_beside_the_stack_s_pins_are_taken() -> None:
+    packages = ("einops==0.8.1", "open-clip-torch==3.3.0", "fsspec[s3]", "numpy>=2", "x @ https://host.example/x==1.whl")
+    check_stack(tiny_job(image={"tag": "clipship:1", "pip_packages": packages}))
 
 
 def test_all_problems_are_named_at_once() -> None:
@@ -94,6 +124,8 @@ def test_a_gpu_runs_code_of_an_older_minor_of_its_generation() -> None:
         ("debian:13", "auto", "2.6.0", "debian"),
         ("registry.example/cuda:1", "ubuntu-24.04", "2.14.1", "pypi"),
         ("nvidia/cuda:12.9.1-devel-ubuntu24.04", "auto", "2.8.0", "base"),
+        ("nvidia/cuda:13.2.0-devel-ubuntu24.04", "auto", "2.14.1", "pypi"),
+        ("horovod:3", "debian-12", "2.14.1", "pypi"),
     ],
 )
 def test_nvcc_comes_from_where_the_stack_and_the_base_allow(base: str, os: str, torch: str, origin: str) -> None:

@@ -232,18 +232,22 @@ def _checked(
         if image and files and {"slurm", "kubernetes"} & job.model_fields_set:
             problems.append(_ELSEWHERE)
     if image:
-        problems += inputs.problems_of(partial(look, job) for look in _submission_checks(job, ranks))
+        problems += inputs.problems_of(partial(look, job) for look in _submission_checks(job, ranks, files=files))
     if problems:
         raise InputError("\n".join(dict.fromkeys("\n".join(problems).splitlines())))
     return job, world_size, samples
 
 
-def _submission_checks(job: "Job", ranks: int | None) -> "Iterator[Callable[[Job], object]]":
+def _submission_checks(job: "Job", ranks: int | None, *, files: bool) -> "Iterator[Callable[[Job], object]]":
     """What looks at the job's image and at where it is submitted to; each raises InputError."""
-    if job.image.tag is not None:
+    if {"stack", "image"} & job.model_fields_set:
         from trainer.launch.image.fit import check_stack
 
         yield check_stack
+    if files and job.image.tag is not None:
+        from trainer.launch.image.context import check_files
+
+        yield check_files
     if ranks is None and "slurm" in job.model_fields_set:
         from trainer.launch.slurm.script import batch_script
 

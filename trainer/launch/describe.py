@@ -8,6 +8,7 @@ from trainer.health.variables import name_problems
 from trainer.inputs import expand_shards, run_folder
 from trainer.inputs.folders import image_folder
 from trainer.job import Data, Job
+from trainer.launch.image.table import table
 from trainer.launch.kubernetes.fits import summary
 from trainer.launch.kubernetes.fits import warnings as kubernetes_warnings
 from trainer.launch.local import launcher_for
@@ -58,6 +59,7 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     if job.in_image:
         yield from _not_in_the_image(job)
+        yield from _known_bad(job)
     if "kubernetes" in job.model_fields_set:
         yield from kubernetes_warnings(job)
     yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
@@ -74,6 +76,11 @@ def _not_in_the_image(job: Job) -> Iterator[str]:
     for package, reason in wanted.items():
         if reason and package not in added:
             yield f'{reason} needs the package {package}, which the image has only with image.pip_packages = ["{package}"]'
+
+
+def _known_bad(job: Job) -> Iterator[str]:
+    if job.stack.torch != "base":
+        yield from (f"torch {job.stack.torch}: {text}" for text in table().row(job.stack.torch).known_bad)
 
 
 def _model(job: Job) -> str:

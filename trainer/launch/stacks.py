@@ -39,6 +39,7 @@ def _list() -> Iterator[str]:
         gpus = f"{row.archs[0]} to {row.archs[-1]}"
         marks = [text for text, holds in (("default", row.torch == known.default), ("built here", row.built)) if holds]
         marks += [] if known.trains(row) else ["too old for the trainer"]
+        marks += ["known bad: see explain"] if row.known_bad else []
         pythons = f"{row.python[0]}-{row.python[1]}"
         yield _COLUMNS.format(
             row.torch, row.torchvision, pythons, row.cuda, row.cudnn.rpartition(".")[0], row.nccl, row.cxx, gpus, ", ".join(marks)
@@ -72,7 +73,8 @@ def _explain(name: str) -> Iterator[str]:
         ("numpy", row.numpy or "any"),
         ("bases", ", ".join(fitting) if fitting else "none of the systems in the table"),
         ("trainer", "runs on it" if known.trains(row) else f"needs torch {known.trainer_torch_min} or newer: {known.trainer_torch_why}"),
-        *(("known bad", note) for note in row.notes),
+        *(("known bad", note) for note in row.known_bad),
+        *(("note", note) for note in row.notes),
         *(("built here", text) for text in row.built or ("no",)),
     ]
     for topic, text in facts:

@@ -1,27 +1,9 @@
 """What an image is built with, read off the table: the base's distribution, where nvcc comes from, which g++. Pure: no file, no network."""
 
-import re
-
 from trainer.errors import InputError
 from trainer.job import Job
+from trainer.launch.image.base import base_of, system_name
 from trainer.launch.image.table import Cuda, Row, System, Table, number
-
-NVIDIA_IMAGE = re.compile(r"(?:.*/)?nvidia/cuda:(\d+\.\d+\.\d+)-(?:cudnn\d*-)?(base|runtime|devel)-(ubuntu\d\d\.\d\d)")
-"""The names of NVIDIA's images with CUDA: its release, the flavour, the distribution."""
-
-
-def system_name(job: Job, known: Table) -> str | None:
-    """The table's name of the base's distribution; None where it can be read neither from image.os nor from the base's name."""
-    if job.image.os != "auto":
-        return job.image.os
-    name = job.image.base.partition("@")[0].removeprefix("docker.io/").removeprefix("library/")
-    nvidia = NVIDIA_IMAGE.fullmatch(name)
-    if nvidia:
-        return f"ubuntu-{nvidia[3].removeprefix('ubuntu')}" if f"ubuntu-{nvidia[3].removeprefix('ubuntu')}" in known.systems else None
-    for system, entry in known.systems.items():
-        if any(re.match(rf"{re.escape(known_name)}(?![\d])", name) for known_name in entry.names):
-            return system
-    return None
 
 
 def toolkit(job: Job, known: Table) -> str:
@@ -29,26 +11,39 @@ def toolkit(job: Job, known: Table) -> str:
     wanted = job.image.toolkit
     if job.stack.torch == "base":
         return "base"
-    row = known.row(job.stack.torch)
+    row, base = known.row(job.stack.torch), base_of(job, known)
     offers = known.cuda[row.cuda].nvcc
-    system = system_name(job, known)
-    fitting = [kind for kind in ("pypi", "debian", "base") if (f"debian-{system[7:]}" if kind == "debian" and system else kind) in offers]
-    automatic = [kind for kind in fitting if kind != "base" or NVIDIA_IMAGE.fullmatch(job.image.base.partition("@")[0])]
-    if wanted != "auto" and wanted in fitting:
-        return wanted
-    if wanted == "auto" and automatic:
-        return automatic[0]
-    raise InputError(_no_toolkit(row, wanted, offers))
+    has = {"pypi": "pypi" in offers, "debian": system_name(job, known) in offers, "base": "base" in offers and base.may_have_nvcc}
+    if wanted == "auto":
+        has["base"] = has["base"] and base.says_all
+        fitting = [kind for kind, fits in has.items() if fits]
+    else:
+        fitting = [wanted] if has[wanted] else []
+    if not fitting:
+        raise InputError(_no_toolkit(row, wanted, known))
+    return fitting[0]
 
 
-def _no_toolkit(row: Row, wanted: str, offers: tuple[str, ...]) -> str:
+def _no_toolkit(row: Row, wanted: str, known: Table) -> str:
     ways = {
         "pypi": 'image.toolkit = "pypi"',
         "debian-13": 'image.toolkit = "debian" on a base of Debian 13',
-        "base": f'image.toolkit = "base" on a base with the toolkit, such as nvidia/cuda:{row.cuda}.*-devel-ubuntu24.04',
+        "base": f'image.toolkit = "base" on {base_with_nvcc(row, known)}',
     }
     given = "nothing says where nvcc comes from" if wanted == "auto" else f'image.toolkit = "{wanted}" has no nvcc for it'
+    offers = known.cuda[row.cuda].nvcc
     return f"stack.torch: torch {row.torch} needs nvcc of CUDA {row.cuda} and {given}; take {' or '.join(ways[offer] for offer in offers)}"
+
+
+def base_with_nvcc(row: Row, known: Table) -> str:
+    """In words: an image that has nvcc for this stack, and no NCCL but the stack's."""
+    fitting = [release for release, nccl in known.nvidia_cuda_images.items() if nccl == row.nccl and number(release)[0] == row.cuda_major]
+    if fitting:
+        return f"nvidia/cuda:{fitting[-1]}-devel-ubuntu24.04"
+    if row.cuda_major >= 13:
+        return f"nvidia/cuda:{max(row.cuda, '13.1', key=number)}.*-devel-ubuntu24.04"
+    package = f"cuda-minimal-build-{row.cuda.replace('.', '-')}"
+    return f"an image of your own, of nvidia/cuda:{row.cuda}.*-base-ubuntu24.04 with the package {package} (and with image.os)"
 
 
 def compiler(system: System, row: Row, cuda: Cuda) -> int | None:

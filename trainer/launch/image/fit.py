@@ -5,21 +5,24 @@ from collections.abc import Callable, Iterator
 
 from trainer.errors import InputError
 from trainer.job import Job
-from trainer.launch.image.choices import NVIDIA_IMAGE, compiler, system_name, toolkit
+from trainer.launch.image.base import STAGES, Base, base_of, system_name
+from trainer.launch.image.choices import base_with_nvcc, compiler, toolkit
+from trainer.launch.image.pins import normal, pins
 from trainer.launch.image.table import Cuda, Row, System, Table, has_code, number, table
 
-_WITH_FRAMEWORK = re.compile(r"(?:.*/)?(pytorch|tensorflow|jax|nemo)(?::.*)?")
-"""Of NVIDIA's catalogue, and of others who name theirs so."""
+_EXACT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?\s*===?\s*([^\s;,]+)")
+"""A requirement of one version."""
 
 
 def check_stack(job: Job) -> None:
     """Raises InputError listing everything about [stack] and [image] that cannot work, each with what fits instead."""
     known = table()
     if job.stack.torch == "base":
-        problems = [*_trainer(job, known), *_own_torch(job, known)]
+        row, special = None, list(_own_torch(job, known))
     else:
         row = known.row(job.stack.torch)
-        problems = [*_trainer(job, known), *(problem for look in _CHECKS for problem in look(job, row, known))]
+        special = [problem for look in _CHECKS for problem in look(job, row, known)]
+    problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special, *_packages(job, row)]
     if problems:
         raise InputError("\n".join(problems))
 
@@ -29,15 +32,34 @@ def _trainer(job: Job, known: Table) -> Iterator[str]:
         yield f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given {job.stack.open_clip})"
 
 
+def _packages(job: Job, row: Row | None) -> Iterator[str]:
+    """pip is held to what the stack pins, and says so after everything before it was built."""
+    pinned = pins(row) if job.image.pip_packages else {}
+    for text in job.image.pip_packages:
+        if exact := _EXACT.match(text):
+            version = pinned.get(normal(exact[1]), exact[2])
+            if version != exact[2]:
+                yield f"image.pip_packages: the stack pins {exact[1]} to {version} (given {text}); leave it out"
+
+
+def _any_base(job: Job, base: Base) -> Iterator[str]:
+    if base.name in STAGES and "@" not in job.image.base:
+        yield f"image.base: {base.name} is the name of a stage of the Dockerfile; say which one you mean: {base.name}:latest"
+    if base.named_system not in (None, job.image.os) and job.image.os != "auto":
+        yield f"image.os: {base.name} is {base.named_system} by its name, not {job.image.os}"
+    if job.image.mpi == "base" and base.says_all:
+        yield f'image.mpi: {base.name} brings no MPI; "debian" and "pypi" install one'
+
+
 def _own_torch(job: Job, known: Table) -> Iterator[str]:
     """Of a base with a torch of its own the job alone is known here; the build looks at the rest."""
     if job.image.toolkit not in ("auto", "base"):
         yield f'image.toolkit: a base with a torch of its own has the nvcc for it too; "{job.image.toolkit}" would be a second one'
-    base, system = job.image.base.partition("@")[0], system_name(job, known)
+    base, system = base_of(job, known), system_name(job, known)
     if system is None:
         yield _no_system(job, known)
-    elif job.image.os == "auto" or NVIDIA_IMAGE.fullmatch(base):  # its name says all that it has
-        yield f"image.base: {base} brings no torch; leave stack.torch to a release of `clipship stacks`, or name a base that has one"
+    elif base.says_all:
+        yield f"image.base: {base.name} brings no torch; leave stack.torch to a release of `clipship stacks`, or name a base that has one"
     if job.stack.driver is not None:
         yield from _own_driver(job, job.stack.driver, known)
 
@@ -74,10 +96,21 @@ def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
         if not has_code(row.archs, arch):
             others = _torches(known, lambda other, arch=arch: has_code(other.archs, arch))  # type: ignore[misc]
             yield f"stack.archs: the wheel of torch {row.torch} has no code for {arch}, only for {', '.join(row.archs)}; {others}"
-    driver, floor = job.stack.driver, known.cuda[row.cuda].driver_min
-    if driver is not None and driver < floor:
+        elif arch not in known.cuda[row.cuda].archs:
+            yield f"stack.archs: nvcc {row.cuda} compiles for no {arch}; it has {', '.join(known.cuda[row.cuda].archs)}"
+    if job.stack.driver is not None:
+        yield from _driver(job, job.stack.driver, row, known)
+
+
+def _driver(job: Job, driver: int, row: Row, known: Table) -> Iterator[str]:
+    floor = known.cuda[row.cuda].driver_min
+    if driver < floor:
         others = _torches(known, lambda other: known.cuda[other.cuda].driver_min <= driver)
         yield f"stack.driver: CUDA {row.cuda} of torch {row.torch} needs driver {floor} or newer (given {driver}); {others}"
+        return
+    for arch in dict.fromkeys(job.stack.archs):
+        if driver < known.driver_of_gpu(arch):
+            yield f"stack.driver: a GPU of compute capability {arch} needs driver {known.driver_of_gpu(arch)} or newer (given {driver})"
 
 
 def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
@@ -85,7 +118,7 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
     if name is None:
         yield _no_system(job, known)
         return
-    yield from _nvidia_base(job, row, known)
+    yield from _other_libraries(base_of(job, known), row, known)
     system, cuda = known.systems[name], known.cuda[row.cuda]
     yield from _python(name, system, row, known)
     if number(system.glibc) < number(row.glibc):
@@ -99,8 +132,10 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
 
 
 def _no_system(job: Job, known: Table) -> str:
+    floor = number("0" if job.stack.torch == "base" else known.trainer_python_min)  # a base's own Python may be another
+    fitting = [name for name, system in known.systems.items() if number(system.python) >= floor]
     return (
-        f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(known.systems)}, '
+        f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(fitting)}, '
         "on which alone images are built"
     )
 
@@ -123,26 +158,21 @@ def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
     yield f"image.base: {name} has Python {system.python}, {needs}; {_or_none(fitting, 'a base of')}"
 
 
-def _nvidia_base(job: Job, row: Row, known: Table) -> Iterator[str]:
-    name = job.image.base.partition("@")[0]
-    if framework := _WITH_FRAMEWORK.fullmatch(name):
+def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
+    if base.framework:
         yield (
-            f"image.base: {job.image.base} brings {framework[1]} and an NCCL of its own, to which nothing of a stack fits: the image would "
+            f"image.base: {base.name} brings {base.framework} and an NCCL of its own, to which nothing of a stack fits: the image would "
             'have two of each. stack.torch = "base" takes what the base has; else take a flavour of nvidia/cuda, or a plain Debian or '
             f"Ubuntu: the stack's torch {row.torch} comes as wheels"
         )
-    nvidia = NVIDIA_IMAGE.fullmatch(name)
-    if not nvidia:
-        return
-    release, kind = nvidia[1], nvidia[2]
-    if number(release)[0] != row.cuda_major:
-        yield f"image.base: {job.image.base} is of CUDA {release}, torch {row.torch} of {row.cuda}: their majors must agree"
-    nccl = known.nvidia_cuda_images.get(release)
-    if kind != "base" and nccl is not None and nccl != row.nccl:
-        fitting = [f"nvidia/cuda:{other}-{kind}" for other, has in known.nvidia_cuda_images.items() if has == row.nccl]
+    if base.cuda and number(base.cuda)[0] != row.cuda_major:
+        yield f"image.base: {base.name} is of CUDA {base.cuda}, torch {row.torch} of {row.cuda}: their majors must agree"
+    nccl = base.nccl(known)
+    if nccl not in (None, row.nccl):
+        plain = "" if known.cuda[row.cuda].nvcc == ("base",) else "a plain Debian or Ubuntu, or "
         yield (
-            f"image.base: {job.image.base} has NCCL {nccl} in its system folders, torch {row.torch} brings {row.nccl}; "
-            f"take {' or '.join(fitting) or 'a plain Debian or Ubuntu, or a flavour without NCCL (-base-, or any of CUDA 13.1 and newer)'}"
+            f"image.base: {base.name} has NCCL {nccl} in its system folders, torch {row.torch} brings {row.nccl}; "
+            f"take {plain}{base_with_nvcc(row, known)}"
         )
 
 

@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass
 
 from trainer.job import Job
-from trainer.launch.image.choices import compiler, system_name, toolkit
+from trainer.launch.image.base import system_name
+from trainer.launch.image.choices import compiler, toolkit
 from trainer.launch.image.fit import check_stack
 from trainer.launch.image.table import Row, System, Table, number, table
 
@@ -69,7 +70,7 @@ def recipe(job: Job) -> Recipe:
     gcc = compiler(distribution, row, known.cuda[row.cuda]) if row else distribution.gcc[0]
     brought = f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}" if row else "torch, CUDA and NCCL of the base"
     return Recipe(
-        summary=f"{brought}, Horovod 0.28.1, Open MPI {_mpi(job, distribution)}",
+        summary=f"{brought}, Horovod {known.horovod}, Open MPI {_mpi(job, distribution)}",
         base=image.base,
         row=row,
         proof=_proof(job, row, known),
@@ -100,7 +101,7 @@ def recipe(job: Job) -> Recipe:
         keeps_path=keeps_path,
         path="/opt/clipship/bin:$PATH" if keeps_path else _PATH,
         env=_environment(job, row),
-        labels=_labels(job, row),
+        labels=_labels(job, row, distribution.python, known),
     )
 
 
@@ -148,13 +149,19 @@ def _environment(job: Job, row: Row | None) -> dict[str, str]:
     return ours | job.image.env
 
 
-def _labels(job: Job, row: Row | None) -> dict[str, str]:
+def _brought(row: Row, python: str) -> dict[str, str]:
+    """What the stack says of the image."""
+    return {"torchvision": row.torchvision, "cuda": row.cuda, "cudnn": row.cudnn, "nccl": row.nccl, "python": python}
+
+
+def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, str]:
     described = json.dumps([job.stack.model_dump(mode="json"), job.image.model_dump(mode="json", exclude={"tag", "site"})], sort_keys=True)
     return {
         "org.opencontainers.image.title": f"Clipship for {job.name}",
         "org.clipship.torch": job.stack.torch,
-        **{f"org.clipship.{name}": value for name, value in ({"cuda": row.cuda, "nccl": row.nccl} if row else _claims(job)).items()},
-        "org.clipship.horovod": "0.28.1",
+        **{f"org.clipship.{name}": value for name, value in (_brought(row, python) if row else _claims(job)).items()},
+        "org.clipship.open_clip": job.stack.open_clip,
+        "org.clipship.horovod": known.horovod,
         "org.clipship.mpi": job.image.mpi,
         "org.clipship.job": f"sha256:{hashlib.sha256(described.encode()).hexdigest()}",
     }

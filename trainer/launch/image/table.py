@@ -44,6 +44,8 @@ class Row:
     """Compute capabilities of the GPUs that its wheel has code for."""
     setuptools: str = ""
     numpy: str = ""
+    known_bad: tuple[str, ...] = ()
+    """What may go wrong with it, and what helps."""
     notes: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
     """What this project built and ran of it."""
@@ -64,6 +66,8 @@ class Cuda:
     driver_min: int
     nvcc: tuple[str, ...]
     """Who has the whole compiler: pypi, debian-13, base."""
+    archs: tuple[str, ...]
+    """Compute capabilities that it compiles for."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,16 @@ class Table:
     trainer_torch_why: str
     trainer_python_min: str
     open_clip: str
+    horovod: str
+    horovod_sha256: str
+    """Of its source archive on the package index."""
     rows: tuple[Row, ...]
     cuda: dict[str, Cuda] = field(default_factory=dict)
     systems: dict[str, System] = field(default_factory=dict)
     nvidia_cuda_images: dict[str, str] = field(default_factory=dict)
     """NCCL in the system folders of nvidia/cuda's devel and runtime images, by CUDA release."""
+    driver_min_of_gpu: dict[str, int] = field(default_factory=dict)
+    """The oldest driver that knows a generation of GPUs, by the major of its compute capability."""
 
     def row(self, torch: str) -> Row:
         """Raises InputError where the table has no such torch."""
@@ -104,6 +113,10 @@ class Table:
     def matching(self, nccl: str, torch: str) -> Row | None:
         """The row of a torch and an NCCL that were found together."""
         return next((row for row in self.rows if (row.torch, row.nccl) == (torch.partition("+")[0], nccl)), None)
+
+    def driver_of_gpu(self, arch: str) -> int:
+        """The oldest driver that knows a GPU of this compute capability; 0 where CUDA's own bound is the higher one."""
+        return self.driver_min_of_gpu.get(str(number(arch)[0]), 0)
 
     def trains(self, row: Row) -> bool:
         """Whether the trainer runs on it."""
@@ -121,10 +134,13 @@ def table() -> Table:
         trainer_torch_why=raw["trainer_torch_why"],
         trainer_python_min=raw["trainer_python_min"],
         open_clip=raw["open_clip"],
+        horovod=raw["horovod"],
+        horovod_sha256=raw["horovod_sha256"],
         rows=tuple(Row(**_tuples(row)) for row in raw["stack"]),
         cuda={name: Cuda(**_tuples(entry)) for name, entry in raw["cuda"].items()},
         systems={name: System(**_tuples(entry)) for name, entry in raw["os"].items()},
         nvidia_cuda_images=raw["nvidia_cuda_images"],
+        driver_min_of_gpu=raw["driver_min_of_gpu"],
     )
 
 
