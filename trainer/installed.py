@@ -2,8 +2,10 @@
 
 import importlib.metadata as metadata
 import json
+import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 Package = tuple[str, str, str, str]
 """Where it comes from (python, system), name, version, licence."""
@@ -31,7 +33,7 @@ def _licence(about: metadata.PackageMetadata) -> str:
 
 
 def _system() -> Iterator[Package]:
-    """Debian's packages name their licences in a file each."""
+    """Debian's and Ubuntu's."""
     columns = "${Package}\t${Version}\t${db:Status-Abbrev}\n"
     try:
         listed = subprocess.run(["dpkg-query", "--show", "--showformat", columns], capture_output=True, text=True, check=True).stdout
@@ -40,7 +42,17 @@ def _system() -> Iterator[Package]:
     for line in listed.splitlines():
         name, version, state = line.split("\t")
         if state.startswith("ii"):
-            yield "system", name, version, f"/usr/share/doc/{name}/copyright"
+            yield "system", name, version, _licences_of(Path(f"/usr/share/doc/{name}/copyright"))
+
+
+def _licences_of(file: Path) -> str:
+    """The short names that the package's own file gives (Debian's machine-readable format); where it is prose, the file."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "not stated"
+    named = [" ".join(name.split()) for name in re.findall(r"^License:(.*\S)", text, re.MULTILINE)]
+    return ", ".join(dict.fromkeys(named)) or f"see {file}"
 
 
 if __name__ == "__main__":
