@@ -91,6 +91,8 @@ def _checked_libraries(expected: dict[str, str]) -> dict[str, Any]:
     for name in ("torch", "cuda", "nccl"):
         if name in expected and facts[name] != expected[name]:
             raise Unproven(f"{name} is {facts[name]}, the stack says {expected[name]}")
+    if facts["cuda"] and not facts["nccl"]:
+        raise Unproven("no libnccl is loaded with torch and Horovod: this torch has an NCCL built in, which Horovod cannot use")
     if "torch_min" in expected and _minor(facts["torch"]) < _minor(expected["torch_min"]):
         raise Unproven(f"torch is {facts['torch']}, the trainer needs {expected['torch_min']} or newer")
     lacking = [arch for arch in _listed(expected, "archs") if arch not in facts["archs"]]

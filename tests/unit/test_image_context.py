@@ -94,6 +94,42 @@ def test_a_site_s_files_that_are_missing_or_wrong_are_named(tmp_path: Path, site
         context(resolve_paths(job_with(site), tmp_path))
 
 
+@pytest.mark.parametrize("secret", ["pip_conf", "apt_auth"])
+def test_a_file_with_passwords_that_is_missing_is_named_before_anything_is_built(secret: str) -> None:
+    with pytest.raises(InputError, match=rf"image\.site\.{secret}: there is no file none"):
+        build(job_with({secret: "none"}))
+
+
+def test_a_link_in_a_wheelhouse_brings_the_wheel_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept.whl").write_bytes(b"wheel")
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels/a-1-py3-none-any.whl").symlink_to(tmp_path / "kept.whl")
+    write_folder(context(resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path)), tmp_path / "context")
+    brought = tmp_path / "context/site/wheelhouse/a-1-py3-none-any.whl"
+    assert not brought.is_symlink()
+    assert brought.read_bytes() == b"wheel"
+
+
+def test_the_folder_and_the_archive_have_the_same_files(tmp_path: Path) -> None:
+    archive = io.BytesIO()
+    entries = context(job_with({}))
+    write_tar(entries, archive)
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as found:
+        found.extractall(tmp_path / "archive", filter="fully_trusted")
+    write_folder(entries, tmp_path / "folder")
+    modes = [
+        {path.relative_to(root): path.lstat().st_mode for path in root.rglob("*") if not path.is_dir() or path.is_symlink()}
+        for root in (tmp_path / "archive", tmp_path / "folder")
+    ]
+    assert modes[0] == modes[1]
+
+
+def test_a_context_where_nothing_can_be_written_is_refused() -> None:
+    with pytest.raises(InputError, match="the context cannot be written to /proc/x"):
+        write_folder(context(job_with({})), Path("/proc/x"))
+
+
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
@@ -133,6 +169,12 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         ("proof: FAILED: nccl is 2.29.7, the stack says 2.30.7", "nccl is 2.29.7"),
         ("base: its torch 2.5.0 is built without CUDA", "the base does not fit: its torch 2.5.0 is built without CUDA"),
         ("#12 3.456 the base has an MPI of its own: image.mpi", "the base has an MPI of its own: image.mpi"),
+        ('Get "http://127.0.0.1:5013/v2/": dial tcp 127.0.0.1:5013: connect: connection refused', "image.base"),
+        ("tls: failed to verify certificate: x509: certificate signed by unknown authority", "certs.d"),
+        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "image.pip_packages"),
+        ("WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for torch", "reaches no network"),
+        ("WARNING: Retrying after NewConnectionError\nStep 4/9 : RUN x\nproof: FAILED: nccl is 2.29.7", "nccl is 2.29.7"),
+        ("#7 9.1 NewConnectionError\n#8 [horovod 2/9] RUN x\n#8 1.2 nvcc fatal: unsupported GNU version", "a g++ that new"),
         ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "reaches no network"),
     ],
 )

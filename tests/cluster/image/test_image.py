@@ -45,8 +45,9 @@ def test_verify_names_the_row_of_the_table(default_image: Built) -> None:
     done = clipship("image", "verify", default_image.tag)
     assert done.returncode == 0, done.stderr
     default = table().default
-    assert f"stack {default}:" in done.stdout
-    facts = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    assert f"stack {default}:" in done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["stack"] == default
     assert facts["nccl"] == table().row(default).nccl
     assert {"PyTorch", "MPI", "Gloo", "NCCL"} <= set(facts["horovod"])
 
@@ -102,7 +103,9 @@ def test_the_list_of_packages_has_names_versions_and_licences(default_image: Bui
     assert rows == sorted(rows, key=lambda row: (row[0], row[1].lower(), row[2]))
     found = {(row[0], row[1]): row[2:] for row in rows}
     assert found["python", "torch"][0] == table().default
-    assert ("system", "openssh-server") in found
+    assert found["system", "libstdc++6"][1].startswith(("GPL", "see")), "its documentation is a link to that of another package"
+    assert "BSD" in found["system", "openssh-server"][1]
+    assert "not stated" not in {row[3] for row in rows if row[0] == "system"}
     assert all(len(row) == 4 and all(row) for row in rows)
 
 
@@ -172,12 +175,20 @@ def test_a_push_without_a_registry_says_why(bookworm: str, docker_folder: Path) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["", "clipship-test:never-built"])
+def test_an_image_that_is_not_there_is_said_in_a_line(default_image: Built, name: str) -> None:
+    done = clipship("image", "verify", name)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def test_a_base_that_is_not_there_is_named_as_the_likely_cause(default_image: Built, tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(re.sub(r'base = "[^"]*"', 'base = "127.0.0.1:5013/none:1"', default_image.job.read_text()))
     done = clipship("image", "build", str(job), "--any-disk")
     assert done.returncode == 1
     assert "the build failed" in done.stderr
+    assert "likely cause: the base image is not on this machine" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -50,7 +50,7 @@ def test_an_older_stack_is_built_on_debian_13_with_its_own_cuda(docker_folder: P
     build(write_job(tmp_path, tag, base, "debian-13", stack={"torch": "2.6.0"}), tag)
     done = clipship("image", "verify", tag)
     assert done.returncode == 0, done.stderr
-    assert "stack 2.6.0:" in done.stdout
+    assert "stack 2.6.0:" in done.stderr
     assert table().row("2.6.0").nccl in done.stdout
 
 
@@ -82,7 +82,7 @@ def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(defaul
         build(_on_own_torch(tmp_path, tag, base, mpi="base", stack={"nccl": row.nccl}), tag)
         done = clipship("image", "verify", tag)
         assert done.returncode == 0, done.stderr
-        assert "stack base:" in done.stdout
+        assert "stack base:" in done.stderr
         assert '"nccl_library": "/usr/lib/x86_64-linux-gnu/libnccl.so.2"' in done.stdout
         assert in_image(tag, "sh", "-c", "ls -d /opt/clipship/lib/python3*/site-packages/torch").stdout == ""
         assert over_ssh(tag, "command -v python mpirun", SSHD_OF_USER).split() == ["/opt/clipship/bin/python", "/usr/bin/mpirun"]

@@ -1,5 +1,7 @@
 """Builds a job's image: with the SDK and the classic builder, or with BuildKit through the docker command where a secret needs it."""
 
+import csv
+import io
 import os
 import re
 import subprocess
@@ -13,8 +15,8 @@ from typing import Any
 from trainer.errors import ClusterError, InputError
 from trainer.job import Job
 from trainer.launch.image.causes import likely_cause
-from trainer.launch.image.context import Entry, context, write_folder, write_tar
-from trainer.launch.image.daemon import buildkit_command, check_disk, client
+from trainer.launch.image.context import Entry, check_files, context, write_folder, write_tar
+from trainer.launch.image.daemon import buildkit_command, check_disk, daemon
 
 _LAST_LINES = 25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -26,17 +28,26 @@ def build(job: Job, *, any_disk: bool = False) -> str:
         raise InputError("image.tag: missing; it names the image that is built, as registry.example/team/clipship:1")
     if "@" in job.image.tag:
         raise InputError(f"image.tag: {job.image.tag} names an image by its digest; build under a name: --set image.tag=NAME:TAG")
+    check_files(job)
     entries = context(job)
-    for name, path in job.image.site.secrets.items():
-        if not Path(path).is_file():
-            raise InputError(f"image.site.{name}: there is no file {path}")
-    connected = client()
-    if not any_disk:
-        check_disk(connected)
-    buildkit = job.image.builder == "buildkit" or bool(job.image.site.secrets)
-    lines = _with_buildkit(job, entries) if buildkit else _with_sdk(connected, job, entries)
-    _follow(lines)
-    return str(connected.images.get(job.image.tag).id)
+    with daemon("the build") as connected:
+        if not any_disk:
+            check_disk(connected)
+        buildkit = job.image.builder == "buildkit" or bool(job.image.site.secrets)
+        _follow(_with_buildkit(job, entries) if buildkit else _with_sdk(connected, job, entries))
+        return _image_id(connected, job.image.tag)
+
+
+def _image_id(connected: Any, tag: str) -> str:
+    from docker.errors import ImageNotFound
+
+    try:
+        return str(connected.images.get(tag).id)
+    except ImageNotFound:
+        raise ClusterError(
+            f"the builder said nothing of an error, and the daemon has no image {tag}: a builder of buildx may keep its images "
+            "to itself; `docker buildx use default` takes the daemon's own"
+        ) from None
 
 
 def revision() -> str:
@@ -69,7 +80,8 @@ class _Failed(Exception):
 
 
 def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[str]:
-    from docker.errors import APIError
+    from docker.credentials.errors import StoreError
+    from docker.errors import DockerException
 
     with tempfile.TemporaryFile() as file:
         write_tar(entries, file)
@@ -82,7 +94,7 @@ def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[s
                 if "error" in message:
                     raise _Failed(message["error"].strip())
                 yield from str(message.get("stream", "")).splitlines()
-        except (APIError, OSError) as problem:
+        except (DockerException, StoreError, OSError) as problem:
             raise _Failed(str(problem)) from None
 
 
@@ -90,7 +102,7 @@ def _with_buildkit(job: Job, entries: dict[str, Entry]) -> Iterator[str]:
     command = buildkit_command()
     with tempfile.TemporaryDirectory(prefix="clipship-") as name:
         write_folder(entries, Path(name) / "context")
-        secrets = [f"--secret=id={secret},src={path}" for secret, path in job.image.site.secrets.items()]
+        secrets = [f"--secret={_csv(f'id={secret}', f'src={path}')}" for secret, path in job.image.site.secrets.items()]
         words = [command, "build", "--progress=plain", f"--tag={job.image.tag}", f"--build-arg=REVISION={revision()}", *secrets, "context"]
         environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
         with subprocess.Popen(
@@ -100,3 +112,10 @@ def _with_buildkit(job: Job, entries: dict[str, Entry]) -> Iterator[str]:
             yield from process.stdout
         if process.returncode != 0:
             raise _Failed(f"docker build ended with {process.returncode}")
+
+
+def _csv(*fields: str) -> str:
+    """As BuildKit's options read fields: a path may have commas and quotes."""
+    with io.StringIO() as line:
+        csv.writer(line, lineterminator="").writerow(fields)
+        return line.getvalue()

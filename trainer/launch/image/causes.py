@@ -12,13 +12,23 @@ _PACKAGE = "the base's distribution has no such package: look at image.apt_packa
 _NEW_COMPILER = "nvcc refuses a g++ that new: `clipship stacks explain` names the limit; take a base with an older one"
 _OLD_COMPILER = "the C++ compiler is too old for this torch: it needs g++ 11"
 _BASE = "the base image is not on this machine and cannot be pulled: look at image.base"
+_REGISTRY = "the daemon does not trust the registry's certificate: its authority belongs into /etc/docker/certs.d/HOST/ca.crt"
+_CONFLICT = "image.pip_packages ask for another version of a package than the stack pins: what pip says names both"
 _BUILDKIT = 'this Dockerfile has secrets: build it with image.builder = "buildkit" or "auto"'
 
+_STEP = re.compile(r"^(?:Step \d+/\d+ : |#\d+ \[)", re.MULTILINE)
+"""The first line of a step: the classic builder's, BuildKit's."""
+
+# The first that fits: pip ends with "no matching distribution" also where it reached no index.
 _CAUSES = (
+    (r"x509: ", _REGISTRY),
+    (r"pull access denied|manifest unknown|repository does not exist|No such image|Get \"https?://[^\"]*/v2/", _BASE),
     (r"No space left on device", _DISK),
     (r"\bKilled\b|[Cc]annot allocate memory|code: 137", _MEMORY),
     (r"CERTIFICATE_VERIFY_FAILED|[Cc]ertificate verif|SSL certificate problem|unable to get local issuer", _CERTIFICATE),
-    (r"Temporary failure|NewConnectionError|Could not connect|Unable to connect|Connection timed out|Network is unreachable", _NETWORK),
+    (r"Temporary failure|NewConnectionError|Could not connect|Unable to connect|[Nn]o such host", _NETWORK),
+    (r"Connection (?:timed out|refused)|Network is unreachable", _NETWORK),
+    (r"ResolutionImpossible|conflicting dependencies", _CONFLICT),
     (r"DO NOT MATCH THE HASHES", _HASHES),
     (r"No matching distribution found|Could not find a version", _WHEEL),
     (r"Unable to locate package|has no installation candidate", _PACKAGE),
@@ -27,15 +37,15 @@ _CAUSES = (
     (r"unsupported GNU version", _NEW_COMPILER),
     (r"C\+\+20 or later|strong_ordering", _OLD_COMPILER),
     (r"proof: FAILED: (.*)", r"what was built is not what the stack says: \1"),
-    (r"pull access denied|manifest unknown|repository does not exist|No such image", _BASE),
     (r"--mount option requires BuildKit", _BUILDKIT),
 )
 
 
 def likely_cause(output: str) -> str | None:
-    """The cause of the last thing that went wrong and that is known here; None where nothing is."""
+    """Of what the failing step, the last one in `output`, said; None where nothing in it is known here."""
+    begin = max((found.start() for found in _STEP.finditer(output)), default=0)
     for pattern, cause in _CAUSES:
-        found = list(re.finditer(pattern, output))
+        found = list(re.finditer(pattern, output[begin:]))
         if found:
             return found[-1].expand(cause)
     return None

@@ -54,7 +54,7 @@ def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("image", metavar="IMAGE")
 def verify(image: str) -> None:
-    """Prove IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and torchrun; prints what it found and the stack it matches."""
+    """Prove IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and torchrun; prints as JSON what it found."""
     import json
 
     from trainer.errors import ClusterError
@@ -62,11 +62,13 @@ def verify(image: str) -> None:
     from trainer.launch.image.inside import verify as verify_image
 
     facts, row = verify_image(image)
-    click.echo(json.dumps(facts, indent=2))
-    if has_own_torch(image):
-        click.echo(f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, as the image's base brought them")
+    own = has_own_torch(image)
+    click.echo(json.dumps({"stack": "base" if own else row and row.torch, **facts}, indent=2))
+    if own:
+        said = f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, as the image's base brought them"
+        click.echo(said, err=True)
     elif row is not None:
-        click.echo(f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` says more")
+        click.echo(f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` says more", err=True)
     else:
         raise ClusterError(f"{image} works, and no stack of the table has torch {facts['torch']} with NCCL {facts['nccl']}")
 

@@ -1,6 +1,7 @@
 """What `docker build` is given beside the Dockerfile: this checkout's code, and the site's files. Reads files; no daemon, no network."""
 
 import io
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,14 @@ def context(job: Job) -> dict[str, Entry]:
     return {"Dockerfile": dockerfile(job).encode(), **dict(_code()), **_site(job)}
 
 
+def check_files(job: Job) -> None:
+    """Raises InputError where a file that [image.site] names is not there, or is none of its kind."""
+    _site(job)
+    for name, path in job.image.site.secrets.items():
+        if not Path(path).is_file():
+            raise InputError(f"image.site.{name}: there is no file {path}")
+
+
 def write_tar(entries: dict[str, Entry], file: BinaryIO) -> None:
     """The same entries give the same bytes: no times, no owners."""
     with tarfile.open(fileobj=file, mode="w") as archive:
@@ -34,23 +43,39 @@ def write_folder(entries: dict[str, Entry], folder: Path) -> None:
     """The context as a folder, for a builder that takes one. Raises InputError where there is something already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty: give a new folder for the context")
-    with io.BytesIO() as buffer:
-        write_tar(entries, buffer)
-        buffer.seek(0)
-        with tarfile.open(fileobj=buffer) as archive:
-            archive.extractall(folder, filter="fully_trusted")
+    try:
+        for name, entry in entries.items():
+            _write(folder / name, entry)
+    except OSError as problem:
+        raise InputError(f"the context cannot be written to {folder}: {problem}") from None
+
+
+def _write(path: Path, entry: Entry) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(entry, bytes):
+        path.write_bytes(entry)
+    elif entry.is_symlink():
+        path.symlink_to(entry.readlink())
+    else:
+        shutil.copyfile(entry, path)
+    if not path.is_symlink():
+        path.chmod(_mode(entry))
+
+
+def _mode(entry: Entry) -> int:
+    return 0o755 if isinstance(entry, Path) and entry.stat().st_mode & 0o100 else 0o644
 
 
 def _add(archive: tarfile.TarFile, name: str, entry: Entry) -> None:
     info = tarfile.TarInfo(name)
     if isinstance(entry, bytes):
-        info.size, info.mode = len(entry), 0o644
+        info.size, info.mode = len(entry), _mode(entry)
         archive.addfile(info, io.BytesIO(entry))
     elif entry.is_symlink():
         info.type, info.linkname = tarfile.SYMTYPE, str(entry.readlink())
         archive.addfile(info)
     else:
-        info.size, info.mode = entry.stat().st_size, 0o755 if entry.stat().st_mode & 0o100 else 0o644
+        info.size, info.mode = entry.stat().st_size, _mode(entry)
         with entry.open("rb") as file:
             archive.addfile(info, file)
 
@@ -75,7 +100,7 @@ def _site(job: Job) -> dict[str, Entry]:
         if address:
             entries[f"site/{name}"] = f"{address}\n".encode()
     if site.wheelhouse:
-        entries |= {f"site/wheelhouse/{path.name}": path for path in _wheels(Path(site.wheelhouse))}
+        entries |= {f"site/wheelhouse/{path.name}": path.resolve() for path in _wheels(Path(site.wheelhouse))}
     entries["site/pip.conf"] = _pip_conf(job).encode()
     return entries
 

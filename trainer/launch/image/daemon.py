@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from trainer.errors import ClusterError, InputError
@@ -28,6 +30,21 @@ def client() -> Any:
     except DockerException as problem:
         raise ClusterError(_unreachable(str(problem))) from None
     return connected
+
+
+@contextmanager
+def daemon(what: str) -> Iterator[Any]:
+    """A connected docker.DockerClient for the work inside; what goes wrong there is a ClusterError that begins with `what`."""
+    connected = client()
+    from docker.credentials.errors import StoreError
+    from docker.errors import APIError, DockerException
+
+    try:
+        yield connected
+    except APIError as problem:
+        raise ClusterError(f"{what}: {problem.explanation or problem}") from None
+    except (DockerException, StoreError, OSError) as problem:  # requests' own are OSErrors
+        raise ClusterError(f"{what}: {problem}") from None
 
 
 def _unreachable(problem: str) -> str:

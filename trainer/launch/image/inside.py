@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer.errors import ClusterError
 from trainer.launch.image.causes import likely_cause
-from trainer.launch.image.daemon import client
+from trainer.launch.image.daemon import daemon
 from trainer.launch.image.table import Row, table
 
 _PYTHON = "/opt/clipship/bin/python"
@@ -39,14 +39,13 @@ def packages(image: str) -> list[tuple[str, str, str, str]]:
 
 def labels(image: str) -> Mapping[str, str]:
     """Raises ClusterError where there is no such image here."""
-    from docker.errors import APIError, ImageNotFound
+    with daemon(image) as connected:
+        from docker.errors import ImageNotFound
 
-    try:
-        found: Mapping[str, str] = client().images.get(image).labels
-    except ImageNotFound:
-        raise ClusterError(f"there is no image {image} on this machine: build or pull it; `docker images` lists what is here") from None
-    except APIError as problem:
-        raise ClusterError(f"{image}: {problem.explanation or problem}") from None
+        try:
+            found: Mapping[str, str] = connected.images.get(image).labels
+        except ImageNotFound:
+            raise ClusterError(f"there is no image {image} on this machine: build or pull it; `docker images` lists what is here") from None
     return found
 
 
@@ -59,22 +58,15 @@ def _expectations(image: str) -> Sequence[str]:
 
 def _run(image: str, command: Sequence[str]) -> str:
     """What the command says on stdout in a container of the image, which is removed. Raises ClusterError where it fails."""
-    from docker.errors import APIError
-
-    connected = client()
-    try:
+    with daemon(image) as connected:
         container = connected.containers.create(image, list(command), entrypoint="", network_mode="none", shm_size=_SHARED_MEMORY)
-    except APIError as problem:
-        raise ClusterError(f"{image}: {problem.explanation or problem}") from None
-    try:
-        container.start()
-        code = container.wait()["StatusCode"]
-        output: str = container.logs(stdout=True, stderr=False).decode(errors="replace")
-        errors = container.logs(stdout=False, stderr=True).decode(errors="replace")
-    except APIError as problem:
-        raise ClusterError(f"{image}: {problem.explanation or problem}") from None
-    finally:
-        container.remove(force=True)
+        try:
+            container.start()
+            code = container.wait()["StatusCode"]
+            output: str = container.logs(stdout=True, stderr=False).decode(errors="replace")
+            errors = container.logs(stdout=False, stderr=True).decode(errors="replace")
+        finally:
+            container.remove(force=True)
     if code != 0:
         said = "\n".join(f"{output}{errors}".splitlines()[-25:])
         cause = likely_cause(said)

@@ -1,22 +1,23 @@
 """Sends an image to a registry and says its digest, which cannot be changed behind a job's back. Through the Docker SDK; no torch."""
 
-from trainer.errors import ClusterError
-from trainer.launch.image.daemon import client
+from trainer.errors import ClusterError, InputError
+from trainer.launch.image.daemon import daemon
 
 
 def push(tag: str) -> str:
-    """The pushed image's full name with its digest: name@sha256:... Raises ClusterError where the registry or the daemon refuses."""
-    from docker.errors import APIError
+    """The pushed image's full name with its digest: name@sha256:...
 
+    Raises InputError for a name with a digest, ClusterError where the registry or the daemon refuses.
+    """
+    if "@" in tag:
+        raise InputError(f"image.tag: {tag} names an image that was pushed already; push under a name: --set image.tag=NAME:TAG")
     name, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     digest = ""
-    try:
-        for message in client().api.push(name, tag=version, stream=True, decode=True):
+    with daemon(f"{tag} was not pushed ({_ADVICE})") as connected:
+        for message in connected.api.push(name, tag=version, stream=True, decode=True):
             if "error" in message:
                 raise ClusterError(f"{tag} was not pushed: {message['error']}. {_ADVICE}")
             digest = message.get("aux", {}).get("Digest", digest)
-    except APIError as problem:
-        raise ClusterError(f"{tag} was not pushed: {problem.explanation or problem}. {_ADVICE}") from None
     if not digest:
         raise ClusterError(f"{tag} was pushed, and the registry named no digest")
     return f"{name}@{digest}"

@@ -1,43 +1,54 @@
 """Fills a folder with all that an image's build asks a package index for, so that the build needs none. Runs pip; no torch."""
 
+import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from trainer.errors import ClusterError
+from trainer.errors import ClusterError, InputError
 from trainer.job import Job
-from trainer.launch.image.choices import system_name
+from trainer.job.image import Site
+from trainer.launch.image.base import system_name
+from trainer.launch.image.context import check_files
+from trainer.launch.image.pins import pins
 from trainer.launch.image.recipe import recipe
 from trainer.launch.image.table import Row, number, table
 from trainer.launch.templates import FOLDER
 
 _GLIBC_MINOR = 28  # of 2.28, which most wheels ask for at most
-_HOROVOD = "horovod==0.28.1 --hash=sha256:92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0\n"
 
 
 def fill(job: Job, folder: Path) -> int:
     """Download the wheels for the image's Python, not this one's, and Horovod's source; returns how many files the folder has then.
 
-    Raises ClusterError where pip fails.
+    pip asks what [image.site] names, as the build does. Raises InputError where the folder cannot be made, ClusterError where pip fails.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    made, docker = recipe(job), FOLDER / "docker"
-    python = table().systems[system_name(job, table()) or ""].python
+    known, made, docker = table(), recipe(job), FOLDER / "docker"
+    check_files(job)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be filled: {problem.strerror}") from None
+    python = known.systems[system_name(job, known) or ""].python
     target = ["--python-version", python, "--implementation", "cp", "--only-binary", ":all:", *_platforms(made.row)]
     names = ("requirements.txt", made.torch_pins, "requirements-mpi.txt", "requirements-build.txt")
     lists = [docker / name for name in names if name]
     if made.toolkit == "pypi":
         lists.append(docker / made.nvcc_pins)
-    for pins in lists:
-        _pip(folder, *target, "--require-hashes", "--no-deps", "--requirement", str(pins))
-    if made.pip_packages:
-        _pip(folder, *target, *made.pip_packages)
     with tempfile.TemporaryDirectory() as scratch:
+        index = _index(job.image.site, Path(scratch))
+        for locked in lists:
+            _pip(folder, index, *target, "--require-hashes", "--no-deps", "--requirement", str(locked))
+        if made.pip_packages:
+            constraints = Path(scratch) / "constraints.txt"
+            constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins(made.row).items()))
+            _pip(folder, index, *target, "--constraint", str(constraints), *made.pip_packages)
         pin = Path(scratch) / "horovod.txt"
-        pin.write_text(_HOROVOD)
-        _pip(folder, "--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes", "--requirement", str(pin))
+        pin.write_text(f"horovod=={known.horovod} --hash=sha256:{known.horovod_sha256}\n")
+        _pip(folder, index, "--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes", "--requirement", str(pin))
     return sum(1 for path in folder.iterdir() if path.is_file())
 
 
@@ -48,9 +59,20 @@ def _platforms(row: Row | None) -> list[str]:
     return [word for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"] for word in ("--platform", tag)]
 
 
-def _pip(folder: Path, *words: str) -> None:
+def _index(site: Site, scratch: Path) -> dict[str, str]:
+    """The variables that make pip ask this site's index; none where the job names none: pip's own configuration holds then."""
+    variables = {"PIP_CONFIG_FILE": site.pip_conf, "PIP_INDEX_URL": site.index_url}
+    if site.certificates:
+        bundle = scratch / "ca.pem"
+        system = Path(ssl.get_default_verify_paths().cafile or "")
+        bundle.write_bytes(b"".join(path.read_bytes() for path in (*map(Path, site.certificates), system) if path.is_file()))
+        variables["PIP_CERT"] = str(bundle)
+    return {name: value for name, value in variables.items() if value}
+
+
+def _pip(folder: Path, index: dict[str, str], *words: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--dest", str(folder), *words]
-    done = subprocess.run(command, stdout=sys.stderr)
+    done = subprocess.run(command, stdout=sys.stderr, env={**os.environ, **index})
     if done.returncode != 0:
         free_gb = shutil.disk_usage(folder).free / 1e9
         raise ClusterError(

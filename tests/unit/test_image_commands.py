@@ -1,0 +1,79 @@
+"""Parts of `clipship image` that need no daemon: what is asked of pip and of BuildKit, what is refused before, and the lists of pins."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.jobs import tiny_job
+from trainer.errors import ClusterError, InputError
+from trainer.installed import _licences_of
+from trainer.job.image import Site
+from trainer.launch.image.build import _csv
+from trainer.launch.image.daemon import check_disk
+from trainer.launch.image.pins import pins
+from trainer.launch.image.push import push
+from trainer.launch.image.table import table
+from trainer.launch.image.wheelhouse import _index, fill
+from trainer.launch.templates import FOLDER
+
+
+def test_a_name_with_a_digest_is_not_pushed() -> None:
+    with pytest.raises(InputError, match="pushed already"):
+        push("registry.example/team/clipship@sha256:" + "0" * 64)
+
+
+def test_a_full_disk_is_told_before_the_build_with_its_numbers(tmp_path: Path) -> None:
+    free_gb = shutil.disk_usage(tmp_path).free / 1e9
+    daemon = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
+    check_disk(daemon, needed_gb=0)
+    with pytest.raises(ClusterError, match=rf"{tmp_path} has \d+ GB free and a build needs {free_gb + 1000:.0f}.*--any-disk"):
+        check_disk(daemon, needed_gb=round(free_gb + 1000))
+
+
+def test_the_disk_of_a_daemon_elsewhere_is_not_judged() -> None:
+    check_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/nowhere/docker"}), needed_gb=10**9)
+
+
+@pytest.mark.parametrize(
+    ("path", "option"),
+    [("/a/pip.conf", "id=x,src=/a/pip.conf"), ("/a,b/pip.conf", 'id=x,"src=/a,b/pip.conf"'), ('/a"b', 'id=x,"src=/a""b"')],
+)
+def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) -> None:
+    assert _csv("id=x", f"src={path}") == option
+
+
+def test_a_wheelhouse_is_filled_from_the_site_s_index(tmp_path: Path) -> None:
+    (tmp_path / "ours.pem").write_text("-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n")
+    asked = _index(Site(index_url="https://index.example/simple", certificates=(str(tmp_path / "ours.pem"),)), tmp_path)
+    assert asked == {"PIP_INDEX_URL": "https://index.example/simple", "PIP_CERT": str(tmp_path / "ca.pem")}
+    assert "MII" in (tmp_path / "ca.pem").read_text()
+    assert _index(Site(pip_conf="/etc/pip.conf"), tmp_path) == {"PIP_CONFIG_FILE": "/etc/pip.conf"}
+    assert _index(Site(), tmp_path) == {}
+
+
+def test_a_wheelhouse_that_cannot_be_a_folder_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be filled"):
+        fill(tiny_job(image={"tag": "clipship:1"}), Path("/etc/passwd"))
+
+
+def test_the_pins_of_a_stack_are_those_of_both_lock_files() -> None:
+    row = table().row(table().default)
+    assert (pins(row)["torch"], pins(row)["open-clip-torch"]) == (row.torch, table().open_clip)
+    assert "torch" not in pins(None)
+
+
+def test_the_script_builds_the_table_s_horovod() -> None:
+    script = (FOLDER / "docker/build-horovod.sh").read_text()
+    assert f"\nreadonly version={table().horovod}\n" in script
+    assert table().horovod_sha256 in script
+
+
+def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path: Path) -> None:
+    file = tmp_path / "copyright"
+    file.write_text("Format: x\nLicense: GPL-2+\tor Artistic\n full text\n\nFiles: *\nLicense: Expat\n\nLicense: Expat\n text\n")
+    assert _licences_of(file) == "GPL-2+ or Artistic, Expat"
+    file.write_text("This is free software.\n")
+    assert _licences_of(file) == f"see {file}"
+    assert _licences_of(tmp_path / "none") == "not stated"
