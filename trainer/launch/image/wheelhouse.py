@@ -42,10 +42,10 @@ def fill(job: Job, folder: Path) -> int:
         index = _index(job.image.site, Path(scratch))
         for locked in lists:
             _pip(folder, index, *target, "--require-hashes", "--no-deps", "--requirement", str(locked))
-        if made.pip_packages:
+        if job.image.pip_packages:
             constraints = Path(scratch) / "constraints.txt"
             constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins(made.row).items()))
-            _pip(folder, index, *target, "--constraint", str(constraints), *made.pip_packages)
+            _pip(folder, index, *target, "--constraint", str(constraints), *job.image.pip_packages)
         pin = Path(scratch) / "horovod.txt"
         pin.write_text(f"horovod=={known.horovod} --hash=sha256:{known.horovod_sha256}\n")
         _pip(folder, index, "--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes", "--requirement", str(pin))
