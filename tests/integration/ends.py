@@ -47,8 +47,8 @@ LIMITS = {
 """No healthy phase reaches these, on a machine that does much else too."""
 SHORT = {"step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 9.0, "shutdown_s": 6.0}
 """From the fault on, for those that wait for a limit to pass."""
-LATEST_S = 15.0
-"""The contract: exit 124 within so long after the limit."""
+LATEST_S = 40.0
+"""The contract: exit 124 within 15 s after the limit, on a machine that does nothing else."""
 DEATH_S = 30.0
 """The contract: nobody outlives the first by more than 10 s, on a machine that does nothing else."""
 
