@@ -2,6 +2,7 @@
 
 from trainer.errors import InputError
 from trainer.job import Job
+from trainer.launch.image.names import for_enroot
 from trainer.launch.image.recipe import recipe
 from trainer.launch.templates import render
 
@@ -13,16 +14,10 @@ def definition(job: Job) -> str:
         raise InputError("image.tag: missing; it names the image that Apptainer converts, as registry.example/team/clipship:1")
     stem = tag.partition("@")[0].rpartition("/")[2].replace(":", "-")
     return render(
-        "docker/apptainer.def.j2", recipe=recipe(job), tag=_with_tag(tag), sif=f"{stem}.sif", sqsh=f"{stem}.sqsh", enroot=_for_enroot(tag)
+        "docker/apptainer.def.j2", recipe=recipe(job), tag=_with_tag(tag), sif=f"{stem}.sif", sqsh=f"{stem}.sqsh", enroot=for_enroot(tag)
     )
 
 
 def _with_tag(reference: str) -> str:
     """Apptainer asks for a tag or a digest."""
     return reference if "@" in reference or ":" in reference.rpartition("/")[2] else f"{reference}:latest"
-
-
-def _for_enroot(reference: str) -> str:
-    """enroot writes the registry's host apart from the name: HOST#NAME."""
-    host, slash, name = reference.partition("/")
-    return f"{host}#{name}" if slash and ("." in host or ":" in host or host == "localhost") else reference

@@ -10,6 +10,7 @@ from trainer import jobfile
 from trainer.errors import InputError
 from trainer.job import Job, is_remote
 from trainer.launch.environment import rank_environment
+from trainer.launch.image.names import for_enroot
 from trainer.launch.slurm.fits import refuse_misfits
 from trainer.launch.templates import render
 
@@ -159,15 +160,14 @@ _PREFIX = "APPTAINERENV_"
 
 
 def _image(job: Job) -> str:
-    """As the container's own tool writes it: enroot puts # behind the registry, apptainer docker:// in front."""
+    """As the container's own tool writes it."""
     slurm = job.slurm
     name = slurm.image or job.image.tag or ""  # a container without one has been refused
     if name.startswith("/") or "://" in name or "#" in name:
         return name
     if slurm.container == "apptainer":
         return f"docker://{name}"
-    registry, slash, rest = name.partition("/")
-    return f"{registry}#{rest}" if slash and ("." in registry or ":" in registry or registry == "localhost") else name
+    return for_enroot(name)
 
 
 def _mounts(job: Job) -> list[str]:
