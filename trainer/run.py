@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import jobfile
-from trainer.errors import InputError, Unfit
+from trainer.errors import InputError, Preempted, Unfit
 from trainer.health.last_words import forget_others
 from trainer.health.tree import Meeting
 from trainer.inputs import check_run_folder
@@ -71,14 +71,14 @@ class Run:
 def open_run(job: Job, comm: "Comm") -> Run:
     """Collective: make the job's run folder, or go on in it, and open this rank's log file.
 
-    Raises InputError on every rank, and Unfit where another start still writes the folder.
+    Raises InputError on every rank, Unfit where another start still writes the folder, Preempted where a stop is asked for meanwhile.
     """
     run = Run(Path(job.logging.runs) / job.name)
-    problem: InputError | Unfit | None = None
+    problem: InputError | Unfit | Preempted | None = None
     if comm.world.rank == 0:
         try:
             _prepare(job, run, comm)
-        except (InputError, Unfit) as error:
+        except (InputError, Unfit, Preempted) as error:
             problem = error
     _refuse_together(problem, comm)
     check_shared(run.folder, comm)
@@ -95,25 +95,29 @@ def versions() -> dict[str, str]:
 
 
 def _prepare(job: Job, run: Run, comm: "Comm") -> None:
-    """Make the folder ready for this start alone. Raises InputError or Unfit."""
+    """Make the folder ready for this start alone. Raises InputError, Unfit or Preempted."""
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
         meeting = Meeting.from_env(os.environ)
         start = meeting.start if meeting else ""
         longest_s = 0.75 * comm.pulse.left_s  # the model is still to be built, within the same limit
-        hold(run.folder, comm.world.node, start, longest_s, lambda text: log.info("%-12s %s", "run folder", text))
+        hold(run.folder, comm.world.node, start, longest_s, _say_of_folder, lambda: comm.pulse.stop_asked)
         forget_others(run.folder, start)
         write_whole(run.job, jobfile.dump(job))
     except OSError as error:
         raise InputError(_not_written(run.folder, error)) from None
 
 
+def _say_of_folder(text: str) -> None:
+    log.info("%-12s %s", "run folder", text)
+
+
 def _not_written(folder: Path, error: OSError) -> str:
     return f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
 
 
-def _refuse_together(problem: InputError | Unfit | None, comm: "Comm") -> None:
+def _refuse_together(problem: InputError | Unfit | Preempted | None, comm: "Comm") -> None:
     """Collective: raises on every rank what rank 0 has found wrong."""
     problem = comm.broadcast_object(problem)
     if problem is not None:

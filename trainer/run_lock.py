@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer.errors import Unfit
+from trainer.errors import Preempted, Unfit
 
 LOCK = ".lock"
 WAIT_S = 120.0
@@ -33,11 +33,13 @@ class Holder:
         return f"process {self.process} on {self.node} since {self.since}" if self.node else "another process"
 
 
-def hold(folder: Path, node: str, start: str, longest_s: float, say: Callable[[str], None]) -> None:
+def hold(
+    folder: Path, node: str, start: str, longest_s: float, say: Callable[[str], None], stop_asked: Callable[[], bool] = lambda: False
+) -> None:
     """Lock the run folder until this process ends; where its file system has no locks, nothing is locked.
 
     Raises OSError where the file cannot be written, Unfit where another process has the lock still after the wait,
-    which lasts `longest_s` seconds at most and begins with a sentence for `say`.
+    which lasts `longest_s` seconds at most and begins with a sentence for `say`; Preempted where a stop is asked for in it.
     """
     path = folder / LOCK
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -52,6 +54,9 @@ def hold(folder: Path, node: str, start: str, longest_s: float, say: Callable[[s
                     f"the run folder {folder} is written by {_holder(path)}: end that start of the run first, or make this "
                     "another run with --set name=... (if that node is lost, its file system keeps the lock for some minutes)"
                 )
+            if stop_asked():
+                os.close(lock)
+                raise Preempted(f"asked to stop while {folder} was written by {_holder(path)}: nothing was begun")
             time.sleep(0.2)
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     os.ftruncate(lock, 0)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.jobs import tiny_job
 from trainer.comm.protocol import Comm
-from trainer.errors import InputError, Unfit
+from trainer.errors import InputError, Preempted, Unfit
 from trainer.health.last_words import EXIT_FILE, LastWords, forget_others
 from trainer.inputs.run_folder import move_aside
 from trainer.run import open_run
@@ -72,6 +72,13 @@ def test_a_start_waits_no_longer_than_its_limit_allows(
             open_run(job, alone)
         other.kill()
     assert re.search(r"waiting up to [0-2] s for its end", caplog.text)
+
+
+def test_a_start_that_waits_heeds_a_request_to_stop(tmp_path: Path) -> None:
+    with other_start(tmp_path) as other:
+        with pytest.raises(Preempted, match=f"asked to stop while .* process {other.pid}"):
+            hold(tmp_path, "n2", "second", 600.0, lambda _: None, lambda: True)
+        other.kill()
 
 
 def test_the_last_words_in_a_folder_are_those_of_the_start_that_writes_it(tmp_path: Path) -> None:
