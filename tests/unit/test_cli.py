@@ -148,9 +148,11 @@ def test_check_looks_at_the_files_that_the_image_is_built_from(capsys: Capture) 
     assert cli.main(words) == 2
     assert f"image.site.certificates: {Path('no.pem').absolute()}: No such file" in capsys.readouterr().err
     assert cli.main([*words, "--no-data"]) == 0
+    assert cli.main([*words, "--set", f"image.tag=ours/clip@sha256:{64 * '0'}"]) == 2  # for the shards
+    assert "image.site" not in capsys.readouterr().err, "the image is built already"
 
 
-@pytest.mark.parametrize("override", ["image.tag=ours/clip:1", "name=without-an-image"])
+@pytest.mark.parametrize("override", ["image.tag=ours/clip:1", "image.mpi=pypi"])
 def test_check_refuses_a_stack_that_cannot_be_built_whether_the_image_has_a_name_or_not(override: str, capsys: Capture) -> None:
     Path("job.toml").write_text(CLUSTER)
     assert cli.main(["check", "job.toml", "--no-data", "--set", override, "--set", 'stack.archs=["7.0"]']) == 2
@@ -162,6 +164,9 @@ def test_check_warns_of_what_is_known_bad_in_a_stack(capsys: Capture) -> None:
     image = ["--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1"]
     assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0"]) == 0
     assert "warning     torch 2.13.0: NCCL 2.29.7 may hang" in capsys.readouterr().out
+    helped = ["--set", "stack.torch=2.13.0", "--set", 'env.NCCL_PXN_DISABLE="1"']
+    assert cli.main(["check", "job.toml", "--no-data", *image, *helped]) == 0
+    assert "NCCL 2.29.7" not in capsys.readouterr().out
     assert cli.main(["check", "job.toml", "--no-data", *image]) == 0
     assert "2.14.1:" not in capsys.readouterr().out
 

@@ -53,6 +53,20 @@ def test_a_wheelhouse_is_filled_from_the_site_s_index(tmp_path: Path) -> None:
     assert _index(Site(), tmp_path) == {}
 
 
+def test_several_certificates_stay_apart_whatever_their_files_end_with(tmp_path: Path) -> None:
+    for name in ("a.pem", "b.pem"):
+        (tmp_path / name).write_text(f"-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----")
+    _index(Site(certificates=(str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))), tmp_path)
+    assert "-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nb.pem\n-----END CERTIFICATE-----\n" in (tmp_path / "ca.pem").read_text()
+
+
+def test_a_wheelhouse_that_the_job_names_already_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("trainer.launch.image.wheelhouse._pip", lambda _folder, _index, *words: asked.append(words[-1]))
+    assert fill(tiny_job(image={"tag": "clipship:1", "site": {"wheelhouse": str(tmp_path)}}), tmp_path) == 0
+    assert any(name.endswith("requirements.txt") for name in asked)
+
+
 def test_a_wheelhouse_that_cannot_be_a_folder_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be filled"):
         fill(tiny_job(image={"tag": "clipship:1"}), Path("/etc/passwd"))

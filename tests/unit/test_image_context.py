@@ -110,6 +110,13 @@ def test_a_link_in_a_wheelhouse_brings_the_wheel_that_it_leads_to(tmp_path: Path
     assert brought.read_bytes() == b"wheel"
 
 
+def test_a_link_in_a_wheelhouse_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels/a-1-py3-none-any.whl").symlink_to(tmp_path / "gone.whl")
+    with pytest.raises(InputError, match=r"a-1-py3-none-any.whl leads to no file"):
+        context(resolve_paths(job_with({"wheelhouse": "wheels"}), tmp_path))
+
+
 def test_the_folder_and_the_archive_have_the_same_files(tmp_path: Path) -> None:
     archive = io.BytesIO()
     entries = context(job_with({}))
@@ -118,11 +125,14 @@ def test_the_folder_and_the_archive_have_the_same_files(tmp_path: Path) -> None:
     with tarfile.open(fileobj=archive) as found:
         found.extractall(tmp_path / "archive", filter="fully_trusted")
     write_folder(entries, tmp_path / "folder")
-    modes = [
-        {path.relative_to(root): path.lstat().st_mode for path in root.rglob("*") if not path.is_dir() or path.is_symlink()}
-        for root in (tmp_path / "archive", tmp_path / "folder")
-    ]
-    assert modes[0] == modes[1]
+    assert _files(tmp_path / "archive") == _files(tmp_path / "folder")
+
+
+def _files(root: Path) -> dict[Path, tuple[int, bytes | Path]]:
+    """Mode and content of each file, the target of each link."""
+    found = [path for path in root.rglob("*") if path.is_symlink() or path.is_file()]
+    contents = {path: path.readlink() if path.is_symlink() else path.read_bytes() for path in found}
+    return {path.relative_to(root): (path.lstat().st_mode, content) for path, content in contents.items()}
 
 
 def test_a_context_where_nothing_can_be_written_is_refused() -> None:
@@ -175,6 +185,9 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         ("WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for torch", "reaches no network"),
         ("WARNING: Retrying after NewConnectionError\nStep 4/9 : RUN x\nproof: FAILED: nccl is 2.29.7", "nccl is 2.29.7"),
         ("#7 9.1 NewConnectionError\n#8 [horovod 2/9] RUN x\n#8 1.2 nvcc fatal: unsupported GNU version", "a g++ that new"),
+        ('Head "https://registry-1.docker.io/v2/x": dial tcp: lookup registry-1.docker.io: no such host', "image.base"),
+        ("#10 [a 1/2] RUN x\n#10 CANCELED\n------\n > [wheels 5/6] RUN y:\n0.512 base: its torch 2.5 is old", "its torch 2.5 is old"),
+        ("connect: Connection refused\nproof: FAILED: mpi", "not what the stack says: mpi"),
         ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "reaches no network"),
     ],
 )

@@ -195,6 +195,11 @@ def test_an_address_without_a_password_is_a_requirement(text: str) -> None:
     assert image_job(pip_packages=(text,)).image.pip_packages == (text,)
 
 
+def test_an_index_may_have_an_at_in_its_path() -> None:
+    address = "https://index.example/_packaging/feed@Release/pypi/simple/"
+    assert image_job(site={"index_url": address}).image.site.index_url == address
+
+
 def test_apptainer_needs_the_image_s_name() -> None:
     with pytest.raises(InputError, match=r"image\.tag: missing"):
         definition(tiny_job())

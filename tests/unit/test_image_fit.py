@@ -11,6 +11,7 @@ from trainer.launch.image.base import STAGES
 from trainer.launch.image.choices import bases, toolkit
 from trainer.launch.image.dockerfile import dockerfile
 from trainer.launch.image.fit import check_stack
+from trainer.launch.image.pins import pins
 from trainer.launch.image.table import Row, table
 
 
@@ -72,14 +73,19 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ({"archs": ("12.9",)}, {}, ["compiles for no 12.9"]),
         ({"torch": "2.8.0", "archs": ("9.0", "12.0"), "driver": 565}, {"base": "debian:12"}, ["12.0 needs driver 570", "given 565"]),
         ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-devel-ubuntu24.04"}, ["NCCL 2.25.1", "an image of your own", "12-8"]),
-        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.0-devel-ubuntu24.04"}, ["a release that the table does not have"]),
+        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.0-devel-ubuntu24.04"}, ["which one the table does not know"]),
         ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-base-ubuntu24.04"}, ["needs nvcc of CUDA 12.8", "cuda-minimal-build-12-8"]),
         ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-runtime-ubuntu24.04"}, ["needs nvcc of CUDA 12.8"]),
         ({"torch": "2.10.0"}, {"base": "debian:12"}, ["cuda-minimal-build-12-8"]),
         ({"torch": "2.8.0"}, {"base": "debian:12"}, ["nvidia/cuda:12.9.1-devel"]),
         ({}, {"base": "debian:12", "toolkit": "base"}, ['"base" has no nvcc', 'image.toolkit = "pypi"', "nvidia/cuda:13.1.*-devel"]),
-        ({}, {"base": "nvidia/cuda:13.0.1-devel-ubuntu24.04"}, ["a release that the table does not have", "a plain Debian or Ubuntu"]),
+        ({}, {"base": "nvidia/cuda:13.0.1-devel-ubuntu24.04"}, ["which one the table does not know", "a plain Debian or Ubuntu"]),
         ({}, {"base": "debian:12", "os": "debian-13"}, ["debian:12 is debian-12 by its name"]),
+        ({}, {"base": "ubuntu:20.04", "os": "ubuntu-24.04"}, ["ubuntu:20.04 is ubuntu-20.04 by its name"]),
+        ({}, {"base": "nvidia/cuda:13.1.0-base-ubuntu20.04"}, ["is ubuntu-20.04; images are built on debian-12"]),
+        ({"torch": "base", "cuda": "12.8", "driver": 565, "archs": ("12.0",)}, {"base": "o/t:1", "os": "ubuntu-24.04"}, ["driver 570"]),
+        ({"torch": "2.5.1"}, {"pip_packages": ("einops==0.8.1",)}, ["needs torch 2.6.0"]),
+        ({"torch": "2.6.0"}, {"base": "debian:12"}, ["an image of your own, with nvcc 12.4"]),
         ({}, {"base": "debian:12", "mpi": "base"}, ["brings no MPI"]),
         ({}, {"base": "horovod", "os": "debian-12"}, ["the name of a stage", "horovod:latest"]),
         ({}, {"pip_packages": ("open_clip_torch==2.30.0",)}, ["the stack pins open_clip_torch to 3.3.0", "leave it out"]),
@@ -104,13 +110,23 @@ def test_a_base_with_a_torch_of_its_own_needs_no_row_of_the_table() -> None:
 
 
 def test_packages_beside_the_stack_s_pins_are_taken() -> None:
-    packages = ("einops==0.8.1", "open-clip-torch==3.3.0", "fsspec[s3]", "numpy>=2", "x @ https://host.example/x==1.whl")
+    row = table().row(table().default)
+    numpy = pins(row)["numpy"]
+    packages = (
+        *("einops==0.8.1", "open-clip-torch==3.3", "fsspec[s3]", "numpy>=2", "x @ https://host.example/x==1.whl"),
+        *(f"numpy=={numpy}", f"numpy=={numpy.partition('.')[0]}.*", 'numpy==1.26.4; python_version < "3.9"'),
+    )
     check_stack(tiny_job(image={"tag": "clipship:1", "pip_packages": packages}))
 
 
 def test_all_problems_are_named_at_once() -> None:
     message = refusal({"archs": ("7.0",), "driver": 400, "nccl": "2.1.1"}, base="ubuntu:22.04")
     assert [topic for topic in ("stack.archs", "stack.driver", "stack.nccl", "image.base") if topic not in message] == []
+
+
+def test_the_nvcc_of_a_base_may_know_gpus_that_the_table_s_does_not() -> None:
+    base = "nvidia/cuda:12.9.1-devel-ubuntu24.04"
+    check_stack(tiny_job(stack={"torch": "2.8.0", "archs": ("9.0", "12.1")}, image={"tag": "clipship:1", "base": base}))
 
 
 def test_a_gpu_runs_code_of_an_older_minor_of_its_generation() -> None:

@@ -99,7 +99,7 @@ class Site(Section):
             return None
         if not re.fullmatch(r"https?://[^\s/]\S*", value):
             raise ValueError(f'"{value}" is no address; expected http://host/path or https://host/path')
-        if "@" in value:
+        if _PASSWORD.search(value):
             raise ValueError("holds a password: it would stay in the build's records; put it into the file that pip_conf or apt_auth names")
         return value
 

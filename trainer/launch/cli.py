@@ -240,14 +240,14 @@ def _checked(
 
 def _submission_checks(job: "Job", ranks: int | None, *, files: bool) -> "Iterator[Callable[[Job], object]]":
     """What looks at the job's image and at where it is submitted to; each raises InputError."""
-    if {"stack", "image"} & job.model_fields_set:
+    if "image" in job.model_fields_set:
         from trainer.launch.image.fit import check_stack
 
         yield check_stack
-    if files and job.image.tag is not None:
+    if files and job.image.tag is not None and "@" not in job.image.tag:  # with a digest it is built already
         from trainer.launch.image.context import check_files
 
-        yield check_files
+        yield lambda job: check_files(job.image.site)
     if ranks is None and "slurm" in job.model_fields_set:
         from trainer.launch.slurm.script import batch_script
 

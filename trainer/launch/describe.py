@@ -79,8 +79,11 @@ def _not_in_the_image(job: Job) -> Iterator[str]:
 
 
 def _known_bad(job: Job) -> Iterator[str]:
-    if job.stack.torch != "base":
-        yield from (f"torch {job.stack.torch}: {text}" for text in table().row(job.stack.torch).known_bad)
+    if job.stack.torch == "base":
+        return
+    for bad in table().row(job.stack.torch).known_bad:
+        if job.resources.nodes >= bad.from_nodes and bad.unless not in job.env:
+            yield f"torch {job.stack.torch}: {bad.text}"
 
 
 def _model(job: Job) -> str:

@@ -1,8 +1,12 @@
 """`clipship stacks`: the table of what goes together, and why. Reads docker/stacks.toml; no network, no torch."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from trainer.launch.image.table import Row, Table
 
 _COLUMNS = "{:<9}{:<13}{:<11}{:<7}{:<11}{:<9}{:<5}{:<16}{}"
 
@@ -62,7 +66,7 @@ def _explain(name: str) -> Iterator[str]:
         ),
         ("CUDA", f"{row.cuda}, cuDNN {row.cudnn}: the wheel's own libraries; the base needs none"),
         ("NCCL", f"{row.nccl}: the wheel pins it, and Horovod is linked to the same file, so that the process has one"),
-        ("driver", f"{cuda.driver_min} or newer: every driver of CUDA {row.cuda_major} runs every release of that major"),
+        ("driver", _driver(row, known)),
         ("GPUs", f"compute capability {', '.join(row.archs)}: what the wheel has code for"),
         ("C++", f"{row.cxx}: torch's headers ask for it; Horovod is built as that"),
         ("ABI", "libstdc++'s new strings" if row.cxx11_abi else "libstdc++'s old strings; Horovod's build follows torch"),
@@ -73,9 +77,16 @@ def _explain(name: str) -> Iterator[str]:
         ("numpy", row.numpy or "any"),
         ("bases", ", ".join(fitting) if fitting else "none of the systems in the table"),
         ("trainer", "runs on it" if known.trains(row) else f"needs torch {known.trainer_torch_min} or newer: {known.trainer_torch_why}"),
-        *(("known bad", note) for note in row.known_bad),
+        *(("known bad", bad.text) for bad in row.known_bad),
         *(("note", note) for note in row.notes),
         *(("built here", text) for text in row.built or ("no",)),
     ]
     for topic, text in facts:
         yield f"{topic:<12}{text}"
+
+
+def _driver(row: "Row", known: "Table") -> str:
+    floor = known.cuda[row.cuda].driver_min
+    later = {arch: known.driver_of_gpu(arch) for arch in row.archs if known.driver_of_gpu(arch) > floor}
+    of_gpus = "".join(f"; {driver} for GPUs of {arch}" for arch, driver in later.items())
+    return f"{floor} or newer: every driver of CUDA {row.cuda_major} runs every release of that major{of_gpus}"

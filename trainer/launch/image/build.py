@@ -28,7 +28,7 @@ def build(job: Job, *, any_disk: bool = False) -> str:
         raise InputError("image.tag: missing; it names the image that is built, as registry.example/team/clipship:1")
     if "@" in job.image.tag:
         raise InputError(f"image.tag: {job.image.tag} names an image by its digest; build under a name: --set image.tag=NAME:TAG")
-    check_files(job)
+    check_files(job.image.site)
     entries = context(job)
     with daemon("the build") as connected:
         if not any_disk:

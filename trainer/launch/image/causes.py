@@ -16,13 +16,14 @@ _REGISTRY = "the daemon does not trust the registry's certificate: its authority
 _CONFLICT = "image.pip_packages ask for another version of a package than the stack pins: what pip says names both"
 _BUILDKIT = 'this Dockerfile has secrets: build it with image.builder = "buildkit" or "auto"'
 
-_STEP = re.compile(r"^(?:Step \d+/\d+ : |#\d+ \[)", re.MULTILINE)
-"""The first line of a step: the classic builder's, BuildKit's."""
+_STEP = re.compile(r"^(?:Step \d+/\d+ : |#\d+ \[| > \[)", re.MULTILINE)
+"""The first line of a step: the classic builder's, BuildKit's, and that of its excerpt from the step that failed."""
 
 # The first that fits: pip ends with "no matching distribution" also where it reached no index.
 _CAUSES = (
     (r"x509: ", _REGISTRY),
-    (r"pull access denied|manifest unknown|repository does not exist|No such image|Get \"https?://[^\"]*/v2/", _BASE),
+    (r"pull access denied|manifest unknown|repository does not exist|No such image|(?:Get|Head) \"https?://[^\"]*/v2/", _BASE),
+    (r"proof: FAILED: (.*)", r"what was built is not what the stack says: \1"),
     (r"No space left on device", _DISK),
     (r"\bKilled\b|[Cc]annot allocate memory|code: 137", _MEMORY),
     (r"CERTIFICATE_VERIFY_FAILED|[Cc]ertificate verif|SSL certificate problem|unable to get local issuer", _CERTIFICATE),
@@ -32,11 +33,10 @@ _CAUSES = (
     (r"DO NOT MATCH THE HASHES", _HASHES),
     (r"No matching distribution found|Could not find a version", _WHEEL),
     (r"Unable to locate package|has no installation candidate", _PACKAGE),
-    (r"(?m)^(?:#\d+ [\d.]+ )?base: (its .*)", r"the base does not fit: \1"),
-    (r"(?m)^(?:#\d+ [\d.]+ )?(the base has an MPI of its own: .*)", r"\1"),
+    (r"(?m)^(?:#\d+ )?(?:[\d.]+ )?base: (its .*)", r"the base does not fit: \1"),
+    (r"(?m)^(?:#\d+ )?(?:[\d.]+ )?(the base has an MPI of its own: .*)", r"\1"),
     (r"unsupported GNU version", _NEW_COMPILER),
     (r"C\+\+20 or later|strong_ordering", _OLD_COMPILER),
-    (r"proof: FAILED: (.*)", r"what was built is not what the stack says: \1"),
     (r"--mount option requires BuildKit", _BUILDKIT),
 )
 

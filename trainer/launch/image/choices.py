@@ -5,6 +5,9 @@ from trainer.job import Job
 from trainer.launch.image.base import base_of, system_name
 from trainer.launch.image.table import Cuda, Row, System, Table, number
 
+_FIRST_CUDA_ON_UBUNTU_24_04 = (12, 5)
+"""Of NVIDIA's images and packages."""
+
 
 def toolkit(job: Job, known: Table) -> str:
     """Where nvcc comes from: pypi, debian or base. Raises InputError where nobody has it."""
@@ -37,11 +40,14 @@ def _no_toolkit(row: Row, wanted: str, known: Table) -> str:
 
 def base_with_nvcc(row: Row, known: Table) -> str:
     """In words: an image that has nvcc for this stack, and no NCCL but the stack's."""
-    fitting = [release for release, nccl in known.nvidia_cuda_images.items() if nccl == row.nccl and number(release)[0] == row.cuda_major]
+    same = [release for release, nccl in known.nvidia_cuda_images.items() if nccl == row.nccl and number(release)[0] == row.cuda_major]
+    fitting = [release for release in same if number(release) >= _FIRST_CUDA_ON_UBUNTU_24_04]
     if fitting:
         return f"nvidia/cuda:{fitting[-1]}-devel-ubuntu24.04"
     if row.cuda_major >= 13:
         return f"nvidia/cuda:{max(row.cuda, '13.1', key=number)}.*-devel-ubuntu24.04"
+    if number(row.cuda) < _FIRST_CUDA_ON_UBUNTU_24_04:
+        return f"an image of your own, with nvcc {row.cuda} and without NCCL (and with image.os)"
     package = f"cuda-minimal-build-{row.cuda.replace('.', '-')}"
     return f"an image of your own, of nvidia/cuda:{row.cuda}.*-base-ubuntu24.04 with the package {package} (and with image.os)"
 

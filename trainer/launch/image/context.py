@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from trainer.errors import InputError
 from trainer.job import Job
+from trainer.job.image import Site
 from trainer.launch.image.dockerfile import dockerfile
 
 _CHECKOUT = Path(__file__).parents[3]
@@ -21,13 +22,13 @@ Entry = Path | bytes
 
 def context(job: Job) -> dict[str, Entry]:
     """Each file of the build's context by its name there, in order. Raises InputError listing what is missing."""
-    return {"Dockerfile": dockerfile(job).encode(), **dict(_code()), **_site(job)}
+    return {"Dockerfile": dockerfile(job).encode(), **dict(_code()), **_site(job.image.site)}
 
 
-def check_files(job: Job) -> None:
+def check_files(site: Site) -> None:
     """Raises InputError where a file that [image.site] names is not there, or is none of its kind."""
-    _site(job)
-    for name, path in job.image.site.secrets.items():
+    _site(site)
+    for name, path in site.secrets.items():
         if not Path(path).is_file():
             raise InputError(f"image.site.{name}: there is no file {path}")
 
@@ -91,17 +92,21 @@ def _code() -> Iterator[tuple[str, Entry]]:
                 yield path.relative_to(_CHECKOUT).as_posix(), path
 
 
-def _site(job: Job) -> dict[str, Entry]:
-    site = job.image.site
+def certificates(site: Site) -> bytes:
+    """The site's certificates in one file. Raises InputError naming a file that holds none."""
+    return b"".join(_certificate(Path(name)) for name in site.certificates)
+
+
+def _site(site: Site) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     if site.certificates:
-        entries["site/certificates.pem"] = b"".join(_certificate(Path(name)) for name in site.certificates)
+        entries["site/certificates.pem"] = certificates(site)
     for name, address in (("apt-mirror", site.apt_mirror), ("apt-security-mirror", site.apt_security_mirror)):
         if address:
             entries[f"site/{name}"] = f"{address}\n".encode()
     if site.wheelhouse:
         entries |= {f"site/wheelhouse/{path.name}": path.resolve() for path in _wheels(Path(site.wheelhouse))}
-    entries["site/pip.conf"] = _pip_conf(job).encode()
+    entries["site/pip.conf"] = _pip_conf(site).encode()
     return entries
 
 
@@ -117,13 +122,15 @@ def _certificate(path: Path) -> bytes:
 
 def _wheels(folder: Path) -> list[Path]:
     found = sorted(path for path in folder.glob("*") if path.name.endswith((".whl", ".tar.gz")))
+    lost = [path for path in found if not path.is_file()]
+    if lost:
+        raise InputError(f"image.site.wheelhouse: {lost[0]} leads to no file")
     if not found:
         raise InputError(f"image.site.wheelhouse: {folder} has no wheels; `clipship image wheelhouse JOB {folder}` fills it")
     return found
 
 
-def _pip_conf(job: Job) -> str:
-    site = job.image.site
+def _pip_conf(site: Site) -> str:
     lines = ["[global]"]
     if site.certificates:
         lines.append("cert = /site/ca.pem")

@@ -10,8 +10,8 @@ from trainer.launch.image.choices import base_with_nvcc, compiler, toolkit
 from trainer.launch.image.pins import normal, pins
 from trainer.launch.image.table import Cuda, Row, System, Table, has_code, number, table
 
-_EXACT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?\s*===?\s*([^\s;,]+)")
-"""A requirement of one version."""
+_EXACT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?\s*==\s*(\d+(?:\.\d+)*)")
+"""A requirement of one release, in plain figures."""
 
 
 def check_stack(job: Job) -> None:
@@ -22,7 +22,9 @@ def check_stack(job: Job) -> None:
     else:
         row = known.row(job.stack.torch)
         special = [problem for look in _CHECKS for problem in look(job, row, known)]
-    problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special, *_packages(job, row)]
+    problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special]
+    if row is None or known.trains(row):  # others have no pins
+        problems += _packages(job, row)
     if problems:
         raise InputError("\n".join(problems))
 
@@ -33,20 +35,25 @@ def _trainer(job: Job, known: Table) -> Iterator[str]:
 
 
 def _packages(job: Job, row: Row | None) -> Iterator[str]:
-    """pip is held to what the stack pins, and says so after everything before it was built."""
+    """What pip, which is held to the stack's pins, would refuse after all that comes before it is built."""
     pinned = pins(row) if job.image.pip_packages else {}
     for text in job.image.pip_packages:
-        if exact := _EXACT.match(text):
+        if exact := _EXACT.fullmatch(text):
             version = pinned.get(normal(exact[1]), exact[2])
-            if version != exact[2]:
+            if _short(version) != _short(exact[2]):
                 yield f"image.pip_packages: the stack pins {exact[1]} to {version} (given {text}); leave it out"
+
+
+def _short(version: str) -> str:
+    """4.0 and 4 are the same release."""
+    return re.sub(r"(\.0)+$", "", version)
 
 
 def _any_base(job: Job, base: Base) -> Iterator[str]:
     if base.name in STAGES and "@" not in job.image.base:
         yield f"image.base: {base.name} is the name of a stage of the Dockerfile; say which one you mean: {base.name}:latest"
-    if base.named_system not in (None, job.image.os) and job.image.os != "auto":
-        yield f"image.os: {base.name} is {base.named_system} by its name, not {job.image.os}"
+    if base.distribution not in (None, job.image.os) and job.image.os != "auto":
+        yield f"image.os: {base.name} is {base.distribution} by its name, not {job.image.os}"
     if job.image.mpi == "base" and base.says_all:
         yield f'image.mpi: {base.name} brings no MPI; "debian" and "pypi" install one'
 
@@ -74,6 +81,8 @@ def _own_driver(job: Job, driver: int, known: Table) -> Iterator[str]:
         yield f"stack.cuda: the table has no CUDA {major}, so that stack.driver cannot be held against it; leave stack.driver out"
     elif driver < min(floors):
         yield f"stack.driver: CUDA {job.stack.cuda} needs driver {min(floors)} or newer (given {driver})"
+    else:
+        yield from _driver_of_gpus(job, driver, known)
 
 
 def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
@@ -96,10 +105,21 @@ def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
         if not has_code(row.archs, arch):
             others = _torches(known, lambda other, arch=arch: has_code(other.archs, arch))  # type: ignore[misc]
             yield f"stack.archs: the wheel of torch {row.torch} has no code for {arch}, only for {', '.join(row.archs)}; {others}"
-        elif arch not in known.cuda[row.cuda].archs:
-            yield f"stack.archs: nvcc {row.cuda} compiles for no {arch}; it has {', '.join(known.cuda[row.cuda].archs)}"
+    yield from _nvcc(job, row, known)
     if job.stack.driver is not None:
         yield from _driver(job, job.stack.driver, row, known)
+
+
+def _nvcc(job: Job, row: Row, known: Table) -> Iterator[str]:
+    try:
+        if toolkit(job, known) == "base":
+            return  # which may be a newer one
+    except InputError:
+        return  # which is said of the base
+    compiled = known.cuda[row.cuda].archs
+    for arch in dict.fromkeys(job.stack.archs):
+        if has_code(row.archs, arch) and arch not in compiled:
+            yield f"stack.archs: nvcc {row.cuda} compiles for no {arch}; it has {', '.join(compiled)}"
 
 
 def _driver(job: Job, driver: int, row: Row, known: Table) -> Iterator[str]:
@@ -107,7 +127,11 @@ def _driver(job: Job, driver: int, row: Row, known: Table) -> Iterator[str]:
     if driver < floor:
         others = _torches(known, lambda other: known.cuda[other.cuda].driver_min <= driver)
         yield f"stack.driver: CUDA {row.cuda} of torch {row.torch} needs driver {floor} or newer (given {driver}); {others}"
-        return
+    else:
+        yield from _driver_of_gpus(job, driver, known)
+
+
+def _driver_of_gpus(job: Job, driver: int, known: Table) -> Iterator[str]:
     for arch in dict.fromkeys(job.stack.archs):
         if driver < known.driver_of_gpu(arch):
             yield f"stack.driver: a GPU of compute capability {arch} needs driver {known.driver_of_gpu(arch)} or newer (given {driver})"
@@ -134,6 +158,8 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
 def _no_system(job: Job, known: Table) -> str:
     floor = number("0" if job.stack.torch == "base" else known.trainer_python_min)  # a base's own Python may be another
     fitting = [name for name, system in known.systems.items() if number(system.python) >= floor]
+    if distribution := base_of(job, known).distribution:
+        return f"image.base: {job.image.base} is {distribution}; images are built on {', '.join(fitting)}"
     return (
         f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, one of {", ".join(fitting)}, '
         "on which alone images are built"
@@ -167,13 +193,11 @@ def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
         )
     if base.cuda and number(base.cuda)[0] != row.cuda_major:
         yield f"image.base: {base.name} is of CUDA {base.cuda}, torch {row.torch} of {row.cuda}: their majors must agree"
-    nccl = base.nccl(known)
-    if nccl not in (None, row.nccl):
+    nccl = known.nvidia_cuda_images.get(base.cuda or "")
+    if base.has_nccl and nccl != row.nccl:
+        has = f"NCCL {nccl} in its system folders" if nccl else "an NCCL in its system folders, which one the table does not know"
         plain = "" if known.cuda[row.cuda].nvcc == ("base",) else "a plain Debian or Ubuntu, or "
-        yield (
-            f"image.base: {base.name} has NCCL {nccl} in its system folders, torch {row.torch} brings {row.nccl}; "
-            f"take {plain}{base_with_nvcc(row, known)}"
-        )
+        yield (f"image.base: {base.name} has {has}; torch {row.torch} brings {row.nccl}; take {plain}{base_with_nvcc(row, known)}")
 
 
 def _torches(known: Table, fits: Callable[[Row], bool]) -> str:

@@ -24,6 +24,17 @@ def has_code(archs: Sequence[str], gpu: str) -> bool:
 
 
 @dataclass(frozen=True)
+class KnownBad:
+    """What may go wrong with a stack, and what helps."""
+
+    text: str
+    from_nodes: int = 1
+    """On so many nodes and more."""
+    unless: str = ""
+    """The variable whose value in [env] helps."""
+
+
+@dataclass(frozen=True)
 class Row:
     """What one torch release on the package index brings and needs."""
 
@@ -44,8 +55,7 @@ class Row:
     """Compute capabilities of the GPUs that its wheel has code for."""
     setuptools: str = ""
     numpy: str = ""
-    known_bad: tuple[str, ...] = ()
-    """What may go wrong with it, and what helps."""
+    known_bad: tuple[KnownBad, ...] = ()
     notes: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
     """What this project built and ran of it."""
@@ -136,12 +146,17 @@ def table() -> Table:
         open_clip=raw["open_clip"],
         horovod=raw["horovod"],
         horovod_sha256=raw["horovod_sha256"],
-        rows=tuple(Row(**_tuples(row)) for row in raw["stack"]),
+        rows=tuple(_row(row) for row in raw["stack"]),
         cuda={name: Cuda(**_tuples(entry)) for name, entry in raw["cuda"].items()},
         systems={name: System(**_tuples(entry)) for name, entry in raw["os"].items()},
         nvidia_cuda_images=raw["nvidia_cuda_images"],
         driver_min_of_gpu=raw["driver_min_of_gpu"],
     )
+
+
+def _row(entry: dict[str, Any]) -> Row:
+    known_bad = tuple(KnownBad(**bad) for bad in entry.get("known_bad", ()))
+    return Row(**_tuples({**entry, "known_bad": known_bad}))
 
 
 def _tuples(entry: dict[str, object]) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from trainer.errors import ClusterError, InputError
 from trainer.job import Job
 from trainer.job.image import Site
 from trainer.launch.image.base import system_name
-from trainer.launch.image.context import check_files
+from trainer.launch.image.context import certificates, check_files
 from trainer.launch.image.pins import pins
 from trainer.launch.image.recipe import recipe
 from trainer.launch.image.table import Row, number, table
 from trainer.launch.templates import FOLDER
 
+_SYSTEM_S = "/etc/ssl/certs/ca-certificates.crt"
 _GLIBC_MINOR = 28  # of 2.28, which most wheels ask for at most
 
 
@@ -26,8 +27,9 @@ def fill(job: Job, folder: Path) -> int:
 
     pip asks what [image.site] names, as the build does. Raises InputError where the folder cannot be made, ClusterError where pip fails.
     """
+    site = job.image.site.model_copy(update={"wheelhouse": None})  # the job may name the folder already
     known, made, docker = table(), recipe(job), FOLDER / "docker"
-    check_files(job)
+    check_files(site)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -39,7 +41,7 @@ def fill(job: Job, folder: Path) -> int:
     if made.toolkit == "pypi":
         lists.append(docker / made.nvcc_pins)
     with tempfile.TemporaryDirectory() as scratch:
-        index = _index(job.image.site, Path(scratch))
+        index = _index(site, Path(scratch))
         for locked in lists:
             _pip(folder, index, *target, "--require-hashes", "--no-deps", "--requirement", str(locked))
         if job.image.pip_packages:
@@ -64,8 +66,8 @@ def _index(site: Site, scratch: Path) -> dict[str, str]:
     variables = {"PIP_CONFIG_FILE": site.pip_conf, "PIP_INDEX_URL": site.index_url}
     if site.certificates:
         bundle = scratch / "ca.pem"
-        system = Path(ssl.get_default_verify_paths().cafile or "")
-        bundle.write_bytes(b"".join(path.read_bytes() for path in (*map(Path, site.certificates), system) if path.is_file()))
+        system = Path(ssl.get_default_verify_paths().cafile or _SYSTEM_S)
+        bundle.write_bytes(certificates(site) + (system.read_bytes() if system.is_file() else b""))
         variables["PIP_CERT"] = str(bundle)
     return {name: value for name, value in variables.items() if value}
 
