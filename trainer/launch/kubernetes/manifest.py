@@ -2,20 +2,19 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import tomli_w
 
 from trainer.errors import InputError
 from trainer.job import Image, Job, Kubernetes
 from trainer.job.kubernetes import JOB_FOLDER, object_name
-from trainer.job.kubernetes_values import Mount, Toleration
 from trainer.launch.environment import rank_environment
 from trainer.launch.kubernetes.fits import refuse_misfits
 from trainer.launch.kubernetes.patch import patched
+from trainer.launch.kubernetes.pod_values import Yaml, cores, gib, memory, mounted, plain_variables, toleration, volume
 from trainer.launch.templates import render
 from trainer.pod.names import JOB_UID, SSH_KEY
 
@@ -27,10 +26,10 @@ _JOB_FILE = f"{JOB_FOLDER}/job.toml"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
 _FAN_OUT = 128
 _ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
+_KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
+_SOURCE_REF = {"secret": "secretRef", "configmap": "configMapRef"}
 
 _BUILD = Image.model_fields.keys() - {"tag"}
-
-Yaml = dict[str, Any]
 
 
 def manifest(job: Job) -> str:
@@ -137,7 +136,7 @@ class Manifest:
     def launcher_env(self) -> list[Yaml]:
         uid = {"name": JOB_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}}
         own = {name: value for name, value in self.job.env.items() if name.startswith(_ATTRIBUTED_TO_MPI)}
-        return [*_plain_variables(self._meeting | {"PYTHONUNBUFFERED": "1"} | self._open_mpi | own), uid]
+        return [*plain_variables(self._meeting | {"PYTHONUNBUFFERED": "1"} | self._open_mpi | own), uid]
 
     @property
     def worker_env(self) -> list[Yaml]:
@@ -150,7 +149,7 @@ class Manifest:
             {"name": name, "valueFrom": {_KEY_REF[reference.kind]: {"name": reference.name, "key": reference.key}}}
             for name, reference in self.k8s.variables.items()
         ]
-        return [*_plain_variables(variables), *references]
+        return [*plain_variables(variables), *references]
 
     @property
     def env_from(self) -> list[Yaml]:
@@ -180,18 +179,18 @@ class Manifest:
 
     @property
     def launcher_resources(self) -> Yaml:
-        memory = _gib(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
-        return {"requests": {"cpu": _cores(self.k8s.launcher_cpu), "memory": memory}, "limits": {"memory": memory}}
+        limits = memory(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
+        return {"requests": {"cpu": cores(self.k8s.launcher_cpu), **limits}, "limits": limits}
 
     @property
     def worker_resources(self) -> Yaml:
         asked, k8s = self.job.resources, self.k8s
-        cores = float(asked.cpus_per_gpu * asked.gpus_per_node)
-        memory = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.gpus_per_node
+        cpus = float(asked.cpus_per_gpu * asked.gpus_per_node)
+        mem_gb = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.gpus_per_node
         gpus = {} if k8s.gpu_resource == "none" else {k8s.gpu_resource: str(asked.gpus_per_node)}
         devices = gpus | {name: str(count) for name, count in k8s.rdma.items()}
-        requests = {"cpu": _cores(k8s.cpu_request or cores)} | _given("memory", k8s.mem_request_gb or memory)
-        limits = ({"cpu": _cores(cores)} if k8s.cpu_limit else {}) | _given("memory", memory)
+        requests = {"cpu": cores(k8s.cpu_request or cpus)} | memory(k8s.mem_request_gb or mem_gb)
+        limits = ({"cpu": cores(cpus)} if k8s.cpu_limit else {}) | memory(mem_gb)
         return {"requests": requests | devices} | ({"limits": limits | devices} if limits | devices else {})
 
     @property
@@ -200,7 +199,7 @@ class Manifest:
 
     @property
     def tolerations(self) -> list[Yaml]:
-        return [_toleration(toleration) for toleration in self.k8s.borne]
+        return [toleration(borne) for borne in self.k8s.borne]
 
     @property
     def pull_secrets(self) -> list[Yaml]:
@@ -259,58 +258,16 @@ class Manifest:
 
     @property
     def volumes(self) -> list[Yaml]:
-        shared = [_volume(number, mount) for number, mount in enumerate(self.k8s.volumes)]
-        memory = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _gib(self.shm_gb)}}
-        return [{"name": "job", "configMap": {"name": f"{self.name}-job"}}, memory, *shared]
+        shared = [volume(number, mount) for number, mount in enumerate(self.k8s.volumes)]
+        shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib(self.shm_gb)}}
+        return [{"name": "job", "configMap": {"name": f"{self.name}-job"}}, shm, *shared]
 
     @property
     def launcher_mounts(self) -> list[Yaml]:
         users = [{"name": "job", "mountPath": f"/etc/{file}", "subPath": file, "readOnly": True} for file in ("passwd", "group")]
-        shared = [_mounted(number, mount) for number, mount in enumerate(self.k8s.volumes)]
+        shared = [mounted(number, mount) for number, mount in enumerate(self.k8s.volumes)]
         return [{"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}, *(users if self.passwd else []), *shared]
 
     @property
     def worker_mounts(self) -> list[Yaml]:
         return [*self.launcher_mounts, {"name": "shm", "mountPath": "/dev/shm"}]
-
-
-_KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
-_SOURCE_REF = {"secret": "secretRef", "configmap": "configMapRef"}
-
-
-def _plain_variables(variables: Mapping[str, str]) -> list[Yaml]:
-    """Kubernetes expands $(NAME), and takes $$ for $."""
-    return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]
-
-
-def _toleration(toleration: Toleration) -> Yaml:
-    key = {"key": toleration.key} if toleration.key else {}
-    meaning = {"operator": "Exists"} if toleration.value is None else {"operator": "Equal", "value": toleration.value}
-    return key | meaning | ({"effect": toleration.effect} if toleration.effect else {})
-
-
-def _volume(number: int, mount: Mount) -> Yaml:
-    name = {"name": f"mount-{number}"}
-    if mount.kind == "pvc":
-        return name | {"persistentVolumeClaim": {"claimName": mount.source}}
-    if mount.kind == "nfs":
-        return name | {"nfs": {"server": mount.server, "path": mount.source}}
-    return name | {"hostPath": {"path": mount.source, "type": "Directory"}}  # else a typing error makes an empty folder on every node
-
-
-def _mounted(number: int, mount: Mount) -> Yaml:
-    sub_path = {"subPath": mount.sub_path} if mount.sub_path else {}
-    return {"name": f"mount-{number}", "mountPath": mount.path, **sub_path} | ({"readOnly": True} if mount.read_only else {})
-
-
-def _given(name: str, gib: float | None) -> Yaml:
-    return {} if gib is None else {name: _gib(gib)}
-
-
-def _gib(size: float) -> str:
-    """1.5 -> 1536Mi, 64 -> 64Gi."""
-    return f"{int(size)}Gi" if size == int(size) else f"{math.ceil(size * 1024)}Mi"
-
-
-def _cores(count: float) -> str:
-    return f"{int(count)}" if count == int(count) else f"{math.ceil(count * 1000)}m"
