@@ -39,21 +39,22 @@ class Unproven(Exception):
 @click.option("--archs", metavar="LIST", help="Compute capabilities that torch must have code for, as 8.0,9.0.")
 @click.option("--gpus", metavar="LIST", help="Compute capabilities of the GPUs that torch must run on, as 8.0,8.9.")
 @click.option("--torch-min", metavar="VERSION", help="What torch must be at least.")
+@click.option("--compiler", is_flag=True, help="There must be a compiler, with which torch.compile works.")
 @click.option("--libraries", is_flag=True, hidden=True, help="Print what a process has after its imports, and nothing else.")
-def main(libraries: bool, **expected: str | None) -> None:
+def main(libraries: bool, compiler: bool, **expected: str | None) -> None:
     """Prove this environment; without options the versions are recorded and not compared."""
     if libraries:
         print(json.dumps(_libraries()))
         return
     try:
-        facts = dict(_proofs({name: value for name, value in expected.items() if value}))
+        facts = dict(_proofs({name: value for name, value in expected.items() if value}, compiler=compiler))
     except Unproven as problem:
         print(f"proof: FAILED: {problem}", file=sys.stderr)
         sys.exit(1)
     print(json.dumps(facts, indent=2))
 
 
-def _proofs(expected: dict[str, str]) -> Iterator[tuple[str, Any]]:
+def _proofs(expected: dict[str, str], *, compiler: bool) -> Iterator[tuple[str, Any]]:
     yield "horovod", _said("Horovod has", _check_build)
     libraries = _said("libraries", lambda: _checked_libraries(expected))
     yield from libraries.items()
@@ -62,8 +63,10 @@ def _proofs(expected: dict[str, str]) -> Iterator[tuple[str, Any]]:
         "torchrun": _said("loss of a step by two ranks under torchrun", lambda: _step("torchrun", "torch")),
         "mpirun": _said("loss of a step by two ranks under mpirun, over Horovod", lambda: _step("mpirun", "horovod")),
     }
-    if abs(losses["torchrun"] - losses["mpirun"]) > _SAME:
-        raise Unproven(f"torch and Horovod trained the same step to different losses: {losses}")
+    if compiler:
+        losses["compiled"] = _said("loss of a step with torch.compile", lambda: _step("torchrun", "torch", compiled=True))
+    if max(losses.values()) - min(losses.values()) > _SAME:
+        raise Unproven(f"the same step was trained to different losses: {losses}")
     yield "losses", losses
 
 
@@ -138,7 +141,7 @@ def _libraries() -> dict[str, Any]:
     }
 
 
-def _step(launcher: Literal["torchrun", "mpirun"], backend: Literal["torch", "horovod"]) -> float:
+def _step(launcher: Literal["torchrun", "mpirun"], backend: Literal["torch", "horovod"], *, compiled: bool = False) -> float:
     """The loss of one step of the demo's model by two ranks, on made-up samples."""
     with tempfile.TemporaryDirectory(prefix="proof-") as name:
         folder = Path(name)
@@ -146,7 +149,7 @@ def _step(launcher: Literal["torchrun", "mpirun"], backend: Literal["torch", "ho
         table: dict[str, Any] = {
             "name": launcher,
             "data": {"train": "none", "format": "synthetic", "synthetic_samples": 16, "workers": 0},
-            "model": {"name": str(folder / "model.json")},
+            "model": {"name": str(folder / "model.json"), "compile": compiled},
             "optim": {"global_batch_size": 16, "steps": 1, "warmup_steps": 0},
             "comm": {"backend": backend, "launcher": launcher},
             "logging": {"runs": str(folder), "every_steps": 1},

@@ -23,6 +23,7 @@ from trainer.checkpoint.writer import Writer
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
+from trainer.compiled import compile_blocks
 from trainer.console import leave_now, run_rank
 from trainer.data.bad import name_left_out
 from trainer.data.order import epoch_samples
@@ -34,6 +35,7 @@ from trainer.evaluate.evaluation import Evaluation
 from trainer.health.pulse import Pulse
 from trainer.health.requests import Requests
 from trainer.health.same import check_same
+from trainer.inputs.compiler import check_compiler
 from trainer.inputs.run_folder import run_folder
 from trainer.inputs.samples import shard_weights
 from trainer.job import Job
@@ -88,6 +90,7 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     started = time.monotonic()
     cut = plan(job, comm.world.size)
     check_installed(job.logging)
+    check_compiler(job.model)
     source = open_together(job, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
     weights = shard_weights(job.data)
@@ -105,6 +108,8 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     clip = model.build(job, cut, comm)
     if job.health.preflight:
         _judge(preflight(job, comm, cut, clip, run.folder), run, comm)
+    if job.model.compile:
+        _say("compile", str(compile_blocks(clip.model)))
     step = TrainStep(job, cut, comm, clip.model, optim.build(clip.model, job.optim, comm.device))
     start = restore(job, comm, run.checkpoints, step, samples)
     check_replicas(comm, clip.model, step.optimizer)

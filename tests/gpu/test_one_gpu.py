@@ -1,4 +1,4 @@
-"""What only a GPU can show: NCCL, the gradient scaler, fused AdamW, memory layouts, and a run. One rank on one GPU: `make test-gpu`."""
+"""What only a GPU can show: NCCL, the gradient scaler, fused AdamW, memory layouts, kernels. One rank on one GPU: `make test-gpu`."""
 
 import json
 import re
@@ -117,6 +117,10 @@ def test_a_run_on_the_gpu_has_the_losses_of_one_on_the_cpu(tmp_path: Path, on_th
     (rank,) = json.loads((run.run / "environment.json").read_text())
     assert (rank["device"], rank["backend"]) == ("cuda:0", "torch (nccl)")
     assert_same_losses(run, on_the_cpu, rel=1e-2)
+
+
+def test_compiled_blocks_have_the_losses_of_plain_ones(tmp_path: Path, on_the_cpu: TinyRun) -> None:
+    assert_same_losses(run_of(tmp_path, "torch", 1, model={"compile": True}), on_the_cpu, rel=1e-2)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -21,6 +21,10 @@ def test_threads_on_a_cluster_are_the_cores_of_a_gpu() -> None:
     assert rank_environment(tiny_job(resources={"cpus_per_gpu": 12}), 4)["OMP_NUM_THREADS"] == "12"
 
 
+def test_each_rank_that_compiles_does_so_on_its_own_cores() -> None:
+    assert rank_environment(tiny_job(model={"compile": True}), 4, threads=3)["TORCHINDUCTOR_COMPILE_THREADS"] == "3"
+
+
 def test_nccl_settings_keep_commas_and_signs() -> None:
     nccl = {"socket_ifname": "^docker,lo", "ib_hca": "mlx5_0:1,mlx5_1:1", "algo": "Ring", "debug": "WARN"}
     variables = rank_environment(tiny_job(comm={"nccl": nccl}), 2)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from trainer.errors import InputError
 from trainer.inputs.checkpoints import check_resume
+from trainer.inputs.compiler import check_compiler
 from trainer.inputs.evaluation import check_evaluation, check_retrieval, class_names, lines, templates
 from trainer.inputs.models import check_model, check_pretrained, known_models
 from trainer.inputs.run_folder import check_run_folder, run_folder
@@ -44,6 +45,7 @@ def check(job: Job, world_size: int) -> int | None:
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),
         lambda: None if job.in_image else check_installed(job.logging),
+        lambda: None if job.in_image else check_compiler(job.model),
         lambda: check_resume(job.checkpoint.resume),
         lambda: check_run_folder(job),
     )

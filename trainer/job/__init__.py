@@ -91,6 +91,16 @@ class Job(Section):
             raise ValueError(f"checkpoint.best = {best} needs eval.{'retrieval' if best.startswith('retrieval') else 'zero_shot'}")
         return self
 
+    @property
+    def compiler_in_image(self) -> bool:
+        return self.model.compile if self.image.compiler is None else self.image.compiler
+
+    @model_validator(mode="after")
+    def _what_compiles_has_a_compiler(self) -> "Job":
+        if self.model.compile and not self.compiler_in_image:
+            raise ValueError("model.compile needs the compiler that image.compiler = false leaves out: drop one of the two")
+        return self
+
     @field_validator("env")
     @classmethod
     def _free_names(cls, value: dict[str, str]) -> dict[str, str]:

@@ -119,8 +119,8 @@ class Image(Section):
     """Where nvcc comes from, for the build alone: PyPI, Debian 13's packages (non-free), or the base. auto: what the stack allows."""
     cuda_home: Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH)] = "/usr/local/cuda"
     """Where the base has its CUDA toolkit; read where toolkit or stack.torch is "base"."""
-    compiler: bool = False
-    """Leave a C++ compiler in the image, which torch.compile needs."""
+    compiler: bool | None = None
+    """Leave a C++ compiler in the image, which torch.compile needs. None: where the job sets model.compile."""
     apt_packages: tuple[Text, ...] = ()
     """More packages of the system, as name or name=version."""
     pip_packages: tuple[Line, ...] = ()

@@ -24,6 +24,8 @@ class Model(Section):
     """Batch norm statistics over the global batch, so that the gradient does not depend on the number of ranks."""
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
+    compile: bool = False
+    """Compile the towers' blocks with torch.compile for training: the first step takes a minute or more longer, the others less."""
     channels_last: bool | None = None
     """Memory layout of images and convolutions; None: on for convolutional image towers on a GPU."""
     cache_dir: Text | None = None

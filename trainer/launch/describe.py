@@ -89,9 +89,8 @@ def _known_bad(job: Job) -> Iterator[str]:
 def _model(job: Job) -> str:
     start = f", from {job.model.pretrained}" if job.model.pretrained else ""
     locked = [name for name, lock in (("image", job.model.lock_image), ("text", job.model.lock_text)) if lock]
-    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}" + (
-        f", {' and '.join(locked)} tower locked" * bool(locked)
-    )
+    ways = f", {' and '.join(locked)} tower locked" * bool(locked) + ", compiled" * job.model.compile
+    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}{ways}"
 
 
 def _data(data: Data, samples: int | None) -> str:

@@ -15,6 +15,8 @@ def rank_environment(job: Job, world_size: int, threads: int | None = None) -> d
         **_nccl(job.comm.nccl),
         **(_horovod(job.comm) | _horovod_limits(job.timeouts) if job.comm.backend == "horovod" else _torch_limits(job.timeouts)),
     }
+    if job.model.compile:
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = variables["OMP_NUM_THREADS"]  # else each rank starts one for each core of the node
     if job.comm.timeline:
         variables["KINETO_LOG_LEVEL"] = "99"  # else the profiler writes its own doings over the console
     if job.model.offline:

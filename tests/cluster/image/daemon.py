@@ -43,6 +43,20 @@ def base(suite: str, folder: Path) -> str:
     return name
 
 
+def images() -> set[str]:
+    """All that the daemon has, the stages without a name too."""
+    return set(docker("images", "--all", "--quiet", "--no-trunc").split())
+
+
+def remove(identities: set[str]) -> None:
+    """Those images and their names, and no other: what they began with stays. In rounds, for children go first."""
+    while identities:
+        subprocess.run(["docker", "rmi", "--force", "--no-prune", *identities], capture_output=True, check=False)
+        left = identities & images()
+        assert left != identities, f"docker keeps {', '.join(left)}"
+        identities = left
+
+
 def certificates() -> tuple[str, ...]:
     """What this machine's own pip trusts beside the usual, as a site's certificates."""
     named = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")

@@ -1,7 +1,8 @@
-"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack, a build without an index, a second build, Apptainer."""
+"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack, a compiler, a build without an index, Apptainer."""
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ from trainer.launch.image.context import context, write_tar
 from trainer.launch.image.table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.full, pytest.mark.timeout(7200)]
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_images(default_image: Built) -> Iterator[None]:
+    """Each of these builds takes tens of gigabytes, most of it in stages without a name."""
+    before = daemon.images()
+    yield
+    daemon.remove(daemon.images() - before)
 
 
 def _packages(tag: str) -> str:
@@ -102,6 +111,17 @@ def _on_own_torch(folder: Path, tag: str, base: str, *, stack: dict[str, str] | 
     return write_job(folder, tag, base, "debian-12", stack={"torch": "base", **(stack or {})}, **image)
 
 
+def test_a_compiler_stays_where_the_job_asks_for_it_and_any_user_compiles(bookworm: str, tmp_path: Path) -> None:
+    tag = "clipship-test:compiler"
+    build(write_job(tmp_path, tag, bookworm, "debian-12", compiler=True), tag)  # its proof has trained a compiled step
+    verified = clipship("image", "verify", tag)
+    assert verified.returncode == 0, verified.stderr
+    assert '"compiled": ' in verified.stdout
+    proof = ("python", "-P", "-m", "trainer.proof", "--compiler")
+    done = in_image(tag, *proof, options=("--user=4242:4242", "--env=HOME=/nowhere"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_wheelhouse_replaces_the_index(bookworm: str, tmp_path: Path) -> None:
     house, tag = tmp_path / "wheels", "clipship-test:offline"
     job = write_job(tmp_path, tag, bookworm, "debian-12")
@@ -109,7 +129,6 @@ def test_a_wheelhouse_replaces_the_index(bookworm: str, tmp_path: Path) -> None:
     assert filled.returncode == 0, filled.stderr[-3000:]
     built = build(write_job(tmp_path, tag, bookworm, "debian-12", site={"wheelhouse": str(house)}), tag)
     assert built.seconds > 0
-    docker("rmi", tag)
 
 
 def test_apptainer_builds_the_image_and_runs_it(default_image: Built, docker_folder: Path, tmp_path: Path) -> None:

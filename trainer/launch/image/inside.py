@@ -53,7 +53,8 @@ def _expectations(image: str) -> Sequence[str]:
     """What the image's labels promise."""
     found = labels(image)
     said = {name: found.get(f"org.clipship.{name}") for name in ("torch", "cuda", "nccl")}
-    return [word for name, value in said.items() if value and value != _OF_BASE for word in (f"--{name}", value)]
+    compiler = ["--compiler"] if "org.clipship.compiler" in found else []
+    return [word for name, value in said.items() if value and value != _OF_BASE for word in (f"--{name}", value)] + compiler
 
 
 def _run(image: str, command: Sequence[str]) -> str:

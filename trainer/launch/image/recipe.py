@@ -42,6 +42,8 @@ class Recipe:
 
     summary: str
     image: Image
+    compiler: bool
+    """Stays in the image, with the headers of the wheels."""
     row: Row | None
     """None: torch, CUDA and NCCL are the base's."""
     proof: tuple[str, ...]
@@ -100,6 +102,7 @@ def recipe(job: Job) -> Recipe:
     return Recipe(
         summary=f"{brought}, Horovod {known.horovod}, Open MPI {_mpi(job, distribution)}",
         image=image,
+        compiler=job.compiler_in_image,
         row=row,
         proof=_proof(job, row, known),
         mpi_origin=_mpi(job, distribution),
@@ -109,7 +112,7 @@ def recipe(job: Job) -> Recipe:
         nvcc_pins=f"requirements-cuda-{row.cuda}.txt" if row else "",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
-        system_packages=(*_SYSTEM, *_INFINIBAND, *(("g++", "python3-dev") if image.compiler else ())),
+        system_packages=(*_SYSTEM, *_INFINIBAND, *(("g++", "python3-dev") if job.compiler_in_image else ())),
         build_packages=(
             *_COMPILER,
             *(() if gcc == distribution.gcc[0] else (f"g++-{gcc}",)),
@@ -123,10 +126,11 @@ def recipe(job: Job) -> Recipe:
 
 
 def _proof(job: Job, row: Row | None, known: Table) -> tuple[str, ...]:
+    compiler = ("--compiler",) if job.compiler_in_image else ()
     if row:
-        return ("--torch", row.torch, "--cuda", row.cuda, "--nccl", row.nccl, "--archs", ",".join(row.archs))
+        return ("--torch", row.torch, "--cuda", row.cuda, "--nccl", row.nccl, "--archs", ",".join(row.archs), *compiler)
     claims = tuple(word for name, value in _claims(job).items() for word in (f"--{name}", value))
-    return ("--torch-min", known.trainer_torch_min, *claims, "--gpus", ",".join(dict.fromkeys(job.stack.archs)))
+    return ("--torch-min", known.trainer_torch_min, *claims, "--gpus", ",".join(dict.fromkeys(job.stack.archs)), *compiler)
 
 
 def _claims(job: Job) -> dict[str, str]:
@@ -168,7 +172,8 @@ def _brought(row: Row, python: str) -> dict[str, str]:
 
 
 def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, str]:
-    described = json.dumps([job.stack.model_dump(mode="json"), job.image.model_dump(mode="json", exclude={"tag", "site"})], sort_keys=True)
+    image = {**job.image.model_dump(mode="json", exclude={"tag", "site"}), "compiler": job.compiler_in_image}
+    described = json.dumps([job.stack.model_dump(mode="json"), image], sort_keys=True)
     return {
         "org.opencontainers.image.title": f"Clipship for {job.name}",
         "org.clipship.torch": job.stack.torch,
@@ -176,5 +181,6 @@ def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, s
         "org.clipship.open_clip": job.stack.open_clip,
         "org.clipship.horovod": known.horovod,
         "org.clipship.mpi": job.image.mpi,
+        **({"org.clipship.compiler": "g++"} if job.compiler_in_image else {}),
         "org.clipship.job": f"sha256:{hashlib.sha256(described.encode()).hexdigest()}",
     }

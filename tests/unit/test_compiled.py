@@ -1,0 +1,131 @@
+"""torch.compile for the blocks of a model: which they are, what they compute, and what a machine must have for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from tests.jobs import RESNET, VIT, tiny_job
+from trainer import model, optim
+from trainer.batch_norm import synchronise_batch_norm
+from trainer.comm.protocol import Comm
+from trainer.compiled import compile_blocks
+from trainer.errors import InputError
+from trainer.inputs.compiler import check_compiler
+from trainer.job import Job, Model
+from trainer.model import features
+from trainer.plan import plan
+from trainer.step import MicroBatch, TrainStep
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own tracing looks at it
+
+SAMPLES = 8
+FLOAT64 = 1e-12
+
+
+@pytest.fixture
+def kernels() -> Iterator[Any]:
+    """torch's counts of what it compiled since the test began."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.linear(x))  # type: ignore[no-any-return]
+
+
+def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[str, Tensor]]:
+    cut = plan(job, 1)
+    clip = model.build(job, cut, comm).model.train()
+    if compiled:
+        compile_blocks(clip)
+    step = TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)
+    size = cut.micro_batch_size
+    step.gradients([MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)], step=0)
+    return step, {name: p.grad.clone() for name, p in clip.named_parameters() if p.grad is not None}
+
+
+def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_dropout(alone: Comm, tmp_path: Path, kernels: Any) -> None:
+    config = json.loads(Path(VIT).read_text())
+    config["vision_cfg"]["patch_dropout"] = 0.5
+    (tmp_path / "dropout.json").write_text(json.dumps(config))
+    job = tiny_job(
+        config=str(tmp_path / "dropout.json"),
+        model={"precision": "fp64"},
+        optim={"global_batch_size": SAMPLES, "max_batch_size_per_gpu": 4},
+    )
+    _, plain = gradients(job, alone, compiled=False)
+    assert not kernels["stats"]
+    step, fast = gradients(job, alone, compiled=True)
+    assert list(fast) == list(plain)  # the names, too
+    for name, wanted in plain.items():
+        assert torch.allclose(fast[name], wanted, rtol=FLOAT64, atol=FLOAT64), name
+    made = kernels["stats"]["unique_graphs"]
+    assert made == 4  # two towers, with a graph and without; the blocks of a tower share theirs
+    step.model.eval()
+    with torch.no_grad():
+        features(step.model, torch.randn(3, 3, 32, 32, dtype=torch.float64), torch.ones(3, 16, dtype=torch.int64), "fp64")
+    assert kernels["stats"]["unique_graphs"] == made  # an evaluation compiles nothing
+
+
+def test_blocks_whose_constants_differ_are_all_compiled(kernels: Any) -> None:
+    class Scaled(Block):
+        def __init__(self, factor: float) -> None:
+            super().__init__(4)
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.factor
+
+    tower = nn.Sequential(*[Scaled(1 + number / 100) for number in range(12)])
+    compile_blocks(tower)
+    tower(torch.zeros(2, 4))
+    assert kernels["stats"]["unique_graphs"] == 12
+
+
+def test_the_innermost_repeated_blocks_are_compiled() -> None:
+    stages = nn.Sequential(nn.Sequential(Block(4), Block(4)), nn.Sequential(Block(4), Block(4), Block(4)))
+    assert compile_blocks(nn.ModuleDict({"stages": stages, "head": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))})).blocks == 5
+
+
+def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: Comm, tmp_path: Path) -> None:
+    config = json.loads(Path(RESNET).read_text())
+    config["vision_cfg"]["layers"] = [2, 1, 1, 1]
+    (tmp_path / "resnet.json").write_text(json.dumps(config))
+    cut = plan(job := tiny_job(config=str(tmp_path / "resnet.json")), 1)
+    clip = model.build(job, cut, alone).model
+    synchronise_batch_norm(clip, alone)
+    assert str(compile_blocks(clip)) == "2 blocks, at their first pass; 2 with synchronised batch norm are not"
+
+
+def test_a_machine_without_a_compiler_or_headers_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    with pytest.raises(InputError, match=r"needs a C\+\+ compiler \(no-such-compiler -O1\) and Python's headers .*g\+\+ and python3-dev"):
+        check_compiler(Model(compile=True))
+    check_compiler(Model())
+
+
+def test_a_job_that_compiles_keeps_the_compiler_in_its_image() -> None:
+    assert tiny_job(model={"compile": True}).compiler_in_image
+    assert tiny_job(image={"compiler": True}).compiler_in_image
+    assert not tiny_job().compiler_in_image
+    with pytest.raises(ValidationError, match=r"image\.compiler = false"):
+        tiny_job(model={"compile": True}, image={"compiler": False})
