@@ -16,6 +16,7 @@ _PATH = "/opt/clipship/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 _SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "openssh-server")
 _INFINIBAND = ("libibverbs1", "librdmacm1", "ibverbs-providers")  # NCCL looks for them at run time; without them it takes TCP
 _COMPILER = ("g++", "make", "python3-dev")
+_JUST_IN_TIME = ("g++", "python3-dev")  # torch.compile
 _APT_SECRET = "--mount=type=secret,id=apt_auth,target=/etc/apt/auth.conf.d/site.conf,mode=0444 "
 _PIP_SECRET = "--mount=type=secret,id=pip_conf,target=/run/secrets/pip_conf "
 
@@ -67,14 +68,19 @@ class Recipe:
     @property
     def extras(self) -> bool:
         """The job adds packages to those of the stack."""
-        return bool(self.image.apt_packages or self.image.pip_packages)
+        return bool(self._more_packages or self.image.pip_packages)
+
+    @property
+    def _more_packages(self) -> tuple[str, ...]:
+        """Of the system, apart from those of the stack, whose stages every job's image has in common."""
+        return (*(_JUST_IN_TIME if self.compiler else ()), *self.image.apt_packages)
 
     @property
     def extra_commands(self) -> str:
         """What installs them, for a shell."""
         commands = ["set -e"]
-        if self.image.apt_packages:
-            commands.append(shlex.join(["apt-get", "install", "-qq", "--no-install-recommends", *self.image.apt_packages]))
+        if self._more_packages:
+            commands.append(shlex.join(["apt-get", "install", "-qq", "--no-install-recommends", *self._more_packages]))
         if self.image.pip_packages:
             install = ["/opt/clipship/bin/pip", "install", "--quiet", "--constraint", "/docker/constraints.txt", *self.image.pip_packages]
             commands.append(shlex.join(install))
@@ -112,7 +118,7 @@ def recipe(job: Job) -> Recipe:
         nvcc_pins=f"requirements-cuda-{row.cuda}.txt" if row else "",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
-        system_packages=(*_SYSTEM, *_INFINIBAND, *(("g++", "python3-dev") if job.compiler_in_image else ())),
+        system_packages=(*_SYSTEM, *_INFINIBAND),
         build_packages=(
             *_COMPILER,
             *(() if gcc == distribution.gcc[0] else (f"g++-{gcc}",)),
