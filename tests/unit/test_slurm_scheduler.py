@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from trainer.launch.cli import main
-from trainer.launch.submission import Submission, record
+from trainer.launch.slurm import scheduler
+from trainer.launch.submission import Submission, read_record, record
 
 Capture = pytest.CaptureFixture[str]
 
@@ -58,6 +59,47 @@ def test_submit_prints_the_jobs_id_alone_and_leaves_what_it_submitted(folder: Pa
     assert (folder / "called").read_text() == f"{run}/logs --parsable {run}/artefacts/train.sbatch\n"
     assert (run / "artefacts" / "train.sbatch").read_text().startswith("#!/bin/bash\n# a b: ")
     assert main(["submit", "job.toml", "--to", "slurm", "--set", "name=other"]) == 0  # and another run is free to go
+
+
+def test_what_a_site_says_before_the_jobs_number_is_no_number(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", "echo '-----'; echo 'Welcome to the 3 machines'; echo '1234567;big'")
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 0
+    assert capsys.readouterr().out == "1234567\n"
+    found = read_record(folder / "runs" / "mine")
+    assert found is not None
+    assert found.details == {"cluster": "big"}
+    answers(folder, "sbatch", "echo queued")
+    assert main(["submit", "job.toml", "--to", "slurm", "--set", "name=other"]) == 1
+    assert "sbatch named no job" in capsys.readouterr().err
+
+
+def test_the_session_that_a_job_is_submitted_from_is_not_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(folder, "sbatch", f"/usr/bin/env >{folder}/environment; echo 42")
+    for name in ("SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_JOB_ID", "SLURM_CONF", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.delenv("LC_ALL", raising=False)
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 0
+    names = {line.partition("=")[0] for line in (folder / "environment").read_text().splitlines()}
+    assert {"SLURM_CONF", "SBATCH_ACCOUNT"} == {name for name in names if name.startswith(("SLURM", "SBATCH"))}
+    assert "LC_ALL" not in names
+
+
+@pytest.mark.parametrize(
+    ("said", "keys"),
+    [
+        ("Invalid account or account/partition combination specified", "change slurm.account, slurm.partition\n"),
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", "change slurm.qos, slurm.time"),
+        ("invalid partition specified: gpux", "change slurm.partition"),
+    ],
+)
+def test_a_refusal_names_its_keys_and_leaves_how_the_run_ended(folder: Path, capsys: Capture, said: str, keys: str) -> None:
+    run = folder / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "exit.json").write_text("how it ended")
+    answers(folder, "sbatch", f'echo "sbatch: error: Batch job submission failed: {said}" >&2; exit 1')
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 2
+    assert keys in capsys.readouterr().err
+    assert (run / "exit.json").read_text() == "how it ended"
 
 
 def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) -> None:
@@ -139,11 +181,37 @@ def test_the_jobs_of_an_array_are_counted_by_state(folder: Path, capsys: Capture
     assert "time        0:05 of 1:00, 1 node on n1\n" in shown
 
 
-def test_a_controller_that_is_down_is_told(folder: Path, capsys: Capture) -> None:
-    submitted(folder)
+def test_a_controller_that_is_down_is_told_and_what_the_run_folder_knows_is_shown(folder: Path, capsys: Capture) -> None:
+    run = submitted(folder)
+    (run / "exit.json").write_text('{"rank": 1, "node": "n1", "exit_code": 1, "reason": "out of memory", "time": 0.0}')
     answers(folder, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     assert main(["status", "mine"]) == 1
-    assert capsys.readouterr().err == "clipship: squeue: slurm_load_jobs error: Unable to contact slurm controller\n"
+    shown = capsys.readouterr().out
+    assert "state       unknown: squeue: slurm_load_jobs error: Unable to contact slurm controller\n" in shown
+    assert "ended       exit code 1, rank 1 on n1: out of memory" in shown
+
+
+def test_following_outlasts_a_controller_that_is_busy(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    run = submitted(folder)
+    (run / "logs").mkdir()
+    (run / "logs" / "rank-00000.log").write_text("one\ntwo")
+    # Asked three times: it runs; no answer; it is over.
+    answers(
+        folder,
+        "squeue",
+        f"""echo . >>{folder}/asked
+            case $(/usr/bin/wc -l <{folder}/asked) in
+            1) echo 'RUNNING|0:05|1:00|1|None|n1' ;;
+            2) echo 'slurm_load_jobs error: Socket timed out on send/recv operation' >&2; exit 1 ;;
+            *) echo 'COMPLETED|0:05|1:00|1|None|n1' ;;
+            esac""",
+    )
+    monkeypatch.setattr(scheduler, "_ASK_AGAIN_S", 0.0)
+    assert main(["logs", "-f", "mine"]) == 0
+    assert capsys.readouterr().out == "[0] one\n[0] two\n"
+    assert len((folder / "asked").read_text().splitlines()) > 2
+    answers(folder, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    assert main(["logs", "-f", "mine"]) == 1  # one that has never answered
 
 
 def test_a_job_of_another_cluster_is_asked_for_there(folder: Path, capsys: Capture) -> None:

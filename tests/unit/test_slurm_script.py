@@ -117,6 +117,60 @@ def test_any_variable_and_the_job_itself_leave_bash_as_they_went_in(value: str, 
     assert jobfile.load(tmp_path / "first-run" / "artefacts" / "slurm-job.toml") == given_job
 
 
+def test_a_mount_comes_before_those_within_it_and_would_hide_none() -> None:
+    slurm = PYXIS | {"mounts": ["/local/ssd/imagenet:/data/imagenet", "/home/me/code:/code"]}
+    script = batch_script(job(slurm=slurm, data={"train": ["/data/{00..09}.tar"]}, logging={"runs": "/scratch/runs"}))
+    (line,) = [line for line in script.splitlines() if "--container-mounts" in line]
+    places = [mount.split(":")[1] for mount in line.split("=")[1].split(",")]
+    assert places.index("/data") < places.index("/data/imagenet")
+
+
+def test_folders_that_a_run_makes_are_there_before_a_container_mounts_them() -> None:
+    sections = {"model": {"cache_dir": "/scratch/my cache"}, "data": {"index": "/scratch/idx"}}
+    script = batch_script(job(slurm=PYXIS, **sections))
+    assert """mkdir -p "$run/artefacts" "$run/logs" '/scratch/my cache' /scratch/idx\n""" in script
+    assert """ - "$mark" '/scratch/my cache' /scratch/idx </dev/null""" in script  # on each node
+    assert "/scratch/idx /" not in batch_script(job(slurm=PYXIS | {"mounts": ["/far:/scratch"]}, logging={"runs": "/r"}, **sections))
+
+
+def in_bash(program: str, folder: Path, **commands: str) -> str:
+    """What functions of a job's script say, where these are the commands of Slurm."""
+    for name, text in commands.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    head = batch_script(job(logging={"runs": str(folder)})).removesuffix("\nmain\n")
+    variables = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7"}
+    (folder / "first-run" / "artefacts").mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["bash"], input=f"{head}\n{program}\n", capture_output=True, text=True, check=False, env=variables)
+    return f"{done.stdout}{done.stderr}exit {done.returncode}"
+
+
+@pytest.mark.parametrize(("recorded", "asked"), [("n2", "n2"), ("n2.cluster.example", "n2"), ("login", "login")])
+def test_a_node_is_asked_for_by_the_name_that_slurm_has_for_it(tmp_path: Path, recorded: str, asked: str) -> None:
+    said = in_bash(f"answers {recorded}", tmp_path, scontrol="echo n1; echo n2", srun='echo "$*"')
+    assert f"--nodelist={asked} " in said
+
+
+@pytest.mark.parametrize(
+    ("srun", "said"),
+    [
+        ("exit 3", "must be on a file system that all nodes share: change logging.runs\nexit 2"),
+        (
+            "echo 'srun: error: CPU binding outside of job step allocation' >&2; exit 1",
+            "the words of srun or of the node are above\nexit 1",
+        ),
+        ("exit 0", "exit 0"),
+    ],
+)
+def test_a_step_that_cannot_start_is_not_blamed_on_the_run_folder(tmp_path: Path, srun: str, said: str) -> None:
+    assert in_bash("start=1; see_run_folder", tmp_path, srun=srun).endswith(said)
+
+
+def test_bindings_of_the_session_that_submitted_do_not_reach_the_ranks(tmp_path: Path) -> None:
+    program = "export SLURM_CPU_BIND=quiet,mask_cpu:0x1 SLURM_CPU_BIND_LIST=0x1 SLURM_MEM_BIND_TYPE=x; environment; env"
+    assert "_BIND" not in in_bash(program, tmp_path)
+
+
 def directives(**slurm: Any) -> list[str]:
     return [line for line in batch_script(job(slurm=slurm)).splitlines() if line.startswith("#SBATCH")]
 

@@ -60,6 +60,27 @@ def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: pyt
     assert "time left" not in rows
 
 
+def test_status_of_a_run_without_evaluations_shows_none(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """result.json also says where the time went."""
+    _metrics(run, _record(100))
+    numbers = {"exit_code": 0, "steps": 100, "loss": 2.5, "data_share": 0.15, "step_s": 4.5, "slowest_rank": 0, "rss_bytes_max": 9}
+    (run / "result.json").write_text(json.dumps({"reason": "done", **numbers}))
+    assert "evaluation" not in _status(capsys, str(run))
+    (run / "result.json").write_text(json.dumps({"reason": "done", **numbers, "zero_shot_top1": 0.5}))
+    assert _status(capsys, str(run))["evaluation"] == "step 100: zero_shot_top1 0.5"
+
+
+@pytest.mark.parametrize(("start", "code", "said"), [("under way", 0, "asked for"), ("over", 2, "no start of the run in")])
+def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
+    run: Path, capsys: pytest.CaptureFixture[str], start: str, code: int, said: str
+) -> None:
+    if start == "over":
+        (run / "exit.json").write_text('{"exit_code": 1}')
+    assert main(["checkpoint", str(run)]) == code
+    assert said in capsys.readouterr().err
+    assert (run / "checkpoint.request").exists() is (start == "under way")
+
+
 def test_status_of_a_run_that_has_not_begun_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").mkdir()
     assert _status(capsys, str(tmp_path))["step"] == "none: no rank has begun"
@@ -132,6 +153,11 @@ def test_logs_come_in_the_order_of_time_with_their_rank(run: Path, capsys: pytes
         "[0] Traceback",
         "[11] 4,000 INFO d",
     ]
+
+
+def test_the_last_words_of_a_rank_that_was_killed_are_shown(run: Path) -> None:
+    _log(run, 0, "a\nSegmentation fau")
+    assert list(log_lines(run, None, follow=False)) == ["[0] a", "[0] Segmentation fau"]
 
 
 def test_logs_of_one_rank(run: Path) -> None:

@@ -37,6 +37,11 @@ class _File:
                 self.stamp = text[:24] if _STAMP.match(text) else self.stamp
                 yield self.stamp, self.rank, text
 
+    def last_words(self) -> Iterator[str]:
+        """A line that nobody ended: of a process that was killed as it spoke."""
+        if self.rest:
+            yield f"[{self.rank}] {self.rest.decode(errors='replace')}"
+
 
 def log_lines(folder: Path, rank: int | None, *, follow: bool, over: Callable[[], bool] | None = None) -> Iterator[str]:
     """`[rank] line`; with `follow`, until the run has ended. Raises InputError where there is nothing to show.
@@ -52,6 +57,8 @@ def log_lines(folder: Path, rank: int | None, *, follow: bool, over: Callable[[]
         for _, which, text in sorted(new, key=lambda line: line[:2]):
             yield f"[{which}] {text}"
         if not follow or (ended and not new):
+            for file in files.values():
+                yield from file.last_words()
             return
         time.sleep(_POLL_S)
 

@@ -34,8 +34,13 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
 
     job = jobfile.load(job_path, overrides)
     folder = getattr(scheduler(to), "prepare", _prepare)(job, not no_check)
-    submission = scheduler(to).submit(job, folder)
-    record(folder, submission)
+    try:
+        submission = scheduler(to).submit(job, folder)
+        record(folder, submission)
+    except OSError as problem:
+        raise InputError(
+            f"{problem.filename or folder}: {problem.strerror}; choose another folder with --set logging.runs=FOLDER"
+        ) from None
     click.echo(submission.id)
     click.echo(f"submitted to {to}; next: clipship status {folder}", err=True)
 

@@ -23,7 +23,8 @@ T = TypeVar("T")
 Numbers = Mapping[str, float]
 
 _RECORD = {field.name for field in fields(Record)}
-_RESULT = {"exit_code", "steps", "samples", "loss", "world_size", "seconds"}
+_EVALUATED = ("zero_shot_", "retrieval_")
+"""How the names of what an evaluation measures begin: result.json has other numbers beside them."""
 _LARGEST = 1e300
 _LOG_LINES = 40
 _LOG_BYTES = 64 * 1024
@@ -150,7 +151,7 @@ def _in_order(events: Iterable[Numbers]) -> list[Numbers]:
 
 def _with_result(metrics: Metrics, result: Mapping[str, Any]) -> Metrics:
     """result.json has the final evaluation too: take it from there where metrics.jsonl does not end with it."""
-    final = {name: value for name, value in _numbers(result).items() if name not in _RESULT}
+    final = {name: value for name, value in _numbers(result).items() if name.startswith(_EVALUATED)}
     steps = result.get("steps")
     if not final or not _is_step(steps) or any(event["step"] == steps for event in metrics.evaluations):
         return metrics

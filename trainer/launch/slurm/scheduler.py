@@ -1,12 +1,14 @@
 """Slurm for `clipship submit`, `status`, `logs` and `cancel`: sbatch, squeue, sacct, scancel. Imports no torch."""
 
 import datetime
+import math
 import os
 import re
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,10 +24,14 @@ SCRIPT = "train.sbatch"
 _ANSWER_S = 60
 _ASK_AGAIN_S = 5.0
 """Slurm's controller has better things to do than to say every moment that a job still runs."""
+_SILENT_S = 600.0
+"""A controller that has answered before may be busy, or start again, for so long."""
 _OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED")
 _FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
 
 _KEYS = {
+    "invalid account": "slurm.account, slurm.partition",
+    "accounting/qos policy": "slurm.qos, slurm.time, [resources]: a limit of the account or of the QOS",
     "partition": "slurm.partition (`sinfo` lists them)",
     "account": "slurm.account, slurm.partition",
     "qos": "slurm.qos",
@@ -55,13 +61,41 @@ def submit(job: Job, folder: Path) -> Submission:
     logs.mkdir(exist_ok=True)
     (artefacts / "job.toml").write_text(jobfile.dump(job), encoding="utf-8")
     (artefacts / SCRIPT).write_text(text, encoding="utf-8")
-    (folder / "exit.json").unlink(missing_ok=True)  # of an earlier start: `status` would show it until the script begins
-    answer = _call("sbatch", "--parsable", str((artefacts / SCRIPT).absolute()), cwd=logs)
-    if answer.returncode:
-        _refused(answer.stderr)
-    job_id, _, cluster = answer.stdout.strip().partition(";")
+    with _without_the_last_end(folder):
+        answer = _call("sbatch", "--parsable", str((artefacts / SCRIPT).absolute()), cwd=logs, environment=_submitting(os.environ))
+        if answer.returncode:
+            _refused(answer.stderr)
+        job_id, cluster = _job_id(answer.stdout)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Submission("slurm", job_id, now, {"cluster": cluster} if cluster else {})
+
+
+@contextmanager
+def _without_the_last_end(folder: Path) -> Iterator[None]:
+    """`status` would show how an earlier start ended until the script begins; it still does where nothing is submitted."""
+    found, kept = folder / "exit.json", folder / ARTEFACTS / "exit-before.json"
+    with suppress(FileNotFoundError):
+        found.replace(kept)
+    try:
+        yield
+    except BaseException:
+        with suppress(FileNotFoundError):
+            kept.replace(found)
+        raise
+    kept.unlink(missing_ok=True)
+
+
+def _submitting(variables: Mapping[str, str]) -> dict[str, str]:
+    """The job inherits the environment of sbatch: not that of a session of Slurm's which this may be typed in."""
+    return {name: value for name, value in variables.items() if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")}
+
+
+def _job_id(said: str) -> tuple[str, str]:
+    """The job's number and the cluster's name or "": a site's sbatch may say more before it."""
+    lines = [found for line in said.splitlines() if (found := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()))]
+    if not lines:
+        raise ClusterError(f"sbatch named no job, so whether one is queued is not known (`squeue --me` shows it); it said: {said.strip()}")
+    return lines[-1][1], lines[-1][2] or ""
 
 
 def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
@@ -103,12 +137,18 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
 
 def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterator[str]:
     """What ranks say until Slurm has ended the job; the script's own words where no rank said any."""
-    asked, over = -_ASK_AGAIN_S, False
+    asked, answered, over = -math.inf, -math.inf, False
 
     def is_over() -> bool:
-        nonlocal asked, over
-        if not over and time.monotonic() - asked > _ASK_AGAIN_S:
-            asked, over = time.monotonic(), all(row["state"] in _OVER for row in _queue(submission))
+        nonlocal asked, answered, over
+        now = time.monotonic()
+        if not over and now - asked > _ASK_AGAIN_S:
+            asked = now
+            try:
+                over, answered = all(row["state"] in _OVER for row in _queue(submission)), now
+            except ClusterError:
+                if now - answered > _SILENT_S:
+                    raise
         return over
 
     yield from logfiles.log_lines(folder, rank, follow=True, over=is_over)
@@ -164,9 +204,9 @@ def _where(submission: Submission) -> list[str]:
     return [f"--clusters={submission.details['cluster']}"] if "cluster" in submission.details else []
 
 
-def _call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command of Slurm's, in English; what it cannot be is said here."""
-    environment: Mapping[str, str] = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+def _call(*words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A command of Slurm's, in English unless its environment is given; what it cannot be is said here."""
+    environment = environment or {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=cwd, env=environment, timeout=_ANSWER_S

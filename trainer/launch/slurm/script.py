@@ -39,6 +39,8 @@ class Batch:
     inside: str
     image: str
     mounts: Sequence[str]
+    made: Sequence[str]
+    """Folders that are mounted whether they are there or not."""
     nv: str
     python: str
     mpi: str
@@ -93,6 +95,7 @@ def _batch(job: Job) -> Batch:
         inside={"none": "", "pyxis": " in a pyxis container", "apptainer": " in an apptainer container"}[slurm.container],
         image=_image(job) if slurm.container != "none" else "",
         mounts=mounts,
+        made=_made(job) if slurm.container != "none" else (),
         nv="" if slurm.gpus == "none" else "--nv ",
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
         mpi=slurm.mpi if job.comm.backend == "horovod" else "none",
@@ -171,8 +174,11 @@ def _image(job: Job) -> str:
 
 
 def _mounts(job: Job) -> list[str]:
-    """The user's; then the folders that the job names, at their own places; /dev/shm, over which the ranks of a node speak."""
-    given = [mount.split(":")[1].rstrip("/") or "/" for mount in job.slurm.mounts]
+    """The user's, the folders that the job names at their own places, and /dev/shm, over which the ranks of a node speak.
+
+    A place comes before those within it, which it would hide.
+    """
+    given = _given(job)
     for mount, place in zip(job.slurm.mounts, given, strict=True):
         host, _, *mode = mount.split(":")
         if _within(job.logging.runs, place) and ((host.rstrip("/") or "/") != place or "ro" in mode):
@@ -185,7 +191,19 @@ def _mounts(job: Job) -> list[str]:
     if wrong:
         raise InputError(f"{wrong[0]}: a folder with a comma or a colon cannot be mounted into a container; rename it, or use slurm.mounts")
     shared = [] if any(_within("/dev/shm", place) for place in given) else ["/dev/shm:/dev/shm"]
-    return [*job.slurm.mounts, *(f"{folder}:{folder}" for folder in own), *shared]
+    mounts = [*job.slurm.mounts, *(f"{folder}:{folder}" for folder in own), *shared]
+    return sorted(mounts, key=lambda mount: len(PurePosixPath(mount.split(":")[1]).parts))
+
+
+def _given(job: Job) -> list[str]:
+    """Where in the container the user's own mounts are."""
+    return [mount.split(":")[1].rstrip("/") or "/" for mount in job.slurm.mounts]
+
+
+def _made(job: Job) -> list[str]:
+    """Folders that the first run of a job finds missing, and a container's tool would then refuse to mount."""
+    wanted = [folder for folder in (job.model.cache_dir, job.data.index) if folder]
+    return [folder for folder in wanted if not any(_within(folder, place) for place in _given(job))]
 
 
 def _folders(job: Job) -> list[str]:
