@@ -23,6 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "mem_request_gb": 10,
     "shm_gb": 12.5,
     "launcher_cpu": 0.5,
+    "launcher_cpu_limit": 2,
     "launcher_mem_gb": 3,
     "node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge", "disk": "yes"},
     "tolerations": ["nvidia.com/gpu:NoSchedule", "dedicated=clip", "*"],

@@ -279,8 +279,31 @@ def test_every_command_is_listed_explained_and_shows_an_example(capsys: Capture)
         assert f"clipship {name}" in capsys.readouterr().out.split("Examples:")[1]
 
 
+@pytest.mark.parametrize(
+    ("section", "launcher"),
+    [("[slurm]", "srun ([slurm])"), ('[kubernetes.mounts]\n"/tmp" = "pvc:runs"', "mpirun ([kubernetes])")],
+)
+def test_one_node_of_a_cluster_is_not_this_machine(tmp_path: Path, capsys: Capture, section: str, launcher: str) -> None:
+    path = tmp_path / "job.toml"
+    head = 'name = "one"\n[data]\ntrain = "/far/0.tar"\n[optim]\nglobal_batch_size = 32\nsteps = 1\n[resources]\ngpus_per_node = 2\n'
+    path.write_text(f'{head}[image]\ntag = "a/b:1"\n[logging]\nruns = "/tmp/runs"\n{section}\n')
+    assert cli.main(["check", "--no-data", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 ranks: 1 node of 2 GPUs ([resources])" in shown
+    assert launcher in shown
+
+
+def test_fresh_moves_nothing_where_the_run_cannot_begin(job: str, capsys: Capture) -> None:
+    run = Path("runs", "mine")
+    run.mkdir(parents=True)
+    (run / "job.toml").write_text("of another job")
+    assert cli.main(["run", job, "--nproc", "7", "--fresh", "--set", "name=mine"]) == 2
+    assert "another job" not in capsys.readouterr().err
+    assert [path.name for path in Path("runs").iterdir()] == ["mine"]
+
+
 def test_an_interrupt_is_quiet(job: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trainer.inputs.check", interrupt)
@@ -289,7 +312,7 @@ def test_an_interrupt_is_quiet(job: str, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_a_bug_keeps_its_traceback(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("trainer.inputs.check", fail)

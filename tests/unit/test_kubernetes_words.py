@@ -22,6 +22,7 @@ def refusal(status: int, message: str | None) -> ApiException:
         (401, "Unauthorized", "the cluster does not know you"),
         (403, 'mpijobs.kubeflow.org is forbidden: User "u" cannot create resource "mpijobs"', "you may not: mpijobs.kubeflow.org"),
         (403, 'pods "x" is forbidden: exceeded quota: small, requested: cpu=8', "it would exceed the quota"),
+        (403, 'pods "x" is forbidden: failed quota: team: must specify limits.cpu for: launcher', "kubernetes.launcher_cpu_limit"),
         (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest": seccompProfile', "the namespace's pod security forbids it"),
         (403, "no PriorityClass with name high was found", "no PriorityClass with name high"),
         (404, 'namespaces "nowhere" not found', "there is no such namespace"),

@@ -36,8 +36,11 @@ __all__ = [
 ]
 
 
-def check(job: Job, world_size: int) -> int | None:
-    """The number of training samples, None where nothing counts them before the start. Raises InputError listing every problem."""
+def check(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
+    """The number of training samples, None where nothing counts them before the start. Raises InputError listing every problem.
+
+    `fresh`: what the run folder holds will be set aside.
+    """
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
         lambda: check_model(job.model.name),
@@ -47,7 +50,7 @@ def check(job: Job, world_size: int) -> int | None:
         lambda: None if job.in_image else check_installed(job.logging),
         lambda: None if job.in_image else check_compiler(job.model),
         lambda: check_resume(job.checkpoint.resume),
-        lambda: check_run_folder(job),
+        lambda: check_run_folder(job, fresh=fresh),
     )
     samples = None
     problems: list[str] = []

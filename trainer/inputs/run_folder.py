@@ -28,10 +28,13 @@ def run_folder(job: Job) -> Path:
     return Path(job.logging.runs) / job.name
 
 
-def check_run_folder(job: Job) -> None:
-    """Raises InputError where the folder cannot be written, or holds another job's run (the first keys that differ are named)."""
+def check_run_folder(job: Job, *, fresh: bool = False) -> None:
+    """Raises InputError where the folder cannot be written, or holds another job's run (the first keys that differ are named).
+
+    `fresh`: it will be set aside, and made anew.
+    """
     folder = run_folder(job)
-    if not os.path.lexists(folder):
+    if fresh or not os.path.lexists(folder):
         _check_writable(folder.parent)
     elif not folder.is_dir():
         raise InputError(f"run folder {folder} is a file: remove it, or take another name with --set name=...")
@@ -43,12 +46,15 @@ def check_run_folder(job: Job) -> None:
 def move_aside(folder: Path) -> Path:
     """Rename a run folder to the first free `NAME.old-1`, `NAME.old-2`, ...; returns its new place.
 
-    Raises InputError where a start of the run still writes it.
+    Raises InputError where a start of the run still writes it, or it is not this user's to rename.
     """
     if holder := who_holds(folder):
         raise InputError(f"{folder} cannot be set aside: it is written by {holder}. End that start of the run first")
     number = next(number for number in count(1) if not folder.with_name(f"{folder.name}.old-{number}").exists())
-    return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
+    try:
+        return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be set aside: {problem.strerror}; take another name with --set name=...") from None
 
 
 def _check_writable(folder: Path) -> None:

@@ -70,7 +70,9 @@ class Kubernetes(Section):
     shm_gb: AboveZero | None = None
     """Size of a worker's /dev/shm, GiB, which counts as its memory; containers have 64 MiB otherwise. None: 2 for each GPU."""
     launcher_cpu: AboveZero = 1.0
-    """Cores that the launcher requests; it has no limit."""
+    """Cores that the launcher requests."""
+    launcher_cpu_limit: AboveZero | None = None
+    """Cores that the launcher has at most, where a quota wants a limit of every container. None: no limit."""
     launcher_mem_gb: AboveZero | None = None
     """The launcher's memory, GiB: request and limit. None: 1, and 8 MiB for each worker (an ssh client)."""
 

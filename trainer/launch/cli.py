@@ -133,7 +133,7 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
     from trainer.launch.describe import describe
 
     job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
-    local = nproc is not None or job.resources.nodes == 1
+    local = nproc is not None or not (job.resources.nodes > 1 or {"slurm", "kubernetes"} & job.model_fields_set)
     click.echo(describe(job, world_size, samples, local=local, files=not no_data), nl=False)
 
 
@@ -160,9 +160,10 @@ def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: st
     if nproc is not None and hosts is not None:
         raise InputError("--nproc and --hosts exclude each other: --nproc starts ranks here, --hosts on the hosts named")
     places = None if hosts is None else parse_hosts(hosts)
+    ranks = nproc if places is None else sum(place.slots for place in places)
+    job, _, samples = _checked(job_path, overrides, ranks, fresh=fresh)
     if fresh:
-        _set_aside(job_path, overrides)
-    job, _, samples = _checked(job_path, overrides, nproc if places is None else sum(place.slots for place in places))
+        _set_aside(job)
     for warning in warnings(job, samples):
         click.echo(f"clipship: warning: {warning}", err=True)
     return local.run(job_path, job, overrides, nproc=nproc, hosts=places)
@@ -193,31 +194,36 @@ def checkpoint(run: str) -> None:
     """Ask RUN - a run folder, a job file, or a name in ./runs - to save a checkpoint now, and to go on."""
     from trainer.health.requests import CHECKPOINT
     from trainer.launch.submission import find_run
+    from trainer.run_lock import who_holds
 
     run_folder = find_run(run)
     if not (run_folder / "job.toml").is_file():
         raise InputError(f"{run_folder} is no run folder: it has no job.toml")
     if (run_folder / "result.json").exists():
         raise InputError(f"the run in {run_folder} has ended; its checkpoints are in {run_folder / 'checkpoints'}")
-    (run_folder / CHECKPOINT).touch()
+    if (run_folder / "exit.json").exists() and who_holds(run_folder) is None:
+        raise InputError(f"no start of the run in {run_folder} is under way: `clipship status` says how the last one ended")
+    try:
+        (run_folder / CHECKPOINT).touch()
+    except OSError as problem:
+        raise InputError(f"{run_folder}: the request cannot be left there: {problem.strerror}; whose run is it?") from None
     click.echo(f"asked for; its log will name the checkpoint: {run_folder / 'logs' / 'rank-00000.log'}", err=True)
 
 
-def _set_aside(job_path: Path, overrides: Sequence[str]) -> None:
-    from trainer import jobfile
+def _set_aside(job: "Job") -> None:
     from trainer.inputs.run_folder import move_aside, run_folder
 
-    folder = run_folder(jobfile.load(job_path, overrides))
+    folder = run_folder(job)
     if folder.exists():
         click.echo(f"clipship: the run of before is now {move_aside(folder)}", err=True)
 
 
 def _checked(
-    job_path: Path, overrides: Sequence[str], ranks: int | None, *, image: bool = False, files: bool = True
+    job_path: Path, overrides: Sequence[str], ranks: int | None, *, image: bool = False, files: bool = True, fresh: bool = False
 ) -> tuple["Job", int, int | None]:
     """The job, its world size and the number of samples, where known; `image`: look at its image, batch script and MPIJob, too.
 
-    `files`: look at those that the job names. Raises InputError listing every problem.
+    `files`: look at those that the job names; `fresh`: its run folder will be another one. Raises InputError listing every problem.
     """
     from trainer import inputs, jobfile
 
@@ -226,7 +232,7 @@ def _checked(
     problems: list[str] = []
     samples = None
     try:
-        samples = inputs.check(job, world_size) if files else inputs.check_without_files(job, world_size)
+        samples = inputs.check(job, world_size, fresh=fresh) if files else inputs.check_without_files(job, world_size)
     except InputError as problem:
         problems.append(str(problem))
         if image and files and {"slurm", "kubernetes"} & job.model_fields_set:

@@ -119,6 +119,8 @@ def _batch(job: Job, cut: Plan) -> str:
 def _launcher(job: Job, *, local: bool) -> str:
     if not local and "slurm" in job.model_fields_set:
         return f"{job.slurm.launcher} ([slurm])"
+    if not local and "kubernetes" in job.model_fields_set:
+        return "mpirun ([kubernetes])"
     launcher = launcher_for(job.comm, several_hosts=not local and job.resources.nodes > 1)
     return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
 

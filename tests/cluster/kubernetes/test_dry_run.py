@@ -110,9 +110,23 @@ def test_an_unknown_priority_class_and_service_account_are_named(demo: Demo) -> 
     refused(demo, 'serviceaccount "nobody" not found', service_account="nobody")
 
 
+def test_what_others_made_under_the_names_of_the_job_is_left_alone(demo: Demo) -> None:
+    """No image is needed: its pods wait for one."""
+    job = demo.write("taken", image={"tag": "clipship-test:missing"})
+    text = demo.clipship("render", "kubernetes", str(job)).stdout
+    config_map, mpijob = text.replace("app.kubernetes.io/name", "example.com/name").split("\n---\n")
+    for theirs, said in ((config_map, "has a ConfigMap"), (mpijob, "is there already and is not Clipship's")):
+        subprocess.run(["kubectl", "apply", "--filename=-"], input=theirs, text=True, check=True, stdout=subprocess.DEVNULL)
+        answer = demo.clipship("submit", str(job), "--to", "kubernetes")
+        assert (answer.returncode, said in answer.stderr) == (1 if theirs is config_map else 2, True), answer.stderr
+    subprocess.run(
+        ["kubectl", "get", "--filename=-"], input=f"{config_map}\n---\n{mpijob}", text=True, check=True, stdout=subprocess.DEVNULL
+    )
+
+
 @pytest.fixture
 def quota(cluster: Cluster) -> Iterator[None]:
-    spec = {"hard": {"requests.cpu": "1"}}
+    spec = {"hard": {"requests.cpu": "1", "limits.cpu": "100"}}
     cluster.core.create_namespaced_resource_quota(cluster.namespace, {"metadata": {"name": "small"}, "spec": spec})
     limit = time.monotonic() + 120
     while not cluster.core.read_namespaced_resource_quota("small", cluster.namespace).status.used:  # until then it refuses nothing
@@ -123,7 +137,8 @@ def quota(cluster: Cluster) -> Iterator[None]:
 
 
 def test_a_quota_is_explained(demo: Demo, quota: None) -> None:
-    refused(demo, "it would exceed the quota", cpu_request=8.0)
+    refused(demo, "it would exceed the quota", cpu_request=8.0, launcher_cpu_limit=1.0)
+    refused(demo, "kubernetes.launcher_cpu_limit")
 
 
 def test_a_user_who_may_not_is_told_what_they_may_not(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

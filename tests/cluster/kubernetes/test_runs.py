@@ -172,6 +172,11 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
     status = demo.clipship("status", str(elsewhere)).stdout
     assert f"step {last}/{last}" in status
     assert "succeeded" in status
+    refused = demo.write("followed", kubernetes=settings(demo, service_account="nobody"))
+    assert demo.clipship("submit", str(refused), "--to", "kubernetes").returncode == 1
+    assert "succeeded" in demo.clipship("status", str(elsewhere)).stdout  # what is refused has deleted nothing
+    demo.submit("followed", optim={"epochs": 1, "warmup_steps": 4})
+    assert "gone" in demo.clipship("status", str(elsewhere)).stdout
 
 
 def test_a_user_that_the_image_does_not_know_trains_too(demo: Demo) -> None:

@@ -122,6 +122,11 @@ def explain(problem: ApiException, what: str, namespace: str) -> str:
             return (
                 f"{head}it would exceed the quota: {said}; ask for less in [resources], or wait (`kubectl describe quota -n {namespace}`)"
             )
+        case 403 if "must specify" in said:
+            return (
+                f"{head}its quota wants every container to say what it may take: {said}; for workers resources.mem_gb_per_gpu and "
+                "kubernetes.cpu_limit do, for the launcher kubernetes.launcher_cpu_limit"
+            )
         case 403 if "violates PodSecurity" in said:
             return f"{head}the namespace's pod security forbids it: {said}; see run_as_user, seccomp, mounts and rdma of [kubernetes]"
         case 403 if "cannot" in said and "resource" in said:

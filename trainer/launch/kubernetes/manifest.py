@@ -179,8 +179,9 @@ class Manifest:
 
     @property
     def launcher_resources(self) -> Yaml:
-        limits = memory(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
-        return {"requests": {"cpu": cores(self.k8s.launcher_cpu), **limits}, "limits": limits}
+        mem = memory(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
+        most = self.k8s.launcher_cpu_limit
+        return {"requests": {"cpu": cores(self.k8s.launcher_cpu), **mem}, "limits": ({"cpu": cores(most)} if most else {}) | mem}
 
     @property
     def worker_resources(self) -> Yaml:

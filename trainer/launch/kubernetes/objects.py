@@ -12,15 +12,23 @@ from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster, O
 _TRY = {"dry_run": "All"}
 
 
-def try_all(cluster: Cluster, config_map: Object, mpijob: Object) -> None:
+def is_ours(found: Object) -> bool:
+    """Whether Clipship rendered it."""
+    return bool(found["metadata"].get("labels", {}).get("app.kubernetes.io/name") == "clipship")
+
+
+def try_all(cluster: Cluster, config_map: Object, mpijob: Object, *, taken: bool) -> None:
     """A server-side dry run of every object, and of a pod of each kind, which the operator would create only later.
+
+    `taken`: an ended MPIJob has the name until this one is made, which is therefore tried under another.
 
     Raises ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account, missing claims.
     """
     with cluster.asking("create the ConfigMap"):
         _put_config_map(cluster, config_map, **_TRY)
     with cluster.asking("create the MPIJob"):
-        cluster.custom.create_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, mpijob, **_TRY)
+        tried = _renamed(mpijob, mpijob["metadata"]["name"]) if taken else mpijob
+        cluster.custom.create_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, tried, **_TRY)
     for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
         _try_pod(cluster, mpijob["metadata"]["name"], role, spec["template"])
     missing = list(_missing(cluster, mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]))
@@ -48,12 +56,22 @@ def _put_config_map(cluster: Cluster, config_map: Object, **options: Any) -> Non
     except ApiException as problem:
         if problem.status != 409:
             raise
-        cluster.core.replace_namespaced_config_map(config_map["metadata"]["name"], cluster.namespace, config_map, **options)
+        name = config_map["metadata"]["name"]
+        if not is_ours(cluster.plain(cluster.core.read_namespaced_config_map(name, cluster.namespace))):
+            raise ClusterError(
+                f"namespace {cluster.namespace} has a ConfigMap {name}, not Clipship's: take another name with --set kubernetes.name=..."
+            ) from None
+        cluster.core.replace_namespaced_config_map(name, cluster.namespace, config_map, **options)
+
+
+def _renamed(found: Object, beginning: str) -> Object:
+    """A copy whose name the server makes up."""
+    metadata = {key: value for key, value in found.get("metadata", {}).items() if key != "name"}
+    return deepcopy(found) | {"metadata": {**metadata, "generateName": f"{beginning}-"}}
 
 
 def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
-    pod = deepcopy(template) | {"apiVersion": "v1", "kind": "Pod"}
-    pod["metadata"] = {**pod.get("metadata", {}), "generateName": f"{name}-{role.lower()}-"}
+    pod = _renamed(template, f"{name}-{role.lower()}") | {"apiVersion": "v1", "kind": "Pod"}
     pod["spec"]["restartPolicy"] = "Never"
     with cluster.asking(f"create a {role.lower()} pod"):
         try:

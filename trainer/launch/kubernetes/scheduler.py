@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MANIFEST = "kubernetes.yaml"
 _GONE_S = 120.0
 _POLL_S = 0.5
+_RENAME = "--set name=... or --set kubernetes.name=..."
 
 
 def prepare(job: Job, look: bool) -> Path:
@@ -65,11 +66,12 @@ def submit(job: Job, folder: Path) -> Submission:
     text = manifest(job)
     (folder / ARTEFACTS / MANIFEST).write_text(text, encoding="utf-8")
     config_map, mpijob = yaml.safe_load_all(text)
-    cluster = connect(job.kubernetes.namespace)
-    _make_room(cluster, mpijob["metadata"]["name"])
-    try_all(cluster, config_map, mpijob)
+    cluster, name = connect(job.kubernetes.namespace), mpijob["metadata"]["name"]
+    ended = _ended_before(cluster, name)
+    try_all(cluster, config_map, mpijob, taken=ended)
+    if ended:
+        _delete(cluster, name)
     uid = create(cluster, config_map, mpijob)
-    name = mpijob["metadata"]["name"]
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return _submission(cluster, name, uid, at)
 
@@ -80,12 +82,13 @@ def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
     Raises ClusterError and InputError.
     """
     from trainer.launch.kubernetes.cluster import connect
+    from trainer.launch.kubernetes.objects import is_ours
 
     if folder not in (None, record_folder(job)):
         return None
     cluster = connect(job.kubernetes.namespace)
     found = cluster.mpijob(mpijob_name(job))
-    if found is None or found["metadata"].get("labels", {}).get("app.kubernetes.io/name") != "clipship":
+    if found is None or not is_ours(found):
         return None
     metadata = found["metadata"]
     submission = _submission(cluster, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
@@ -155,22 +158,27 @@ def _cluster(submission: Submission) -> "Cluster":
     return connect(known["namespace"], None if known["context"].startswith("the pod") else known["context"])
 
 
-def _make_room(cluster: "Cluster", name: str) -> None:
-    """A finished job of the same name goes; one that runs stays, and is said."""
-    from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
+def _ended_before(cluster: "Cluster", name: str) -> bool:
+    """Whether an ended MPIJob of ours has the name. Waits for one that is being deleted; raises InputError for one that has not ended."""
+    from trainer.launch.kubernetes.objects import is_ours
 
     found = cluster.mpijob(name)
-    if found is None:
-        _until_gone(cluster, name)  # pods of one that was cancelled may still be saving
-        return
-    if not found.get("status", {}).get("completionTime") and "deletionTimestamp" not in found["metadata"]:
-        raise InputError(
-            f"MPIJob {cluster.namespace}/{name} is there already and has not ended: `clipship cancel` it, "
-            f"or take another name with --set name=... or --set kubernetes.name=..."
-        )
+    if found is None or "deletionTimestamp" in found["metadata"]:
+        _until_gone(cluster, name)  # its pods may still be saving
+        return False
+    there = f"MPIJob {cluster.namespace}/{name} is there already and"
+    if not is_ours(found):
+        raise InputError(f"{there} is not Clipship's: take another name with {_RENAME}")
+    if not found.get("status", {}).get("completionTime"):
+        raise InputError(f"{there} has not ended: `clipship cancel` it, or take another name with {_RENAME}")
+    return True
+
+
+def _delete(cluster: "Cluster", name: str) -> None:
+    from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
+
     with cluster.asking(f"delete the ended MPIJob {name}"):
-        if "deletionTimestamp" not in found["metadata"]:
-            cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Foreground")
+        cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Foreground")
     _until_gone(cluster, name)
 
 
