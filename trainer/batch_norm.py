@@ -14,6 +14,23 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
+class RunningStatistics:
+    """Of every batch norm, which each forward pass of training moves: a step that is left out must leave them where they were."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        self._buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+
+    def copy(self) -> list[Tensor]:
+        """For `put_back`; empty for a model without batch norm."""
+        return [buffer.clone() for buffer in self._buffers]
+
+    def put_back(self, before: list[Tensor]) -> None:
+        """In place."""
+        for buffer, old in zip(self._buffers, before, strict=True):
+            buffer.copy_(old)
+
+
 def synchronise_batch_norm(model: nn.Module, comm: Comm) -> None:
     """Make every batch norm take its statistics over all ranks; names in the state dict stay as they are.
 

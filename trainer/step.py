@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from trainer.batch_norm import RunningStatistics
 from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm, Reducer
 from trainer.data.order import position_seed
@@ -46,7 +47,7 @@ class StepResult:
     grad_norm: Tensor
     """Scalar: norm of the whole gradient before clipping, the same on all ranks."""
     finite: bool = True
-    """Whether it is a number; the parameters stay as they were where not. The same on all ranks."""
+    """Whether it is a number; the model stays as it was where not. The same on all ranks."""
     scaled: bool = False
     """The loss had a scaler's factor, whose search for the largest that fits makes some steps infinite."""
 
@@ -59,11 +60,13 @@ class TrainStep:
         self._job, self._plan, self._comm = job, plan, comm
         self._share = SHARES[job.optim.loss]
         self._keys = by_position(model)
+        self._statistics = RunningStatistics(model)
         self._reducer: Reducer = comm.reducer(model)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
     def __call__(self, batches: Sequence[MicroBatch], step: int) -> StepResult:
         """The rank's micro-batches of global batch `step` (from 0), in order."""
+        statistics = self._statistics.copy()
         loss_share = self.gradients(batches, step)
         self.scaler.unscale_(self.optimizer)
         limit = self._job.optim.grad_clip_norm or float("inf")
@@ -72,6 +75,8 @@ class TrainStep:
         if finite or self.scaler.is_enabled():  # the scaler looks for itself, skips the update, and takes a smaller factor
             self.scaler.step(self.optimizer)
             self.scaler.update()
+        if not finite:  # the forward pass has moved them
+            self._statistics.put_back(statistics)
         clamp_logit_scale(self.model)
         return StepResult(loss_share, grad_norm, finite, self.scaler.is_enabled())
 

@@ -27,7 +27,9 @@ def _step(job: Job, comm: Comm) -> TrainStep:
 
 def _batches(clip: nn.Module, size: int) -> list[MicroBatch]:
     generator = torch.Generator().manual_seed(1)
-    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator, dtype=next(clip.parameters()).dtype)
+    side: Any = clip.get_submodule("visual").image_size
+    height, width = side if isinstance(side, tuple) else (side, side)
+    images = torch.randn(SAMPLES, 3, height, width, generator=generator, dtype=next(clip.parameters()).dtype)
     tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)
     return [MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)]
 
@@ -44,6 +46,14 @@ def _accumulating(size: int, **sections: Any) -> Job:
 
 def _with_model(job: Job, **keys: Any) -> Job:
     return job.model_copy(update={"model": job.model.model_copy(update=keys)})
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _differing(before: dict[str, Tensor], model: nn.Module) -> list[str]:
+    return [name for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)]
 
 
 @pytest.fixture
@@ -132,11 +142,29 @@ def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(alone: Comm, dro
         torch.testing.assert_close(cut[name], gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_gradient_that_is_no_number_leaves_the_parameters_as_they_were(alone: Comm) -> None:
-    step = _step(tiny_job(), alone)
+@pytest.mark.parametrize("config", [VIT, RESNET])
+def test_gradient_that_is_no_number_leaves_the_model_as_it_was(alone: Comm, config: str) -> None:
+    """Its batch norm too, whose statistics the forward pass moves."""
+    step = _step(tiny_job(config=config), alone)
     batches = _batches(step.model, SAMPLES)
     assert step(batches, 0).finite
-    before = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
+    before = _state(step.model)
     batches[0].images[0] = float("nan")
     assert not step(batches, 1).finite
-    assert all(torch.equal(before[name], parameter) for name, parameter in step.model.named_parameters())
+    assert _differing(before, step.model) == []
+
+
+def test_a_step_that_the_scaler_skips_leaves_batch_norm_as_it_was(alone: Comm) -> None:
+    step = _step(_with_model(tiny_job(config=RESNET), precision="fp16"), alone)
+    step.scaler.scale(torch.ones(1))
+    step.scaler.update(1e38)
+    before = _state(step.model)
+    assert not step(_batches(step.model, SAMPLES), 0).finite
+    assert _differing(before, step.model) == []
+
+
+def test_a_step_moves_the_statistics_of_batch_norm(alone: Comm) -> None:
+    step = _step(tiny_job(config=RESNET), alone)
+    before = _state(step.model)
+    assert step(_batches(step.model, SAMPLES), 0).finite
+    assert {"visual.bn1.running_mean", "visual.bn1.running_var", "visual.bn1.num_batches_tracked"} <= set(_differing(before, step.model))
