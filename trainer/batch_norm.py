@@ -1,5 +1,7 @@
 """Batch norm over the global batch, on either backend and on CPUs too, where torch's and Horovod's own refuse."""
 
+from functools import cache
+
 import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
@@ -10,15 +12,42 @@ from trainer.errors import InputError
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Does any part of the model take statistics over the batch?"""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    """Does any part of the model take statistics over the batch? One that is locked does not."""
+    return any(_takes_statistics(module) for module in model.modules())
+
+
+def _takes_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, Locked)
+
+
+class Locked(nn.Module):
+    """Mixed into a batch norm: in training, too, it takes its running statistics and leaves them as they are."""
+
+    def train(self, mode: bool = True) -> "Locked":
+        return super().train(False)
+
+
+def lock_batch_norm(tower: nn.Module) -> None:
+    """Lock every batch norm of a locked tower that has no parameter to train; names in the state dict stay as they are.
+
+    open_clip's `freeze_bn_stats` would put torchvision's FrozenBatchNorm2d there, without timm's activation and num_batches_tracked.
+    """
+    for module in tower.modules():
+        if _takes_statistics(module) and not any(parameter.requires_grad for parameter in module.parameters()):
+            module.__class__ = _locked(type(module))  # type: ignore[arg-type]  # classes have a hash
+            module.eval()
+
+
+@cache
+def _locked(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Locked{kind.__name__}", (Locked, kind), {})
 
 
 class RunningStatistics:
     """Of every batch norm, which each forward pass of training moves: a step that is left out must leave them where they were."""
 
     def __init__(self, model: nn.Module) -> None:
-        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        norms = [module for module in model.modules() if _takes_statistics(module)]
         self._buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
     def copy(self) -> list[Tensor]:
@@ -38,7 +67,7 @@ def synchronise_batch_norm(model: nn.Module, comm: Comm) -> None:
     """
     for name, module in list(model.named_modules()):
         for child_name, child in list(module.named_children()):
-            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            if _takes_statistics(child):
                 setattr(module, child_name, _synchronised(child, comm, f"{name}.{child_name}".lstrip(".")))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import job as jobs
-from trainer.batch_norm import has_batch_norm, synchronise_batch_norm
+from trainer.batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
 from trainer.comm.protocol import Comm
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
@@ -134,6 +134,7 @@ def _place(model: nn.Module, settings: jobs.Model, device: torch.device) -> None
     """Lock towers, choose the memory layout, move to the device."""
     if settings.lock_image:
         model.lock_image_tower()  # type: ignore[operator]
+        lock_batch_norm(model.visual)  # type: ignore[arg-type]
     if settings.lock_text:
         model.lock_text_tower()  # type: ignore[operator]
     if settings.grad_checkpointing:

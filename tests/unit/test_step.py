@@ -133,6 +133,42 @@ def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
         _step(_accumulating(4, config=RESNET), alone)
 
 
+@pytest.fixture
+def timm_model(tmp_path: Path) -> str:
+    """A convolutional tower of timm's, whose batch norm has the activation in it."""
+    config = json.loads(Path(RESNET).read_text())
+    config["vision_cfg"] = {"timm_model_name": "test_efficientnet", "timm_model_pretrained": False, "timm_pool": "avg", "image_size": 64}
+    path = tmp_path / "tiny-timm.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.mark.parametrize("timm", [False, True])
+def test_a_locked_tower_keeps_the_statistics_of_its_batch_norm(alone: Comm, timm_model: str, timm: bool) -> None:
+    """And its names, its output, and with them every use of its checkpoints; micro-batches may be accumulated."""
+    job = _accumulating(4, config=timm_model if timm else RESNET)
+    plain = model.untrained(job).model
+    step = _step(_with_model(job, lock_image=True), alone)
+    batches = _batches(step.model, 4)
+    assert _differing(_state(plain), step.model) == []
+    assert plain.state_dict().keys() == step.model.state_dict().keys()
+    wanted, got = (_image_features(clip, batches[0].images) for clip in (plain, step.model))
+    torch.testing.assert_close(got, wanted)
+    for number in range(2):
+        assert step(batches, number).finite
+    locked = [name for name in _differing(_state(plain), step.model) if name.startswith("visual.") and not name.startswith("visual.head.")]
+    assert locked == []
+    assert _differing(_state(plain), step.model) != []
+
+
+def _image_features(clip: nn.Module, images: Tensor) -> Tensor:
+    """In evaluation mode; the model is in training mode afterwards."""
+    with torch.no_grad():
+        features: Tensor = clip.eval().get_submodule("visual")(images)
+    clip.train()
+    return features
+
+
 @pytest.mark.parametrize("size", [4, 8])
 def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(alone: Comm, dropout_model: str, size: int) -> None:
     at_once = _gradients(_step(tiny_job(config=dropout_model), alone), SAMPLES)

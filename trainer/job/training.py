@@ -17,7 +17,7 @@ class Model(Section):
     precision: Precision = "fp32"
     """fp32; bf16 autocast; fp16 autocast with a gradient scaler: parameters, features and the loss stay float32. fp64: for proofs."""
     lock_image: bool = False
-    """Freeze the image tower."""
+    """Freeze the image tower, statistics of its batch norm included."""
     lock_text: bool = False
     """Freeze the text tower."""
     sync_batch_norm: bool = True
