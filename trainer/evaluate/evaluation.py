@@ -47,8 +47,13 @@ class Evaluation:
         return found.metrics()
 
     def _show(self, pairs: Pairs) -> None:
-        if self._run_folder is not None and self._captioned is not None:
-            write_board(self._run_folder, board(pairs, self._captioned))
+        if self._run_folder is None or self._captioned is None:
+            return
+        rows = board(pairs, self._captioned)
+        try:
+            write_board(self._run_folder, rows)
+        except OSError as error:  # a full disk ends no run
+            log.warning("%-12s the retrieval board is NOT WRITTEN: %s", "evaluation", error)
 
     def _retrieval(self, clip: Clip) -> Metrics:
         if self._captioned is None:

@@ -32,18 +32,24 @@ class Finite:
             self._left_out = 0
             return
         self._left_out += 1
-        self._record(step, result, keys)
+        where = self._record(step, result, keys)
         what = f"the gradient of step {step} is not finite (its norm is {float(result.grad_norm):g})"
         ways = "a smaller optim.lr, a longer optim.warmup_steps or optim.grad_clip_norm may help"
         if self._settings.non_finite == "stop" and not result.scaled:
-            raise NonFinite(f"{what}: its samples are in {self._folder}; {ways}, health.non_finite = skip leaves such steps out")
+            raise NonFinite(f"{what}: its samples are {where}; {ways}, health.non_finite = skip leaves such steps out")
         if self._left_out >= self._settings.non_finite_in_a_row:
-            raise NonFinite(f"{what}, as in the {self._left_out} steps up to it: their samples are in {self._folder}; {ways}")
+            raise NonFinite(f"{what}, as in the {self._left_out} steps up to it: their samples are {where}; {ways}")
         if self._world.rank == 0:
             log.warning("%-12s %s: left out, %d in a row", "not finite", what, self._left_out)
 
-    def _record(self, step: int, result: StepResult, keys: Sequence[str]) -> None:
+    def _record(self, step: int, result: StepResult, keys: Sequence[str]) -> str:
+        """Says where they are; a full disk ends no run."""
         share = float(result.loss_share)  # of the ranks that share a gradient, the one whose loss is no number is where it came from
-        self._folder.mkdir(exist_ok=True)
         about = {"step": step, "rank": self._world.rank, "node": self._world.node, "loss_share": share, "keys": list(keys)}
-        write_json(self._folder / f"step-{step:08d}-rank-{self._world.rank:05d}.json", about)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            write_json(self._folder / f"step-{step:08d}-rank-{self._world.rank:05d}.json", about)
+        except OSError as error:
+            log.warning("%-12s the samples of step %d are NOT WRITTEN: %s", "not finite", step, error)
+            return f"not recorded ({error})"
+        return f"in {self._folder}"

@@ -26,7 +26,12 @@ class Trace:
         """Start to record, where the window begins, or goes on after a resume."""
         if self._profile is not None or not self._first <= step <= self._last:
             return
-        self._folder.mkdir(exist_ok=True)
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:  # a full disk ends no run
+            log.warning("%-12s NOT WRITTEN: %s", "trace", error)
+            self._last = 0
+            return
         self._path = self._folder / f"rank-{self._comm.world.rank:05d}-steps-{step}-{self._last}.json"
         self._comm.start_timeline(self._path.with_name(f"{self._comm.name}-{self._path.name}"))
         activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (self._comm.device.type == "cuda")]

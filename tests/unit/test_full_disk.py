@@ -1,0 +1,54 @@
+"""What a run leaves beside its result may find no room: it says so, and the run goes on. Here a file stands where the folder would be."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.jobs import VIT, tiny_job
+from trainer import model
+from trainer.comm.protocol import Comm
+from trainer.evaluate.evaluation import Evaluation
+from trainer.health.finite import Finite, NonFinite
+from trainer.health.trace import Trace
+from trainer.job.health import Health
+from trainer.step import StepResult
+
+LEFT_OUT = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")), finite=False)
+
+
+@pytest.fixture
+def no_folder(tmp_path: Path) -> Path:
+    """Nothing can be made in it."""
+    (tmp_path / "file").touch()
+    return tmp_path / "file"
+
+
+def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture) -> None:
+    Finite(Health(non_finite="skip"), no_folder, alone.world).judge(3, LEFT_OUT, ["a"])
+    assert "the samples of step 3 are NOT WRITTEN: " in caplog.text
+    with pytest.raises(NonFinite, match=r"its samples are not recorded \(.*Not a directory"):
+        Finite(Health(), no_folder, alone.world).judge(3, LEFT_OUT, ["a"])
+
+
+def test_a_trace_that_cannot_be_written_is_not_begun(no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture) -> None:
+    trace = Trace((1, 3), no_folder, alone)
+    for step in (1, 2, 3):
+        trace.begin(step)
+        trace.end(step)
+    assert caplog.text.count("NOT WRITTEN") == 1
+
+
+def test_an_evaluation_whose_board_cannot_be_written_has_its_metrics(
+    tmp_path: Path, no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "ab":
+        Image.new("RGB", (40, 40)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("image,caption\na.png,one\nb.png,two\n")
+    job = tiny_job(config=VIT, eval={"retrieval": (str(tmp_path / "t.csv"),), "batch_size": 2})
+    with caplog.at_level(logging.WARNING):
+        metrics = Evaluation(job, alone, no_folder)(model.untrained(job))
+    assert "retrieval_t2i_r1" in metrics
+    assert "the retrieval board is NOT WRITTEN: " in caplog.text
