@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from trainer.comm.protocol import Comm
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError
+from trainer.evaluate.weights import holds_bias
+from trainer.health.memory import is_out_of_memory
+from trainer.inputs.models import weights_file
 from trainer.job import Job
 from trainer.plan import Plan
 
@@ -41,12 +45,19 @@ class Clip:
 
 
 def build(job: Job, plan: Plan, comm: Comm) -> Clip:
-    """Collective: the job's model on this rank's device, weights from its seed or fetched once a node. Raises InputError."""
-    if comm.world.local_rank == 0:
-        clip = untrained(job)
-    comm.barrier(job.timeouts.init_s)  # the others find the files in the cache
-    if comm.world.local_rank != 0:
-        clip = untrained(job)
+    """Collective: the job's model on this rank's device, weights from its seed or fetched once a node. Raises InputError on all alike."""
+    clip = None
+    for first in (True, False):  # the others find the files in the cache
+        problem = ""
+        if first == (comm.world.local_rank == 0):
+            try:
+                clip = untrained(job)
+            except InputError as error:
+                problem = str(error)
+        comm.barrier(job.timeouts.init_s)
+        if problems := [found for found in comm.all_gather_object(problem) if found]:
+            raise InputError(problems[0])
+    assert clip is not None
     _place(clip.model, job.model, comm.device)
     if has_batch_norm(clip.model):
         _prepare_batch_norm(clip.model, job, plan, comm)
@@ -80,13 +91,14 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def untrained(job: Job) -> Clip:
-    """The job's model on the CPU, weights from its seed or from `pretrained`; says nothing to other ranks."""
+    """The job's model on the CPU, weights from its seed or from `pretrained`; says nothing to other ranks. Raises InputError."""
     name = _register(job.model.name)
     torch.manual_seed(job.seed)
-    with _quiet(job.model.pretrained is None):
+    pretrained = job.model.pretrained and weights_file(job.model.pretrained)
+    with _quiet(pretrained is None), _loading(job, pretrained):
         model = open_clip.create_model(
             name,
-            pretrained=job.model.pretrained,
+            pretrained=pretrained,
             cache_dir=job.model.cache_dir,
             output_dict=False,
             weights_only=True,
@@ -103,6 +115,26 @@ def untrained(job: Job) -> Clip:
         preprocess.std,
         open_clip.image_transform(preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared),
     )
+
+
+@contextmanager
+def _loading(job: Job, pretrained: str | None) -> Iterator[None]:
+    """What open_clip says of a tag that is not there, of weights of another model, of what the hub does not give: as InputError."""
+    try:
+        yield
+    except AttributeError:  # open_clip looks for the model's bias
+        if pretrained is None or job.optim.loss == "siglip" or not os.path.isfile(pretrained) or not holds_bias(Path(pretrained)):
+            raise
+        raise InputError(
+            f"model.pretrained: {pretrained} was trained with optim.loss = siglip, and has a bias that a model for the loss clip has not: "
+            "set optim.loss = siglip, or choose other weights"
+        ) from None
+    except (RuntimeError, OSError) as error:
+        if is_out_of_memory(error):
+            raise
+        what = "\n".join(str(error).splitlines()[:4])
+        given = pretrained or "weights"
+        raise InputError(f"{given} cannot be loaded as {job.model.name}: {what}\nis model.name (--model) right?") from None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from open_clip.coca_model import CoCa
 from torch import Tensor, nn
 
 from trainer.batch_norm import RunningStatistics
@@ -18,6 +19,8 @@ from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm, Reducer
 from trainer.data.order import position_seed
 from trainer.dropout import by_position
+from trainer.errors import InputError
+from trainer.inputs.models import NO_LOSS
 from trainer.job import Job
 from trainer.loss import SHARES, Gathered
 from trainer.model import clamp_logit_scale, features
@@ -56,6 +59,9 @@ class TrainStep:
     """Holds what a step works on; call it once per global batch. Collective."""
 
     def __init__(self, job: Job, plan: Plan, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Raises InputError for a model that no loss here trains."""
+        if isinstance(model, CoCa):
+            raise InputError(f"model.name: {job.model.name} {NO_LOSS}")
         self.model, self.optimizer = model, optimizer
         self._job, self._plan, self._comm = job, plan, comm
         self._share = SHARES[job.optim.loss]

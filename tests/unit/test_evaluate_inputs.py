@@ -20,9 +20,11 @@ from trainer.evaluate.rank import evaluate
 from trainer.evaluate.weights import with_loss_of_weights
 from trainer.inputs import checkpoints
 from trainer.inputs.checkpoints import Trained, find_trained
+from trainer.inputs.models import check_pretrained
 from trainer.job import Data, Eval, Job
 from trainer.launch import cli
 from trainer.launch.evaluate import evaluation_job
+from trainer.plan import plan
 
 Capture = pytest.CaptureFixture[str]
 
@@ -165,8 +167,31 @@ def test_a_file_that_holds_no_weights_is_refused_and_runs_no_code(tmp_path: Path
 
 def test_weights_of_another_model_are_bad_input(tmp_path: Path, alone: Comm) -> None:
     torch.save({"visual.proj": torch.zeros(3, 3)}, tmp_path / "w.pt")
-    with pytest.raises(InputError, match=r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is --model right\?"):
+    with pytest.raises(InputError, match=r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is model\.name \(--model\) right\?"):
         evaluate(with_weights(tmp_path / "w.pt"), alone)
+
+
+def test_a_run_begins_from_a_checkpoint_folder_of_another(ours: Path) -> None:
+    folder = ours / "checkpoints/step-00000009"
+    check_pretrained(str(folder))
+    wanted = torch.load(folder / "model.pt", weights_only=True)
+    begun = model.untrained(with_weights(folder)).model.state_dict()
+    assert all(torch.equal(begun[name], tensor) for name, tensor in wanted.items())
+    with pytest.raises(InputError, match=r"checkpoints is a folder without manifest\.json: give a checkpoint"):
+        check_pretrained(str(ours / "checkpoints"))
+
+
+@pytest.mark.parametrize("pretrained", ["laion2b_typo", "/"])
+def test_a_tag_that_open_clip_does_not_know_is_bad_input(alone: Comm, pretrained: str) -> None:
+    job = with_weights(Path(pretrained))
+    with pytest.raises(InputError, match=rf"{pretrained} cannot be loaded as .*: .*not a known tag or valid file path"):
+        model.build(job, plan(job, 1), alone)
+
+
+def test_weights_of_the_siglip_loss_are_refused_for_the_loss_clip(tmp_path: Path) -> None:
+    torch.save(model.untrained(tiny_job(optim={"loss": "siglip"})).model.state_dict(), tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"w\.pt was trained with optim\.loss = siglip"):
+        model.untrained(with_weights(tmp_path / "w.pt"))
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 
 from trainer import inputs
 from trainer.errors import InputError
-from trainer.inputs.models import check_pretrained
+from trainer.inputs.models import check_pretrained, check_tag, check_trained
+from trainer.inputs.tags import clean_tag, known_tags
 from trainer.job import Data, Eval, Job
 from trainer.jobfile import dump, load
 
@@ -186,6 +187,42 @@ def test_a_folder_without_a_model_config_is_refused(tmp_path: Path) -> None:
 def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:
     assert "no weights file" in problem(check_pretrained, f"{tmp_path}/w.pt")
     check_pretrained("laion2b_s34b_b79k")
+
+
+def test_the_tags_of_a_model_are_those_of_open_clip() -> None:
+    from open_clip.pretrained import _PRETRAINED
+
+    for model, tags in _PRETRAINED.items():
+        assert {clean_tag(tag) for tag in tags} <= set(known_tags(model)), model
+        assert model.endswith("-quickgelu") or len(tags) == len(known_tags(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "near"),
+    [("ViT-B-32", "laion2b_s34b_b79", "laion2b_s34b_b79k"), ("ViT-B/32", "Openia", "openai"), ("RN50", "0", "it has cc12m, openai")],
+)
+def test_an_unknown_tag_is_refused_with_the_nearest(folder: Path, name: str, tag: str, near: str) -> None:
+    assert near in problem(check_tag, name, tag)
+    assert near in problem(inputs.check, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1)
+    assert near in problem(inputs.check_without_files, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B/32", "ViT-B-32-quickgelu", "hf-hub:org/model", "my-own.json"])
+def test_tags_that_open_clip_takes_are_taken(name: str) -> None:
+    check_tag(name, "openai")
+    check_tag(name, "OpenAI")
+
+
+def test_a_model_that_writes_captions_is_refused_for_training_and_not_for_evaluation(folder: Path) -> None:
+    assert "coca_ViT-B-32 also writes captions (CoCa)" in problem(inputs.check, job_in(folder, "model.name=coca_ViT-B-32"), 1)
+    inputs.check_model("coca_ViT-B-32")
+    config = {"embed_dim": 1, "vision_cfg": {}, "text_cfg": {}, "multimodal_cfg": {}}
+    (folder / "mine.json").write_text(json.dumps(config))
+    assert "mine.json also writes captions" in problem(check_trained, f"{folder}/mine.json")
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    assert "also writes captions" in problem(check_trained, f"local-dir:{folder}")
+    for name in ("ViT-B-32", "hf-hub:org/model", "no-such-model", f"{folder}/none.json"):
+        check_trained(name)
 
 
 def evaluation(folder: Path, **values: object) -> Eval:

@@ -133,6 +133,18 @@ def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
         _step(_accumulating(4, config=RESNET), alone)
 
 
+def test_a_model_that_writes_captions_is_refused_wherever_its_config_was(alone: Comm, tmp_path: Path) -> None:
+    config = json.loads(Path(VIT).read_text())
+    captions = {**config["text_cfg"], "attn_pooler_heads": 2}
+    towers = {name: {**config[name], "output_tokens": True} for name in ("vision_cfg", "text_cfg")}
+    towers["vision_cfg"] |= {"attentional_pool": True, "attn_pooler_heads": 2}
+    towers["text_cfg"]["embed_cls"] = True
+    path = tmp_path / "tiny-coca.json"
+    path.write_text(json.dumps({**config, **towers, "multimodal_cfg": captions, "custom_text": True}))
+    with pytest.raises(InputError, match=r"tiny-coca\.json also writes captions \(CoCa\)"):
+        _step(tiny_job(config=str(path)), alone)
+
+
 @pytest.fixture
 def timm_model(tmp_path: Path) -> str:
     """A convolutional tower of timm's, whose batch norm has the activation in it."""

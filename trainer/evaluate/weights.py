@@ -38,6 +38,11 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
 
 def _has_bias(path: Path) -> bool:
     _check_seal(path)
+    return holds_bias(path)
+
+
+def holds_bias(path: Path) -> bool:
+    """Is the file's model of the siglip loss? Raises InputError where it holds no weights."""
     return any(name.removeprefix("module.") == _BIAS for name in _names(path))
 
 
@@ -53,7 +58,7 @@ def _check_seal(path: Path) -> None:
 
 
 def _names(path: Path) -> list[str]:
-    """Of the parameters. Reads no values where the format allows it, and runs no code that the file brings."""
+    """Reads no values where the format allows it, and runs no code that the file brings."""
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:

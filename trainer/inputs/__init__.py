@@ -7,7 +7,7 @@ from trainer.errors import InputError
 from trainer.inputs.checkpoints import check_resume
 from trainer.inputs.compiler import check_compiler
 from trainer.inputs.evaluation import check_evaluation, check_retrieval, class_names, lines, templates
-from trainer.inputs.models import check_model, check_pretrained, known_models
+from trainer.inputs.models import check_model, check_pretrained, check_tag, check_trained, known_models
 from trainer.inputs.run_folder import check_run_folder, run_folder
 from trainer.inputs.samples import check_data, check_streams, recorded_samples
 from trainer.inputs.shards import expand_seekable, expand_shards
@@ -44,7 +44,9 @@ def check(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
         lambda: check_model(job.model.name),
+        lambda: check_trained(job.model.name),
         lambda: check_pretrained(job.model.pretrained),
+        lambda: check_tag(job.model.name, job.model.pretrained),
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),
         lambda: None if job.in_image else check_installed(job.logging),
@@ -72,7 +74,8 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     """What `check` finds without looking at the files that a job names; the samples of made-up data. Raises InputError listing it."""
     checks: list[Callable[[], object]] = [lambda: plan(job, world_size)]
     if not os.path.isabs(job.model.name):
-        checks.append(lambda: check_model(job.model.name))
+        checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
+        checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     _refuse(checks)
     return job.data.synthetic_samples if job.data.kind == "synthetic" else None
 

@@ -7,7 +7,10 @@ import os
 from pathlib import Path
 
 from trainer.errors import InputError
+from trainer.inputs.checkpoints import MANIFEST, WEIGHTS
+from trainer.inputs.tags import clean_tag, known_tags
 
+NO_LOSS = "also writes captions (CoCa), for which there is no loss here: choose a model with two towers; `clipship eval` takes it"
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 _HUB = "hf-hub:"
 _FOLDER = "local-dir:"
@@ -15,9 +18,12 @@ _FOLDER = "local-dir:"
 
 def known_models() -> list[str]:
     """The names of the configs that open_clip brings, sorted; empty where open_clip is not installed (a login node)."""
+    return sorted(file.stem for folder in _config_folders() for file in folder.glob("*.json"))
+
+
+def _config_folders() -> list[Path]:
     found = importlib.util.find_spec("open_clip")
-    folders = [Path(folder) / "model_configs" for folder in found.submodule_search_locations or ()] if found else []
-    return sorted(file.stem for folder in folders for file in folder.glob("*.json"))
+    return [Path(folder) / "model_configs" for folder in found.submodule_search_locations or ()] if found else []
 
 
 def check_model(name: str) -> None:
@@ -35,15 +41,62 @@ def check_model(name: str) -> None:
         _check_known(name)
 
 
+def check_trained(name: str) -> None:
+    """Raises InputError for a model that can be evaluated and not trained. What cannot be read here is left to the ranks."""
+    try:
+        config = json.loads(_config_file(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    parts = config.get("model_cfg", config) if isinstance(config, dict) else {}
+    if "multimodal_cfg" in parts:
+        raise InputError(f"model.name: {name} {NO_LOSS}")
+
+
+def weights_file(pretrained: str) -> str:
+    """The weights of a checkpoint of ours, which is a folder; anything else as it is."""
+    folder = Path(pretrained)
+    return str(folder / WEIGHTS) if (folder / MANIFEST).is_file() else pretrained
+
+
 def check_pretrained(pretrained: str | None) -> None:
-    """Raises InputError where it names a weights file (a path) that cannot be read; tags are open_clip's to check."""
-    if pretrained and "/" in pretrained and not os.access(pretrained, os.R_OK):
-        raise InputError(f"model.pretrained: no weights file that can be read at {pretrained}")
+    """Raises InputError where it names weights (a path) that cannot be read."""
+    file = weights_file(pretrained or "")
+    if not pretrained or "/" not in pretrained:
+        return
+    if os.path.isdir(file):
+        raise InputError(f"model.pretrained: {file} is a folder without {MANIFEST}: give a checkpoint (runs/NAME/checkpoints/step-...)")
+    if not os.access(file, os.R_OK):
+        raise InputError(f"model.pretrained: no weights file that can be read at {file}")
+
+
+def check_tag(name: str, tag: str | None) -> None:
+    """Raises InputError for a tag that is none of the model's (the nearest are named); others are open_clip's to check."""
+    if not tag or "/" in tag or os.path.exists(tag) or name.startswith((_HUB, _FOLDER)):
+        return
+    known = known_tags(_plain(name))
+    if not known or clean_tag(tag) in known:
+        return
+    near = difflib.get_close_matches(clean_tag(tag), known, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}."
+    raise InputError(f"model.pretrained: {name} has no weights called {tag!r}; {hint} A file is given by its path")
+
+
+def _plain(name: str) -> str:
+    """As open_clip calls it: ViT-B/32 is ViT-B-32, a config file goes by its name."""
+    return Path(name).stem if name.endswith(".json") else name.replace("/", "-")
+
+
+def _config_file(name: str) -> Path:
+    if name.startswith(_FOLDER):
+        return Path(name.removeprefix(_FOLDER)) / "open_clip_config.json"
+    if name.endswith(".json"):
+        return Path(name)
+    return next((folder / f"{_plain(name)}.json" for folder in _config_folders()), Path(name))
 
 
 def _check_known(name: str) -> None:
     known = known_models()
-    plain = name.replace("/", "-")  # open_clip takes ViT-B/32 for ViT-B-32
+    plain = _plain(name)
     if not known or plain in known:
         return
     by_lower = {model.lower(): model for model in known}
