@@ -4,9 +4,11 @@ import io
 import json
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.jobs import tiny_job
 from tests.range_server import Ranges, serving
-from trainer.data import files, index
+from trainer.comm.protocol import Comm
+from trainer.data import files, index, share
 from trainer.data.files import Files
 from trainer.data.index import catalogue_file, index_folder, index_shards, open_index, read_catalogue, rows_file, stale, write_catalogue
 from trainer.data.shards import ShardSource, open_indexed, open_shards
@@ -191,6 +195,49 @@ def test_the_catalogue_is_small(shards: list[str], tmp_path: Path) -> None:
     made(shards, tmp_path)
     found = json.loads(catalogue_file(tmp_path, SELECTION).read_bytes().partition(b"\n")[2])
     assert set(found["shards"]) == {"0.tar", "1.tar", "2.tar"}
+
+
+ADD_ENTRIES = """
+import sys
+from pathlib import Path
+from trainer.data.index import Entry, write_catalogue
+from trainer.data.source import IMAGE_ENDINGS
+from trainer.data.tar import Selection
+for number in range(20):
+    write_catalogue(Path(sys.argv[1]), Selection(IMAGE_ENDINGS, "txt"), {f"{sys.argv[2]}-{number}.tar": Entry(1, "", 1, "", {}, {})})
+"""
+
+
+def test_jobs_that_write_a_catalogue_at_once_lose_nothing(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", ADD_ENTRIES, str(tmp_path), name]) for name in "abc"]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert set(read_catalogue(tmp_path, SELECTION)) == {f"{name}-{number}.tar" for name in "abc" for number in range(20)}
+
+
+def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(tmp_path: Path) -> None:
+    catalogue = catalogue_file(tmp_path, SELECTION)
+    catalogue.with_name(f".{catalogue.name}.lock").mkdir()
+    write_catalogue(tmp_path, SELECTION, {"a.tar": index.Entry(1, "", 1, "", {}, {})})
+    assert set(read_catalogue(tmp_path, SELECTION)) == {"a.tar"}
+
+
+def test_an_index_where_nothing_can_be_made_is_refused(shards: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"0\.tar/index: the index cannot be written: Not a directory; --to, or data\.index"):
+        index_shards(shards, SELECTION, tmp_path / "0.tar" / "index")
+
+
+def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
+    shards: list[str], tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the file system has no locks, and another job replaces the catalogue by its own."""
+
+    def overwritten(folder: Path, selection: Selection, entries: Mapping[str, index.Entry]) -> None:
+        write_catalogue(folder, selection, entries)
+        catalogue_file(folder, selection).unlink()
+
+    monkeypatch.setattr(share, "write_catalogue", overwritten)
+    job = tiny_job(data={"train": tuple(shards), "format": "webdataset", "index": str(tmp_path / "index")})
+    assert len(share.open_together(job, alone)) == 9
 
 
 def test_many_shards_that_are_not_there_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

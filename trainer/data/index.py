@@ -4,11 +4,13 @@ A folder holds one file of rows for each shard, mapped when a sample of that sha
 Both are sealed with checksums and replaced whole; shards of the same size and time are not read again.
 """
 
+import fcntl
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -109,7 +111,10 @@ def index_shards(
 
     `progress(shards done, shards)`. InputError naming every shard that cannot be read; a damaged one has an entry.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
     entries: dict[str, Entry] = {}
     problems = []
     with pool or ThreadPoolExecutor(THREADS) as workers:
@@ -129,12 +134,25 @@ def index_shards(
 
 
 def write_catalogue(folder: Path, selection: Selection, entries: Mapping[str, Entry]) -> None:
-    """Adds the entries to the catalogue, whole or not at all."""
-    if not entries and catalogue_file(folder, selection).exists():
+    """Adds the entries to the catalogue, whole or not at all; jobs that do so at once wait for each other."""
+    file = catalogue_file(folder, selection)
+    if not entries and file.exists():
         return
-    every = {**read_catalogue(folder, selection), **entries}
-    text = json.dumps({"selection": selection, "shards": {name: asdict(entry) for name, entry in every.items()}}).encode()
-    _write_whole(catalogue_file(folder, selection), [_digest(text).encode(), b"\n", text])
+    with _locked(file):
+        every = {**read_catalogue(folder, selection), **entries}
+        text = json.dumps({"selection": selection, "shards": {name: asdict(entry) for name, entry in every.items()}}).encode()
+        _write_whole(file, [_digest(text).encode(), b"\n", text])
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """By a file beside it, since it is replaced itself; where there are no locks, or that file is another user's, nothing is locked."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            lock = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            stack.callback(os.close, lock)  # which lets go of it
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        yield
 
 
 def read_catalogue(folder: Path, selection: Selection) -> dict[str, Entry]:
@@ -148,9 +166,12 @@ def read_catalogue(folder: Path, selection: Selection) -> dict[str, Entry]:
     return {name: Entry(**entry) for name, entry in json.loads(text)["shards"].items()}
 
 
-def open_index(paths: Sequence[str], selection: Selection, folder: Path) -> Index:
-    """The index of shards that `index_shards` and `write_catalogue` know; reads nothing of the shards."""
-    known = read_catalogue(folder, selection)
+def open_index(paths: Sequence[str], selection: Selection, folder: Path, fresh: Mapping[str, Entry] | None = None) -> Index:
+    """The index of shards that `index_shards` and `write_catalogue` know; reads nothing of the shards.
+
+    `fresh`: entries just made, which another job may have taken out of the catalogue where the file system has no locks.
+    """
+    known = {**read_catalogue(folder, selection), **(fresh or {})}
     names = [_name(folder, path) for path in paths]
     missing = [path for path, name in zip(paths, names, strict=True) if name not in known]
     if missing:
@@ -223,8 +244,10 @@ def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
-        raise InputError(
-            f"{path}: the index cannot be written: {error.strerror}; --to, or data.index of a job, names another folder"
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: the index cannot be written: {error.strerror}; --to, or data.index of a job, names another folder")

@@ -32,9 +32,8 @@ def open_together(job: Job, comm: Comm) -> Source:
     folder, missing, problem = comm.broadcast_object(_plan(job, paths, selection) if comm.world.rank == 0 else None)
     if problem:
         raise InputError(problem)
-    if missing:
-        _index(comm, missing, selection, folder)
-    return open_indexed(open_index(paths, selection, folder), "captions", Allowed.by(data))
+    fresh = _index(comm, missing, selection, folder) if missing else {}
+    return open_indexed(open_index(paths, selection, folder, fresh), "captions", Allowed.by(data))
 
 
 def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, list[str], str]:
@@ -61,8 +60,8 @@ def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selecti
     return open_streams(paths, samples, selection, job.data.shuffle_window, job.seed, comm.world.rank, comm.world.size)
 
 
-def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> None:
-    """Collective: each rank reads its share of the shards, rank 0 writes the catalogue."""
+def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> dict[str, Entry]:
+    """Collective: each rank reads its share of the shards, rank 0 writes the catalogue; the entries of all."""
     entries: dict[str, Entry] = {}
     problem = ""
     try:
@@ -72,8 +71,8 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
         problem = str(error)
     found = comm.all_gather_object((entries, problem))
     problems = [problem for _, problem in found if problem]
+    every = {name: entry for of_rank, _ in found for name, entry in of_rank.items()}
     if not problems and comm.world.rank == 0:
-        every = {name: entry for of_rank, _ in found for name, entry in of_rank.items()}
         try:
             write_catalogue(folder, selection, every)
         except InputError as error:
@@ -81,3 +80,4 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
     problems = comm.broadcast_object(problems)
     if problems:
         raise InputError("\n".join(problems))
+    return every
