@@ -119,7 +119,10 @@ def untrained(job: Job) -> Clip:
 
 @contextmanager
 def _loading(job: Job, pretrained: str | None) -> Iterator[None]:
-    """What open_clip says of a tag that is not there, of weights of another model, of what the hub does not give: as InputError."""
+    """What open_clip says of a tag that is not there, of weights of another model, of what is not in the cache: as InputError.
+
+    A hub that cannot be reached is none: another start may reach it.
+    """
     try:
         yield
     except AttributeError:  # open_clip looks for the model's bias
@@ -130,7 +133,8 @@ def _loading(job: Job, pretrained: str | None) -> Iterator[None]:
             "set optim.loss = siglip, or choose other weights"
         ) from None
     except (RuntimeError, OSError) as error:
-        if is_out_of_memory(error):
+        unreachable = isinstance(error, OSError) and not job.model.offline and not os.path.exists(pretrained or "")
+        if is_out_of_memory(error) or unreachable:
             raise
         what = "\n".join(str(error).splitlines()[:4])
         given = pretrained or "weights"
