@@ -226,17 +226,23 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-00000002", "step-00000001"]
 
 
-def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Path, alone: Comm) -> None:
+def _of_open_clip_train(path: Path, epoch: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
     theirs = model.untrained(tiny_job()).model
     free = [p for n, p in theirs.named_parameters() if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n]
     rest = [p for n, p in theirs.named_parameters() if not (p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n)]
     optimizer = torch.optim.AdamW([{"params": free, "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.2}], lr=1e-3)
     sum(out.sum() for out in theirs(torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16)))).backward()
     optimizer.step()
-    path = tmp_path / "epoch_3.pt"
-    content = {"epoch": 3, "name": "x", "state_dict": {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}}
+    content = {"epoch": epoch, "name": "x", "state_dict": {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}}
     torch.save({**content, "optimizer": optimizer.state_dict()}, path)
-    step, train = _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}))
+    return theirs, optimizer
+
+
+def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Path, alone: Comm) -> None:
+    path = tmp_path / "epoch_3.pt"
+    theirs, optimizer = _of_open_clip_train(path, 3)
+    step, train = _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim={"steps": 13}))
     assert step == 3 * (SAMPLES // 16)
     names = {id(p): name for name, p in theirs.named_parameters()}
     expected = {names[id(p)]: found["exp_avg"] for p, found in optimizer.state.items()}
@@ -244,6 +250,17 @@ def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Pa
     for parameter, found in train.optimizer.state.items():
         assert torch.equal(found["exp_avg"], expected[ours[id(parameter)]])
     assert train.optimizer.param_groups[0]["weight_decay"] == 0.2
+
+
+@pytest.mark.parametrize("length", [{"steps": 6}, {"steps": None, "epochs": 3}])
+def test_a_checkpoint_of_open_clip_train_that_leaves_nothing_to_train_is_refused(
+    tmp_path: Path, alone: Comm, length: dict[str, Any]
+) -> None:
+    path = tmp_path / "epoch_3.pt"
+    _of_open_clip_train(path, 3)
+    end, key = (6, "steps") if length["steps"] else (12, "epochs")
+    with pytest.raises(InputError, match=rf"after epoch 3 = step 12, and this job ends at step {end}: raise optim\.{key}, or .*pretrained"):
+        _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim=length))
 
 
 def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:

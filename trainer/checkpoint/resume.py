@@ -16,6 +16,7 @@ from trainer.comm.replicas import broadcast_replicas
 from trainer.errors import InputError
 from trainer.inputs.same_job import MAY_CHANGE, differences
 from trainer.job import Job
+from trainer.plan import schedule
 from trainer.step import TrainStep
 
 log = logging.getLogger("clipship")
@@ -115,9 +116,16 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, sam
 
 
 def _from_open_clip(path: Path, job: Job, train: TrainStep, samples: int) -> tuple[Start, Mapping[str, Any]]:
-    """A checkpoint of open_clip_train, which is written at the end of an epoch."""
+    """A checkpoint of open_clip_train, which is written at the end of an epoch. Raises InputError where it leaves nothing to train."""
     theirs = foreign.read(path)
+    length = schedule(job, samples)
+    steps = theirs.epoch * length.epoch_steps
+    if steps >= length.steps:
+        raise InputError(
+            f"checkpoint.resume = {path}: that file is after epoch {theirs.epoch} = step {steps}, "
+            f"and this job ends at step {length.steps}: raise optim.{'steps' if job.optim.steps else 'epochs'}, "
+            "or give the file as model.pretrained"
+        )
     foreign.load(theirs, train.model, train.optimizer)
-    steps = theirs.epoch * (samples // job.optim.global_batch_size)
     log.info("resume       %s: open_clip_train's, after epoch %d, which is step %d here", path, theirs.epoch, steps)
     return Start(steps, path), theirs.scaler
