@@ -185,7 +185,8 @@ class Loop:
             return None
         if self._best is None:
             best = files.best_so_far(self.run_folder.checkpoints) if self.comm.world.rank == 0 else None
-            self._best = float(self.comm.broadcast_object(best["value"] if best else -math.inf))
+            known = best is not None and best["metric"] == name  # an earlier start may have kept the best of another one
+            self._best = float(self.comm.broadcast_object(best["value"] if best and known else -math.inf))
         value = float(metrics[name])
         if not value > self._best:
             return None

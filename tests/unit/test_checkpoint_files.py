@@ -35,6 +35,24 @@ def test_a_run_that_goes_back_keeps_what_it_writes_and_what_it_left(tmp_path: Pa
     assert [path.name for path in files.set_aside(tmp_path, 950)] == ["aside-step-00001000-1"]
 
 
+def test_the_best_one_is_forgotten_with_the_steps_that_are_set_aside(tmp_path: Path) -> None:
+    publish(tmp_path, 2, 4, 6)
+    files.note_best(tmp_path, 4, "zero_shot_top1", 0.5)
+    files.set_aside(tmp_path, 4)
+    assert files.best_so_far(tmp_path) == {"step": 4, "metric": "zero_shot_top1", "value": 0.5}
+    files.set_aside(tmp_path, 2)
+    assert names(tmp_path) == ["aside-step-00000004", "aside-step-00000006", "step-00000002"]
+    publish(tmp_path, 4)
+    assert files.best_so_far(tmp_path) is None
+
+
+def test_a_best_one_that_somebody_removed_is_none(tmp_path: Path) -> None:
+    publish(tmp_path, 2, 4)
+    files.note_best(tmp_path, 2, "zero_shot_top1", 0.5)
+    files.remove(tmp_path / "step-00000002")
+    assert files.best_so_far(tmp_path) is None
+
+
 def test_what_a_rank_tells_of_its_part_ends_the_wait_for_it(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 7)
     folder.write("mine", _content)

@@ -122,8 +122,14 @@ def sweep(checkpoints: Path) -> None:
 
 
 def set_aside(checkpoints: Path, step: int) -> list[Path]:
-    """Take the folders of later steps out of the way of a run that goes on from this one: they are another run's by now, or broken."""
+    """Take the folders of later steps out of the way of a run that goes on from this one: they are another run's by now, or broken.
+
+    So is the best one, where it is one of them.
+    """
     later = [folder for folder in newest_first(checkpoints) if folder.name > folder_name(step)]
+    best = _noted(checkpoints)
+    if best is not None and best["step"] > step:
+        (checkpoints / BEST).unlink()
     return [folder.rename(_free_name(folder.with_name(f"{_ASIDE}{folder.name}"))) for folder in later]
 
 
@@ -141,7 +147,12 @@ def prune(checkpoints: Path, keep: int) -> None:
 
 
 def best_so_far(checkpoints: Path) -> dict[str, Any] | None:
-    """The step, metric and value that `note_best` noted last."""
+    """The step, metric and value that `note_best` noted last, where the checkpoint of that step is there."""
+    best = _noted(checkpoints)
+    return best if best is not None and Folder(checkpoints, best["step"]).place.is_dir() else None
+
+
+def _noted(checkpoints: Path) -> dict[str, Any] | None:
     path = checkpoints / BEST
     return json.loads(path.read_text()) if path.exists() else None
 
