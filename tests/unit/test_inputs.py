@@ -242,6 +242,7 @@ def test_class_names_and_templates_come_from_files_or_the_job(folder: Path) -> N
         ("class_names", "", "names.txt:1: an empty line"),
         ("class_names", None, "cannot be read (No such file or directory)"),
         ("templates", "a {}\na photo\n", "names.txt:2: a template without {}"),
+        ("templates", "a {}\na {style} {}\n", "names.txt:2: a template takes the class name once"),
     ],
 )
 def test_a_bad_file_of_lines_is_named_with_its_line(folder: Path, key: str, content: str | None, expected: str) -> None:
@@ -251,6 +252,13 @@ def test_a_bad_file_of_lines_is_named_with_its_line(folder: Path, key: str, cont
     found = problem(inputs.check_evaluation, evaluation(folder, **{key: str(path)}))
     assert expected in found
     assert found.startswith(f"eval.{key}: ")
+
+
+@pytest.mark.parametrize("template", ["a {style} photo of a {}", "{} and {}", "a } of a {}", "a {} {0}"])
+def test_a_template_that_no_class_name_fits_is_refused(folder: Path, template: str) -> None:
+    found = problem(inputs.check_evaluation, evaluation(folder, templates=("a {}", template)))
+    assert f"eval.templates: {template!r}: a template takes the class name once" in found
+    inputs.check_evaluation(evaluation(folder, templates=("a {} in {{braces}}",)))
 
 
 def test_the_evaluations_shards_are_looked_for(folder: Path) -> None:

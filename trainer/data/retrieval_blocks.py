@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from trainer.data.eval_blocks import Transform, image_block
+from trainer.data.pictures import MOST_PIXELS
 from trainer.data.processes import load
 from trainer.data.sample import Source
 from trainer.data.tokens import Tokenizer
@@ -38,17 +39,18 @@ def retrieval_blocks(
     transform: Transform,
     tokenizer: Tokenizer,
     workers: int,
+    most_pixels: int = MOST_PIXELS,
 ) -> Iterator[RetrievalBlock]:
     """Every `world_size`-th block: any number of images, and no block at all for ranks that none is left for."""
     firsts = range(rank * block, len(source), world_size * block)
-    return load(RetrievalBlocks(source, block, transform, tokenizer), firsts, min(workers, len(firsts)), pin_memory=False)
+    return load(RetrievalBlocks(source, block, transform, tokenizer, most_pixels), firsts, min(workers, len(firsts)), pin_memory=False)
 
 
 class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
     """Turns the number of a block's first image into the block, inside a loader process."""
 
-    def __init__(self, source: Source, block: int, transform: Transform, tokenizer: Tokenizer) -> None:
-        self._source, self._block = source, block
+    def __init__(self, source: Source, block: int, transform: Transform, tokenizer: Tokenizer, most_pixels: int) -> None:
+        self._source, self._block, self._most_pixels = source, block, most_pixels
         self._transform, self._tokenizer = transform, tokenizer
 
     def __getitem__(self, first: int) -> RetrievalBlock | InputError:
@@ -63,7 +65,7 @@ class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
         owned = [(number, caption) for number, raw in zip(numbers, raws, strict=True) for caption in raw.captions]
         captions = [caption for _, caption in owned]
         return RetrievalBlock(
-            image_block(raws, self._transform, self._block),
+            image_block(raws, self._transform, self._block, self._most_pixels),
             len(raws),
             self._tokenizer(captions),
             torch.tensor([number for number, _ in owned]),

@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.data.pictures import decode
+from trainer.data.pictures import MOST_PIXELS, decode
 from trainer.data.source import Source
 from trainer.evaluate.ranking import Pairs
 from trainer.report.board import Row, Text, row
@@ -11,14 +11,14 @@ IMAGES = 12
 TEXTS = 5
 
 
-def board(pairs: Pairs, source: Source, images: int = IMAGES, texts: int = TEXTS) -> list[Row]:
+def board(pairs: Pairs, source: Source, images: int = IMAGES, texts: int = TEXTS, most_pixels: int = MOST_PIXELS) -> list[Row]:
     """Not collective: images evenly spread over the set, with their nearest different texts, from the nearest on."""
     chosen = torch.linspace(0, len(source) - 1, min(images, len(source))).long()
     scores_BT = pairs.images_ND[chosen] @ pairs.texts_TD.T
-    return [_row(number, scores, pairs, source, texts) for number, scores in zip(chosen.tolist(), scores_BT, strict=True)]
+    return [_row(number, scores, pairs, source, texts, most_pixels) for number, scores in zip(chosen.tolist(), scores_BT, strict=True)]
 
 
-def _row(number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int) -> Row:
+def _row(number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, most_pixels: int) -> Row:
     found: dict[str, Text] = {}
     for place in scores_T.argsort(descending=True, stable=True).tolist():
         of_image = int(pairs.image_of_T[place])
@@ -28,4 +28,4 @@ def _row(number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, text
         found.setdefault(caption, Text(caption, float(scores_T[place]), own))
         if len(found) == texts:
             break
-    return row(decode(source.read(number)), list(found.values()))
+    return row(decode(source.read(number), most_pixels), list(found.values()))

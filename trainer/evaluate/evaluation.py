@@ -49,7 +49,7 @@ class Evaluation:
     def _show(self, pairs: Pairs) -> None:
         if self._run_folder is None or self._captioned is None:
             return
-        rows = board(pairs, self._captioned)
+        rows = board(pairs, self._captioned, most_pixels=self._job.data.max_image_pixels)
         try:
             write_board(self._run_folder, rows)
         except OSError as error:  # a full disk ends no run

@@ -94,6 +94,7 @@ def _rounds(clip: Clip, source: Source, job: Job, comm: Comm) -> Iterator[_Featu
         transform=clip.eval_transform,
         tokenizer=clip.tokenizer,
         workers=job.data.workers,
+        most_pixels=job.data.max_image_pixels,
     )
     progress = Progress("retrieval", len(source), "images encoded")
     for done in range(math.ceil(len(source) / (size * world.size))):

@@ -52,21 +52,28 @@ def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Seque
             block=job.eval.batch_size,
             transform=clip.eval_transform,
             workers=job.data.workers,
+            most_pixels=job.data.max_image_pixels,
         ):
+            _check_labels(source, block, len(names))
             counts += _hits(clip, block, classes_CD, job.model.precision)
             progress.done(block.first + comm.world.size * block.valid)
     samples, top1, top5 = comm.all_reduce(counts).tolist()
     return ZeroShot(samples, top1, top5)
 
 
+def _check_labels(source: Source, block: EvalBlock, classes: int) -> None:
+    """Raises InputError naming the first sample of a class that has no name."""
+    for place in (block.labels >= classes).nonzero()[:1, 0].tolist():
+        raw = source.read(block.first + place)
+        raise InputError(
+            f"eval.zero_shot: {raw.origin}: sample {raw.key} is of class {raw.label}, but eval.class_names gives {classes} names, from 0"
+        )
+
+
 def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> Tensor:
     """Samples, hits among the nearest one and among the nearest five: int64 [3]."""
     device = classes_CD.device
     labels = block.labels[: block.valid]
-    if labels.numel() and int(labels.max()) >= len(classes_CD):
-        raise InputError(
-            f"eval.zero_shot has a sample of class {int(labels.max())}, but eval.class_names gives {len(classes_CD)} names, from 0"
-        )
     images_BD = image_features(clip, block.images, precision, device)
     nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, len(classes_CD))).indices[: block.valid]
     hits = nearest == labels[:, None].to(device)

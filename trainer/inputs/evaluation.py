@@ -27,12 +27,24 @@ def class_names(evaluation: Eval) -> tuple[str, ...]:
 
 
 def templates(evaluation: Eval) -> tuple[str, ...]:
-    """Sentences with `{}` for the class name. Raises InputError as `lines` does, and for a line without `{}`."""
+    """Sentences with `{}` for the class name. Raises InputError as `lines` does, and for a line without `{}` or with other braces."""
     found = _of_key("eval.templates", evaluation.templates)
-    wrong = [number for number, line in enumerate(found, start=1) if "{}" not in line]
-    if wrong:
-        raise InputError(f"eval.templates: {evaluation.templates}:{wrong[0]}: a template without {{}} for the class name")
+    for number, line in enumerate(found, start=1):
+        place = repr(line) if isinstance(evaluation.templates, tuple) else f"{evaluation.templates}:{number}"
+        if "{}" not in line:
+            raise InputError(f"eval.templates: {place}: a template without {{}} for the class name")
+        if not _takes_a_name(line):
+            raise InputError(
+                f"eval.templates: {place}: a template takes the class name once, for {{}}; write other braces twice: {{{{ and }}}}"
+            )
     return found
+
+
+def _takes_a_name(template: str) -> bool:
+    try:
+        return bool(template.format("name"))
+    except (KeyError, IndexError, ValueError, AttributeError):  # another field, a second one, a single brace, an attribute
+        return False
 
 
 def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,50 @@
+"""Samples that an evaluation meets: larger than usual, and of a class without a name. Before the end of a run, not only at it."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.jobs import tiny_job
+from trainer import model
+from trainer.comm.protocol import Comm
+from trainer.data import pictures
+from trainer.data.shard_files import write_shards
+from trainer.errors import InputError
+from trainer.evaluate.evaluation import Evaluation, Metrics
+from trainer.plan import plan
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> str:
+    """Four pictures of 40 x 40 of the classes 0 to 3, with a caption each."""
+    picture = io.BytesIO()
+    Image.new("RGB", (40, 40)).save(picture, "png")
+    write_shards(
+        ((f"{n}", {"png": picture.getvalue(), "cls": str(n).encode(), "txt": f"picture {n}".encode()}) for n in range(4)), tmp_path, 8
+    )
+    return str(tmp_path / "*.tar")
+
+
+def evaluate(comm: Comm, run_folder: Path | None = None, most_pixels: int = 1600, **settings: Any) -> Metrics:
+    """One evaluation by an untrained model."""
+    job = tiny_job(eval=settings, data={"max_image_pixels": most_pixels})
+    return Evaluation(job, comm, run_folder)(model.build(job, plan(job, 1), comm))
+
+
+def test_images_of_an_evaluation_may_have_as_many_pixels_as_the_job_allows(
+    shard: str, tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures.decode, "__defaults__", (1000,))  # what holds where the job's own is not passed on
+    names = ("a", "b", "c", "d")
+    for settings in ({"zero_shot": (shard,), "class_names": names}, {"retrieval": (shard,)}):
+        assert evaluate(alone, tmp_path, **settings)
+        with pytest.raises(InputError, match=r"sample 0: the image has 40 x 40 pixels; data\.max_image_pixels allows 1,599"):
+            evaluate(alone, most_pixels=1599, **settings)
+
+
+def test_a_sample_of_a_class_without_a_name_is_named(shard: str, alone: Comm) -> None:
+    with pytest.raises(InputError, match=r"eval.zero_shot: .*\.tar.*: sample 3 is of class 3, but eval.class_names gives 3 names, from 0"):
+        evaluate(alone, zero_shot=(shard,), class_names=("a", "b", "c"))
