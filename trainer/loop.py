@@ -1,4 +1,4 @@
-"""The training loop: next batch, step, log, evaluate, save. One call of `run` is the whole training, from wherever it starts."""
+"""The training loop: next batch, step, log, save, evaluate. One call of `run` is the whole training, from wherever it starts."""
 
 import math
 import time
@@ -53,7 +53,7 @@ class Loop:
     weights: Sequence[float] | None
     """Of each shard: how often an epoch has its samples."""
     evaluate: Callable[[], Metrics]
-    """Collective: what the job wants to know of the model now."""
+    """Collective: what the job wants to know of the model now. Raises Preempted on every rank where one was asked to stop meanwhile."""
     writer: Writer
     requests: Requests
 
@@ -63,6 +63,7 @@ class Loop:
         batches = self._global_batches(steps_done)
         agreement = Agreement(self.comm)
         self._saved_at = time.monotonic()
+        self._saved_step = steps_done
         self._best: float | None = None
         self._clock = Clock()
         self._watch = Watch(self.job.health, self.comm)
@@ -72,6 +73,8 @@ class Loop:
         self.clip.model.train()
         with self._open_telemetry(steps_done) as self._telemetry:
             self.comm.pulse.phase("first step", steps_done + 1)  # its data too: loaders start
+            metrics: Metrics = {}
+            stop = False
             for done in range(steps_done + 1, self.schedule.steps + 1):
                 stop, save = self._agreed(agreement, done)
                 rate = optim.learning_rate(self.job.optim, done - 1, self.schedule.steps)
@@ -80,16 +83,15 @@ class Loop:
                     self._record(done, rate, result)
                 if self._due(done, self.job.comm.check_replicas_steps):
                     check_replicas(self.comm, self.clip.model, self.train.optimizer)
-                metrics = self._evaluated(done)
-                self._saved(done, metrics, wanted=stop or save)
+                metrics, stop = self._saved_and_evaluated(done, stop, save)
                 if stop:
-                    self._close(agreement)
-                    raise Preempted(f"asked to stop: step {done} of {self.schedule.steps} is saved")
+                    break
+            if steps_done == self.schedule.steps:  # killed, or stopped, between the last checkpoint and the result
+                metrics, stop = self._saved_and_evaluated(steps_done, stop=False, save=False)
             self._close(agreement)
-        if steps_done < self.schedule.steps:
-            return metrics
-        self.comm.pulse.phase("evaluation", steps_done)  # killed, or stopped, between the last checkpoint and the result
-        return self.evaluate()
+            if stop:
+                raise Preempted(f"asked to stop: step {self._saved_step} of {self.schedule.steps} is saved")
+        return metrics
 
     def summary(self) -> Mapping[str, object]:
         """Not collective, after `run`: what rank 0's time went into, and which ranks were slow."""
@@ -153,30 +155,58 @@ class Loop:
         """Every so many steps, and at the last one; never for 0 or None."""
         return every is not None and every > 0 and (done % every == 0 or done == self.schedule.steps)
 
-    def _evaluated(self, done: int) -> Metrics:
-        """Collective: the evaluation where it is due, else nothing."""
+    def _saved_and_evaluated(self, done: int, stop: bool, save: bool) -> tuple[Metrics, bool]:
+        """Collective: what is due after a step; what was measured, and whether to stop: then the step is saved.
+
+        What is to be saved is on disk before the evaluation, which may fail. A run that is asked to stop has no time for one: it is
+        left out, or given up between two rounds, and made later only if it is the last.
+        """
+        evaluate = self._is_evaluation_due(done) and not stop
+        due = stop or save or self._due(done, self.job.checkpoint.every_steps) or done == self.schedule.steps
+        if due and self._saved_step != done:
+            self._saved(done, {}, None, whole=evaluate)
+        if not evaluate:
+            return {}, stop
+        metrics, stop = self._evaluated(done)
+        best = self._better(metrics)
+        if metrics if self._saved_step == done else best or stop:
+            self._saved(done, metrics, best)
+        return metrics, stop
+
+    def _is_evaluation_due(self, done: int) -> bool:
         settings, epoch_steps = self.job.eval, self.schedule.epoch_steps
         by_epoch = settings.every_epochs is not None and done % (settings.every_epochs * epoch_steps) == 0
-        if not (by_epoch or self._due(done, settings.every_steps) or done == self.schedule.steps):
-            return {}
+        return by_epoch or self._due(done, settings.every_steps) or done == self.schedule.steps
+
+    def _evaluated(self, done: int) -> tuple[Metrics, bool]:
+        """Collective: what was measured, and whether the evaluation was given up, for some rank was asked to stop."""
         self.comm.pulse.phase("evaluation", done)
         with self._clock.stopped():
-            metrics = self.evaluate()
+            try:
+                metrics = self.evaluate()
+            except Preempted:
+                return {}, True
             self.comm.pop_seconds()
         if metrics:
             self._telemetry.event({"step": done, **metrics})
-        return metrics
+        return metrics, False
 
-    def _saved(self, done: int, metrics: Metrics, wanted: bool) -> None:
-        """Collective: the checkpoint, where one is wanted, due, or the best so far."""
-        best = self._better(metrics)
-        if wanted or best or self._due(done, self.job.checkpoint.every_steps) or done == self.schedule.steps:
-            self.comm.pulse.phase("checkpoint", done)
-            with self._clock.spent_on("checkpoint_s"):
+    def _saved(self, done: int, metrics: Metrics, best: tuple[str, float] | None, *, whole: bool = False) -> None:
+        """Collective: the checkpoint of this step; where it is there already, what was measured since is noted in it.
+
+        `whole`: it is on disk, and not only on its way, when this returns.
+        """
+        self.comm.pulse.phase("checkpoint", done)
+        with self._clock.spent_on("checkpoint_s"):
+            if self._saved_step != done:
                 self._save(done, metrics, best)
-                # Together: a rank that still waits for the write before would else be late in the others' next step.
-                self.comm.barrier(self.job.timeouts.backstop_s)
-                self.comm.pop_seconds()
+            else:
+                self.writer.note(done, metrics, best)
+            if whole:
+                self.writer.wait()
+            # Together: a rank that still waits for the write before would else be late in the others' next step.
+            self.comm.barrier(self.job.timeouts.backstop_s)
+            self.comm.pop_seconds()
 
     def _better(self, metrics: Metrics) -> tuple[str, float] | None:
         """The metric that the job keeps the best checkpoint of, where its value is the best so far. The same answer on every rank."""
@@ -198,7 +228,7 @@ class Loop:
         self._note_written()
         about = self._about(done, metrics) if self.comm.world.rank == 0 else {}
         self.writer.save(done, self.train, about, best)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saved_step = time.monotonic(), done
 
     def _about(self, done: int, metrics: Metrics) -> dict[str, Any]:
         return {

@@ -79,6 +79,11 @@ class Folder:
         _flush_names(self.checkpoints)
         return self.place
 
+    def note_metrics(self, metrics: Mapping[str, float | int]) -> None:
+        """Into the manifest of the checkpoint that has its name: they were measured since."""
+        manifest = json.loads((self.place / MANIFEST).read_text())
+        write_json(self.place / MANIFEST, {**manifest, "metrics": dict(metrics)})
+
     def tell_failure(self, rank: int, error: Exception) -> None:
         """Of this rank's part: rank 0 need not wait for it. On a disk that takes not even that, it does."""
         with suppress(OSError):

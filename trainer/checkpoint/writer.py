@@ -64,6 +64,19 @@ class Writer:
         self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
         self._thread.start()
 
+    def note(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
+        """What was measured of a step after `save`: into its manifest; `best` as there. Waits for the write."""
+        self.wait()
+        folder = Folder(self._checkpoints, step)
+        if self._rank == 0 and folder.place.is_dir():  # else its write has failed, and the run goes on
+            self._guarded(folder, partial(self._note, folder, metrics, best))
+
+    def wait(self) -> None:
+        """Until the write under way, if any, is over. What it met is raised where the job says so, else left for `finish`."""
+        self._join()
+        if self._error is not None and self._settings.on_failure == "stop":
+            raise self._error
+
     def finish(self) -> None:
         """Wait for the write under way; what it met is raised whatever the job says, for no later one can make up for it."""
         self._settle(fatal=True)
@@ -73,10 +86,13 @@ class Writer:
         written, self._written = self._written, []
         return written
 
-    def _settle(self, fatal: bool) -> None:
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def _settle(self, fatal: bool) -> None:
+        self._join()
         error, self._error = self._error, None
         if error is not None and fatal:
             raise error
@@ -103,12 +119,20 @@ class Writer:
             return
         names = [files.WEIGHTS, *(state.optimizer_file(part, self._parts) for part in range(self._parts))]
         place = folder.publish(names, about, self._timeout_s)
-        if best is not None:
-            files.note_best(self._checkpoints, folder.step, *best)
-        files.prune(self._checkpoints, self._settings.keep)
+        self._keep(folder, best)
         size = sum(path.stat().st_size for path in place.iterdir())
         self._written.append(Written(folder.step, place.name, size, round(time.monotonic() - start, 3)))
         log.info("%-12s %s, %.1f MB in %.1f s beside training", "checkpoint", place, size / 1e6, self._written[-1].write_s)
+
+    def _note(self, folder: Folder, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
+        folder.note_metrics(metrics)
+        self._keep(folder, best)
+
+    def _keep(self, folder: Folder, best: tuple[str, float] | None) -> None:
+        """The last ones and the best one stay."""
+        if best is not None:
+            files.note_best(self._checkpoints, folder.step, *best)
+        files.prune(self._checkpoints, self._settings.keep)
 
 
 def _write_state(content: state.State, path: Path) -> None:
