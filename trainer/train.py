@@ -116,7 +116,7 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
     writer = Writer(run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s)
     requests = Requests(run.folder, comm.world.rank, comm.pulse)
-    evaluate = partial(evaluation, clip)
+    evaluate = partial(evaluation, clip, lambda: requests.stop)
     return Ready(run, Loop(job, comm, run, cut, length, clip, step, source, weights, evaluate, writer, requests), start, started)
 
 

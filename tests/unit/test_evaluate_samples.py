@@ -12,7 +12,7 @@ from trainer import model
 from trainer.comm.protocol import Comm
 from trainer.data import pictures
 from trainer.data.shard_files import write_shards
-from trainer.errors import InputError
+from trainer.errors import InputError, Preempted
 from trainer.evaluate.evaluation import Evaluation, Metrics
 from trainer.plan import plan
 
@@ -48,3 +48,16 @@ def test_images_of_an_evaluation_may_have_as_many_pixels_as_the_job_allows(
 def test_a_sample_of_a_class_without_a_name_is_named(shard: str, alone: Comm) -> None:
     with pytest.raises(InputError, match=r"eval.zero_shot: .*\.tar.*: sample 3 is of class 3, but eval.class_names gives 3 names, from 0"):
         evaluate(alone, zero_shot=(shard,), class_names=("a", "b", "c"))
+
+
+@pytest.mark.parametrize("key", ["zero_shot", "retrieval"])
+def test_an_evaluation_is_given_up_before_the_next_round_when_asked_to_stop(shard: str, alone: Comm, key: str) -> None:
+    """Four images in rounds of one; the third time somebody looks, a stop is wished."""
+    answers = iter([False, False, True])
+    job = tiny_job(eval={key: (shard,), "class_names": ("a", "b", "c", "d"), "batch_size": 1})
+    clip = model.build(job, plan(job, 1), alone)
+    clip.model.train()
+    with pytest.raises(Preempted):
+        Evaluation(job, alone)(clip, lambda: next(answers))
+    assert next(answers, None) is None
+    assert clip.model.training

@@ -1,6 +1,7 @@
 """Everything that a job's `[eval]` asks of a model: zero-shot classification, retrieval."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.comm.protocol import Comm
@@ -8,6 +9,7 @@ from trainer.data.source import open_images, open_labelled
 from trainer.evaluate.board import board
 from trainer.evaluate.ranking import Pairs
 from trainer.evaluate.retrieval import RECALLS, retrieval
+from trainer.evaluate.rounds import never
 from trainer.evaluate.zero_shot import zero_shot
 from trainer.inputs.evaluation import class_names, templates
 from trainer.job import Job
@@ -34,14 +36,18 @@ class Evaluation:
             for cause, count in source.left_out.by_cause.items() if source else ():
                 log.info("%-12s %d samples not used: %s", "evaluation", count, cause)
 
-    def __call__(self, clip: Clip) -> Metrics:
-        """Collective: the metrics under the names of result.json; none where the job asks for nothing."""
-        return {**self._zero_shot(clip), **self._retrieval(clip)}
+    def __call__(self, clip: Clip, stop: Callable[[], bool] = never) -> Metrics:
+        """Collective: the metrics under the names of result.json; none where the job asks for nothing.
 
-    def _zero_shot(self, clip: Clip) -> Metrics:
+        Raises Preempted, on all ranks, where some rank's `stop` says so: it is asked before each round of blocks. The ranking, at the
+        end of a retrieval, goes on to its own end.
+        """
+        return {**self._zero_shot(clip, stop), **self._retrieval(clip, stop)}
+
+    def _zero_shot(self, clip: Clip, stop: Callable[[], bool]) -> Metrics:
         if self._labelled is None:
             return {}
-        found = zero_shot(clip, self._labelled, self._class_names, self._templates, self._job, self._comm)
+        found = zero_shot(clip, self._labelled, self._class_names, self._templates, self._job, self._comm, stop)
         shares = f"top-1 {found.top1 / found.samples:.2%}, top-5 {found.top5 / found.samples:.2%}"
         log.info("%-12s %s of %d images", "zero-shot", shares, found.samples)
         return found.metrics()
@@ -55,10 +61,10 @@ class Evaluation:
         except OSError as error:  # a full disk ends no run
             log.warning("%-12s the retrieval board is NOT WRITTEN: %s", "evaluation", error)
 
-    def _retrieval(self, clip: Clip) -> Metrics:
+    def _retrieval(self, clip: Clip, stop: Callable[[], bool]) -> Metrics:
         if self._captioned is None:
             return {}
-        metrics = retrieval(clip, self._captioned, self._job, self._comm, self._show).metrics()
+        metrics = retrieval(clip, self._captioned, self._job, self._comm, self._show, stop).metrics()
         for way, name in (("image to text", "i2t"), ("text to image", "t2i")):
             recalls = ", ".join(f"R@{k} {metrics[f'retrieval_{name}_r{k}']:.2%}" for k in RECALLS)
             log.info("%-12s %s: %s, median rank %g", "retrieval", way, recalls, metrics[f"retrieval_{name}_median_rank"])

@@ -4,7 +4,6 @@ Images are cut into fixed blocks, and block b belongs to rank b modulo world_siz
 features, so nobody waits longer than a block takes; then each ranks its share of the images against all texts (see `ranking`).
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
 from trainer.evaluate.ranking import Pairs, ahead, exact
+from trainer.evaluate.rounds import never, rounds
 from trainer.job import Job
 from trainer.model import Clip
 
@@ -42,13 +42,21 @@ class Retrieval:
         return found
 
 
-def retrieval(clip: Clip, source: Source, job: Job, comm: Comm, show: Callable[[Pairs], None] | None = None) -> Retrieval:
+def retrieval(
+    clip: Clip,
+    source: Source,
+    job: Job,
+    comm: Comm,
+    show: Callable[[Pairs], None] | None = None,
+    stop: Callable[[], bool] = never,
+) -> Retrieval:
     """Collective: how well the images of the source find their captions among all captions, and captions their images.
 
-    `show` sees all features on rank 0, before they are ranked.
+    `show` sees all features on rank 0, before they are ranked. Until then, Preempted is raised on all ranks where
+    some rank's `stop` says so.
     """
     with evaluating(clip.model):
-        pairs = _encoded(clip, source, job, comm)
+        pairs = _encoded(clip, source, job, comm, stop)
         if show is not None and comm.world.rank == 0:
             show(pairs)
         progress = Progress("retrieval", len(source), "images ranked")
@@ -73,17 +81,17 @@ class _Features(NamedTuple):
     """int64 [texts, 2]: number of the image in the set, digest of the caption"""
 
 
-def _encoded(clip: Clip, source: Source, job: Job, comm: Comm) -> Pairs:
+def _encoded(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]) -> Pairs:
     """Collective: the features of the whole set on every rank."""
-    rounds = list(_rounds(clip, source, job, comm))
-    images_ND = torch.cat([features.images for features in rounds])
-    about = torch.cat([features.about for features in rounds])
-    texts = [features.texts for features in rounds]
-    rounds.clear()
+    parts = list(_parts(clip, source, job, comm, stop))
+    images_ND = torch.cat([features.images for features in parts])
+    about = torch.cat([features.about for features in parts])
+    texts = [features.texts for features in parts]
+    parts.clear()
     return Pairs(images_ND, _same_for_same_captions(torch.cat(texts), about[:, 1]), about[:, 0].contiguous())
 
 
-def _rounds(clip: Clip, source: Source, job: Job, comm: Comm) -> Iterator[_Features]:
+def _parts(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]) -> Iterator[_Features]:
     """Collective: the features of one block of each rank after another."""
     size, world = job.eval.batch_size, comm.world
     blocks = retrieval_blocks(
@@ -97,11 +105,11 @@ def _rounds(clip: Clip, source: Source, job: Job, comm: Comm) -> Iterator[_Featu
         most_pixels=job.data.max_image_pixels,
     )
     progress = Progress("retrieval", len(source), "images encoded")
-    for done in range(math.ceil(len(source) / (size * world.size))):
+    for begin in rounds(len(source), size, comm, stop):
         block = next(blocks, None)
         mine = _nothing(comm.device) if block is None else _features(clip, block, job, comm.device)
         yield _Features(*(gather_rows(comm, rows) for rows in mine))
-        progress.done((done + 1) * size * world.size)
+        progress.done(begin + size * world.size)
 
 
 def _features(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device) -> _Features:

@@ -4,7 +4,7 @@ Samples and classes are cut into fixed blocks, and block b belongs to rank b mod
 owns it, and only integers and rows that one rank owns are added up: any number of ranks gives the same result, to the last digit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
+from trainer.evaluate.rounds import never, rounds
 from trainer.job import Job, Precision
 from trainer.model import Clip
 
@@ -39,13 +40,24 @@ class ZeroShot:
         }
 
 
-def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Sequence[str], job: Job, comm: Comm) -> ZeroShot:
-    """Collective: how often the right one of `names`, said with `templates`, is the nearest, and among the five nearest."""
+def zero_shot(
+    clip: Clip,
+    source: Source,
+    names: Sequence[str],
+    templates: Sequence[str],
+    job: Job,
+    comm: Comm,
+    stop: Callable[[], bool] = never,
+) -> ZeroShot:
+    """Collective: how often the right one of `names`, said with `templates`, is the nearest, and among the five nearest.
+
+    Raises Preempted, on all ranks, where some rank's `stop` says so.
+    """
     progress = Progress("zero-shot", len(source), "images seen")
     with evaluating(clip.model):
-        classes_CD = class_features(clip, names, templates, job.model.precision, comm)
+        classes_CD = class_features(clip, names, templates, job.model.precision, comm, stop)
         counts = torch.zeros(3, dtype=torch.int64, device=comm.device)
-        for block in eval_blocks(
+        blocks = eval_blocks(
             source,
             rank=comm.world.rank,
             world_size=comm.world.size,
@@ -53,10 +65,13 @@ def zero_shot(clip: Clip, source: Source, names: Sequence[str], templates: Seque
             transform=clip.eval_transform,
             workers=job.data.workers,
             most_pixels=job.data.max_image_pixels,
-        ):
-            _check_labels(source, block, len(names))
-            counts += _hits(clip, block, classes_CD, job.model.precision)
-            progress.done(block.first + comm.world.size * block.valid)
+        )
+        for begin in rounds(len(source), job.eval.batch_size, comm, stop):
+            block = next(blocks, None)
+            if block is not None:
+                _check_labels(source, block, len(names))
+                counts += _hits(clip, block, classes_CD, job.model.precision)
+            progress.done(begin + comm.world.size * job.eval.batch_size)
     samples, top1, top5 = comm.all_reduce(counts).tolist()
     return ZeroShot(samples, top1, top5)
 
@@ -80,10 +95,13 @@ def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision
     return torch.stack([torch.tensor(block.valid, device=device), hits[:, 0].sum(), hits.any(1).sum()])
 
 
-def class_features(clip: Clip, names: Sequence[str], templates: Sequence[str], precision: Precision, comm: Comm) -> Tensor:
+def class_features(
+    clip: Clip, names: Sequence[str], templates: Sequence[str], precision: Precision, comm: Comm, stop: Callable[[], bool] = never
+) -> Tensor:
     """Collective: a unit vector for each class, [classes, D] float32: the mean of its sentences' features (arXiv 2103.00020, 3.1.4)."""
     mine: dict[int, Tensor] = {}
-    for first in range(comm.world.rank * CLASSES_PER_BLOCK, len(names), comm.world.size * CLASSES_PER_BLOCK):
+    for begin in rounds(len(names), CLASSES_PER_BLOCK, comm, stop):
+        first = begin + comm.world.rank * CLASSES_PER_BLOCK
         for place in range(first, min(first + CLASSES_PER_BLOCK, len(names))):
             tokens = clip.tokenizer([template.format(names[place]) for template in templates])
             sentences = text_features(clip, tokens, precision, comm.device)
