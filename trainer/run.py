@@ -67,6 +67,10 @@ class Run:
         """Does result.json say that the run is done?"""
         return self.result.exists() and json.loads(self.result.read_text())["reason"] == "done"
 
+    def finished_as_asked(self, resume: str) -> bool:
+        """Is the run done, and does `checkpoint.resume` not ask it back? The path that the start which ended it was given asks no more."""
+        return self.finished() and resume in ("auto", "never", json.loads(self.result.read_text()).get("resume"))
+
 
 def open_run(job: Job, comm: "Comm") -> Run:
     """Collective: make the job's run folder, or go on in it, and open this rank's log file.

@@ -97,7 +97,7 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     samples = epoch_samples(source.shard_sizes(), weights)
     length = schedule(job, samples)
     run = open_run(job, comm)
-    if comm.broadcast_object(run.finished()):
+    if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume)):
         _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
         return None
     _announce(job, comm, run, cut, source, samples, length)
@@ -112,6 +112,8 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
         _say("compile", str(compile_blocks(clip.model)))
     step = TrainStep(job, cut, comm, clip.model, optim.build(clip.model, job.optim, comm.device))
     start = restore(job, comm, run.checkpoints, step, samples)
+    if comm.world.rank == 0:
+        run.result.unlink(missing_ok=True)  # the run was done, and is asked back to a checkpoint
     check_replicas(comm, clip.model, step.optimizer)
     _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
     writer = Writer(run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s)
@@ -132,6 +134,7 @@ def train(ready: Ready) -> None:
         "steps": steps,
         "samples": steps * loop.plan.global_batch_size,
         "loss": last_loss(run.metrics),
+        "resume": loop.job.checkpoint.resume,
         "bad_samples": dict(bad),
         "left_out": dict(loop.source.left_out.by_cause),
         **metrics,
