@@ -65,9 +65,9 @@ def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[
 def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_dropout(alone: Comm, tmp_path: Path, kernels: Any) -> None:
     config = json.loads(Path(VIT).read_text())
     config["vision_cfg"]["patch_dropout"] = 0.5
-    (tmp_path / "dropout.json").write_text(json.dumps(config))
+    (tmp_path / "tiny-compiled-dropout.json").write_text(json.dumps(config))
     job = tiny_job(
-        config=str(tmp_path / "dropout.json"),
+        config=str(tmp_path / "tiny-compiled-dropout.json"),
         model={"precision": "fp64"},
         optim={"global_batch_size": SAMPLES, "max_batch_size_per_gpu": 4},
     )
@@ -108,8 +108,8 @@ def test_the_innermost_repeated_blocks_are_compiled() -> None:
 def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: Comm, tmp_path: Path) -> None:
     config = json.loads(Path(RESNET).read_text())
     config["vision_cfg"]["layers"] = [2, 1, 1, 1]
-    (tmp_path / "resnet.json").write_text(json.dumps(config))
-    cut = plan(job := tiny_job(config=str(tmp_path / "resnet.json")), 1)
+    (tmp_path / "tiny-compiled-resnet.json").write_text(json.dumps(config))
+    cut = plan(job := tiny_job(config=str(tmp_path / "tiny-compiled-resnet.json")), 1)
     clip = model.build(job, cut, alone).model
     synchronise_batch_norm(clip, alone)
     assert str(compile_blocks(clip)) == "2 blocks, at their first pass; 2 with synchronised batch norm are not"
