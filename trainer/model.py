@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from trainer import job as jobs
 from trainer.batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
+from trainer.checkpoint.weights import holds_bias
 from trainer.comm.protocol import Comm
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError
-from trainer.evaluate.weights import holds_bias
 from trainer.health.memory import is_out_of_memory
 from trainer.inputs.models import weights_file
 from trainer.job import Job

@@ -12,12 +12,12 @@ from PIL import Image
 from tests.jobs import VIT, tiny_job
 from trainer import inputs, model
 from trainer.checkpoint import files
+from trainer.checkpoint.weights import with_loss_of_weights
 from trainer.comm.protocol import Comm
 from trainer.data.retrieval_blocks import retrieval_blocks
 from trainer.data.source import open_images, open_labelled
 from trainer.errors import InputError
 from trainer.evaluate.rank import evaluate
-from trainer.evaluate.weights import with_loss_of_weights
 from trainer.inputs import checkpoints
 from trainer.inputs.checkpoints import Trained, find_trained
 from trainer.inputs.models import check_pretrained

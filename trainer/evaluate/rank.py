@@ -11,13 +11,13 @@ from pathlib import Path
 from open_clip.pretrained import download_pretrained_from_hf
 
 from trainer import jobfile, model
+from trainer.checkpoint.weights import with_loss_of_weights
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.console import leave_now, run_rank
 from trainer.data.processes import start_process_server
 from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
-from trainer.evaluate.weights import with_loss_of_weights
 from trainer.health.pulse import Pulse
 from trainer.job import Job
 from trainer.plan import plan
