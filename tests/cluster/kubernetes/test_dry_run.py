@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -124,21 +125,26 @@ def test_what_others_made_under_the_names_of_the_job_is_left_alone(demo: Demo) -
     )
 
 
-@pytest.fixture
-def quota(cluster: Cluster) -> Iterator[None]:
-    spec = {"hard": {"requests.cpu": "1", "limits.cpu": "100"}}
-    cluster.core.create_namespaced_resource_quota(cluster.namespace, {"metadata": {"name": "small"}, "spec": spec})
+@contextmanager
+def quota(cluster: Cluster, **hard: str) -> Iterator[None]:
+    cluster.core.create_namespaced_resource_quota(cluster.namespace, {"metadata": {"name": "small"}, "spec": {"hard": hard}})
     limit = time.monotonic() + 120
     while not cluster.core.read_namespaced_resource_quota("small", cluster.namespace).status.used:  # until then it refuses nothing
         assert time.monotonic() < limit, "nobody counts what the quota is for: is the cluster's controller manager well?"
         time.sleep(0.2)
-    yield
-    cluster.core.delete_namespaced_resource_quota("small", cluster.namespace)
+    try:
+        yield
+    finally:
+        cluster.core.delete_namespaced_resource_quota("small", cluster.namespace)
 
 
-def test_a_quota_is_explained(demo: Demo, quota: None) -> None:
-    refused(demo, "it would exceed the quota", cpu_request=8.0, launcher_cpu_limit=1.0)
-    refused(demo, "kubernetes.launcher_cpu_limit")
+def test_a_quota_is_explained(demo: Demo, cluster: Cluster) -> None:
+    with quota(cluster, **{"requests.cpu": "1"}):
+        refused(demo, "it would exceed the quota", cpu_request=8.0)
+    with quota(cluster, **{"limits.cpu": "100"}):
+        refused(demo, "create a worker pod", cpu_limit=False, launcher_cpu_limit=1.0)
+        refused(demo, "must specify limits.cpu for: launcher", cpu_limit=True)
+        refused(demo, "no PriorityClass with name high", cpu_limit=True, launcher_cpu_limit=1.0, priority_class="high")
 
 
 def test_a_user_who_may_not_is_told_what_they_may_not(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
