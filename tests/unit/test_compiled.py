@@ -24,10 +24,11 @@ from trainer.model import features
 from trainer.plan import plan
 from trainer.step import MicroBatch, TrainStep
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own tracing looks at it
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's own tracing, others in each version
 
 SAMPLES = 8
-FLOAT64 = 1e-12
+CLOSE = 1e-5
+"""The norm of a difference in float32, against that of the gradient."""
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[
         compile_blocks(clip)
     step = TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
     generator = torch.Generator().manual_seed(1)
-    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator, dtype=torch.float64)
+    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
     tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)
     size = cut.micro_batch_size
     step.gradients([MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)], step=0)
@@ -68,7 +69,6 @@ def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_
     (tmp_path / "tiny-compiled-dropout.json").write_text(json.dumps(config))
     job = tiny_job(
         config=str(tmp_path / "tiny-compiled-dropout.json"),
-        model={"precision": "fp64"},
         optim={"global_batch_size": SAMPLES, "max_batch_size_per_gpu": 4},
     )
     _, plain = gradients(job, alone, compiled=False)
@@ -76,25 +76,25 @@ def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_
     step, fast = gradients(job, alone, compiled=True)
     assert list(fast) == list(plain)  # the names, too
     for name, wanted in plain.items():
-        assert torch.allclose(fast[name], wanted, rtol=FLOAT64, atol=FLOAT64), name
+        assert float((fast[name] - wanted).norm()) <= CLOSE * float(wanted.norm()), name
     made = kernels["stats"]["unique_graphs"]
     assert made == 4  # two towers, with a graph and without; the blocks of a tower share theirs
     step.model.eval()
     with torch.no_grad():
-        features(step.model, torch.randn(3, 3, 32, 32, dtype=torch.float64), torch.ones(3, 16, dtype=torch.int64), "fp64")
+        features(step.model, torch.randn(3, 3, 32, 32), torch.ones(3, 16, dtype=torch.int64), "fp32")
     assert kernels["stats"]["unique_graphs"] == made  # an evaluation compiles nothing
 
 
-def test_blocks_whose_constants_differ_are_all_compiled(kernels: Any) -> None:
-    class Scaled(Block):
-        def __init__(self, factor: float) -> None:
+def test_blocks_whose_sizes_differ_are_all_compiled(kernels: Any) -> None:
+    class Wider(Block):
+        def __init__(self, hidden: int) -> None:
             super().__init__(4)
-            self.factor = factor
+            self.up, self.down = nn.Linear(4, hidden), nn.Linear(hidden, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.factor
+            return super().forward(self.down(self.up(x)))
 
-    tower = nn.Sequential(*[Scaled(1 + number / 100) for number in range(12)])
+    tower = nn.Sequential(*[Wider(8 + number) for number in range(12)])
     compile_blocks(tower)
     tower(torch.zeros(2, 4))
     assert kernels["stats"]["unique_graphs"] == 12
@@ -127,5 +127,7 @@ def test_a_job_that_compiles_keeps_the_compiler_in_its_image() -> None:
     assert tiny_job(model={"compile": True}).compiler_in_image
     assert tiny_job(image={"compiler": True}).compiler_in_image
     assert not tiny_job().compiler_in_image
+    with pytest.raises(ValidationError, match="is for proofs"):
+        tiny_job(model={"compile": True, "precision": "fp64"})
     with pytest.raises(ValidationError, match=r"image\.compiler = false"):
         tiny_job(model={"compile": True}, image={"compiler": False})

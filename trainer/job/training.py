@@ -33,6 +33,12 @@ class Model(Section):
     offline: bool = False
     """Never ask the hub: what is not in the cache is an error."""
 
+    @model_validator(mode="after")
+    def _proofs_are_not_compiled(self) -> "Model":
+        if self.compile and self.precision == "fp64":  # torch 2.6's compiler fails at attention in float64
+            raise ValueError('precision = "fp64" is for proofs, and goes without compile: drop one of the two')
+        return self
+
 
 class Optim(Section):
     global_batch_size: Positive
