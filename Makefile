@@ -96,11 +96,11 @@ image: venv ## build the container image of JOB=job.toml with the local Docker d
 	@if [[ -z '$(JOB)' ]]; then echo 'which job? make image JOB=job.toml' >&2; exit 2; fi
 	$(PY) -m trainer.launch.cli image build '$(JOB)'
 
-test-image: venv ## build the default stack's image for real, train in it (Debian, root; installs docker.io, debootstrap)
+test-image: venv ## build the default stack's image for real, train in it, build an older stack's Horovod (Debian, root; installs docker.io, debootstrap)
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m 'docker and not full' $(TEST_ARGS)
 
-test-image-full: venv ## the same, with BuildKit, Open MPI 5, an older stack, an offline build, a second build and Apptainer
+test-image-full: venv ## the same, with BuildKit, Open MPI 5, the older stack whole, an offline build, a second build and Apptainer
 	@tests/cluster/image/packages.sh
 	$(PY) -m pytest tests/cluster/image -m docker $(TEST_ARGS)
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import tomli_w
 
 from tests.cluster.image.daemon import certificates
+from trainer import jobfile
+from trainer.launch.image.context import context, write_tar
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,6 +73,15 @@ def build(job: Path, tag: str, root: Path = ROOT) -> Built:
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.startswith("sha256:")
     return Built(tag, job, time.monotonic() - started, done.stderr)
+
+
+def build_stage(name: str, job: Path, tag: str) -> None:
+    """A stage of a job's image, from the cache of its build: of the very same bytes, as the builder compares them."""
+    with tempfile.TemporaryFile(dir=job.parent) as file:
+        write_tar(context(jobfile.load(job)), file)
+        file.seek(0)
+        done = subprocess.run(["docker", "build", f"--target={name}", f"--tag={tag}", "-"], stdin=file, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 
 def over_ssh(tag: str, command: str, sshd: Sshd) -> str:

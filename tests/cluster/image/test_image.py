@@ -9,8 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.image import daemon
 from tests.cluster.image.daemon import docker, wait_for_port
-from tests.cluster.image.images import ROOT, SSHD_OF_ROOT, SSHD_OF_USER, Built, Sshd, build, clipship, in_image, over_ssh, write_job
+from tests.cluster.image.images import (
+    ROOT,
+    SSHD_OF_ROOT,
+    SSHD_OF_USER,
+    Built,
+    Sshd,
+    build,
+    build_stage,
+    clipship,
+    in_image,
+    over_ssh,
+    write_job,
+)
 from trainer.demo.__main__ import prepare as prepare_demo
 from trainer.launch.hosts import free_port
 from trainer.launch.image.table import table
@@ -131,6 +144,18 @@ def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     with capsys.disabled():
         print(f"\n{measured}")
     assert size <= LARGEST
+
+
+def test_an_older_stack_s_horovod_is_built_on_debian_13_with_its_own_cuda(docker_folder: Path, tmp_path: Path) -> None:
+    """Its build stage; the whole image is one of the long tests."""
+    torch, tag = "2.6.0", "clipship-test:older-horovod"
+    build_stage("horovod", write_job(tmp_path, tag, daemon.base("trixie", docker_folder), "debian-13", stack={"torch": torch}), tag)
+    checked = in_image(tag, "/opt/clipship/bin/horovodrun", "--check-build")
+    assert checked.returncode == 0, checked.stderr
+    assert {"PyTorch", "MPI", "Gloo", "NCCL"} <= set(re.findall(r"\[X\] (\w+)", checked.stdout))
+    loaded = "import horovod.torch, torch; print(torch.__version__, *torch.cuda.nccl.version(), sep='.')"
+    done = in_image(tag, "/opt/clipship/bin/python", "-c", loaded)
+    assert done.stdout.strip() == f"{torch}+cu124.{table().row(torch).nccl}", done.stderr
 
 
 def test_a_site_s_mirrors_replace_the_base_s_archives_security_too(bookworm: str, tmp_path: Path) -> None:

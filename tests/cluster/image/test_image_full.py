@@ -1,4 +1,4 @@
-"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack, a compiler, a build without an index, Apptainer."""
+"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack whole, a compiler, a build without an index, Apptainer."""
 
 import re
 import subprocess
@@ -9,9 +9,7 @@ import pytest
 
 from tests.cluster.image import daemon
 from tests.cluster.image.daemon import docker
-from tests.cluster.image.images import SSHD_OF_USER, Built, build, clipship, in_image, over_ssh, write_job
-from trainer import jobfile
-from trainer.launch.image.context import context, write_tar
+from tests.cluster.image.images import SSHD_OF_USER, Built, build, build_stage, clipship, in_image, over_ssh, write_job
 from trainer.launch.image.table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.full, pytest.mark.timeout(7200)]
@@ -79,7 +77,7 @@ RUN echo numpy==1.26.4 >/etc/constraint.txt
 
 def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(default_image: Built, bookworm: str, tmp_path: Path) -> None:
     stage, base, tag = "clipship-test:stage", "clipship-test-own:torch", "clipship-test:own-torch"
-    _build_stage("horovod", default_image.job, stage, tmp_path / "context.tar")
+    build_stage("horovod", default_image.job, stage)
     (tmp_path / "own").mkdir()
     (tmp_path / "own/Dockerfile").write_text(_OWN_TORCH.format(stage=stage))
     docker("build", f"--tag={base}", str(tmp_path / "own"))
@@ -97,14 +95,6 @@ def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(defaul
         assert over_ssh(tag, "command -v python mpirun", SSHD_OF_USER).split() == ["/opt/clipship/bin/python", "/usr/bin/mpirun"]
     finally:  # the stage is the cache of other builds, too
         subprocess.run(["docker", "rmi", "--force", tag, base], check=False)
-
-
-def _build_stage(name: str, job: Path, tag: str, scratch: Path) -> None:
-    """A stage of a job's image, from the cache of its build: of the very same bytes, as the builder compares them."""
-    with scratch.open("w+b") as file:
-        write_tar(context(jobfile.load(job)), file)
-        file.seek(0)
-        subprocess.run(["docker", "build", f"--target={name}", f"--tag={tag}", "-"], stdin=file, check=True)
 
 
 def _on_own_torch(folder: Path, tag: str, base: str, *, stack: dict[str, str] | None = None, **image: str) -> Path:

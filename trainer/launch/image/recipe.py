@@ -123,7 +123,6 @@ def recipe(job: Job) -> Recipe:
             *_COMPILER,
             *(() if gcc == distribution.gcc[0] else (f"g++-{gcc}",)),
             *(("libopenmpi-dev",) if image.mpi == "debian" else ()),
-            *(("nvidia-cuda-toolkit",) if kind == "debian" else ()),
         ),
         access=_access(image.site),
         env=_environment(job, row),
