@@ -50,10 +50,12 @@ def test_a_sample_of_a_class_without_a_name_is_named(shard: str, alone: Comm) ->
         evaluate(alone, zero_shot=(shard,), class_names=("a", "b", "c"))
 
 
-@pytest.mark.parametrize("key", ["zero_shot", "retrieval"])
-def test_an_evaluation_is_given_up_before_the_next_round_when_asked_to_stop(shard: str, alone: Comm, key: str) -> None:
-    """Four images in rounds of one; the third time somebody looks, a stop is wished."""
-    answers = iter([False, False, True])
+@pytest.mark.parametrize(
+    ("key", "rounds"), [("zero_shot", 2), ("retrieval", 2), ("retrieval", 4)], ids=["zero-shot", "retrieval", "ranking"]
+)
+def test_an_evaluation_is_given_up_before_the_next_round_when_asked_to_stop(shard: str, alone: Comm, key: str, rounds: int) -> None:
+    """Four images in rounds of one, then their ranking; after so many rounds a stop is wished."""
+    answers = iter([False] * rounds + [True])
     job = tiny_job(eval={key: (shard,), "class_names": ("a", "b", "c", "d"), "batch_size": 1})
     clip = model.build(job, plan(job, 1), alone)
     clip.model.train()

@@ -39,8 +39,7 @@ class Evaluation:
     def __call__(self, clip: Clip, stop: Callable[[], bool] = never) -> Metrics:
         """Collective: the metrics under the names of result.json; none where the job asks for nothing.
 
-        Raises Preempted, on all ranks, where some rank's `stop` says so: it is asked before each round of blocks. The ranking, at the
-        end of a retrieval, goes on to its own end.
+        Raises Preempted, on all ranks, where some rank's `stop` says so: it is asked before each round of blocks.
         """
         return {**self._zero_shot(clip, stop), **self._retrieval(clip, stop)}
 

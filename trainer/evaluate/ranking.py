@@ -1,4 +1,4 @@
-"""Ranks of images and texts among each other, exactly and in blocks. Knows its share by argument only; names no communication library.
+"""Ranks of images and texts among each other, exactly and in blocks. Knows its share by argument only.
 
 Cosines are computed without any rounding: `exact` rounds unit vectors to multiples of 2^-24, so that products are multiples of 2^-48 and
 float64 holds each partial sum, which Cauchy-Schwarz keeps below 2. Whatever the order of adding - block, thread, rank, device - a pair has
@@ -6,7 +6,7 @@ one cosine, equal pairs tie, and a tie is ranked by number: the lower one comes 
 T texts, D features, R rows and C columns of a block.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -37,19 +37,19 @@ def exact(features: Tensor) -> Tensor:
     return unit.div_(STEP).round_().mul_(STEP).float()
 
 
-def ahead(pairs: Pairs, rank: int, world_size: int, told: Callable[[int], None] = lambda rows: None) -> tuple[Tensor, Tensor]:
-    """What rank `rank` of `world_size` finds in its blocks of rows; summed over the ranks, a place in the ranking, counted from 0.
+def ahead(pairs: Pairs, begins: Iterable[int]) -> tuple[Tensor, Tensor]:
+    """What is found in the blocks of `ROWS` images that begin there; summed over all blocks, a place in the ranking, counted from 0.
 
-    int64 [N]: texts nearer to the image than the nearest of its own; int64 [T]: images nearer to the text than its own. `told` hears how
-    many rows are done.
+    int64 [N]: texts nearer to the image than the nearest of its own; int64 [T]: images nearer to the text than its own. A block behind
+    the last image is empty.
     """
     own_T = _own_cosines(pairs)
     best_N, best_text_N = _best_texts(pairs, own_T)
     images, texts = len(pairs.images_ND), len(pairs.texts_TD)
     numbers = torch.arange(max(images, texts), device=own_T.device)
     ahead_N, ahead_T = torch.zeros_like(best_text_N), torch.zeros_like(pairs.image_of_T)
-    for first in range(rank * ROWS, images, world_size * ROWS):
-        row = slice(first, min(first + ROWS, images))
+    for first in begins:
+        row = slice(min(first, images), min(first + ROWS, images))
         images_RD = pairs.images_ND[row].double()
         for left in range(0, texts, COLUMNS):
             column = slice(left, min(left + COLUMNS, texts))
@@ -58,7 +58,6 @@ def ahead(pairs: Pairs, rank: int, world_size: int, told: Callable[[int], None] 
             is_earlier_image_RC = numbers[row, None] < pairs.image_of_T[column]
             ahead_N[row] += _is_ahead(cosines_RC, best_N[row, None], is_earlier_text_RC).sum(1)
             ahead_T[column] += _is_ahead(cosines_RC, own_T[column], is_earlier_image_RC).sum(0)
-        told(row.stop)
     return ahead_N, ahead_T
 
 

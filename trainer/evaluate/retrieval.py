@@ -16,7 +16,7 @@ from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
-from trainer.evaluate.ranking import Pairs, ahead, exact
+from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
 from trainer.evaluate.rounds import never, rounds
 from trainer.job import Job
 from trainer.model import Clip
@@ -52,16 +52,22 @@ def retrieval(
 ) -> Retrieval:
     """Collective: how well the images of the source find their captions among all captions, and captions their images.
 
-    `show` sees all features on rank 0, before they are ranked. Until then, Preempted is raised on all ranks where
-    some rank's `stop` says so.
+    `show` sees all features on rank 0, before they are ranked. Raises Preempted on all ranks where some rank's `stop` says so.
     """
     with evaluating(clip.model):
         pairs = _encoded(clip, source, job, comm, stop)
         if show is not None and comm.world.rank == 0:
             show(pairs)
-        progress = Progress("retrieval", len(source), "images ranked")
-        texts_ahead, images_ahead = ahead(pairs, comm.world.rank, comm.world.size, progress.done)
+        texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(source), comm, stop))
     return Retrieval(1 + comm.all_reduce(texts_ahead).cpu(), 1 + comm.all_reduce(images_ahead).cpu())
+
+
+def _row_blocks(images: int, comm: Comm, stop: Callable[[], bool]) -> Iterator[int]:
+    """Collective: where the blocks of images begin that this rank ranks. In the last round one may begin behind the last image."""
+    progress = Progress("retrieval", images, "images ranked")
+    for begin in rounds(images, ROWS, comm, stop):
+        yield begin + comm.world.rank * ROWS
+        progress.done(begin + ROWS * comm.world.size)
 
 
 def median(ranks: Tensor) -> float:
