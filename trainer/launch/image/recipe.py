@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from trainer.job import Job
 from trainer.job.image import Image, Site
-from trainer.launch.image.base import system_name
-from trainer.launch.image.choices import compiler, toolkit
+from trainer.launch.image.base import base_of, system_name
+from trainer.launch.image.choices import compiler, cuda_of, toolkit
 from trainer.launch.image.fit import check_stack
 from trainer.launch.image.table import Row, System, Table, number, table
 
@@ -17,6 +17,8 @@ _SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "open
 _INFINIBAND = ("libibverbs1", "librdmacm1", "ibverbs-providers")  # NCCL looks for them at run time; without them it takes TCP
 _COMPILER = ("g++", "make", "python3-dev")
 _JUST_IN_TIME = ("g++", "python3-dev")  # torch.compile
+_CUDA_MAJORS = (11, 12, 13)
+"""For which the index has wheels of NCCL, all with the library at one path."""
 _APT_SECRET = "--mount=type=secret,id=apt_auth,target=/etc/apt/auth.conf.d/site.conf,mode=0444 "
 _PIP_SECRET = "--mount=type=secret,id=pip_conf,target=/run/secrets/pip_conf "
 
@@ -47,6 +49,10 @@ class Recipe:
     """Stays in the image, with the headers of the wheels."""
     row: Row | None
     """None: torch, CUDA and NCCL are the base's."""
+    system: str
+    """The base's distribution, as the table names it: the ID and the VERSION_ID of its /etc/os-release."""
+    own_base: bool
+    """The base is a site's own, in which there may be more than its name says."""
     proof: tuple[str, ...]
     """What the proof holds the image to."""
     mpi_origin: str
@@ -80,11 +86,18 @@ class Recipe:
         """What installs them, for a shell."""
         commands = ["set -e"]
         if self._more_packages:
+            commands.append("apt-get update -qq")
             commands.append(shlex.join(["apt-get", "install", "-qq", "--no-install-recommends", *self._more_packages]))
         if self.image.pip_packages:
             install = ["/opt/clipship/bin/pip", "install", "--quiet", "--constraint", "/docker/constraints.txt", *self.image.pip_packages]
             commands.append(shlex.join(install))
         return "; ".join(commands)
+
+    @property
+    def excluded_packages(self) -> tuple[str, ...]:
+        """What no package of the job may bring, as constraints that no release meets: Horovod, and an NCCL beside the stack's."""
+        own = self.row and self.row.cuda_major
+        return ("horovod<0", *(f"nvidia-nccl-cu{major}<0" for major in _CUDA_MAJORS if major != own))
 
     @property
     def keeps_path(self) -> bool:
@@ -101,15 +114,18 @@ def recipe(job: Job) -> Recipe:
     check_stack(job)
     known, image = table(), job.image
     row = None if job.stack.torch == "base" else known.row(job.stack.torch)
-    distribution = known.systems[system_name(job, known) or ""]  # check_stack has refused a base without one
+    system = system_name(job, known) or ""  # check_stack has refused a base without one
+    distribution = known.systems[system]
     kind = toolkit(job, known)
-    gcc = compiler(distribution, row, known.cuda[row.cuda]) if row else distribution.gcc[0]
+    gcc = compiler(distribution, row, cuda_of(job, row, known)) or distribution.gcc[0]
     brought = f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}" if row else "torch, CUDA and NCCL of the base"
     return Recipe(
         summary=f"{brought}, Horovod {known.horovod}, Open MPI {_mpi(job, distribution)}",
         image=image,
         compiler=job.compiler_in_image,
         row=row,
+        system=system,
+        own_base=not base_of(job, known).says_all,
         proof=_proof(job, row, known),
         mpi_origin=_mpi(job, distribution),
         toolkit=kind,
