@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Ranges(BaseHTTPRequestHandler):
-    """Serves byte ranges of the files below `root`; the first `failures` requests are answered with 503."""
+    """Serves byte ranges of the files below `root`, for a folder its index.html; the first `failures` requests are answered with 503."""
 
     root: Path
     failures = 0
@@ -31,7 +31,7 @@ class Ranges(BaseHTTPRequestHandler):
             self.send_error(503)
             return
         try:
-            whole = (self.root / self.path.lstrip("/")).read_bytes()
+            whole = (self.root / f"{self.path.lstrip('/')}{'index.html' * self.path.endswith('/')}").read_bytes()
         except OSError:
             self.send_error(404)
             return

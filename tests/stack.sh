@@ -14,7 +14,7 @@ shift
 
 pins=docker/torch/$row.txt
 [[ -e $pins ]] || { echo "the trainer does not run on torch $row; \`clipship stacks explain $row\` says why" >&2; exit 2; }
-python=$(command -v "${PYTHON:-python3.11}")
+python=$(command -v "${PYTHON:-python3.11}") || { echo "there is no ${PYTHON:-python3.11} here: make test-torch STACK=$row PYTHON=/path/to/python3" >&2; exit 2; }
 environment=.stacks/$row
 installed=$environment/installed-$(cat "$pins" docker/requirements*.txt tests/requirements.txt | sha256sum | head -c 16)
 if [[ ! -e $installed ]]; then

@@ -154,6 +154,7 @@ def _step(launcher: Literal["torchrun", "mpirun"], backend: Literal["torch", "ho
             "comm": {"backend": backend, "launcher": launcher},
             "logging": {"runs": str(folder), "every_steps": 1},
             "resources": {"cpus_per_gpu": 1},
+            "env": {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")},
         }
         job = jobfile.from_table(table, "the proof's job")
         path = folder / "job.toml"

@@ -164,9 +164,13 @@ def test_check_warns_of_what_is_known_bad_in_a_stack(capsys: Capture) -> None:
     image = ["--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1"]
     assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0"]) == 0
     assert "warning     torch 2.13.0: NCCL 2.29.7 may hang" in capsys.readouterr().out
-    helped = ["--set", "stack.torch=2.13.0", "--set", 'env.NCCL_PXN_DISABLE="1"']
-    assert cli.main(["check", "job.toml", "--no-data", *image, *helped]) == 0
-    assert "NCCL 2.29.7" not in capsys.readouterr().out
+    for setting, warns in (
+        ('env.NCCL_PXN_DISABLE="1"', False),
+        ('image.env.NCCL_PXN_DISABLE="1"', False),
+        ('env.NCCL_PXN_DISABLE="0"', True),
+    ):
+        assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0", "--set", setting]) == 0
+        assert ("NCCL 2.29.7" in capsys.readouterr().out) == warns
     assert cli.main(["check", "job.toml", "--no-data", *image]) == 0
     assert "2.14.1:" not in capsys.readouterr().out
 

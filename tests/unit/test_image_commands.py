@@ -1,5 +1,7 @@
 """Parts of `clipship image` that need no daemon: what is asked of pip and of BuildKit, what is refused before, and the lists of pins."""
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from tests.jobs import tiny_job
 from trainer.errors import ClusterError, InputError
 from trainer.installed import _licences_of
 from trainer.job.image import Site
+from trainer.launch.image import daemon
 from trainer.launch.image.build import _csv
 from trainer.launch.image.daemon import check_disk
 from trainer.launch.image.pins import pins
@@ -26,14 +29,46 @@ def test_a_name_with_a_digest_is_not_pushed() -> None:
 
 def test_a_full_disk_is_told_before_the_build_with_its_numbers(tmp_path: Path) -> None:
     free_gb = shutil.disk_usage(tmp_path).free / 1e9
-    daemon = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
-    check_disk(daemon, needed_gb=0)
+    connected = _daemon_at("http+docker://localhost", tmp_path)
+    check_disk(connected, needed_gb=0)
     with pytest.raises(ClusterError, match=rf"{tmp_path} has \d+ GB free and a build needs {free_gb + 1000:.0f}.*--any-disk"):
-        check_disk(daemon, needed_gb=round(free_gb + 1000))
+        check_disk(connected, needed_gb=round(free_gb + 1000))
 
 
-def test_the_disk_of_a_daemon_elsewhere_is_not_judged() -> None:
-    check_disk(SimpleNamespace(info=lambda: {"DockerRootDir": "/nowhere/docker"}), needed_gb=10**9)
+def test_the_disk_of_a_daemon_elsewhere_is_not_judged(tmp_path: Path) -> None:
+    check_disk(_daemon_at("http+docker://localhost", "/nowhere/docker"), needed_gb=10**9)
+    check_disk(_daemon_at("https://build-host:2376", tmp_path), needed_gb=10**9)
+
+
+def _daemon_at(address: str, root: Path | str) -> SimpleNamespace:
+    return SimpleNamespace(api=SimpleNamespace(base_url=address), info=lambda: {"DockerRootDir": str(root)})
+
+
+@pytest.fixture
+def docker_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a context of the docker command, in use, whose daemon does not run."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    folder = tmp_path / "contexts/meta" / hashlib.sha256(b"ours").hexdigest()
+    folder.mkdir(parents=True)
+    endpoint = {"Host": f"unix://{tmp_path}/ours.sock", "SkipTLSVerify": False}
+    (folder / "meta.json").write_text(json.dumps({"Name": "ours", "Metadata": {}, "Endpoints": {"docker": endpoint}}))
+    (tmp_path / "config.json").write_text(json.dumps({"currentContext": "ours"}))
+    return "ours"
+
+
+def test_the_daemon_is_that_of_the_docker_command_s_context(docker_context: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = daemon._context()
+    assert found.name == docker_context
+    assert found.Host.endswith("/ours.sock")
+    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    assert daemon._context() is None
+    monkeypatch.setenv("DOCKER_CONTEXT", "nobody")
+    with pytest.raises(ClusterError, match="no Docker context nobody: `docker context ls`"):
+        daemon.client()
+    monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
+    assert daemon._context() is None
 
 
 @pytest.mark.parametrize(

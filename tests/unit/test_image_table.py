@@ -1,7 +1,15 @@
 """How the table is compared with what wheels declare."""
 
+import shutil
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from tests.range_server import serving
+from trainer.launch.image import check_table
 from trainer.launch.image.check_table import compare
 from trainer.launch.image.table import Row, table
 from trainer.launch.image.wheel_index import Release
@@ -18,7 +26,7 @@ REQUIRES = (
 
 
 def test_a_row_that_says_what_the_wheel_says_has_no_difference() -> None:
-    assert list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), REQUIRES))) == []
+    assert list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), "2.28", REQUIRES))) == []
 
 
 @pytest.mark.parametrize(
@@ -33,13 +41,18 @@ def test_a_row_that_says_what_the_wheel_says_has_no_difference() -> None:
 )
 def test_a_difference_names_both_sides(old: str, new: str, said: str) -> None:
     changed = tuple(text.replace(old, new) for text in REQUIRES)
-    found = list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), changed)))
+    found = list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), "2.28", changed)))
     assert len(found) == 1
     assert said in found[0]
 
 
+def test_a_wheel_that_needs_another_glibc_is_a_difference() -> None:
+    found = list(compare(ROW, Release("2.14.1", ("3.10", "3.14"), "2.34", REQUIRES)))
+    assert found == ["torch 2.14.1: glibc is 2.28 in the table, 2.34 in the wheel"]
+
+
 def test_a_python_that_lost_its_wheels_is_a_difference() -> None:
-    assert list(compare(ROW, Release("2.14.1", ("3.11", "3.14"), REQUIRES))) == [
+    assert list(compare(ROW, Release("2.14.1", ("3.11", "3.14"), "2.28", REQUIRES))) == [
         "torch 2.14.1: python is 3.10 to 3.14 in the table, 3.11 to 3.14 in the wheel"
     ]
 
@@ -53,7 +66,7 @@ def test_the_parenthesised_form_of_old_wheels_is_read() -> None:
         'nvidia-nccl-cu12 (==2.21.5) ; platform_system == "Linux"',
         'triton (==3.2.0) ; platform_system == "Linux"',
     )
-    assert list(compare(old, Release("2.6.0", ("3.9", "3.13"), requires))) == []
+    assert list(compare(old, Release("2.6.0", ("3.9", "3.13"), "", requires))) == []
 
 
 def test_each_cuda_whose_compiler_comes_from_the_package_index_has_its_pins() -> None:
@@ -63,3 +76,51 @@ def test_each_cuda_whose_compiler_comes_from_the_package_index_has_its_pins() ->
     for cuda in from_index:
         pins = (FOLDER / "docker" / f"requirements-cuda-{cuda}.txt").read_text()
         assert f"nvidia-cuda-nvcc=={cuda}." in pins
+
+
+def _publish(index: Path, name: str, version: str, pythons: Sequence[str], requires: Sequence[str]) -> None:
+    """Wheels of one release, with a page for the package as an index has it; no METADATA beside them."""
+    folder = index / name
+    folder.mkdir(exist_ok=True)
+    metadata = "".join(f"Requires-Dist: {text}\n" for text in requires)
+    with (folder / "index.html").open("a") as page:
+        for python in pythons:
+            wheel = f"{name}-{version}-{python}-{python}-manylinux_2_28_x86_64.whl"
+            with zipfile.ZipFile(folder / wheel, "w") as archive:
+                archive.writestr(f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\n{metadata}")
+            page.write(f'<a href="{wheel}#sha256=0">{wheel}</a>\n')
+
+
+def _checked(monkeypatch: pytest.MonkeyPatch, index: str) -> int:
+    """`make check-stacks` with a table of one row."""
+    known = replace(table(), rows=(ROW,))
+    monkeypatch.setattr(check_table, "table", lambda: known)
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    return check_table.main()
+
+
+def test_the_table_is_held_against_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _publish(tmp_path, "torch", "2.14.1", ("cp310", "cp314"), REQUIRES)
+    _publish(tmp_path, "torchvision", "0.29.2", ("cp310",), ["torch==2.14.1"])
+    with serving(tmp_path) as (address, _):
+        assert _checked(monkeypatch, address) == 0
+        _publish(tmp_path, "torch", "2.16.0", ("cp311",), REQUIRES)
+        _publish(tmp_path, "torch", "2.0.1", ("cp311",), REQUIRES)  # older than the table's oldest
+        assert _checked(monkeypatch, address) == 1
+        assert capsys.readouterr().out == "torch 2.16.0: on the index, not in the table\n"
+        shutil.rmtree(tmp_path / "torchvision")
+        _publish(tmp_path, "torchvision", "0.29.2", ("cp310",), ["torch==2.14.0"])
+        shutil.rmtree(tmp_path / "torch")
+        _publish(tmp_path, "torch", "2.14.1", ("cp310", "cp314"), [text.replace("2.30.7", "2.31.0") for text in REQUIRES])
+        assert _checked(monkeypatch, address) == 1
+        assert capsys.readouterr().out.splitlines() == [
+            "torch 2.14.1: nccl is 2.30.7 in the table, 2.31.0 in the wheel",
+            "torch 2.14.1: torchvision 0.29.2 wants torch==2.14.0",
+        ]
+
+
+def test_an_index_that_does_not_answer_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _checked(monkeypatch, "http://127.0.0.1:9/simple") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("check-stacks: http://127.0.0.1:9/simple does not answer: ")
+    assert len(said.splitlines()) == 1

@@ -45,6 +45,10 @@ def test_libraries_that_are_not_what_was_said_are_named(monkeypatch: pytest.Monk
     ("labels", "words"),
     [
         ({"org.clipship.torch": "2.14.1", "org.clipship.nccl": "2.30.7"}, ["--torch", "2.14.1", "--nccl", "2.30.7"]),
+        (
+            {"org.clipship.torch": "2.14.1", "org.clipship.cuda": "13.0", "org.clipship.nccl": "2.30.7"},
+            ["--torch", "2.14.1", "--cuda", "13.0", "--nccl", "2.30.7", "--archs", "7.5,8.0,8.6,9.0,10.0,12.0"],
+        ),
         ({"org.clipship.torch": "base", "org.clipship.cuda": "13.0"}, ["--cuda", "13.0"]),
         ({"org.clipship.compiler": "g++"}, ["--compiler"]),
         ({}, []),

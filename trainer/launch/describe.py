@@ -59,6 +59,7 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     if job.in_image:
         yield from _not_in_the_image(job)
+    if job.image.tag is not None:
         yield from _known_bad(job)
     if "kubernetes" in job.model_fields_set:
         yield from kubernetes_warnings(job)
@@ -81,8 +82,9 @@ def _not_in_the_image(job: Job) -> Iterator[str]:
 def _known_bad(job: Job) -> Iterator[str]:
     if job.stack.torch == "base":
         return
+    variables = [f"{name}={value}" for name, value in {**job.image.env, **job.env}.items()]
     for bad in table().row(job.stack.torch).known_bad:
-        if job.resources.nodes >= bad.from_nodes and bad.unless not in job.env:
+        if job.resources.nodes >= bad.from_nodes and bad.unless not in variables:
             yield f"torch {job.stack.torch}: {bad.text}"
 
 

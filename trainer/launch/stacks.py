@@ -41,7 +41,9 @@ def _list() -> Iterator[str]:
     yield _COLUMNS.format("torch", "torchvision", "Python", "CUDA", "cuDNN", "NCCL", "C++", "GPUs", "")
     for row in known.rows:
         gpus = f"{row.archs[0]} to {row.archs[-1]}"
-        marks = [text for text, holds in (("default", row.torch == known.default), ("built here", row.built)) if holds]
+        marks = ["default"] if row.torch == known.default else []
+        if row.built:
+            marks += ["image built here" if row.built[0].startswith("the image") else "tests passed here"]
         marks += [] if known.trains(row) else ["too old for the trainer"]
         marks += ["known bad: see explain"] if row.known_bad else []
         pythons = f"{row.python[0]}-{row.python[1]}"
@@ -69,6 +71,10 @@ def _explain(name: str) -> Iterator[str]:
         ("driver", _driver(row, known)),
         ("GPUs", f"compute capability {', '.join(row.archs)}: what the wheel has code for"),
         ("C++", f"{row.cxx}: torch's headers ask for it; Horovod is built as that"),
+        (
+            "Horovod",
+            f"{known.horovod}, the last release, with the edits that docker/build-horovod.sh explains: C++{row.cxx}, gcc 13, Python 3.12",
+        ),
         ("ABI", "libstdc++'s new strings" if row.cxx11_abi else "libstdc++'s old strings; Horovod's build follows torch"),
         ("g++", f"up to {cuda.gcc_max}: nvcc {row.cuda} refuses a newer one"),
         ("nvcc", f"from {', '.join(cuda.nvcc)}; in the build stage alone"),

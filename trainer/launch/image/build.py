@@ -102,16 +102,28 @@ def _with_buildkit(job: Job, entries: dict[str, Entry]) -> Iterator[str]:
     command = buildkit_command()
     with tempfile.TemporaryDirectory(prefix="clipship-") as name:
         write_folder(entries, Path(name) / "context")
-        secrets = [f"--secret={_csv(f'id={secret}', f'src={path}')}" for secret, path in job.image.site.secrets.items()]
-        words = [command, "build", "--progress=plain", f"--tag={job.image.tag}", f"--build-arg=REVISION={revision()}", *secrets, "context"]
+        _, *words = build_command(job, Path("context"))
         environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
         with subprocess.Popen(
-            words, cwd=name, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            [command, *words, "--progress=plain"],
+            cwd=name,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         ) as process:
             assert process.stdout is not None
             yield from process.stdout
         if process.returncode != 0:
             raise _Failed(f"docker build ended with {process.returncode}")
+
+
+def build_command(job: Job, folder: Path) -> list[str]:
+    """What builds the job's image from a folder that `write_folder` filled."""
+    tag = [f"--tag={job.image.tag}"] if job.image.tag else []
+    secrets = [f"--secret={_csv(f'id={secret}', f'src={path}')}" for secret, path in job.image.site.secrets.items()]
+    return ["docker", "build", *tag, f"--build-arg=REVISION={revision()}", *secrets, str(folder)]
 
 
 def _csv(*fields: str) -> str:

@@ -13,9 +13,13 @@ _PIP_DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_u
 
 
 def main() -> int:
-    """Print each difference; returns 1 where there is one."""
-    known = table()
-    found = list(_differences(known, _index_url()))
+    """Print each difference; returns 1 where there is one, or no index."""
+    known, index = table(), _index_url()
+    try:
+        found = list(_differences(known, index))
+    except OSError as problem:  # urllib's own are OSErrors
+        print(f"check-stacks: {index} does not answer: {problem}; PIP_INDEX_URL names another index", file=sys.stderr)
+        return 1
     for line in found:
         print(line)
     print(f"check-stacks: {len(known.rows)} rows, {len(found)} differences from the index", file=sys.stderr)
@@ -49,6 +53,8 @@ def compare(row: Row, found: Release) -> Iterator[str]:
         "setuptools": _bound(found, "setuptools"),
         "cuda": ".".join((_pin(found, "cuda-toolkit") or _pin(found, r"nvidia-cuda-runtime-cu\d+")).split(".")[:2]),
     }
+    if found.glibc:
+        declared["glibc"] = found.glibc
     ours = {name: getattr(row, name) for name in declared} | {"python": " to ".join(row.python)}
     for name, value in declared.items():
         if value != ours[name]:

@@ -1,5 +1,6 @@
 """`clipship image`: build, verify and publish the container image of a job."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,9 +47,11 @@ def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
 def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
     """Write all that JOB's image is built from to FOLDER, its Dockerfile too, for a builder of your own."""
     from trainer.launch.image import context as contexts
+    from trainer.launch.image.build import build_command
 
-    contexts.write_folder(contexts.context(_load(job_path, overrides)), folder)
-    print(f"wrote {folder}; for example: docker build {folder}", file=sys.stderr)
+    job = _load(job_path, overrides)
+    contexts.write_folder(contexts.context(job), folder)
+    print(f"wrote {folder}; for example: {shlex.join(build_command(job, folder))}", file=sys.stderr)
 
 
 @command.command()
@@ -70,7 +73,9 @@ def verify(image: str) -> None:
     elif row is not None:
         click.echo(f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` says more", err=True)
     else:
-        raise ClusterError(f"{image} works, and no stack of the table has torch {facts['torch']} with NCCL {facts['nccl']}")
+        raise ClusterError(
+            f"{image} works, and no stack of the table has torch {facts['torch']} with CUDA {facts['cuda']} and NCCL {facts['nccl']}"
+        )
 
 
 @command.command()

@@ -12,6 +12,10 @@ from trainer.errors import ClusterError, InputError
 _FIRST_WITHOUT_BUILDKIT = 23
 """The major version of Docker's command that moved BuildKit into a plugin."""
 
+_TIMEOUT_S = 600
+_LOCAL = "http+docker://localhost"
+"""How the SDK writes the address of a daemon behind a socket of this machine."""
+
 BUILD_GB = 25
 """What a build needs on the daemon's disk: the wheels once in their stage, once in the image, once more while layers are made."""
 
@@ -19,17 +23,35 @@ BUILD_GB = 25
 def client() -> Any:
     """A connected docker.DockerClient. Raises ClusterError where none can be had."""
     try:
-        from docker.client import from_env  # a folder docker/ on sys.path passes for the package, but has no such module
+        from docker.client import DockerClient, from_env  # a folder docker/ on sys.path passes for the package, but has no such module
         from docker.errors import DockerException
     except ImportError:
         raise InputError("the Docker SDK for Python is not installed: pip install 'clipship[launch]'") from None
 
     try:
-        connected = from_env(timeout=600)
+        context = _context()
+        if context is None:
+            connected = from_env(timeout=_TIMEOUT_S)
+        else:
+            tls = context.TLSConfig or False
+            connected = DockerClient(base_url=context.Host, tls=tls, timeout=_TIMEOUT_S, use_ssh_client=context.Host.startswith("ssh://"))
         connected.ping()
     except DockerException as problem:
         raise ClusterError(_unreachable(str(problem))) from None
     return connected
+
+
+def _context() -> Any:
+    """The docker command's context, whose daemon it would ask; None where that is the default. The SDK's own from_env knows none."""
+    from docker.context import ContextAPI
+
+    if os.environ.get("DOCKER_HOST"):
+        return None
+    name = os.environ.get("DOCKER_CONTEXT")
+    context = ContextAPI.get_context(name or None)
+    if context is None:
+        raise ClusterError(f"there is no Docker context {name or 'as the configuration names it'}: `docker context ls` lists them")
+    return None if context.name == "default" else context
 
 
 @contextmanager
@@ -76,11 +98,13 @@ def _says(*command: str) -> str:
 
 def check_disk(connected: Any, needed_gb: int = BUILD_GB) -> None:
     """Raises ClusterError where the daemon's disk, if it is this machine's, is too full for a build."""
+    if connected.api.base_url != _LOCAL:
+        return
     root = connected.info().get("DockerRootDir", "")
     try:
         free_gb = shutil.disk_usage(root).free / 1e9
     except OSError:
-        return  # the daemon runs elsewhere
+        return  # the daemon has a root folder of its own: rootless, or in a virtual machine
     if free_gb < needed_gb:
         raise ClusterError(
             f"the disk of {root} has {free_gb:.0f} GB free and a build needs {needed_gb}: "

@@ -8,7 +8,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from trainer.errors import InputError
 from trainer.job import Job
 from trainer.launch.image.base import STAGES, Base, base_of, system_name
-from trainer.launch.image.choices import base_with_nvcc, compiler, cuda_of, toolkit
+from trainer.launch.image.choices import base_with_nvcc, bases, compiler, cuda_of, toolkit
 from trainer.launch.image.pins import normal, pins
 from trainer.launch.image.table import Row, System, Table, has_code, number, table
 
@@ -215,7 +215,10 @@ def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
 
 
 def _torches(known: Table, fits: Callable[[Row], bool]) -> str:
-    return _or_none([row.torch for row in known.rows if fits(row) and known.trains(row)], "torch")
+    fitting = [row for row in known.rows if fits(row) and known.trains(row)]
+    return _or_none(
+        [row.torch for row in sorted(fitting, key=lambda row: not bases(row, known))], "torch"
+    )  # first what a plain base builds
 
 
 def _or_none(names: list[str], what: str) -> str:

@@ -23,7 +23,7 @@ def verify(image: str) -> tuple[dict[str, Any], Row | None]:
     expected = _expectations(image)
     output = _run(image, [_PYTHON, *_PROOF, *expected])
     facts: dict[str, Any] = json.loads(output)
-    return facts, table().matching(facts["nccl"], facts["torch"])
+    return facts, table().matching(facts["torch"], facts["cuda"], facts["nccl"])
 
 
 def has_own_torch(image: str) -> bool:
@@ -53,12 +53,16 @@ def _expectations(image: str) -> Sequence[str]:
     """What the image's labels promise."""
     found = labels(image)
     said = {name: found.get(f"org.clipship.{name}") for name in ("torch", "cuda", "nccl")}
+    row = table().matching(*(said[name] or "" for name in ("torch", "cuda", "nccl")))
+    archs = {"archs": ",".join(row.archs)} if row else {}
     compiler = ["--compiler"] if "org.clipship.compiler" in found else []
-    return [word for name, value in said.items() if value and value != _OF_BASE for word in (f"--{name}", value)] + compiler
+    return [word for name, value in {**said, **archs}.items() if value and value != _OF_BASE for word in (f"--{name}", value)] + compiler
 
 
 def _run(image: str, command: Sequence[str]) -> str:
     """What the command says on stdout in a container of the image, which is removed. Raises ClusterError where it fails."""
+    if "org.clipship.torch" not in labels(image):
+        raise ClusterError(f"{image} is no image of `clipship image build`, nor made from one: there is nothing in it to look with")
     with daemon(image) as connected:
         container = connected.containers.create(image, list(command), entrypoint="", network_mode="none", shm_size=_SHARED_MEMORY)
         try:

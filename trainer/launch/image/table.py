@@ -31,7 +31,7 @@ class KnownBad:
     from_nodes: int = 1
     """On so many nodes and more."""
     unless: str = ""
-    """The variable whose value in [env] helps."""
+    """The variable that helps, with its value: NAME=VALUE."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Table:
         known = ", ".join(row.torch for row in self.rows)
         raise InputError(f"the table has no stack for torch {torch}; it has {known}. `clipship stacks` lists them")
 
-    def matching(self, nccl: str, torch: str) -> Row | None:
-        """The row of a torch and an NCCL that were found together."""
-        return next((row for row in self.rows if (row.torch, row.nccl) == (torch.partition("+")[0], nccl)), None)
+    def matching(self, torch: str, cuda: str | None, nccl: str | None) -> Row | None:
+        """The row of a torch, a CUDA and an NCCL that were found together."""
+        return next((row for row in self.rows if (row.torch, row.cuda, row.nccl) == (torch.partition("+")[0], cuda, nccl)), None)
 
     def driver_of_gpu(self, arch: str) -> int:
         """The oldest driver that knows a GPU of this compute capability; 0 where CUDA's own bound is the higher one."""

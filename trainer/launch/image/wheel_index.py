@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _TIMEOUT_S = 60
-_LINUX_WHEEL = r"{name}-(?P<version>\d+(?:\.\d+)*)-(?P<python>cp\d+|py3)-[^-]+-(?:\S*linux\S*_x86_64|any)\.whl"
+_LINUX_WHEEL = r"{name}-(?P<version>\d+(?:\.\d+)*)-(?P<python>cp\d+|py3)-[^-]+-(?P<platform>\S*linux\S*_x86_64|any)\.whl"
+_GLIBC = re.compile(r"manylinux_(\d+)_(\d+)_x86_64")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Release:
     version: str
     pythons: tuple[str, ...]
     """As "3.11", ascending; ("3",) for a wheel that fits every Python 3."""
+    glibc: str
+    """The oldest that the wheels run on, by their names; "" where these do not say it."""
     requires: tuple[str, ...]
 
 
@@ -44,7 +47,9 @@ def release(version: str, wheels: dict[str, str]) -> Release:
     """What the wheels of one version declare; one of them is looked into."""
     pythons = sorted((_python(tag) for tag in wheels), key=lambda python: [int(part) for part in python.split(".")])
     metadata = _metadata(next(iter(wheels.values())))
-    return Release(version, tuple(pythons), tuple(metadata.get_all("Requires-Dist") or ()))
+    platforms = [named for address in wheels.values() if (named := _GLIBC.search(address))]
+    glibc = f"{platforms[0][1]}.{platforms[0][2]}" if platforms else ""
+    return Release(version, tuple(pythons), glibc, tuple(metadata.get_all("Requires-Dist") or ()))
 
 
 def _python(tag: str) -> str:
