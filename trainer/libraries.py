@@ -1,7 +1,9 @@
 """Which shared libraries this process has mapped: torch and Horovod must share one NCCL. Imports no torch."""
 
 import ctypes
+import json
 import re
+import sys
 from pathlib import Path
 
 
@@ -40,3 +42,12 @@ def mpi_version() -> str:
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()  # MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI, 8192 in MPICH
     ctypes.CDLL(found[0]).MPI_Get_library_version(text, ctypes.byref(length))
     return text.value.decode(errors="replace").split("\n")[0].strip()
+
+
+def image_stack() -> dict[str, str]:
+    """What the image around this environment was built and proven with (torch, cuda, nccl), from its stack.json; empty outside an image."""
+    try:
+        found: dict[str, str] = json.loads((Path(sys.prefix) / "stack.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return found

@@ -19,7 +19,7 @@ from trainer.health.last_words import forget_others
 from trainer.health.tree import Meeting
 from trainer.inputs import check_run_folder
 from trainer.job import Job
-from trainer.libraries import nccl_facts
+from trainer.libraries import image_stack, nccl_facts
 from trainer.run_lock import hold
 from trainer.whole_file import write_json, write_whole
 from trainer.world import World
@@ -189,4 +189,5 @@ def _environment(comm: "Comm") -> Mapping[str, str]:
         **versions(),
         **comm.versions(),
         **nccl_facts(),
+        **{f"image_{name}": built for name, built in image_stack().items()},
     }

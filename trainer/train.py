@@ -64,7 +64,7 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, pulse: Pu
     unequal = check_same(job, comm)
     ready = prepare(job, comm)
     if unequal:
-        log.warning("the ranks do not run the same (health.same_environment = warn):\n%s", unequal)
+        log.warning("%s\n(health.same_environment = warn)", unequal)
     if ready is not None:
         train(ready)
     pulse.phase("shutdown")

@@ -1,8 +1,17 @@
 """What ranks compare at the start: only differences are named, with who has them."""
 
+import json
+import re
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
-from trainer.health.same import code_hash, differences
+import pytest
+
+from tests.jobs import tiny_job
+from trainer.comm.protocol import Comm
+from trainer.errors import InputError
+from trainer.health.same import check_same, code_hash, differences, unlike_image
 
 
 def test_only_what_differs_is_named_with_the_odd_ranks_and_their_nodes() -> None:
@@ -34,3 +43,23 @@ def test_code_differs_when_a_line_or_a_name_does(tmp_path: Path) -> None:
     second = code_hash(tmp_path)
     (tmp_path / "a.py").rename(tmp_path / "b.py")
     assert len({first, second, code_hash(tmp_path)}) == 3
+
+
+def test_a_process_that_is_not_what_its_image_promises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Comm) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert check_same(tiny_job(), alone) == ""
+    torch = version("torch").partition("+")[0]
+    (tmp_path / "stack.json").write_text(json.dumps({"torch": torch}))
+    assert check_same(tiny_job(), alone) == ""
+    (tmp_path / "stack.json").write_text(json.dumps({"torch": "2.1.0"}))
+    said = f"their image was built and proven with:\n  torch {torch}, the image has 2.1.0: rank 0"
+    with pytest.raises(InputError, match=re.escape(said)):
+        check_same(tiny_job(), alone)
+    assert said in check_same(tiny_job(health={"same_environment": "warn"}), alone)
+    assert check_same(tiny_job(health={"same_environment": "off"}), alone) == ""
+
+
+def test_what_a_process_does_not_use_need_not_be_what_the_image_has() -> None:
+    assert list(unlike_image({"torch": "2.14.1", "nccl": "2.30.7"}, {"torch": "2.14.1"})) == []
+    assert list(unlike_image({"nccl": "2.30.7"}, {"nccl": "2.28.3"})) == ["nccl 2.28.3, the image has 2.30.7"]
+    assert list(unlike_image({}, {"torch": "2.14.1"})) == []

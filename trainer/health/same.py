@@ -6,6 +6,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from trainer import jobfile
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 from trainer.job import Job
-from trainer.libraries import mapped, mpi_version, nccl_facts
+from trainer.libraries import image_stack, mapped, mpi_version, nccl_facts
 from trainer.run import versions
 
 _VARIABLES = re.compile(r"NCCL_|TORCH_|HOROVOD_|OMP_NUM_THREADS$|CUDA_(?!VISIBLE_DEVICES)|PYTORCH_")
@@ -28,17 +29,46 @@ _NAMED = 8
 
 
 def check_same(job: Job, comm: Comm) -> str:
-    """Collective: what differs between ranks, "" where nothing does. Raises InputError with it, on every rank, where the job says so."""
-    if job.health.same_environment == "off" or comm.world.size == 1:
+    """Collective: what differs between ranks, or from the image that they run in; "" where nothing does.
+
+    Raises InputError with it, on every rank, where the job says so.
+    """
+    if job.health.same_environment == "off":
         return ""
-    everyone = comm.all_gather_object((comm.world.node, facts(job, comm)))
-    found = "\n".join(differences(everyone))
+    mine = (comm.world.node, facts(job, comm), list(unlike_image(image_stack(), _stack())))
+    everyone = comm.all_gather_object(mine)
+    unequal = "\n".join(differences([(node, its) for node, its, _ in everyone]))
+    unlike = "\n".join(_by_ranks([lines for _, _, lines in everyone]))
+    found = [f"the ranks do not run the same:\n{unequal}"] * bool(unequal)
+    found += [f"the ranks do not run what their image was built and proven with:\n{unlike}"] * bool(unlike)
     if found and job.health.same_environment == "error":
-        raise InputError(
-            f"the ranks do not run the same:\n{found}\n"
-            'make them equal (one image, one environment, one checkout for all nodes), or set health.same_environment = "warn"'
-        )
-    return found
+        hints = [
+            *["make them equal (one image, one environment, one checkout for all nodes)"] * bool(unequal),
+            *["look for a mount, LD_LIBRARY_PATH or LD_PRELOAD that brings another library"] * bool(unlike),
+        ]
+        raise InputError("\n".join(found) + f'\n{"; ".join(hints)}, or set health.same_environment = "warn"')
+    return "\n".join(found)
+
+
+def unlike_image(promised: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
+    """A line for each thing that the image has otherwise than this process; what the process does not use is not missed."""
+    for name, expected in promised.items():
+        if found.get(name, expected) != expected:
+            yield f"{name} {found[name]}, the image has {expected}"
+
+
+def _stack() -> dict[str, str]:
+    """Of this process, under the names of the image's stack.json."""
+    cuda, nccl = torch.version.cuda, nccl_facts()
+    of_cuda = {"cuda": cuda} if cuda else {}
+    of_nccl = {"nccl": nccl["nccl_mapped"]} if nccl else {}
+    return {"torch": version("torch").partition("+")[0], **of_cuda, **of_nccl}
+
+
+def _by_ranks(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Each line once, with the ranks that say it."""
+    for line in dict.fromkeys(line for its in lines for line in its):
+        yield f"  {line}: {_who(rank for rank, its in enumerate(lines) if line in its)}"
 
 
 def facts(job: Job, comm: Comm) -> dict[str, str]:

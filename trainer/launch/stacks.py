@@ -71,10 +71,7 @@ def _explain(name: str) -> Iterator[str]:
         ("driver", _driver(row, known)),
         ("GPUs", f"compute capability {', '.join(row.archs)}: what the wheel has code for"),
         ("C++", f"{row.cxx}: torch's headers ask for it; Horovod is built as that"),
-        (
-            "Horovod",
-            f"{known.horovod}, the last release, with the edits that docker/build-horovod.sh explains: C++{row.cxx}, gcc 13, Python 3.12",
-        ),
+        ("Horovod", f"{known.horovod}, built as C++{row.cxx}; docker/build-horovod.sh says what it edits, and why"),
         ("ABI", "libstdc++'s new strings" if row.cxx11_abi else "libstdc++'s old strings; Horovod's build follows torch"),
         ("g++", f"up to {cuda.gcc_max}: nvcc {row.cuda} refuses a newer one"),
         ("nvcc", f"from {', '.join(cuda.nvcc)}; in the build stage alone"),

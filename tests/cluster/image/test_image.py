@@ -107,7 +107,17 @@ def test_the_demo_learns_inside(default_image: Built, tmp_path: Path, backend: s
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((tmp_path / "runs/digits/result.json").read_text())["zero_shot_top1"] > 0.5
     ranks = json.loads((tmp_path / "runs/digits/environment.json").read_text())
-    assert {rank["nccl_mapped"] for rank in ranks} == {table().row(table().default).nccl}
+    assert {(rank["nccl_mapped"], rank["image_nccl"]) for rank in ranks} == {(table().row(table().default).nccl,) * 2}
+
+
+def test_a_run_with_another_nccl_than_its_image_was_proven_with_is_refused_at_its_start(default_image: Built, tmp_path: Path) -> None:
+    prepare_demo(tmp_path)
+    tmp_path.chmod(0o777)
+    (tmp_path / "stack.json").write_text('{"nccl": "2.28.3"}')  # as if a library had been mounted over it: the promise is another
+    volumes = (f"--volume={tmp_path}:/workspace", f"--volume={tmp_path}/stack.json:/opt/clipship/stack.json:ro")
+    done = in_image(default_image.tag, "clipship", "run", "/workspace/job.toml", "--nproc", "2", options=volumes)
+    assert done.returncode == 2
+    assert f"nccl {table().row(table().default).nccl}, the image has 2.28.3: ranks 0, 1" in done.stderr
 
 
 def test_the_list_of_packages_has_names_versions_and_licences(default_image: Built) -> None:

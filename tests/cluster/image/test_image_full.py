@@ -110,6 +110,8 @@ def test_a_compiler_stays_where_the_job_asks_for_it_and_any_user_compiles(bookwo
     proof = ("python", "-P", "-m", "trainer.proof", "--compiler")
     done = in_image(tag, *proof, options=("--user=4242:4242", "--env=HOME=/nowhere"))
     assert done.returncode == 0, done.stderr[-3000:]
+    left = in_image(tag, "find", "/tmp", "/var/tmp", "/home", "-name", "*inductor*", "-o", "-name", "*triton*", options=("--user=0",))
+    assert left.stdout == ""
 
 
 def test_a_wheelhouse_replaces_the_index(bookworm: str, tmp_path: Path) -> None:
@@ -117,8 +119,14 @@ def test_a_wheelhouse_replaces_the_index(bookworm: str, tmp_path: Path) -> None:
     job = write_job(tmp_path, tag, bookworm, "debian-12")
     filled = clipship("image", "wheelhouse", str(job), str(house))
     assert filled.returncode == 0, filled.stderr[-3000:]
-    built = build(write_job(tmp_path, tag, bookworm, "debian-12", site={"wheelhouse": str(house)}), tag)
-    assert built.seconds > 0
+    offline = write_job(tmp_path, tag, bookworm, "debian-12", site={"wheelhouse": str(house)})
+    wheel = next(house.glob("einops-*.whl"), None) or next(house.glob("ftfy-*.whl"))
+    wheel.rename(tmp_path / wheel.name)
+    lacking = clipship("image", "build", str(offline), "--any-disk")
+    assert lacking.returncode == 1, "an index was asked"
+    assert "the index or the wheelhouse lacks a package" in lacking.stderr
+    (tmp_path / wheel.name).rename(wheel)
+    build(offline, tag)
 
 
 def test_apptainer_builds_the_image_and_runs_it(default_image: Built, docker_folder: Path, tmp_path: Path) -> None:

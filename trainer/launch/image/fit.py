@@ -215,10 +215,9 @@ def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
 
 
 def _torches(known: Table, fits: Callable[[Row], bool]) -> str:
+    """First those that a plain base is enough for."""
     fitting = [row for row in known.rows if fits(row) and known.trains(row)]
-    return _or_none(
-        [row.torch for row in sorted(fitting, key=lambda row: not bases(row, known))], "torch"
-    )  # first what a plain base builds
+    return _or_none([row.torch for row in sorted(fitting, key=lambda row: not bases(row, known))], "torch")
 
 
 def _or_none(names: list[str], what: str) -> str:

@@ -55,6 +55,8 @@ class Recipe:
     """The base is a site's own, in which there may be more than its name says."""
     proof: tuple[str, ...]
     """What the proof holds the image to."""
+    promise: str
+    """JSON: the versions of torch, CUDA and NCCL among that; empty where none is known."""
     mpi_origin: str
     toolkit: str
     cuda_home: str
@@ -127,6 +129,7 @@ def recipe(job: Job) -> Recipe:
         system=system,
         own_base=not base_of(job, known).says_all,
         proof=_proof(job, row, known),
+        promise=json.dumps(promised) if (promised := _versions(job, row)) else "",
         mpi_origin=_mpi(job, distribution),
         toolkit=kind,
         cuda_home=_cuda_home(kind, row, image.cuda_home),
@@ -148,14 +151,16 @@ def recipe(job: Job) -> Recipe:
 
 def _proof(job: Job, row: Row | None, known: Table) -> tuple[str, ...]:
     compiler = ("--compiler",) if job.compiler_in_image else ()
+    versions = tuple(word for name, value in _versions(job, row).items() for word in (f"--{name}", value))
     if row:
-        return ("--torch", row.torch, "--cuda", row.cuda, "--nccl", row.nccl, "--archs", ",".join(row.archs), *compiler)
-    claims = tuple(word for name, value in _claims(job).items() for word in (f"--{name}", value))
-    return ("--torch-min", known.trainer_torch_min, *claims, "--gpus", ",".join(dict.fromkeys(job.stack.archs)), *compiler)
+        return (*versions, "--archs", ",".join(row.archs), *compiler)
+    return ("--torch-min", known.trainer_torch_min, *versions, "--gpus", ",".join(dict.fromkeys(job.stack.archs)), *compiler)
 
 
-def _claims(job: Job) -> dict[str, str]:
-    """What the job says of a base's torch."""
+def _versions(job: Job, row: Row | None) -> dict[str, str]:
+    """By name; of a base's torch what the job says of it."""
+    if row:
+        return {"torch": row.torch, "cuda": row.cuda, "nccl": row.nccl}
     return {name: value for name, value in (("cuda", job.stack.cuda), ("nccl", job.stack.nccl)) if value}
 
 
@@ -198,7 +203,7 @@ def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, s
     return {
         "org.opencontainers.image.title": f"Clipship for {job.name}",
         "org.clipship.torch": job.stack.torch,
-        **{f"org.clipship.{name}": value for name, value in (_brought(row, python) if row else _claims(job)).items()},
+        **{f"org.clipship.{name}": value for name, value in (_brought(row, python) if row else _versions(job, row)).items()},
         "org.clipship.open_clip": job.stack.open_clip,
         "org.clipship.horovod": known.horovod,
         "org.clipship.mpi": job.image.mpi,
