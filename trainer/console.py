@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, TextIO
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted, Unfit
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, Preempted, Unfit, Unreadable
 from trainer.exits import ExitRecord, record_exit
 from trainer.health import memory
 from trainer.health.pulse import RANK_DIR, Pulse
@@ -64,7 +64,7 @@ def _refuse(world: World, pulse: Pulse, error: InputError | Unfit) -> NoReturn:
         print(f"clipship: {error}", file=sys.stderr)
     elif RANK_DIR not in os.environ and pulse.now != "init":
         print(f"clipship: rank {world.rank} on {world.node}: {error}", file=sys.stderr)
-    _leave(world, EXIT_BAD_INPUT if isinstance(error, InputError) else EXIT_FAILED, str(error))
+    _leave(world, EXIT_FAILED if isinstance(error, Unfit | Unreadable) else EXIT_BAD_INPUT, str(error))
 
 
 def _fail(world: World, error: Exception) -> NoReturn:

@@ -14,6 +14,10 @@ class InputError(Exception):
     """
 
 
+class Unreadable(InputError):
+    """Storage that does not answer, or has no longer what it had, also after some waiting: exit code 1, for a later start may go on."""
+
+
 class Unfit(Exception):
     """The machines cannot run the job as they are: shown without a traceback, exit code 1. The text names node and remedy."""
 

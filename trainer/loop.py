@@ -90,7 +90,7 @@ class Loop:
                 metrics, stop = self._saved_and_evaluated(steps_done, stop=False, save=False)
             self._close(agreement)
             if stop:
-                raise Preempted(f"asked to stop: step {self._saved_step} of {self.schedule.steps} is saved")
+                raise Preempted(f"asked to stop: step {self._saved_step} of {self.schedule.steps} is saved, and the run can go on")
         return metrics
 
     def summary(self) -> Mapping[str, object]:

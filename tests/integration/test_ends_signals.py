@@ -1,13 +1,14 @@
 """A request to stop: all ranks save at the same step and leave with 75, whoever was asked and under whatever launcher."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
+from tests.integration.ends import HOROVOD_MPIRUN, MPIRUN, SHORT, TORCHRUN, Running, begin, full, ranks_left, starts
 from trainer.health.root import REPEAT_S
 
 LONG = 100_000
@@ -26,7 +27,7 @@ def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str
         time.sleep(0.2)
     end = running.end()
     assert end.code == 75, end.errors
-    assert "asked to stop; the run is saved and can go on (exit code 75)" in end.errors
+    assert "is saved, and the run can go on (exit code 75)" in end.errors
     step = int(end.output.partition("asked to stop: step ")[2].split()[0])
     assert f"step-{step:08d}" in end.checkpoints
     assert not ranks_left(running)
@@ -52,6 +53,22 @@ def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(tmp_pa
 def losses(folder: Path) -> dict[int, float]:
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {event["step"]: event["loss"] for event in events if "loss" in event}
+
+
+@pytest.mark.fault("the whole run SIGSTOPped for longer than a limit")
+@starts(TORCHRUN)
+def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(tmp_path: Path, backend: str, launcher: str) -> None:
+    """As Slurm suspends a job; the launcher waits outside."""
+    running = begin(tmp_path, backend, launcher, steps=40, timeouts=SHORT)
+    running.reached(3)
+    all_of_it = ranks_left(running)
+    for number, then_s in ((signal.SIGSTOP, 14.0), (signal.SIGCONT, 0.0)):
+        for process in all_of_it:
+            os.kill(process, number)
+        time.sleep(then_s)
+    end = running.end()
+    assert end.code == 0, end.errors
+    assert not ranks_left(running)
 
 
 @pytest.mark.fault("SIGTERM or SIGUSR2 to one rank")

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,3 +177,22 @@ def test_open_clip_itself_finds_the_same_of_a_checkpoint_of_open_clip_train(weig
     expected = with_open_clip(weights, folder)
     assert {name: found[name] for name in expected} == expected
     assert "retrieval_i2t_r1" in ran.stderr
+
+
+def test_an_evaluation_that_is_asked_to_stop_leaves_with_75_and_blames_nobody(weights: Path, tmp_path: Path) -> None:
+    digits = [members for _, members in map(digit, range(SAMPLES))]
+    write_shards(((f"{number:05d}", digits[number % SAMPLES]) for number in range(5000)), tmp_path, 5000)
+    words = (str(weights), "--model", VIT, "--data", f"{tmp_path}/*.tar", "--set", "eval.batch_size=1", "--set", "data.workers=0")
+    command = [sys.executable, "-m", "trainer.launch.cli", "eval", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        said = ""
+        while "world" not in said:  # the ranks have met; from here on they have nothing to save
+            line = running.stderr.readline()
+            assert line, said
+            said += line
+        running.send_signal(signal.SIGTERM)
+        said += running.stderr.read()
+    assert running.returncode == 75, said
+    assert "clipship: asked to stop in an evaluation (exit code 75)" in said
+    assert "late" not in said

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,32 @@ def test_a_folder_that_holds_something_is_left_alone(table: Path, tmp_path: Path
     assert (out / "thesis.tex").exists()
     with pytest.raises(InputError, match="is a file"):
         pack(table, table)
+
+
+def test_an_interrupted_replacement_loses_neither_the_old_shards_nor_the_new(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    before = contents(pack(table, out).shards)
+    renames: list[Path] = []
+    rename = Path.rename
+
+    def once(path: Path, target: Path) -> Path:
+        renames.append(path)
+        if len([path for path in renames if path.suffix == ".partial"]) == 1 and path.suffix == ".partial":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(KeyboardInterrupt):
+        pack(table, out, samples_per_shard=3, force=True)
+    assert contents(sorted((tmp_path / ".out.replaced").glob("*.tar"))) == before
+    assert len(pack(table, out, samples_per_shard=3, force=True).shards) == 3
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
+
+
+def contents(shards: Sequence[Path]) -> list[bytes]:
+    return [path.read_bytes() for path in shards]
 
 
 def test_an_empty_folder_is_filled(table: Path, tmp_path: Path) -> None:

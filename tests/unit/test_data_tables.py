@@ -87,7 +87,7 @@ def test_missing_images_are_found_by_row_and_named_when_read(tmp_path: Path) -> 
     (tmp_path / "a.png").write_bytes(b"x")
     table = read(write(tmp_path / "t.csv", "image,caption\na.png,x\ngone.png,y\n"))
     assert missing_images(table) == [3]
-    with pytest.raises(InputError, match=r"t\.csv: row 3: image .*gone\.png cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"t\.csv: row 3: image .*gone\.png: cannot be read after .*: No such file"):
         TableSource([table]).read(1)
 
 

@@ -40,7 +40,7 @@ def ours(tmp_path: Path) -> Path:
     job = tiny_job(
         eval={"zero_shot": shards, "class_names": ("a", "b"), "batch_size": 7, "every_steps": 2},
         checkpoint={"best": "zero_shot_top1"},
-        data={"image_column": "file"},
+        data={"train": ("one.csv", "other.csv"), "format": "table", "weights": (1.0, 0.5), "image_column": "file"},
         comm={"backend": "horovod"},
     )
     weights = tmp_path / "weights.pt"

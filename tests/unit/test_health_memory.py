@@ -1,8 +1,12 @@
 """Out of memory, as Python and torch say it, and the numbers that go with it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests.jobs import tiny_job
+from trainer.health import memory
 from trainer.health.memory import hint, is_out_of_memory
 
 
@@ -16,8 +20,27 @@ def test_each_library_says_it_in_its_own_way() -> None:
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
+@pytest.mark.parametrize(
+    ("form", "top", "name"), [("0::", "", "memory.max"), ("7:memory:", "memory", "memory.limit_in_bytes")], ids=["new", "old"]
+)
+def test_the_least_limit_above_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, top: str, name: str) -> None:
+    (tmp_path / "own").write_text(f"{form}/slurm/job_7/step_0\n5:cpu,cpuacct:/elsewhere\n")
+    limits = {"": str(2**63 - 4096), "slurm": str(64 * 2**30), "slurm/job_7": str(8 * 2**30), "slurm/job_7/step_0": "max"}
+    for group, limit in limits.items():
+        (tmp_path / "groups" / top / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / top / group / name).write_text(f"{limit}\n")
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+    assert "its container or job may hold 8.0 GiB" in hint()
+    (tmp_path / "own").unlink()
+    assert "may hold" not in hint()
+
+
 def test_hint_has_numbers_and_advice() -> None:
     for text, held in ((hint(), "the rank holds "), (hint(3 * 2**20), "the rank held 3.0 GiB at its most")):
         assert held in text
         assert "left of" in text
-        assert "optim.max_batch_size_per_gpu" in text
+        for key in ("optim.max_batch_size_per_gpu", "resources.mem_gb_per_gpu"):
+            assert key in text
+            section, _, field = key.partition(".")
+            assert field in type(getattr(tiny_job(), section)).model_fields

@@ -149,6 +149,14 @@ def test_stop_that_is_not_heeded_is_timed_out() -> None:
     assert time.monotonic() - begin > 0.6
 
 
+def test_the_reason_of_a_stopped_run_is_the_rank_s_own() -> None:
+    def tell(root: Root, said: list[Message]) -> None:
+        for rank in (0, 1):
+            root.hear({"kind": "done", "rank": rank, "code": 75, "reason": "asked to stop in an evaluation"})
+
+    assert decided(tell)[0].reason == "asked to stop in an evaluation"
+
+
 def test_rank_that_joins_after_the_request_hears_of_it() -> None:
     def tell(root: Root, said: list[Message]) -> None:
         root.hear({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})

@@ -276,6 +276,39 @@ def test_a_run_folder_with_the_same_job_is_taken_wherever_it_runs(folder: Path) 
     inputs.check_run_folder(job_in(folder, "resources.nodes=2", "logging.every_steps=1"))
 
 
+def test_the_checkpoint_that_a_run_was_taken_back_to_may_be_gone_once_it_went_on(folder: Path) -> None:
+    gone = f"{folder}/step-00000012"
+    job = job_in(folder, f"checkpoint.resume={gone}")
+    assert "there is no checkpoint at" in problem(inputs.check, job, 1)
+    for step, resume in ((12, "auto"), (14, gone)):
+        saved = inputs.run_folder(job) / f"checkpoints/step-{step:08d}"
+        saved.mkdir(parents=True)
+        (saved / "manifest.json").write_text(json.dumps({"job": {"checkpoint": {"resume": resume}}}))
+    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
+    inputs.check(job, 1)
+    assert "there is no checkpoint at" in problem(inputs.check, job_in(folder, f"checkpoint.resume={gone}3"), 1)
+
+
+def test_what_changes_no_sample_may_change_when_a_run_goes_on(folder: Path) -> None:
+    job = job_in(folder)
+    inputs.run_folder(job).mkdir(parents=True)
+    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
+    inputs.check_run_folder(job_in(folder, "data.max_bad_share=0.5", "data.on_bad_sample=fail", "data.index=elsewhere", "data.workers=7"))
+
+
+def test_a_run_folder_that_a_start_left_before_it_was_a_run_is_taken(folder: Path) -> None:
+    job = job_in(folder)
+    for name in ("flight-records", "logs", ".exit.json.of-3"):
+        (inputs.run_folder(job) / name).mkdir(parents=True)
+    inputs.check_run_folder(job)
+
+
+def test_a_retrieval_set_has_no_weights_of_the_training_data(folder: Path) -> None:
+    sources = [f"{folder}/s-1.tar", f"{folder}/s-1.tar"]
+    job = job_in(folder, f"data.train={sources}", "data.weights=[1.0, 0.5]", f"eval.retrieval=['{folder}/s-1.tar']")
+    assert job.retrieval_data.weights is None
+
+
 def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) -> None:
     job = job_in(folder)
     inputs.run_folder(job).mkdir(parents=True)

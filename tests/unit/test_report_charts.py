@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.report.charts import MOST_POINTS, Series, line_chart
-from trainer.report.figures import evaluation_charts, metric_title, training_charts
+from trainer.report.figures import evaluation_charts, metric_text, metric_title, training_charts
 from trainer.report.scale import Scale, scale_of
 from trainer.report.shares import share_chart
 from trainer.report.wording import large, number, percent, ranks, tick
@@ -82,6 +82,12 @@ def test_metrics_that_belong_together_share_a_chart_and_constant_counts_have_non
         "retrieval text to image": ["R@1", "R@5", "R@10"],
         "retrieval median rank": ["image to text", "text to image"],
     }
+
+
+def test_a_median_rank_of_1_is_no_share() -> None:
+    found = [{"step": 1, "retrieval_i2t_median_rank": 1.0, "retrieval_i2t_r1": 1.0}]
+    assert metric_text("retrieval_i2t_median_rank", 1.0, found) == "1"
+    assert metric_text("retrieval_i2t_r1", 1.0, found) == "100.0 %"
 
 
 def test_one_evaluation_makes_no_chart() -> None:

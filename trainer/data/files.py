@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from trainer.errors import InputError
+from trainer.errors import InputError, Unreadable
 from trainer.job import is_remote
 
 log = logging.getLogger("clipship.data")
@@ -36,8 +36,8 @@ class Files:
         self._files: OrderedDict[str, int] = OrderedDict()
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """InputError naming the file where it cannot be read, also after some waiting, or ends too early."""
-        return persistent(path, lambda: self._read(path, offset, size))
+        """Unreadable, naming the file, where it cannot be read, also after some waiting; InputError where it ends too early."""
+        return persistent(path, lambda: self._read(path, offset, size), was_there=True)
 
     def _read(self, path: str, offset: int, size: int) -> bytes:
         content = _remote(path).cat_file(path, offset, offset + size) if is_remote(path) else self._local(path, offset, size)
@@ -73,8 +73,11 @@ class Files:
             os.close(file)
 
 
-def persistent(path: str, read: Callable[[], Found], waits_s: Sequence[float] | None = None) -> Found:
-    """What `read` returns, tried again after each of the pauses; InputError that names the file where it never succeeds."""
+def persistent(path: str, read: Callable[[], Found], waits_s: Sequence[float] | None = None, was_there: bool = False) -> Found:
+    """What `read` returns, tried again after each of the pauses; Unreadable that names the file where it never succeeds.
+
+    A file that there is not is an InputError, unless it `was_there`.
+    """
     waits_s = WAITS_S if waits_s is None else waits_s
     for wait_s in (*waits_s, None):
         try:
@@ -83,7 +86,7 @@ def persistent(path: str, read: Callable[[], Found], waits_s: Sequence[float] | 
             if _will_not_pass(path, error):
                 raise
             if wait_s is None:
-                raise _unreadable(path, error, waits_s) from error
+                raise _unreadable(path, error, waits_s, was_there) from error
             log.info("%s cannot be read (%r): again in %g s", path, error, wait_s)
             time.sleep(wait_s)
     raise AssertionError("unreachable")
@@ -116,11 +119,12 @@ def _will_not_pass(path: str, error: Exception) -> bool:
     return isinstance(error, InputError | MemoryError) or (not isinstance(error, OSError) and not is_remote(path))
 
 
-def _unreadable(path: str, error: Exception, waits_s: Sequence[float]) -> InputError:
+def _unreadable(path: str, error: Exception, waits_s: Sequence[float], was_there: bool = False) -> InputError:
     if isinstance(error, InputError):
         return error
     tries = f" after {len(waits_s) + 1} attempts in {sum(waits_s):.0f} s" if waits_s else ""
-    return InputError(f"{path}: the shard cannot be read{tries}: {getattr(error, 'strerror', None) or repr(error)}")
+    kind = InputError if isinstance(error, FileNotFoundError) and not was_there else Unreadable
+    return kind(f"{path}: cannot be read{tries}: {getattr(error, 'strerror', None) or repr(error)}")
 
 
 def stamp(path: str) -> Stamp:

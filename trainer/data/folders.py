@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trainer.data.files import persistent
 from trainer.data.sample import LeftOut, RawSample
 from trainer.errors import InputError
 from trainer.inputs.folders import class_folders
@@ -38,10 +39,8 @@ class FolderSource:
 
     def read(self, index: int) -> RawSample:
         path = self._paths[index]
-        try:
-            return RawSample(os.path.relpath(path, self._root), self._root, Path(path).read_bytes(), (), self._labels[index])
-        except OSError as error:
-            raise InputError(f"{path}: the image cannot be read: {error.strerror}") from error
+        content = persistent(path, Path(path).read_bytes, was_there=True)
+        return RawSample(os.path.relpath(path, self._root), self._root, content, (), self._labels[index])
 
 
 def _files(folder: str) -> Iterator[str]:

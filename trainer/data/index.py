@@ -20,7 +20,7 @@ import numpy as np
 
 from trainer.data.files import opened, persistent, persistent_each, stamp
 from trainer.data.tar import PLACE, Content, Rows, Selection, read_headers
-from trainer.errors import InputError
+from trainer.errors import InputError, Unreadable
 from trainer.job import is_remote
 
 FOLDER = ".clipship-index"
@@ -224,10 +224,11 @@ def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
 
 
 def raise_all(problems: Sequence[InputError], shown: int = 5) -> None:
-    """One InputError that lists the first of the problems, where there is any."""
+    """One InputError that lists the first of the problems, where there is any; Unreadable where they all are."""
     if problems:
+        kind = Unreadable if all(isinstance(problem, Unreadable) for problem in problems) else InputError
         more = [f"and {len(problems) - shown} more shards"] if len(problems) > shown else []
-        raise InputError("\n".join([*map(str, problems[:shown]), *more]))
+        raise kind("\n".join([*map(str, problems[:shown]), *more]))
 
 
 def _digest(content: bytes | memoryview) -> str:

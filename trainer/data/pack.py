@@ -90,9 +90,7 @@ def pack(
     _begin(beside, rows, recipe, [len(job.rows) for job in jobs])
     bad = _run(jobs, processes, lambda done: progress(done, len(rows.rows)) if progress else None)
     _finish(beside, [job.path for job in jobs], bad)
-    if out.exists():
-        shutil.rmtree(out)
-    beside.rename(out)
+    _replace(out, beside)
     return Packed([out / job.path.name for job in jobs], bad)
 
 
@@ -209,6 +207,16 @@ def _finish(beside: Path, shards: Sequence[Path], bad: Sequence[tuple[str, str]]
     write_catalogue(beside / FOLDER, selection, index_shards([str(path) for path in shards], selection, beside / FOLDER))
     for path in (*(path.with_suffix(".json") for path in shards), beside / PLAN):
         path.unlink(missing_ok=True)
+
+
+def _replace(out: Path, beside: Path) -> None:
+    """The new shards are in place before an old one is removed: an interrupted call loses neither."""
+    old = out.parent / f".{out.name}.replaced"
+    if out.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        out.rename(old)
+    beside.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _check_images(table: Table, recipe: Recipe) -> None:

@@ -15,7 +15,7 @@ from trainer.data.files import Files
 from trainer.data.index import THREADS, Index, raise_all, scan
 from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample
 from trainer.data.tar import Content, Rows, Selection
-from trainer.errors import InputError
+from trainer.errors import InputError, Unreadable
 
 Meaning = Literal["captions", "label"]
 """What the text member of a sample holds."""
@@ -102,7 +102,8 @@ class ShardSource:
         try:
             image, text = self._both(path, image_at, image_size, text_at, text_size)
         except InputError as error:
-            raise InputError(f"{error} (reading sample {key})") from error
+            kind = Unreadable if isinstance(error, Unreadable) else InputError
+            raise kind(f"{error} (reading sample {key})") from error
         try:
             if self._meaning == "label":
                 return RawSample(key, path, image, (), parse_label(text))

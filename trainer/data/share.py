@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.comm.protocol import Comm
 from trainer.data.bad import Allowed
-from trainer.data.index import Entry, index_folder, index_shards, open_index, stale, write_catalogue
+from trainer.data.index import Entry, index_folder, index_shards, open_index, raise_all, stale, write_catalogue
 from trainer.data.sample import Source
 from trainer.data.shards import open_indexed
 from trainer.data.source import open_source
@@ -31,12 +31,12 @@ def open_together(job: Job, comm: Comm) -> Source:
         return _open_streams(job, comm, paths, selection)
     folder, missing, problem = comm.broadcast_object(_plan(job, paths, selection) if comm.world.rank == 0 else None)
     if problem:
-        raise InputError(problem)
+        raise problem
     fresh = _index(comm, missing, selection, folder) if missing else {}
     return open_indexed(open_index(paths, selection, folder, fresh), "captions", Allowed.by(data))
 
 
-def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, list[str], str]:
+def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, list[str], InputError | None]:
     """Where the index is or will be, the shards that it lacks, and what is wrong."""
     beside = Path(job.data.index) if job.data.index else index_folder(paths)
     folder = beside or run_folder(job).absolute() / INDEX
@@ -46,10 +46,10 @@ def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[Path, l
             folder = run_folder(job).absolute() / INDEX
             missing = stale(paths, selection, folder)
     except InputError as error:
-        return folder, [], str(error)
+        return folder, [], error
     if missing:
         log.info("%-12s reading the headers of %d of %d shards, once: the index is kept in %s", "index", len(missing), len(paths), folder)
-    return folder, missing, ""
+    return folder, missing, None
 
 
 def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selection) -> Source:
@@ -63,12 +63,12 @@ def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selecti
 def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> dict[str, Entry]:
     """Collective: each rank reads its share of the shards, rank 0 writes the catalogue; the entries of all."""
     entries: dict[str, Entry] = {}
-    problem = ""
+    problem: InputError | None = None
     try:
         own = missing[comm.world.rank :: comm.world.size]
         entries = index_shards(own, selection, folder, progress=lambda done, of: comm.pulse.phase("init"))  # each has the limit anew
     except InputError as error:
-        problem = str(error)
+        problem = error
     found = comm.all_gather_object((entries, problem))
     problems = [problem for _, problem in found if problem]
     every = {name: entry for of_rank, _ in found for name, entry in of_rank.items()}
@@ -76,8 +76,6 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
         try:
             write_catalogue(folder, selection, every)
         except InputError as error:
-            problems = [str(error)]
-    problems = comm.broadcast_object(problems)
-    if problems:
-        raise InputError("\n".join(problems))
+            problems = [error]
+    raise_all(comm.broadcast_object(problems))
     return every

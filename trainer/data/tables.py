@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from trainer.data.files import persistent
 from trainer.data.sample import LeftOut, Numbering, RawSample
 from trainer.errors import InputError
 
@@ -37,11 +38,9 @@ class Table:
         return f"{self.path}: row {self.rows[number]}"
 
     def read_image(self, number: int) -> bytes:
-        """The image file's content; InputError where it cannot be read."""
-        try:
-            return self.image_path(number).read_bytes()
-        except OSError as error:
-            raise InputError(f"{self.origin(number)}: image {self.image_path(number)} cannot be read: {error.strerror}") from error
+        """The image file's content. Raises as `persistent` does: InputError where there is none, Unreadable where it cannot be read."""
+        path = self.image_path(number)
+        return persistent(f"{self.origin(number)}: image {path}", path.read_bytes)
 
 
 class TableSource:

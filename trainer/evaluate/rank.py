@@ -47,7 +47,7 @@ def _whole_run(job_path: Path, result_path: Path, world: World, pulse: Pulse) ->
 
 
 def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
-    """Collective: what the job's `[eval]` asks of its pretrained model. Raises InputError."""
+    """Collective: what the job's `[eval]` asks of its pretrained model. Raises InputError, and Preempted where a stop is asked for."""
     log.info("%-12s %s with %s", "model", job.model.name, job.model.pretrained or "its own weights")
     log.info("%-12s %d ranks, %s on %s", "world", comm.world.size, comm.name, comm.device)
     evaluation = Evaluation(job, comm)
@@ -56,7 +56,7 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
         start_process_server()
     clip = _build(job, comm)
     comm.pulse.phase("evaluation")
-    return evaluation(clip)
+    return evaluation(clip, lambda: comm.pulse.stop_asked)
 
 
 def _build(job: Job, comm: Comm) -> model.Clip:

@@ -7,9 +7,10 @@ from pathlib import Path
 _WORDS = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 _ADVICE = (
     "Less memory: a smaller optim.max_batch_size_per_gpu (the gradient stays the same), model.grad_checkpointing, fewer data.workers; "
-    "or more: resources.mem_gb"
+    "or more: resources.mem_gb_per_gpu"
 )
-_CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -39,15 +40,27 @@ def _numbers(most_kb: int | None) -> Iterator[str]:
 
 
 def _cgroup_limit() -> int | None:
-    """Bytes; None where there is none."""
-    for path in _CGROUPS:
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 2**60:  # "max", or in the older form a number that no machine has
-            return int(text)
-    return None
+    """Bytes: the least that a group above this process allows; None where none does."""
+    found = [int(text) for path in _limit_files() if (text := _text(path)).isdigit()]  # not "max"
+    return min((size for size in found if size < 2**60), default=None)  # in the older form "none" is a number that no machine has
+
+
+def _limit_files() -> Iterator[Path]:
+    """Of this process's group and of those above it, in both forms of cgroups; a container may see its own group as the topmost."""
+    for line in _text(_OWN_CGROUPS).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):
+            top, name = (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
+            place = top / group.lstrip("/")
+            yield from (folder / name for folder in (place, *place.parents) if folder.is_relative_to(top))
+
+
+def _text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _fields(path: Path) -> dict[str, str]:

@@ -43,6 +43,7 @@ class Root:
         self._say, self._finish = say, finish
         self._nodes: dict[int, str] = {}
         self._done: dict[int, int] = {}
+        self._reasons: dict[int, str] = {}
         self._causes: list[tuple[float, ExitRecord]] = []
         self._reports: dict[int, Report] = {}
         self._stacks: dict[int, str] = {}
@@ -64,6 +65,7 @@ class Root:
 
     def _on_done(self, message: Message) -> None:
         self._done[message["rank"]] = message["code"]
+        self._reasons[message["rank"]] = message.get("reason", "")
         if len(self._done) == 1:
             self._spawn(self._all_done_in_time())
         if len(self._done) == len(self._ranks):
@@ -80,7 +82,7 @@ class Root:
     def _end_well(self) -> None:
         code = max(self._done.values())
         rank = min(rank for rank, its in self._done.items() if its == code)
-        reason = "asked to stop; the run is saved and can go on" if code == EXIT_PREEMPTED else "done"
+        reason = self._reasons[rank] or ("asked to stop" if code == EXIT_PREEMPTED else "done")
         self._decide(ExitRecord(rank, self._nodes.get(rank, ""), code, reason, time.time()))
 
     def _on_failed(self, message: Message) -> None:

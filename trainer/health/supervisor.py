@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from trainer.health.evidence import python_stack, report
 from trainer.health.gpu import flight_record, rank_variables
 from trainer.health.last_words import DIAGNOSIS_FILE, EXIT_FILE, LastWords
 from trainer.health.limits import Limits
+from trainer.health.pulse import Beat
 from trainer.health.rank_process import SIGNALS, end_rank, meeting_folder, start_rank
 from trainer.health.root import Root
 from trainer.health.tree import Meeting, Message, Tree
@@ -33,6 +34,8 @@ from trainer.world import World
 TICK_S = 0.5
 ORPHAN_S = 0.2
 """A supervisor that lost its parent waits so long for an end that is already on its way. Open MPI 5 gives it half a second in all."""
+HELD_UP_S = 2.0
+"""A supervisor that hears nothing for so much longer than it meant to was stopped, and its rank with it: Slurm suspends whole jobs."""
 UNHEARD_S = 5.0
 """Rank 0's supervisor asks everybody at once when it hears of a late rank: where nothing comes for so long, it does not hear."""
 
@@ -65,6 +68,11 @@ class Supervisor:
         self._words = LastWords(limits.run_folder, meeting.start if meeting else "", world.rank)
         self._tree = None if meeting is None else Tree(meeting, world.rank, world.node, limits.silence_s)
         self._root = Root(ranks, limits, self._words, self._down, self._finish) if meeting is None or world.rank == 0 else None
+        if self._tree is not None:
+            self._tree.at_root = self._root.hear if self._root is not None else self._tree.at_root
+            self._tree.from_above = self._hear
+        self._pauses: list[tuple[float, float]] = []
+        """When this process went on after it was stopped, and for how long it had been."""
         self._changed = asyncio.Event()
         self._ended: int | None = None
         self._told = False
@@ -84,27 +92,33 @@ class Supervisor:
             self._up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
         if self._tree is not None:
             self._spawn(self._join(self._tree))
-        for before in early:
-            self._on_signal(before)
+        for caught in early:
+            self._on_signal(caught)
         while self._ended is None:
             self._look()
+            before = time.monotonic()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), TICK_S)
             self._changed.clear()
+            if (pause := time.monotonic() - before - TICK_S) > HELD_UP_S:
+                self._pauses.append((time.monotonic(), pause))
         end_rank(self._rank)
         if self._tree is not None:
             await self._tree.leave()
         return self._ended
 
     async def _join(self, tree: Tree) -> None:
-        tree.at_root = self._root.hear if self._root is not None else tree.at_root
-        tree.from_above = self._hear
         try:
             await tree.join(self._limits.init_s)
         except TimeoutError as error:
             await self._end_alone(EXIT_TIMED_OUT, f"init: {error} within timeouts.init_s = {self._limits.init_s:g} s", Missing(0, ""))
         except OSError as error:
             await self._end_alone(EXIT_FAILED, f"the supervisors cannot meet at {tree.meeting.host}, port {tree.meeting.port}: {error}")
+
+    def _beat(self) -> Beat:
+        """The rank's pulse, without the time for which all were stopped: a suspended job has its limits left when it goes on."""
+        beat = pulse.read(self._memory)
+        return replace(beat, began=beat.began + sum(pause for end, pause in self._pauses if beat.began < end))
 
     def _look(self) -> None:
         """Has the rank ended, or passed a limit?"""
@@ -114,7 +128,7 @@ class Supervisor:
                 self._told = True
                 self._tell_end(code)
             return
-        beat = pulse.read(self._memory)
+        beat = self._beat()
         if beat.late and not self._said_late:
             self._said_late = True
             where = f"{beat.phase}, step {beat.step}," if beat.step else beat.phase
@@ -126,9 +140,10 @@ class Supervisor:
 
     def _tell_end(self, code: int) -> None:
         if code in (EXIT_DONE, EXIT_PREEMPTED):
-            self._up({"kind": "done", "rank": self._world.rank, "code": code})
+            said = first_cause(self._folder)
+            self._up({"kind": "done", "rank": self._world.rank, "code": code, "reason": said.reason if said else ""})
             return
-        beat = pulse.read(self._memory)
+        beat = self._beat()
         where = f"{beat.phase}, step {beat.step}" if beat.step else beat.phase
         record = first_cause(self._folder) or ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, "", time.time())
         if code < 0:
@@ -139,7 +154,7 @@ class Supervisor:
 
     def _killed(self, number: int, where: str) -> ExitRecord:
         name = signal.Signals(number).name
-        most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # the rank is the only child, and gone
+        most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the rank, which is gone
         hint = f"; the kernel does so when memory runs out: {memory.hint(most_kb)}" if number == signal.SIGKILL else ""
         stack = (self._folder / "stack").read_text(errors="replace") if (self._folder / "stack").exists() else ""
         return ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, f"killed by {name} in {where}{hint}", time.time(), stack[:4000])
@@ -162,7 +177,7 @@ class Supervisor:
 
     async def _report(self) -> None:
         """Where NCCL's flight recorder runs, its dump first: the end may follow at once."""
-        found = report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))
+        found = report(self._world.rank, self._world.node, self._rank.pid, self._beat())
         if self._limits.run_folder:
             await flight_record(self._folder, Path(self._limits.run_folder, "flight-records"))
         self._up({"kind": "report", "report": found.to_json()})
@@ -176,7 +191,7 @@ class Supervisor:
     async def _leave_orphaned(self, lost: Message) -> None:
         """An end that the root decided may still be on its way; else this supervisor ends its own rank."""
         await asyncio.sleep(ORPHAN_S)
-        late = pulse.read(self._memory).late
+        late = self._beat().late
         code = self._rank.poll()
         own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
         if lost["relayed"]:  # who lost its own parent says it
@@ -203,7 +218,7 @@ class Supervisor:
         if self._ended is not None:
             return
         rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
-        own = report(self._world.rank, self._world.node, self._rank.pid, pulse.read(self._memory))
+        own = report(self._world.rank, self._world.node, self._rank.pid, self._beat())
         found = Diagnosis(reason, [own], [missing] if missing else [])
         record = ExitRecord(rank, node, code, reason, time.time(), text(found, {}, ""))
         self._say(record)

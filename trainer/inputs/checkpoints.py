@@ -49,12 +49,20 @@ def find_trained(given: str) -> Trained:
     )
 
 
-def check_resume(wanted: str) -> None:
-    """Raises InputError where `checkpoint.resume` names a path and nothing is there."""
-    if wanted not in ("auto", "never") and not os.path.exists(wanted):
+def check_resume(wanted: str, checkpoints: Path) -> None:
+    """Raises InputError where `checkpoint.resume` names a path and nothing is there.
+
+    A run that went on from there needs it no more, once it has a checkpoint of its own in `checkpoints`: it may have been removed since.
+    """
+    if wanted not in ("auto", "never") and not os.path.exists(wanted) and not _went_on(wanted, checkpoints):
         raise InputError(
             f"checkpoint.resume: there is no checkpoint at {wanted}; it is a folder, or a file of open_clip_train, or auto, or never"
         )
+
+
+def _went_on(wanted: str, checkpoints: Path) -> bool:
+    newest = whole_in(checkpoints)[-1:]
+    return any(json.loads((folder / MANIFEST).read_text())["job"]["checkpoint"]["resume"] == wanted for folder in newest)
 
 
 def whole_in(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ ARTEFACTS = "artefacts"
 """Folder in the run folder: what was rendered and submitted. It is there before a submitted run begins, and so is its first log."""
 INDEX = "index"
 """Folder in the run folder: the index of shards beside which nothing can be written. It is made before the run."""
-LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, LOCK, "logs", "exit.json", "diagnosis.json"})
+LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, LOCK, "logs", "exit.json", "diagnosis.json", "flight-records"})
 """What there may be without a run: also what a start leaves that ended before it was one."""
 _WAYS_ON = (
     "take another name with --set name=..., go on with the settings it was started with, or move that folder away "
@@ -69,7 +69,7 @@ def _check_writable(folder: Path) -> None:
 def _check_same_job(job: Job, folder: Path) -> None:
     file = folder / JOB_FILE
     if not file.exists():
-        if {path.name for path in folder.iterdir()} - LEFT_BEFORE:
+        if {name for name in os.listdir(folder) if not name.startswith(".")} - LEFT_BEFORE:
             raise InputError(f"run folder {folder} holds files but no {JOB_FILE}, so it is no run: {_WAYS_ON}")
         return
     try:

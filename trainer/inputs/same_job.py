@@ -7,7 +7,8 @@ MAY_CHANGE = frozenset(
     {
         # where and how it runs, not what it computes
         "stack", "image", "resources", "slurm", "kubernetes", "env", "timeouts", "health", "logging", "comm", "checkpoint", "eval",
-        "data.workers", "model.cache_dir", "model.offline", "model.channels_last", "model.compile", "model.grad_checkpointing",
+        "data.workers", "data.index", "data.on_bad_sample", "data.max_bad_share",
+        "model.cache_dir", "model.offline", "model.channels_last", "model.compile", "model.grad_checkpointing",
         "optim.max_batch_size_per_gpu",
     }
 )  # fmt: skip

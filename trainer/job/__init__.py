@@ -77,7 +77,7 @@ class Job(Section):
     @property
     def retrieval_data(self) -> Data:
         """The retrieval set in the words of [data]."""
-        return self.data.model_copy(update={"train": self.eval.retrieval, "format": "auto"})
+        return self.data.model_copy(update={"train": self.eval.retrieval, "format": "auto", "weights": None})
 
     @property
     def in_image(self) -> bool:

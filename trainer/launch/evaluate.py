@@ -1,10 +1,12 @@
 """The command `clipship eval`: a trained model, ours or open_clip's, on data that the user names. Imports no torch."""
 
 import json
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -64,9 +66,9 @@ def command(
     asked = {"retrieval": data, "zero_shot": zero_shot, "class_names": class_names, "templates": templates}
     job = evaluation_job(checkpoint, model, {key: given for key, given in asked.items() if given}, nproc, overrides)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="clipship-eval-") as folder:
-        job_path, result_path = Path(folder, "job.toml"), Path(folder, "result.json")
-        kept_here = job.logging.model_copy(update={"runs": folder})  # what supervisors write belongs to no run
+    with _folder() as folder:
+        job_path, result_path = folder / "job.toml", folder / "result.json"
+        kept_here = job.logging.model_copy(update={"runs": str(folder)})  # what supervisors write belongs to no run
         job_path.write_text(jobfile.dump(job.model_copy(update={"logging": kept_here})), encoding="utf-8")
         rank = (sys.executable, "-P", "-m", "trainer.evaluate", str(job_path), str(result_path))
         with stdout_is_stderr():
@@ -78,6 +80,17 @@ def command(
     about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
     click.echo(json.dumps({**about, **metrics, "seconds": round(time.monotonic() - start, 1)}))
     return 0
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Removed at the end, unless there is a diagnosis in it, which the last lines name."""
+    folder = Path(tempfile.mkdtemp(prefix="clipship-eval-"))
+    try:
+        yield folder
+    finally:
+        if not list(folder.glob("*/diagnosis.json")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def evaluation_job(checkpoint: str, model: str | None, asked: Mapping[str, Any], nproc: int, overrides: Sequence[str]) -> "Job":
@@ -95,7 +108,7 @@ def evaluation_job(checkpoint: str, model: str | None, asked: Mapping[str, Any],
     before: Mapping[str, Any] = trained.job or {}
     table = {
         "name": "eval",
-        "data": {**before.get("data", {}), "format": "synthetic", "train": []},
+        "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
         "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
         "optim": {"global_batch_size": nproc, "steps": 1},
         "timeouts": {"eval_s": LONGEST_S},

@@ -56,7 +56,9 @@ def metric_names(evaluations: Sequence[Numbers]) -> list[str]:
 
 
 def is_share(name: str, evaluations: Sequence[Numbers]) -> bool:
-    """Accuracies and recalls are written as floats from 0 to 1, counts as integers."""
+    """Accuracies and recalls are written as floats from 0 to 1, counts as integers; a median rank is a float, too."""
+    if name.endswith("_rank"):
+        return False
     values = [event[name] for event in evaluations if name in event and math.isfinite(event[name])]
     return any(isinstance(value, float) for value in values) and all(0 <= value <= 1 for value in values)
 

@@ -73,7 +73,7 @@ def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_s
     demo.delete_pod(f"{mpijob}-worker-0")
     assert demo.wait("drained") == "succeeded", demo.said("drained")
     said = demo.said("drained")
-    assert "asked to stop; the run is saved and can go on" in said
+    assert "is saved, and the run can go on" in said
     assert "the ranks are started again (a worker was asked to go)" in said
     assert demo.steps("drained") == list(range(1, demo.steps("drained")[-1] + 1)), "a step was lost or done twice"
 
