@@ -181,12 +181,11 @@ class Loop:
     def _evaluated(self, done: int) -> tuple[Metrics, bool]:
         """Collective: what was measured, and whether the evaluation was given up, for some rank was asked to stop."""
         self.comm.pulse.phase("evaluation", done)
-        with self._clock.stopped():
+        with self._clock.stopped(), self._watch.aside():
             try:
                 metrics = self.evaluate()
             except Preempted:
                 return {}, True
-            self.comm.pop_seconds()
         if metrics:
             self._telemetry.event({"step": done, **metrics})
         return metrics, False
@@ -197,7 +196,7 @@ class Loop:
         `whole`: it is on disk, and not only on its way, when this returns.
         """
         self.comm.pulse.phase("checkpoint", done)
-        with self._clock.spent_on("checkpoint_s"):
+        with self._clock.spent_on("checkpoint_s"), self._watch.aside():
             if self._saved_step != done:
                 self._save(done, metrics, best)
             else:
@@ -206,7 +205,6 @@ class Loop:
                 self.writer.wait()
             # Together: a rank that still waits for the write before would else be late in the others' next step.
             self.comm.barrier(self.job.timeouts.backstop_s)
-            self.comm.pop_seconds()
 
     def _better(self, metrics: Metrics) -> tuple[str, float] | None:
         """The metric that the job keeps the best checkpoint of, where its value is the best so far. The same answer on every rank."""

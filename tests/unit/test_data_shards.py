@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
+from trainer.data.index import scan
 from trainer.data.sample import Numbering
-from trainer.data.shards import ShardSource, index_shard, open_shards
+from trainer.data.shards import ShardSource, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
+from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.job import Data, Eval
 
@@ -75,9 +77,9 @@ def test_samples_are_grouped_as_webdataset_groups_them(tmp_path_factory: pytest.
         with shard.open("rb") as file:
             theirs = list(group_by_keys({**member, "__url__": ""} for member in tar_file_iterator(file)))
     except ValueError:  # two members of one name
-        assert index_shard(str(shard), ["jpg"], "txt").left_out["two members of one name"]
+        assert scan(str(shard), Selection(("jpg",), "txt"))[1].left_out["two members of one name"]
         return
-    ours = index_shard(str(shard), ["jpg"], "txt")
+    ours = scan(str(shard), Selection(("jpg",), "txt"))[1]
     assert [ours.rows.key(row) for row in range(len(ours))] == [s["__key__"] for s in theirs if "jpg" in s and "txt" in s]
 
 

@@ -49,3 +49,19 @@ def test_communication_is_no_work_of_its_own_whenever_a_record_asks_for_it(clock
     assert watch.share() == [pytest.approx(0.6), 0.0]
     assert logged == pytest.approx(0.4 * (logged_after or 0))
     assert logged + watch.pop_comm_s() == pytest.approx(0.4 * EVERY)
+
+
+def test_what_is_communicated_aside_is_of_no_step_and_what_was_before_is_not_lost(clock: Any) -> None:
+    """An evaluation after the third step of a window."""
+    comm = GpuComm()
+    watch = Watch(Health(slow_rank_factor=1.5), cast(Comm, comm))
+    for step in range(1, EVERY + 1):
+        with watch.step():
+            clock.s += 1.0
+            comm.seconds += 0.4
+        if step == 3:
+            with watch.aside():
+                clock.s += 100.0
+                comm.seconds += 50.0
+    assert watch.share() == [pytest.approx(0.6), 0.0]
+    assert watch.pop_comm_s() == pytest.approx(0.4 * EVERY)

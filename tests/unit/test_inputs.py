@@ -133,11 +133,11 @@ def test_tables_among_shards_are_refused(folder: Path) -> None:
 
 def test_shards_are_counted_where_every_one_is_recorded(folder: Path) -> None:
     shards = inputs.expand_shards([f"{folder}/*.tar"])
-    assert inputs.recorded_samples(shards) is None
+    assert inputs.recorded_sizes(shards) is None
     (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 3, "s-2.tar": 4}))
-    assert inputs.recorded_samples(shards) is None
+    assert inputs.recorded_sizes(shards) is None
     (folder / "s-10_stats.json").write_text(json.dumps({"successes": 5}))
-    assert inputs.recorded_samples(shards) == 12
+    assert sum(inputs.recorded_sizes(shards) or ()) == 12
 
 
 def test_fewer_samples_than_a_global_batch_are_refused(folder: Path) -> None:

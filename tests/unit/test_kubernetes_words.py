@@ -26,6 +26,7 @@ def refusal(status: int, message: str | None) -> ApiException:
         (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest": seccompProfile', "the namespace's pod security forbids it"),
         (403, "no PriorityClass with name high was found", "no PriorityClass with name high"),
         (404, 'namespaces "nowhere" not found', "there is no such namespace"),
+        (404, 'mpijobs.kubeflow.org "of-namespaces" not found', "the cluster knows no MPIJob"),
         (404, None, "the MPI Operator, v0.3 or newer, must be installed"),
         (404, "the server could not find the requested resource", "the MPI Operator, v0.3 or newer, must be installed"),
         (422, 'MPIJob "x" is invalid: spec.slotsPerWorker', 'MPIJob "x" is invalid: spec.slotsPerWorker'),

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from trainer.data.bad import WHOLE, Allowed
 from trainer.data.files import Files
-from trainer.data.index import THREADS, Index, raise_all, scan
+from trainer.data.index import THREADS, raise_all, scan
 from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample
 from trainer.data.tar import Content, Rows, Selection
 from trainer.errors import InputError, Unreadable
@@ -153,16 +153,14 @@ def open_shards(
             if progress:
                 progress(done, len(paths))
     raise_all(problems)
-    return usable_source(InMemory(selection, tuple(paths), tuple(contents)), meaning, allowed)
+    return open_indexed(InMemory(selection, tuple(paths), tuple(contents)), meaning, allowed)
 
 
-def open_indexed(index: Index, meaning: Meaning, allowed: Allowed = WHOLE) -> ShardSource:
-    """The same from an index on disk: no shard is opened before one of its samples is read."""
-    return usable_source(index, meaning, allowed)
+def open_indexed(shelf: Shelf, meaning: Meaning, allowed: Allowed = WHOLE) -> ShardSource:
+    """The samples of shards whose headers were read, mostly into an index on disk: none is opened before one of its samples is read.
 
-
-def usable_source(shelf: Shelf, meaning: Meaning, allowed: Allowed) -> ShardSource:
-    """The shelf's samples. InputError where more is wrong than allowed, or nothing is a sample: then with what the shards hold."""
+    InputError where more is wrong than allowed, or nothing is a sample: then with what the shards hold.
+    """
     source = ShardSource(shelf, meaning)
     if not allowed.damage or not len(source):
         raise_all(damages(shelf))
@@ -175,11 +173,6 @@ def usable_source(shelf: Shelf, meaning: Meaning, allowed: Allowed) -> ShardSour
 def damages(shelf: Shelf) -> list[InputError]:
     """One for each damaged shard."""
     return [InputError(f"{path}: {entry.damage}") for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage]
-
-
-def index_shard(path: str, image_endings: Sequence[str], text_ending: str) -> Content:
-    """Reads headers only."""
-    return scan(path, Selection(tuple(image_endings), text_ending))[1]
 
 
 def parse_captions(text: bytes) -> tuple[str, ...]:

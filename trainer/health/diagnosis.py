@@ -99,7 +99,7 @@ def _missing(missing: Missing) -> str:
 
 
 def _doing(report: Report) -> str:
-    """`rank 1 on n2 (process 77), stopped by a signal, for 12.0 s in step 7; collective 30 (all_gather) done`."""
+    """`rank 1 on n2 (process 77, stopped by a signal), 12 s in step, step 7; has passed collective 30 (all_gather)`."""
     where = f"{report.phase}" if report.phase in ("init", "shutdown") else f"{report.phase}, step {report.step}"
     kernel = f" in {report.kernel}" if report.kernel else ""
     last = "no collective yet"

@@ -207,10 +207,6 @@ class Tree:
             [asyncio.ensure_future(link.closed()) for link in links] or [asyncio.ensure_future(asyncio.sleep(0))], timeout=BEAT_S
         )
 
-    @property
-    def children(self) -> int:
-        return len(self._children)
-
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

@@ -46,11 +46,21 @@ class Watch:
 
     def pop_comm_s(self) -> float:
         """Seconds of communication since the last call, which is between steps."""
+        self._settle()
+        found, self._comm_s = self._comm_s, 0.0
+        return found
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The block, between steps, is of none: what it communicates is left out, what the steps before it did is not."""
+        self._settle()
+        yield
+        self._comm.pop_seconds()
+
+    def _settle(self) -> None:
         collected = self._collect()
         if self._on_gpu and self._steps:  # of steps that count as this rank's own work when the window ends
             self._own_s -= collected
-        found, self._comm_s = self._comm_s, 0.0
-        return found
 
     def share(self) -> list[float]:
         """What this rank tells the others before a step; mostly nothing."""

@@ -9,7 +9,7 @@ from trainer.inputs.compiler import check_compiler
 from trainer.inputs.evaluation import check_evaluation, check_retrieval, class_names, lines, templates
 from trainer.inputs.models import check_model, check_pretrained, check_tag, check_trained, known_models
 from trainer.inputs.run_folder import check_run_folder, run_folder
-from trainer.inputs.samples import check_data, check_streams, recorded_samples
+from trainer.inputs.samples import check_data, check_streams, recorded_sizes
 from trainer.inputs.shards import expand_seekable, expand_shards
 from trainer.job import Job
 from trainer.plan import plan, schedule
@@ -30,7 +30,7 @@ __all__ = [
     "known_models",
     "lines",
     "problems_of",
-    "recorded_samples",
+    "recorded_sizes",
     "run_folder",
     "templates",
 ]

@@ -47,14 +47,8 @@ def shard_weights(data: Data) -> list[float] | None:
     return [weight for name, weight in zip(data.train, data.weights, strict=True) for _ in expand_shards([name])]
 
 
-def recorded_samples(shards: Sequence[str]) -> int | None:
-    """The samples that `sizes.json` ({shard name: samples}) or img2dataset's `NAME_stats.json` beside the shards count; None if not all."""
-    found = recorded_sizes(shards)
-    return None if found is None else sum(found)
-
-
 def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
-    """The same for each shard."""
+    """The samples of each, by `sizes.json` ({shard name: samples}) or img2dataset's `NAME_stats.json` beside it; None if not all."""
     found: list[int] = []
     sizes: dict[Path, dict[str, object]] = {}
     for shard in map(Path, shards):

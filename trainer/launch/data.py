@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.errors import InputError
+
 if TYPE_CHECKING:
     from trainer.data.sample import Source
 
@@ -47,7 +49,10 @@ def show(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, 
     from trainer.data.look import contact_sheet
 
     sheet = contact_sheet(_source(shards, image_key, caption_key), samples)
-    sheet.save(out, "png")
+    try:
+        sheet.save(out, "png")
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written: {error.strerror or error}") from None
     click.echo(out)
 
 

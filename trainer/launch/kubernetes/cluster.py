@@ -4,6 +4,7 @@ The client takes a second to import: only this module does, and only commands th
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class Cluster:
                     GROUP, VERSION, self.namespace, PLURAL, name, _request_timeout=_ANSWER_S
                 )
             except ApiException as problem:
-                if problem.status == 404 and _message(problem).endswith("not found") and "namespaces" not in _message(problem):
+                if problem.status == 404 and re.fullmatch(rf'{PLURAL}\.{GROUP} ".*" not found', _message(problem)):
                     return None
                 raise
         return found
@@ -131,7 +132,7 @@ def explain(problem: ApiException, what: str, namespace: str) -> str:
             return f"{head}the namespace's pod security forbids it: {said}; see run_as_user, seccomp, mounts and rdma of [kubernetes]"
         case 403 if "cannot" in said and "resource" in said:
             return f"{head}you may not: {said}; ask who runs the cluster for a role that allows it (`kubectl auth can-i`)"
-        case 404 if "namespaces" in said:
+        case 404 if said.startswith('namespaces "'):
             return f"{head}there is no such namespace: change kubernetes.namespace, or the context's (`kubectl get namespaces`)"
         case 404:
             return (

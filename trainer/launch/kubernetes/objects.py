@@ -105,8 +105,9 @@ def _missing(cluster: Cluster, pod: Object) -> Iterator[str]:
 
 def _there(cluster: Cluster, name: str, read: Callable[..., Any]) -> bool:
     """True also where the user may not look."""
-    try:
-        read(name, cluster.namespace)
-    except ApiException as problem:
-        return bool(problem.status != 404)
+    with cluster.asking(f"look for {name}"):
+        try:
+            read(name, cluster.namespace)
+        except ApiException as problem:
+            return bool(problem.status != 404)
     return True

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from trainer.launch.kubernetes.cluster import Cluster, Object
@@ -112,7 +113,7 @@ def _events(cluster: Cluster, name: str, pods: Sequence[Object], mpijob: Object)
         found = [
             cluster.plain(event) for event in cluster.core.list_namespaced_event(cluster.namespace, field_selector="type=Warning").items
         ]
-    except ApiException:
+    except (ApiException, urllib3.exceptions.HTTPError):
         return []
     born = str(mpijob["metadata"]["creationTimestamp"])
     ours = [event for event in found if event["involvedObject"].get("name") in about and _when(event) >= born]
@@ -130,7 +131,7 @@ def _progress(cluster: Cluster, launchers: Sequence[Object]) -> list[Row]:
     for pod in reversed(launchers):
         try:
             text = cluster.core.read_namespaced_pod_log(pod["metadata"]["name"], cluster.namespace, tail_lines=_TAIL_LINES)
-        except ApiException:
+        except (ApiException, urllib3.exceptions.HTTPError):
             continue
         found = [match for line in str(text).splitlines() if (match := _STEP.search(line))]
         if found:
