@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from trainer.exits import ExitRecord
 from trainer.health.last_words import EXIT_FILE, LastWords, end_of, within
 
@@ -18,13 +20,22 @@ def keep(words: LastWords, reason: str) -> str:
     return asyncio.run(words.keep(EXIT_FILE, record(reason)))
 
 
-def test_first_supervisor_to_leave_word_is_not_overwritten(tmp_path: Path) -> None:
-    assert keep(LastWords(str(tmp_path), "now", 0), "first") == str(tmp_path / EXIT_FILE)
-    keep(LastWords(str(tmp_path), "now", 1), "second")
-    found = end_of(tmp_path, "now")
+@pytest.mark.parametrize("start", ["now", ""], ids=["by a launcher", "by hand"])
+def test_first_supervisor_to_leave_word_is_not_overwritten(tmp_path: Path, start: str) -> None:
+    assert keep(LastWords(str(tmp_path), start, 0), "first") == str(tmp_path / EXIT_FILE)
+    keep(LastWords(str(tmp_path), start, 1), "second")
+    found = end_of(tmp_path, start)
     assert found is not None
     assert found.reason == "first"
     assert [path.name for path in tmp_path.iterdir()] == [EXIT_FILE]
+
+
+def test_a_start_by_hand_forgets_what_the_one_before_it_left(tmp_path: Path) -> None:
+    keep(LastWords(str(tmp_path)), "old")
+    words = LastWords(str(tmp_path))
+    asyncio.run(words.forget())
+    keep(words, "new")
+    assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
 
 
 def test_word_of_an_older_start_is_replaced_and_never_taken_for_this_ones(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class LastWords:
             return ""
         self._folder.mkdir(parents=True, exist_ok=True)  # ranks that never met have not made it
         path = self._folder / name
-        if not self._start or _read(path).get("start") != self._start:
+        if _read(path).get("start") != self._start:  # the first one of this start to write is right
             own = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
             write_json(own, {**value, "start": self._start})
             os.replace(own, path)
