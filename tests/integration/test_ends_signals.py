@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, MPIRUN, SHORT, TORCHRUN, Running, begin, full, ranks_left, starts
+from tests.integration.ends import HOROVOD_MPIRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
 from trainer.health.root import REPEAT_S
 
 LONG = 100_000
@@ -59,10 +59,11 @@ def losses(folder: Path) -> dict[int, float]:
 @starts(TORCHRUN)
 def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(tmp_path: Path, backend: str, launcher: str) -> None:
     """As Slurm suspends a job; the launcher waits outside."""
-    running = begin(tmp_path, backend, launcher, steps=40, timeouts=SHORT)
+    limits = {"step_s": 12.0, "data_s": 10.0, "eval_s": 12.0, "checkpoint_s": 12.0}
+    running = begin(tmp_path, backend, launcher, steps=12, timeouts=limits)
     running.reached(3)
     all_of_it = ranks_left(running)
-    for number, then_s in ((signal.SIGSTOP, 14.0), (signal.SIGCONT, 0.0)):
+    for number, then_s in ((signal.SIGSTOP, 16.0), (signal.SIGCONT, 0.0)):
         for process in all_of_it:
             os.kill(process, number)
         time.sleep(then_s)

@@ -111,8 +111,10 @@ def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(shards: 
     made(shards, folder)
     rows = rows_file(folder, shards[0], SELECTION)
     rows.write_bytes(rows.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputError, match="is damaged"):
-        open_indexed(open_index(shards, SELECTION, folder), "captions").read(0)
+    for damaged in (rows.read_bytes(), b""):
+        rows.write_bytes(damaged)
+        with pytest.raises(InputError, match="is damaged"):
+            open_indexed(open_index(shards, SELECTION, folder), "captions").read(0)
     catalogue = catalogue_file(folder, SELECTION)
     catalogue.write_bytes(catalogue.read_bytes()[:-10])
     assert read_catalogue(folder, SELECTION) == {}
@@ -168,6 +170,30 @@ def test_storage_that_fails_for_a_while_is_asked_again_and_then_named(
     handler.failures = 3
     with pytest.raises(Unreadable, match=rf"{address}/0\.tar: cannot be read after 3 attempts .*503"):
         source.read(0)
+
+
+def test_a_server_that_is_away_at_the_start_is_no_bad_input_and_a_shard_that_it_has_not_is(server: tuple[str, type[Ranges]]) -> None:
+    address, handler = server
+    with pytest.raises(InputError, match=rf"{address}/none\.tar: cannot be read") as absent:
+        stale([f"{address}/none.tar"], SELECTION, Path("index"))
+    assert not isinstance(absent.value, Unreadable)
+    handler.failures = 10**9
+    with pytest.raises(Unreadable, match=rf"{address}/0\.tar: cannot be read"):
+        stale([f"{address}/0.tar"], SELECTION, Path("index"))
+    with pytest.raises(Unreadable, match="cannot be read"):
+        stale(["http://127.0.0.1:9/0.tar"], SELECTION, Path("index"))
+
+
+def test_the_index_is_waited_for_as_the_shards_are(shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "index"
+    source = made(shards, folder)
+    rows = rows_file(folder, shards[0], SELECTION)
+    away = tmp_path / "away"
+    rows.rename(away)
+    with pytest.raises(Unreadable, match=rf"{rows}: cannot be read after 3 attempts"):
+        source.read(0)
+    monkeypatch.setattr("trainer.data.files.time.sleep", lambda seconds: away.exists() and away.rename(rows))
+    assert source.read(0).key == "0/k0"
 
 
 def test_a_shard_that_comes_back_is_read(shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

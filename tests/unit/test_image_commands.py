@@ -3,6 +3,9 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +17,7 @@ from trainer.installed import _licences_of
 from trainer.job.image import Site
 from trainer.launch.image import daemon
 from trainer.launch.image.build import _csv
+from trainer.launch.image.causes import likely_cause
 from trainer.launch.image.daemon import check_disk
 from trainer.launch.image.pins import pins
 from trainer.launch.image.push import push
@@ -126,3 +130,25 @@ def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path
     file.write_text("This is free software.\n")
     assert _licences_of(file) == f"see {file}"
     assert _licences_of(tmp_path / "none") == "not stated"
+
+
+def test_what_a_job_adds_is_held_to_what_is_there_and_brings_nothing_twice(tmp_path: Path) -> None:
+    """`docker/constraints.py`, in an environment of its own with some packages; pip itself reads what it prints."""
+    (tmp_path / "Torch-2.6.0.dist-info").mkdir()
+    (tmp_path / "Torch-2.6.0.dist-info/METADATA").write_text("Name: Torch\nVersion: 2.6.0\n")
+    (tmp_path / "nvidia_nccl_cu12-2.21.5.dist-info").mkdir()
+    (tmp_path / "nvidia_nccl_cu12-2.21.5.dist-info/METADATA").write_text("Name: nvidia-nccl_cu12\nVersion: 2.21.5\n")
+    script = f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if 'packages' not in p)]"
+    code = f"{script}; exec(open({str(FOLDER / 'docker/constraints.py')!r}).read())"
+    printed = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["nvidia-nccl-cu12==2.21.5", "torch==2.6.0", "horovod<0", "nvidia-nccl-cu11<0", "nvidia-nccl-cu13<0"]
+    wheel = tmp_path / "nvidia_nccl_cu13-2.30.7-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/METADATA", "Metadata-Version: 2.1\nName: nvidia-nccl-cu13\nVersion: 2.30.7\n")
+        archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/RECORD", "")
+    (tmp_path / "constraints.txt").write_text(printed)
+    pip = ["-m", "pip", "install", "--dry-run", "--no-index", f"--find-links={tmp_path}", f"--constraint={tmp_path}/constraints.txt"]
+    refused = subprocess.run([sys.executable, *pip, "nvidia-nccl-cu13"], capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "an NCCL of their own" in (likely_cause(f"Step 1/1 : RUN x\n{refused.stdout}{refused.stderr}") or "")

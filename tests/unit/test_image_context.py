@@ -195,6 +195,10 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         ("ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?", 'apt_packages = ["git"]'),
         ("E: Version '9.9' for 'numactl' was not found", "image.apt_packages"),
         ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.", "reaches no network"),
+        (
+            "Dockerfile:99\n 98 | RUN echo 'nvidia-nccl-cu12<0'\n 99 | RUN apt-get install numactll\nE: Unable to locate package numactll",
+            "image.apt_packages",
+        ),
         ("The user requested (constraint) nvidia-nccl-cu12<0\nERROR: ResolutionImpossible", "an NCCL of their own"),
         ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "reaches no network"),
     ],

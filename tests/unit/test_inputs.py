@@ -287,6 +287,12 @@ def test_the_checkpoint_that_a_run_was_taken_back_to_may_be_gone_once_it_went_on
     (inputs.run_folder(job) / "job.toml").write_text(dump(job))
     inputs.check(job, 1)
     assert "there is no checkpoint at" in problem(inputs.check, job_in(folder, f"checkpoint.resume={gone}3"), 1)
+    with pytest.raises(InputError, match="there is no checkpoint at"):  # what the run went on to will be set aside
+        inputs.check(job, 1, fresh=True)
+    broken = inputs.run_folder(job) / "checkpoints/step-00000016"
+    broken.mkdir()
+    (broken / "manifest.json").write_text('{"job": {"checkp')
+    inputs.check(job, 1)
 
 
 def test_what_changes_no_sample_may_change_when_a_run_goes_on(folder: Path) -> None:

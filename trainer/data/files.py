@@ -123,8 +123,13 @@ def _unreadable(path: str, error: Exception, waits_s: Sequence[float], was_there
     if isinstance(error, InputError):
         return error
     tries = f" after {len(waits_s) + 1} attempts in {sum(waits_s):.0f} s" if waits_s else ""
-    kind = InputError if isinstance(error, FileNotFoundError) and not was_there else Unreadable
+    kind = InputError if _is_absent(error) and not was_there else Unreadable
     return kind(f"{path}: cannot be read{tries}: {getattr(error, 'strerror', None) or repr(error)}")
+
+
+def _is_absent(error: Exception) -> bool:
+    """fsspec says so of every file that a web server does not give, whatever stands behind it: only 404 means it."""
+    return isinstance(error, FileNotFoundError) and (error.__cause__ is None or getattr(error.__cause__, "status", None) == 404)
 
 
 def stamp(path: str) -> Stamp:

@@ -60,15 +60,16 @@ class Index:
     entries: tuple[Entry, ...]
 
     def rows(self, number: int) -> Rows:
-        """Maps the rows of one shard. InputError where they are damaged, or are not what the catalogue says."""
+        """Maps the rows of one shard. InputError where they are damaged, or are not what the catalogue says; Unreadable."""
         path, entry = self.paths[number], self.entries[number]
         file = rows_file(self.folder, path, self.selection)
-        try:
-            with file.open("rb") as opened_rows:
-                content = mmap.mmap(opened_rows.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file}: the index of {path} cannot be read ({error}): `clipship index` makes it anew") from error
-        if content[: len(MAGIC)] != MAGIC or _digest(memoryview(content)[len(MAGIC) :]) != entry.digest:
+
+        def mapped() -> mmap.mmap | None:
+            with file.open("rb") as rows:
+                return mmap.mmap(rows.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(rows.fileno()).st_size else None
+
+        content = persistent(str(file), mapped, was_there=True)
+        if content is None or content[: len(MAGIC)] != MAGIC or _digest(memoryview(content)[len(MAGIC) :]) != entry.digest:
             raise InputError(f"{file}: the index of {path} is damaged: remove the file, and `clipship index` makes it anew")
         keys_at = len(MAGIC) + entry.samples * PLACE.itemsize
         places = np.frombuffer(content, dtype=PLACE, count=entry.samples, offset=len(MAGIC))

@@ -77,5 +77,6 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
             write_catalogue(folder, selection, every)
         except InputError as error:
             problems = [error]
-    raise_all(comm.broadcast_object(problems))
+    problems = comm.broadcast_object(problems)
+    raise_all(problems, shown=len(problems))  # each is a rank's own list
     return every

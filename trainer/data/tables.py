@@ -38,9 +38,9 @@ class Table:
         return f"{self.path}: row {self.rows[number]}"
 
     def read_image(self, number: int) -> bytes:
-        """The image file's content. Raises as `persistent` does: InputError where there is none, Unreadable where it cannot be read."""
+        """The image file's content; Unreadable where it cannot be read, also after some waiting."""
         path = self.image_path(number)
-        return persistent(f"{self.origin(number)}: image {path}", path.read_bytes)
+        return persistent(f"{self.origin(number)}: image {path}", path.read_bytes, was_there=True)
 
 
 class TableSource:

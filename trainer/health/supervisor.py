@@ -118,7 +118,7 @@ class Supervisor:
     def _beat(self) -> Beat:
         """The rank's pulse, without the time for which all were stopped: a suspended job has its limits left when it goes on."""
         beat = pulse.read(self._memory)
-        return replace(beat, began=beat.began + sum(pause for end, pause in self._pauses if beat.began < end))
+        return replace(beat, began=beat.began + sum(min(pause, end - beat.began) for end, pause in self._pauses if beat.began < end))
 
     def _look(self) -> None:
         """Has the rank ended, or passed a limit?"""

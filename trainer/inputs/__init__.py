@@ -51,7 +51,7 @@ def check(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_retrieval(job),
         lambda: None if job.in_image else check_installed(job.logging),
         lambda: None if job.in_image else check_compiler(job.model),
-        lambda: check_resume(job.checkpoint.resume, run_folder(job) / "checkpoints"),
+        lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / "checkpoints"),
         lambda: check_run_folder(job, fresh=fresh),
     )
     samples = None

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,11 @@ def find_trained(given: str) -> Trained:
     )
 
 
-def check_resume(wanted: str, checkpoints: Path) -> None:
+def check_resume(wanted: str, checkpoints: Path | None) -> None:
     """Raises InputError where `checkpoint.resume` names a path and nothing is there.
 
     A run that went on from there needs it no more, once it has a checkpoint of its own in `checkpoints`: it may have been removed since.
+    None: the run begins anew.
     """
     if wanted not in ("auto", "never") and not os.path.exists(wanted) and not _went_on(wanted, checkpoints):
         raise InputError(
@@ -60,9 +62,11 @@ def check_resume(wanted: str, checkpoints: Path) -> None:
         )
 
 
-def _went_on(wanted: str, checkpoints: Path) -> bool:
-    newest = whole_in(checkpoints)[-1:]
-    return any(json.loads((folder / MANIFEST).read_text())["job"]["checkpoint"]["resume"] == wanted for folder in newest)
+def _went_on(wanted: str, checkpoints: Path | None) -> bool:
+    for folder in reversed(whole_in(checkpoints) if checkpoints else []):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a broken one is passed over, as at the start itself
+            return bool(json.loads((folder / MANIFEST).read_text())["job"]["checkpoint"]["resume"] == wanted)
+    return False
 
 
 def whole_in(folder: Path) -> list[Path]:

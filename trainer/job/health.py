@@ -15,7 +15,8 @@ class Health(Section):
     preflight_s: Seconds = 20.0
     """Seconds that measuring may take; what does not fit is left out, and the table says so."""
     same_environment: Literal["error", "warn", "off"] = "error"
-    """At the start all ranks compare versions, device, code, job and variables. error: differences end the run, and are named."""
+    """At the start all ranks compare versions, device, code, job and variables, and in an image torch, CUDA and NCCL with what it was
+    proven with. error: differences end the run, and are named."""
     slow_rank_factor: Annotated[float, Field(gt=1, le=100)] | None = 1.5
     """A rank whose own work (waiting left out) takes so many times the ranks' median, for 10 steps, is named. None: nobody looks."""
     non_finite: Literal["stop", "skip"] = "stop"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, Unreadable
 from trainer.launch.options import job_argument, set_option
 from trainer.launch.presets import preset_names, preset_summary, write_preset
 
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(arguments, prog_name="clipship", standalone_mode=False)
     except InputError as problem:
         click.echo(f"clipship: {problem}", err=True)
-        return EXIT_BAD_INPUT
+        return EXIT_FAILED if isinstance(problem, Unreadable) else EXIT_BAD_INPUT
     except ClusterError as problem:
         click.echo(f"clipship: {problem}", err=True)
         return EXIT_FAILED

@@ -34,7 +34,7 @@ _CAUSES = (
     (r"CERTIFICATE_VERIFY_FAILED|[Cc]ertificate verif|SSL certificate problem|unable to get local issuer", _CERTIFICATE),
     (r"Temporary failure|NewConnectionError|Could not connect|Unable to connect|[Nn]o such host", _NETWORK),
     (r"Connection (?:timed out|refused)|Network is unreachable|Read timed out", _NETWORK),
-    (r"(?:horovod|nvidia-nccl-cu\d+)<0", _SECOND),
+    (r"\(constraint\) (?:horovod|nvidia-nccl-cu\d+)<0", _SECOND),
     (r"404 +Not Found|Unable to fetch some archives", _GONE),
     (r"does not have a Release file", _NO_ARCHIVE),
     (r"\b401\b.{0,40}(?:Unauthorized|Credentials|Error)|403 +Forbidden", _CREDENTIALS),

@@ -17,8 +17,6 @@ _SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "open
 _INFINIBAND = ("libibverbs1", "librdmacm1", "ibverbs-providers")  # NCCL looks for them at run time; without them it takes TCP
 _COMPILER = ("g++", "make", "python3-dev")
 _JUST_IN_TIME = ("g++", "python3-dev")  # torch.compile
-_CUDA_MAJORS = (11, 12, 13)
-"""For which the index has wheels of NCCL, all with the library at one path."""
 _APT_SECRET = "--mount=type=secret,id=apt_auth,target=/etc/apt/auth.conf.d/site.conf,mode=0444 "
 _PIP_SECRET = "--mount=type=secret,id=pip_conf,target=/run/secrets/pip_conf "
 
@@ -94,12 +92,6 @@ class Recipe:
             install = ["/opt/clipship/bin/pip", "install", "--quiet", "--constraint", "/docker/constraints.txt", *self.image.pip_packages]
             commands.append(shlex.join(install))
         return "; ".join(commands)
-
-    @property
-    def excluded_packages(self) -> tuple[str, ...]:
-        """What no package of the job may bring, as constraints that no release meets: Horovod, and an NCCL beside the stack's."""
-        own = self.row and self.row.cuda_major
-        return ("horovod<0", *(f"nvidia-nccl-cu{major}<0" for major in _CUDA_MAJORS if major != own))
 
     @property
     def keeps_path(self) -> bool:
