@@ -16,6 +16,7 @@ from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.shards import LOST
 
 CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
+whatever_the_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])])
 both_backends = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
 
 
@@ -97,7 +98,7 @@ def shards_of(folder: Path, samples: list[PackedSample]) -> dict[str, Any]:
     return {"format": "webdataset", "train": [str(folder / "shards" / "*.tar")]}
 
 
-@both_backends
+@whatever_the_backend
 def test_too_few_samples_that_only_ranks_can_count_are_refused_by_all_of_them(tmp_path: Path, backend: str) -> None:
     data = shards_of(tmp_path, [sample(number) for number in range(9)])
     message = refused(tmp_path, TinyRun(tmp_path).write(data=data, comm={"backend": backend}))
@@ -145,7 +146,7 @@ def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("shard corrupt, missing, unreadable for a while")
-@both_backends
+@whatever_the_backend
 def test_damaged_shard_is_used_up_to_its_damage_or_refused_as_the_job_says(tmp_path: Path, backend: str) -> None:
     samples = [sample(number) for number in range(32)]
     samples[7] = (samples[7][0], {"png": samples[7][1]["png"]})

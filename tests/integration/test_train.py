@@ -68,7 +68,7 @@ def world(backend: str, ranks: int, passes: int, *marks: pytest.MarkDecorator) -
     ("backend", "ranks", "passes"),
     [
         world("torch", 1, 2, full),
-        world("torch", 2, 1),
+        world("torch", 2, 1, full),
         world("torch", 2, 2),
         world("horovod", 1, 1, full),
         world("horovod", 2, 1),
