@@ -37,3 +37,22 @@ def test_a_stop_that_comes_while_the_supervisor_starts_reaches_a_single_rank(mee
     meeting = Meeting("127.0.0.1", free_port("127.0.0.1"), "a token").variables() if meets else {}
     done = subprocess.run([sys.executable, "-c", SUPERVISOR, RANK], env={**os.environ, **meeting}, capture_output=True, text=True)
     assert done.returncode == 75, done.stderr
+
+
+REPEATED = """
+import os, signal, sys, tempfile
+from pathlib import Path
+from trainer.launch.processes import supervise
+
+with tempfile.TemporaryDirectory() as folder:
+    env = {**os.environ, "SIGNALS": str(os.getpid())}
+    ask = lambda number: True
+    code = supervise(["sh", "-c", "kill -TERM $SIGNALS; sleep 0.5; exit 75"], env, Path(folder), ask)
+os.kill(os.getpid(), signal.SIGTERM)
+print(code, "and it can still say so")
+"""
+
+
+def test_a_signal_that_is_repeated_when_the_run_has_ended_changes_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", REPEATED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "143 and it can still say so"), done.stderr

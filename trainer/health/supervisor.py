@@ -53,6 +53,8 @@ def supervise(world: World, command: Sequence[str], env: Mapping[str, str], limi
             pulse.limit_init(memory, found.init_s)
             return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run(early))
         finally:
+            for number in SIGNALS:  # one that comes now would change the exit code, and nothing else
+                signal.signal(number, signal.SIG_IGN)
             end_rank(rank)
 
 

@@ -53,7 +53,10 @@ def supervise(
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects signals instead of acting on them; only the main thread may ask for that."""
+    """Collects signals instead of acting on them; only the main thread may ask for that.
+
+    After one that was heard no other has a meaning: schedulers repeat themselves, also while this process says how the run ended.
+    """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -68,7 +71,7 @@ def _signals() -> Iterator[list[int]]:
         yield received
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if received else handler)
 
 
 @contextmanager
