@@ -15,11 +15,13 @@ PINS := docker/requirements.txt docker/torch/$(shell sed -n 's/^default = "\(.*\
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
+ALONE ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 JOB ?=
 STACK ?=
 PARITY_ARGS ?=
+PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
 TEST_ARGS ?=
 HOROVOD_ARGS ?=
 
@@ -29,8 +31,11 @@ INSTALLED := $(VENV)/installed-$(shell sha256sum <pyproject.toml | cut -c 1-16)
 # Which wheel is installed, or that none can be; without Horovod the tests marked `horovod` are skipped.
 HOROVOD := $(VENV)/horovod-wheel
 NO_HOROVOD := $(VENV)/horovod-missing
+# mkdocs has an environment of its own: building the pages changes nothing in what trains.
+DOCS_VENV := .venv-docs
+DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt test goldens test-slurm test-slurm-full bench-cli test-faults test-faults-full bench-heartbeat bench-data test-full test-gpu demo parity lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli test-faults test-faults-full bench-heartbeat bench-data test-full test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -69,10 +74,11 @@ horovod: venv ## build Horovod against the torch in .venv, or take it from the c
 	    echo "$$wheel" >$(HOROVOD)
 	fi
 
-check: venv ## format, lint and types, as CI runs them
+check: venv ## format, lint, types and layers, as CI runs them
 	@$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-logo --no-cache
 	if command -v shellcheck >/dev/null; then
 	    shellcheck docker/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
 	else
@@ -80,7 +86,7 @@ check: venv ## format, lint and types, as CI runs them
 	fi
 
 check-stacks: venv ## compare docker/stacks.toml with what the wheels on the package index declare
-	@$(PY) -m trainer.launch.image.check_table
+	@$(PY) -m trainer.image.check_table
 
 fmt: venv ## format the code and mend what the linter can
 	@$(PY) -m ruff check --fix-only .
@@ -94,7 +100,7 @@ test: venv horovod ## every test but the table of faults that needs no GPU and n
 
 image: venv ## build the container image of JOB=job.toml with the local Docker daemon
 	@if [[ -z '$(JOB)' ]]; then echo 'which job? make image JOB=job.toml' >&2; exit 2; fi
-	$(PY) -m trainer.launch.cli image build '$(JOB)'
+	$(PY) -m trainer.cli.main image build '$(JOB)'
 
 test-image: venv ## build the default stack's image for real, train in it, build an older stack's Horovod (Debian, root; installs docker.io, debootstrap)
 	@tests/cluster/image/packages.sh
@@ -114,6 +120,9 @@ goldens: venv ## write what is rendered now over tests/unit/golden/; read the di
 	@$(PY) -m pytest tests/unit -k golden --rewrite-goldens --quiet
 	git status --short tests/unit/golden
 
+test-packages: ## in a minimal Debian, with nothing but a target's own packages, its programs open what they open in its tests (Debian, root); ALONE=ci tries CI's own list
+	@tests/alone.sh $(ALONE)
+
 test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine (Debian, root; installs slurm-wlm and munge)
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m 'slurm and not full' $(TEST_ARGS)
@@ -123,27 +132,38 @@ test-slurm-full: venv horovod ## the same, with preemption; once more with the S
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
 	tests/cluster/slurm/newer.sh trixie "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
 	tests/cluster/slurm/newer.sh sid "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m apptainer $(TEST_ARGS)
+	if [[ -n "$${PYXIS_SOURCE:-}" ]]; then $(MAKE) test-pyxis; fi
+
+test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built from the checkouts PYXIS_SOURCE and ENROOT_SOURCE
+	@tests/cluster/slurm/packages.sh
+	tests/cluster/slurm/pyxis.sh '$(PYXIS_PREFIX)'
+	CLIPSHIP_PYXIS='$(PYXIS_PREFIX)' $(PY) -m pytest tests/cluster/slurm -m pyxis $(TEST_ARGS)
 
 test-kubernetes: venv ## real MPIJobs on the cluster of KUBECONFIG, this machine a node of it; CLIPSHIP_IMAGE_OPENMPI4, _OPENMPI5 name images
-	@$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
+	@tests/cluster/kubernetes/packages.sh
+	$(PY) -m pytest tests/cluster/kubernetes -m 'kubernetes and not full' $(TEST_ARGS)
 
 test-kubernetes-full: venv ## the same with every backend, Open MPI and user
-	@$(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
+	@tests/cluster/kubernetes/packages.sh
+	$(PY) -m pytest tests/cluster/kubernetes -m kubernetes $(TEST_ARGS)
 
 bench-cli: venv ## rendering a batch script, against TorchX (installed in an environment of its own); the last line is JSON
-	@$(PY) -m tests.bench_cli
+	@$(PY) -m benchmarks.cli
 
 test-faults: venv horovod ## the table of faults with real processes: each fault, and each launcher, place and deed with another
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.faults -m 'fault and not full' $(TEST_ARGS)
+	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m 'fault and not full' $(TEST_ARGS)
 
 test-faults-full: venv horovod ## the same for every launcher, place and deed: an hour
-	@$(PY) -m pytest --ignore=tests/cluster -p tests.faults -m fault $(TEST_ARGS)
+	@$(PY) -m pytest --ignore=tests/cluster -p tests.support.faults -m fault $(TEST_ARGS)
+
+fuzz: venv ## 10,000 hostile job files through check, all renderers and submit without a cluster; `make test` tries 300
+	@$(PY) -m pytest tests/unit/test_fuzz_jobs.py -m full -s $(TEST_ARGS)
 
 bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
-	@$(PY) -m tests.bench_heartbeat
+	@$(PY) -m benchmarks.heartbeat
 
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'
-	@$(PY) -m tests.bench_data $(BENCH_ARGS)
+	@$(PY) -m benchmarks.data $(BENCH_ARGS)
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
@@ -158,9 +178,21 @@ demo: venv ## train a small CLIP on real images, show what it learned; DEMO_ARGS
 parity: venv horovod ## the gradient on 1, 2 and 4 ranks, both backends, against one process
 	@$(PY) -m tests.parity $(PARITY_ARGS)
 
+reference: venv ## write docs/job-file.md, docs/cli.md and the JSON Schema from the code
+	@$(PY) -m trainer.cli.reference
+
+docs: $(DOCS) ## build the pages of docs/ into site/; a broken link or a page that no menu names fails
+	@NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict --clean
+
+$(DOCS): docs/requirements.txt
+	@[[ -n '$(PYTHON)' ]] || { echo 'No Python >= 3.11 with the module venv was found' >&2; exit 2; }
+	$(PYTHON) -m venv --clear $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --disable-pip-version-check --quiet --require-hashes -r docs/requirements.txt
+	touch $@
+
 lock: ## pin the requirements anew: names, versions, hashes; LOCK_ARGS=--upgrade takes the newest
 	@PYTHON='$(PYTHON)' docker/lock.sh $(LOCK_ARGS)
 
 clean: ## remove .venv and the tools' caches; built wheels stay in the cache outside the checkout
-	@rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(DOCS_VENV) site build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

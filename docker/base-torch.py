@@ -8,11 +8,15 @@ try:
     import torch
     import torchvision
 except ModuleNotFoundError as problem:
-    sys.exit(f"base: its python3 has no {problem.name}: leave stack.torch to a release of `clipship stacks`, or install both there")
+    sys.exit(
+        f"base: its python3 has no {problem.name}: leave stack.torch to a release of `clipship stacks`, or install both there"
+    )
 if torch.version.cuda is None:
     sys.exit(f"base: its torch {torch.__version__} is built without CUDA")
 try:
     torch.zeros(1).numpy()
 except RuntimeError:
-    sys.exit(f"base: its torch {torch.__version__} is built for numpy 1, the trainer needs numpy 2: take a newer base")
+    sys.exit(
+        f"base: its torch {torch.__version__} is built for numpy 1, the trainer needs numpy 2: take a newer base"
+    )
 print(f"base: torch {torch.__version__}, torchvision {torchvision.__version__}, CUDA {torch.version.cuda}")

@@ -54,6 +54,6 @@ for torch in "${rows[@]}"; do
     [[ ! -s $tools/more ]] || { echo "lock: torch $torch also needs $(paste -sd ' ' "$tools/more"): name it in docker/requirements.in" >&2; exit 1; }
 done
 
-for source in docker/requirements-*.in tests/requirements.in; do
+for source in docker/requirements-*.in docs/requirements.in tests/requirements.in; do
     compile "${source%.in}.txt" "$source"
 done

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 GOLDENS = Path(__file__).parent / "unit" / "golden"
-settings.register_profile("busy-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test asserts a time
+settings.register_profile(
+    "busy-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # no test asserts a time
 settings.load_profile("busy-machine")
 
 
@@ -20,7 +22,11 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rewrite-goldens", action="store_true", help="Write what is rendered now over the golden files; read the diff.")
+    parser.addoption(
+        "--rewrite-goldens",
+        action="store_true",
+        help="Write what is rendered now over the golden files; read the diff.",
+    )
 
 
 @pytest.fixture

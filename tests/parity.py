@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests.start import STARTS, start
+from tests.support.start import STARTS, start
 
 BOUND = 1e-10  # relative, float64
 RANKS = (1, 2, 4)
@@ -19,22 +19,37 @@ RANKS = (1, 2, 4)
 
 def main() -> int:
     has_horovod = importlib.util.find_spec("horovod") is not None
-    print(f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'accumulation':>12} {'relative error':>15}")
-    rows = [row for backend, launcher in STARTS if backend != "horovod" or has_horovod for row in _rows(backend, launcher)]
+    print(
+        f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'accumulation':>12} {'relative error':>15}"
+    )
+    rows = [
+        row
+        for backend, launcher in STARTS
+        if backend != "horovod" or has_horovod
+        for row in _rows(backend, launcher)
+    ]
     worst = max(row["relative_error"] for row in rows)
     left_out = [] if has_horovod else ["horovod"]
-    print(json.dumps({"worst_relative_error": worst, "bound": BOUND, "rows": len(rows), "left_out": left_out}))
+    print(
+        json.dumps({"worst_relative_error": worst, "bound": BOUND, "rows": len(rows), "left_out": left_out})
+    )
     return int(worst > BOUND)
 
 
 def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
     for ranks in RANKS:
-        done = start(backend, launcher, ranks, "tests.parity_rank", backend)
+        done = start(backend, launcher, ranks, "tests.support.parity_rank", backend)
         if done.returncode:
-            raise SystemExit(f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n{done.stdout}{done.stderr}")
-        rows = [json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)]  # horovodrun puts the rank before each line
+            raise SystemExit(
+                f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n{done.stdout}{done.stderr}"
+            )
+        rows = [
+            json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)
+        ]  # horovodrun puts the rank before each line
         if not rows:
-            raise SystemExit(f"{backend} on {ranks} ranks under {launcher} printed no case\n{done.stdout}{done.stderr}")
+            raise SystemExit(
+                f"{backend} on {ranks} ranks under {launcher} printed no case\n{done.stdout}{done.stderr}"
+            )
         for row in rows:
             print(_line(row), flush=True)
         yield from rows

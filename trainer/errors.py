@@ -1,4 +1,4 @@
-"""Exit codes, and the exceptions that mean one. Imports nothing, so that both halves can use it."""
+"""Exit codes, and the exceptions that lead to them. Imports nothing, so that both halves can use it."""
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -8,23 +8,54 @@ EXIT_TIMED_OUT = 124
 
 
 class InputError(Exception):
-    """What the user gave cannot work: shown without a traceback, exit code 2.
+    """The user's input cannot work: shown without a traceback, exit code 2.
 
-    The text says what is wrong, what was given, what is allowed and what to do. Several problems found together stand one a line.
+    The text says what is wrong, what was given, what is allowed and what to do. Several problems found
+    together are listed one per line.
     """
 
 
 class Unreadable(InputError):
-    """Storage that does not answer, or has no longer what it had, also after some waiting: exit code 1, for a later start may go on."""
+    """Storage does not answer, or has lost what it had, even after some waiting.
+
+    Exit code 1, because a later start may succeed.
+    """
 
 
 class Unfit(Exception):
-    """The machines cannot run the job as they are: shown without a traceback, exit code 1. The text names node and remedy."""
+    """The machines cannot run the job as they are: shown without a traceback, exit code 1.
+
+    The text names the node and the remedy.
+    """
 
 
 class ClusterError(Exception):
-    """A scheduler, or another service outside of the run, cannot or will not: shown without a traceback, exit code 1."""
+    """A scheduler or another outside service cannot or will not do what was asked: shown without a traceback,
+    exit code 1.
+    """
 
 
 class Preempted(Exception):
-    """Somebody asked the run to stop; its state is saved, and the same command goes on from there. Exit code 75, EX_TEMPFAIL."""
+    """The run was asked to stop; its state is saved, and the same command resumes it.
+
+    Exit code 75, EX_TEMPFAIL.
+    """
+
+
+Told = tuple[str, str]
+"""Kind and text of an error, as one rank sends it to the others."""
+_TOLD: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (InputError, Unreadable, Unfit, Preempted)
+}
+
+
+def as_told(error: Exception | None) -> Told | None:
+    """Returns the error as values that can be sent to other ranks; None for no error."""
+    if error is None:
+        return None
+    return next(kind.__name__ for kind in type(error).__mro__ if _TOLD.get(kind.__name__) is kind), str(error)
+
+
+def as_error(told: Told | None) -> Exception | None:
+    """Returns the error that `as_told` was given; None for no error."""
+    return None if told is None else _TOLD[told[0]](told[1])

@@ -19,9 +19,12 @@ def slurm() -> Iterator[Cluster]:
     if os.geteuid():
         pytest.fail("these tests start Slurm's daemons in namespaces of their own, and need root for it")
     if missing := missing_programs():
-        pytest.fail(f"{', '.join(missing)} not found: `make test-slurm` installs Debian's slurm-wlm and munge")
+        pytest.fail(
+            f"{', '.join(missing)} not found: `make test-slurm` installs Debian's slurm-wlm and munge"
+        )
     folder = Path(tempfile.mkdtemp(prefix="clipship-slurm-", dir="/var/tmp"))
-    cluster = Cluster(folder)
+    pyxis = os.environ.get("CLIPSHIP_PYXIS")
+    cluster = Cluster(folder, pyxis=Path(pyxis) if pyxis else None)
     signal.signal(signal.SIGTERM, _interrupt)  # `kill` tidies up as Ctrl-C does
     try:
         cluster.start()

@@ -12,16 +12,17 @@ import torch
 
 from tests.integration.test_comm import OF_THE_WORLDS_SIZE
 from tests.integration.test_train import MANY_STEPS, assert_learns, assert_same_losses, run_of
-from tests.jobs import RESNET, VIT, tiny_job
-from tests.runs import TinyRun
-from tests.start import start
-from trainer import model, optim
+from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.runs import TinyRun
+from tests.support.start import start
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.job import Job
-from trainer.plan import plan
-from trainer.step import MicroBatch, TrainStep
-from trainer.world import World
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.model.build import build_model
+from trainer.model.optimizer import build_optimizer
+from trainer.supervise.world import World
+from trainer.train.step import MicroBatch, TrainStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 
@@ -31,7 +32,12 @@ CASES = (*OF_THE_WORLDS_SIZE, "reducer_averages", "fixed_reducer_averages")
 def horovod_with_nccl() -> bool:
     """Asked of another process: once imported, Horovod stays."""
     question = "import horovod.torch as hvd; print(bool(hvd.nccl_built()))"
-    return subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False).stdout.strip() == "True"
+    return (
+        subprocess.run(
+            [sys.executable, "-c", question], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        == "True"
+    )
 
 
 @pytest.fixture
@@ -44,8 +50,8 @@ def alone() -> Iterator[Comm]:
 
 def train_step(job: Job, comm: Comm) -> TrainStep:
     cut = plan(job, 1)
-    network = model.build(job, cut, comm).model.train()
-    return TrainStep(job, cut, comm, network, optim.build(network, job.optim, comm.device))
+    network = build_model(job, cut, comm).model.train()
+    return TrainStep(job, cut, comm, network, build_optimizer(network, job.optim, comm.device))
 
 
 def batch(job: Job, comm: Comm) -> MicroBatch:
@@ -56,7 +62,7 @@ def batch(job: Job, comm: Comm) -> MicroBatch:
 
 
 def assert_cases_pass(backend: str, launcher: str) -> None:
-    done = start(backend, launcher, 1, "tests.integration.rank_cases", backend, *CASES)
+    done = start(backend, launcher, 1, "tests.support.rank_cases", backend, *CASES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert tuple(re.findall(r"passed (\w+) on 1 ranks", done.stdout)) == CASES
 
@@ -68,7 +74,9 @@ def test_collectives_and_reducers_over_nccl() -> None:
 @pytest.mark.horovod
 def test_collectives_and_reducers_over_horovod_with_nccl() -> None:
     if not horovod_with_nccl():
-        pytest.skip("Horovod was built without NCCL: give `make horovod` a CUDA toolkit of torch's CUDA version")
+        pytest.skip(
+            "Horovod was built without NCCL: give `make horovod` a CUDA toolkit of torch's CUDA version"
+        )
     assert_cases_pass("horovod", "mpirun")
 
 
@@ -83,7 +91,9 @@ def test_adamw_is_fused_and_moves_every_parameter(alone: Comm) -> None:
     assert train.optimizer.defaults["fused"]
     before = {name: parameter.detach().clone() for name, parameter in train.model.named_parameters()}
     train([batch(job, alone)], 0)
-    still = [name for name, parameter in train.model.named_parameters() if torch.equal(parameter, before[name])]
+    still = [
+        name for name, parameter in train.model.named_parameters() if torch.equal(parameter, before[name])
+    ]
     assert still == []
 
 
@@ -98,9 +108,11 @@ def test_overflow_under_fp16_skips_the_step_and_halves_the_scale(alone: Comm) ->
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(None, True), (False, False)])
-def test_convolutional_towers_take_channels_last_unless_told_otherwise(alone: Comm, wanted: bool | None, found: bool) -> None:
+def test_convolutional_towers_take_channels_last_unless_told_otherwise(
+    alone: Comm, wanted: bool | None, found: bool
+) -> None:
     job = tiny_job(model={"name": RESNET, "channels_last": wanted})
-    weight = model.build(job, plan(job, 1), alone).model.get_parameter("visual.layer1.0.conv2.weight")
+    weight = build_model(job, plan(job, 1), alone).model.get_parameter("visual.layer1.0.conv2.weight")
     assert weight.is_contiguous(memory_format=torch.channels_last) is found
 
 
@@ -124,5 +136,9 @@ def test_compiled_blocks_have_the_losses_of_plain_ones(tmp_path: Path, on_the_cp
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_run_in_half_precision_learns_on_the_gpu(tmp_path: Path, on_the_cpu: TinyRun, precision: str) -> None:
-    assert_learns(run_of(tmp_path, "torch", 1, model={"precision": precision}, optim={"steps": MANY_STEPS}), on_the_cpu)
+def test_a_run_in_half_precision_learns_on_the_gpu(
+    tmp_path: Path, on_the_cpu: TinyRun, precision: str
+) -> None:
+    assert_learns(
+        run_of(tmp_path, "torch", 1, model={"precision": precision}, optim={"steps": MANY_STEPS}), on_the_cpu
+    )

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.runs import TinyRun
+from tests.support.runs import TinyRun
 from trainer.data.index import FOLDER as INDEX
 from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.shards import LOST
 
 CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
-whatever_the_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])])
-both_backends = pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+whatever_the_backend = pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])]
+)
+both_backends = pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)]
+)
 
 
 def sample(number: int, picture: bytes | None = None) -> PackedSample:
@@ -33,7 +37,13 @@ def files(folder: Path) -> dict[str, bytes]:
 def refused(folder: Path, job: Path, *words: str) -> str:
     """What `clipship run` of two ranks says on stderr, having written nothing."""
     before = files(folder)
-    done = subprocess.run([CLIPSHIP, "run", str(job), "--nproc", "2", *words], capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(
+        [CLIPSHIP, "run", str(job), "--nproc", "2", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert all(line.startswith("index ") for line in done.stdout.splitlines()), done.stdout
@@ -57,7 +67,10 @@ def table(tmp_path: Path) -> Path:
         ("model.name=ViT-B-23", "did you mean ViT-B-32"),
         ("data={train='no/{00..01}.tar'}", "2 of 2 files are missing: 00.tar, 01.tar; there is no folder"),
         ("data={train=''}", "data.train: must not be empty"),
-        ("data={format='synthetic', synthetic_samples=15}", "15 samples are fewer than optim.global_batch_size = 16"),
+        (
+            "data={format='synthetic', synthetic_samples=15}",
+            "15 samples are fewer than optim.global_batch_size = 16",
+        ),
     ],
 )
 def test_bad_settings_are_refused_before_any_rank_starts(tmp_path: Path, words: str, said: str) -> None:
@@ -74,7 +87,9 @@ def test_bad_settings_are_refused_before_any_rank_starts(tmp_path: Path, words: 
         ("image,caption\n0.png,\n", ["'caption' is empty"]),
     ],
 )
-def test_bad_tables_are_refused_before_any_rank_starts(tmp_path: Path, table: Path, content: str, said: list[str]) -> None:
+def test_bad_tables_are_refused_before_any_rank_starts(
+    tmp_path: Path, table: Path, content: str, said: list[str]
+) -> None:
     table.write_text(content)
     message = refused(tmp_path, TinyRun(tmp_path).write(data={"format": "table", "train": [str(table)]}))
     assert [part for part in said if part not in message] == []
@@ -99,7 +114,9 @@ def shards_of(folder: Path, samples: list[PackedSample]) -> dict[str, Any]:
 
 
 @whatever_the_backend
-def test_too_few_samples_that_only_ranks_can_count_are_refused_by_all_of_them(tmp_path: Path, backend: str) -> None:
+def test_too_few_samples_that_only_ranks_can_count_are_refused_by_all_of_them(
+    tmp_path: Path, backend: str
+) -> None:
     data = shards_of(tmp_path, [sample(number) for number in range(9)])
     message = refused(tmp_path, TinyRun(tmp_path).write(data=data, comm={"backend": backend}))
     assert "9 samples are fewer than optim.global_batch_size = 16" in message
@@ -147,7 +164,9 @@ def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.fault("shard corrupt, missing, unreadable for a while")
 @whatever_the_backend
-def test_damaged_shard_is_used_up_to_its_damage_or_refused_as_the_job_says(tmp_path: Path, backend: str) -> None:
+def test_damaged_shard_is_used_up_to_its_damage_or_refused_as_the_job_says(
+    tmp_path: Path, backend: str
+) -> None:
     samples = [sample(number) for number in range(32)]
     samples[7] = (samples[7][0], {"png": samples[7][1]["png"]})
     run = TinyRun(tmp_path)
@@ -173,3 +192,19 @@ def test_too_many_bad_samples_end_the_run_with_examples(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "data.max_bad_share = 0.01 allows 10" in done.stderr
     assert "not an image" in done.stderr
+
+
+@whatever_the_backend
+def test_a_run_that_asked_for_gpus_does_not_train_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """CUDA_VISIBLE_DEVICES hides what the machine has, so that torch finds no GPU here or on a machine with some."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = TinyRun(tmp_path)
+    job = run.write(resources={"gpus_per_node": 2}, comm={"backend": backend}, optim={"steps": 1})
+    said = refused(tmp_path, job)
+    assert "resources.gpus_per_node = 2, but rank " in said
+    assert "CUDA_VISIBLE_DEVICES: ''" in said
+    done = run.start(2, "--set", "resources.device=cpu")
+    assert done.returncode == 0, done.stderr
+    assert run.result()["device"] == "cpu"

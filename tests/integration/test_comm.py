@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from tests.parity import BOUND
-from tests.start import STARTS, start
+from tests.support.start import STARTS, start
 
-IN_ORDER = ("collectives", "objects", "gradients_through_collectives", "reducer_averages", "fixed_reducer_averages", "replicas")
+IN_ORDER = (
+    "collectives",
+    "objects",
+    "gradients_through_collectives",
+    "reducer_averages",
+    "fixed_reducer_averages",
+    "replicas",
+)
 """Cases of `rank_cases` that leave the group as they found it, so that one start serves all of them."""
 OF_THE_WORLDS_SIZE = ("collectives", "objects", "gradients_through_collectives")
 CASES_OF_PARITY = 7
@@ -19,7 +26,9 @@ CASES_OF_PARITY = 7
 def start_of(backend: str, launcher: str) -> Any:
     """The pair, with the marks of what it needs."""
     return pytest.param(
-        backend, launcher, marks=[pytest.mark.horovod] * (backend == "horovod") + [pytest.mark.mpi] * (launcher == "mpirun")
+        backend,
+        launcher,
+        marks=[pytest.mark.horovod] * (backend == "horovod") + [pytest.mark.mpi] * (launcher == "mpirun"),
     )
 
 
@@ -27,7 +36,9 @@ PAIRS = [(start_of("torch", "torchrun"), 0), (start_of("torch", "mpirun"), 1)]
 PAIRS += [(start_of("horovod", "mpirun"), 0), (start_of("horovod", "horovodrun"), 1)]
 """`make parity` starts all of them, with more ranks."""
 every_start = pytest.mark.parametrize(("backend", "launcher"), [start_of(*pair) for pair in STARTS])
-one_start_a_backend = pytest.mark.parametrize(("backend", "launcher"), [start_of("torch", "torchrun"), start_of("horovod", "mpirun")])
+one_start_a_backend = pytest.mark.parametrize(
+    ("backend", "launcher"), [start_of("torch", "torchrun"), start_of("horovod", "mpirun")]
+)
 
 
 def assert_passed(done: "subprocess.CompletedProcess[str]", ranks: int, cases: tuple[str, ...]) -> None:
@@ -37,24 +48,32 @@ def assert_passed(done: "subprocess.CompletedProcess[str]", ranks: int, cases: t
 
 @every_start
 def test_two_ranks_agree_on_values_gradients_and_replicas(backend: str, launcher: str) -> None:
-    assert_passed(start(backend, launcher, 2, "tests.integration.rank_cases", backend, *IN_ORDER), 2, IN_ORDER)
+    assert_passed(start(backend, launcher, 2, "tests.support.rank_cases", backend, *IN_ORDER), 2, IN_ORDER)
 
 
 @pytest.mark.full
 @one_start_a_backend
 def test_three_ranks_agree_on_values_and_gradients(backend: str, launcher: str) -> None:
-    assert_passed(start(backend, launcher, 3, "tests.integration.rank_cases", backend, *OF_THE_WORLDS_SIZE), 3, OF_THE_WORLDS_SIZE)
+    assert_passed(
+        start(backend, launcher, 3, "tests.support.rank_cases", backend, *OF_THE_WORLDS_SIZE),
+        3,
+        OF_THE_WORLDS_SIZE,
+    )
 
 
 @one_start_a_backend
 def test_a_parameter_that_only_some_ranks_use_is_averaged_over_all(backend: str, launcher: str) -> None:
-    assert_passed(start(backend, launcher, 2, "tests.integration.rank_cases", backend, "unused_parameters"), 2, ("unused_parameters",))
+    assert_passed(
+        start(backend, launcher, 2, "tests.support.rank_cases", backend, "unused_parameters"),
+        2,
+        ("unused_parameters",),
+    )
 
 
 @one_start_a_backend
 def test_a_barrier_stops_waiting_for_a_late_rank(backend: str, launcher: str) -> None:
     """The ranks then leave a broken group, for which launchers have exit codes of their own."""
-    done = start(backend, launcher, 2, "tests.integration.rank_cases", backend, "barrier_times_out")
+    done = start(backend, launcher, 2, "tests.support.rank_cases", backend, "barrier_times_out")
     assert "rank 1 stopped waiting" in done.stdout, done.stdout + done.stderr
 
 
@@ -64,7 +83,7 @@ def test_a_barrier_stops_waiting_for_a_late_rank(backend: str, launcher: str) ->
 )
 def test_two_ranks_have_the_gradient_of_one_process_with_the_whole_batch(backend: str, launcher: str) -> None:
     """A slice of `make parity`: every loss, accumulation and model there, on two ranks."""
-    done = start(backend, launcher, 2, "tests.parity_rank", backend)
+    done = start(backend, launcher, 2, "tests.support.parity_rank", backend)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)]
     assert len(rows) == CASES_OF_PARITY

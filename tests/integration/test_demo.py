@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import kill_tree
+from tests.support.runs import kill_tree
 
 SHORT = ["--set", "optim.epochs=3", "--set", "checkpoint.every_steps=15", "--set", "timeouts.silence_s=60"]
 
@@ -41,4 +41,6 @@ def test_a_demo_killed_half_way_and_started_again_ends_with_the_same_accuracy(tm
     assert f"from {checkpoints}" in again.stdout
     expected, found = _result(tmp_path / "whole"), _result(tmp_path / "cut")
     assert expected["zero_shot_top1"] > 0.2  # of ten classes, after three epochs
-    assert {key: found[key] for key in ("zero_shot_top1", "loss")} == {key: expected[key] for key in ("zero_shot_top1", "loss")}
+    assert {key: found[key] for key in ("zero_shot_top1", "loss")} == {
+        key: expected[key] for key in ("zero_shot_top1", "loss")
+    }

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import TinyRun
+from tests.support.runs import TinyRun
 
 SMALL = {"global_batch_size": 4, "steps": 1}
 
 
 def doctor(job: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainer.launch.cli", "doctor", str(job), "--nproc", "2", *words]
+    command = [sys.executable, "-m", "trainer.cli.main", "doctor", str(job), "--nproc", "2", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 

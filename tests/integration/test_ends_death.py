@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import open_mpi_4
-from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, LATEST_S, SHORT, TORCHRUN, begin, full, ranks_left, starts
+from tests.support import open_mpi_4
+from tests.support.ends import (
+    DEATH_S,
+    HOROVOD_MPIRUN,
+    HOROVODRUN,
+    LATEST_S,
+    SHORT,
+    TORCHRUN,
+    begin,
+    full,
+    ranks_left,
+    starts,
+)
 
 NODE = os.uname().nodename
 
@@ -16,14 +27,19 @@ NODE = os.uname().nodename
 @starts(HOROVODRUN)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 @pytest.mark.parametrize(
-    ("phase", "step"), [("step", 3), pytest.param("evaluation", 2, marks=full), pytest.param("checkpoint", 2, marks=full)]
+    ("phase", "step"),
+    [("step", 3), pytest.param("evaluation", 2, marks=full), pytest.param("checkpoint", 2, marks=full)],
 )
-def test_killed_rank_ends_all_and_is_named_first(tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int) -> None:
+def test_killed_rank_ends_all_and_is_named_first(
+    tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int
+) -> None:
     running = begin(tmp_path, backend, launcher, f"kill:{victim}:{phase}:{step}")
     end = running.end()
     assert end.code == 1, end.errors
     first = end.errors[end.errors.index("clipship: ") :]
-    assert first.startswith(f"clipship: rank {victim} on {NODE} ended the run with exit code 1: killed by SIGKILL in {phase}, step {step}")
+    assert first.startswith(
+        f"clipship: rank {victim} on {NODE} ended the run with exit code 1: killed by SIGKILL in {phase}, step {step}"
+    )
     assert "Traceback" not in end.errors, "the other rank's failure in a collective is noise"
     assert end.seconds < DEATH_S
     assert not ranks_left(running)
@@ -31,7 +47,9 @@ def test_killed_rank_ends_all_and_is_named_first(tmp_path: Path, backend: str, l
 
 @pytest.mark.fault("rank raises")
 @starts(TORCHRUN)
-def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(tmp_path: Path, backend: str, launcher: str) -> None:
+def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(
+    tmp_path: Path, backend: str, launcher: str
+) -> None:
     running = begin(tmp_path, backend, launcher, "raise:1:step:3")
     end = running.end()
     assert end.code == 1
@@ -52,13 +70,17 @@ def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> No
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
 @starts(HOROVOD_MPIRUN)
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=full), 1])
-def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(tmp_path: Path, backend: str, launcher: str, victim: int) -> None:
+def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(
+    tmp_path: Path, backend: str, launcher: str, victim: int
+) -> None:
     running = begin(tmp_path, backend, launcher, f"orphan:{victim}:step:3")
     end = running.end()
     assert end.code == 1, end.errors
     assert f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone" in end.errors
     left = json.loads((end.folder / "exit.json").read_text())
-    assert (left["exit_code"], left["rank"]) == (1, victim), "another supervisor wrote it where rank 0's was killed"
+    assert (left["exit_code"], left["rank"]) == (1, victim), (
+        "another supervisor wrote it where rank 0's was killed"
+    )
     assert end.seconds < DEATH_S
     assert not ranks_left(running)
 
@@ -71,11 +93,18 @@ def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     running = begin(tmp_path, "torch", "torchrun", f"freeze:{victim}:step:3", timeouts={"silence_s": 8.0})
     end = running.end()
     assert end.code == 1, end.errors
-    assert f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone: it has been silent for 8 s" in end.errors
-    if victim == 0:  # a failure of rank 0's node leaves a diagnosis too: by whoever can still reach the run folder
+    assert (
+        f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone: it has been silent for 8 s"
+        in end.errors
+    )
+    if (
+        victim == 0
+    ):  # a failure of rank 0's node leaves a diagnosis too: by whoever can still reach the run folder
         assert end.diagnosis["late"] == end.diagnosis["missing"] == [0]
     word = json.loads((end.folder / "exit.json").read_text())
-    assert word["time"] - float(running.moment.read_text()) < DEATH_S, "the launcher takes longer to be rid of what is frozen"
+    assert word["time"] - float(running.moment.read_text()) < DEATH_S, (
+        "the launcher takes longer to be rid of what is frozen"
+    )
     assert not ranks_left(running)
 
 
@@ -99,7 +128,10 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
 @full
 @pytest.mark.mpi
 @pytest.mark.timeout(3600)  # the first time it builds a wheel of Horovod
-@pytest.mark.skipif(open_mpi_4.missing() is not None, reason=f"no {open_mpi_4.missing()}: apt-get install openmpi-bin libopenmpi-dev")
+@pytest.mark.skipif(
+    open_mpi_4.missing() is not None,
+    reason=f"no {open_mpi_4.missing()}: apt-get install openmpi-bin libopenmpi-dev",
+)
 @pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
 @pytest.mark.parametrize(
     ("fault", "code"),
@@ -114,7 +146,15 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
     ],
 )
 def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, backend: str, fault: str, code: int) -> None:
-    running = begin(tmp_path, backend, "mpirun", fault, python=open_mpi_4.python(), steps=2000, then=SHORT if code == 124 else {})
+    running = begin(
+        tmp_path,
+        backend,
+        "mpirun",
+        fault,
+        python=open_mpi_4.python(),
+        steps=2000,
+        then=SHORT if code == 124 else {},
+    )
     end = running.end()
     assert end.code == code, end.errors
     assert not ranks_left(running)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harm import cut_short, flip_a_bit
-from tests.integration.ends import HOROVODRUN, TORCHRUN, Running, begin, ranks_left, starts
 from tests.integration.test_bad_input import sample
-from tests.range_server import serving
+from tests.support.ends import HOROVODRUN, TORCHRUN, Running, begin, ranks_left, starts
+from tests.support.harm import cut_short, flip_a_bit
+from tests.support.range_server import serving
 from trainer.data.shard_files import write_shards
 
 
@@ -20,7 +20,9 @@ def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> R
 @pytest.mark.fault("shard corrupt, missing, unreadable for a while")
 @starts(TORCHRUN)
 @pytest.mark.parametrize("failures", [3, 10**9], ids=["for a while", "for good"])
-def test_storage_that_fails_is_asked_again_and_then_named(tmp_path: Path, backend: str, launcher: str, failures: int) -> None:
+def test_storage_that_fails_is_asked_again_and_then_named(
+    tmp_path: Path, backend: str, launcher: str, failures: int
+) -> None:
     (tmp_path / "web").mkdir()
     write_shards((sample(number) for number in range(64)), tmp_path / "web", 16)
     with serving(tmp_path / "web") as (address, server):
@@ -43,7 +45,10 @@ def test_storage_that_fails_is_asked_again_and_then_named(tmp_path: Path, backen
 @starts(TORCHRUN, HOROVODRUN)
 @pytest.mark.parametrize(
     ("harm", "said"),
-    [pytest.param(cut_short, "bytes of", id="cut short"), pytest.param(flip_a_bit, "checksum", id="flipped bit")],
+    [
+        pytest.param(cut_short, "bytes of", id="cut short"),
+        pytest.param(flip_a_bit, "checksum", id="flipped bit"),
+    ],
 )
 def test_newest_checkpoint_that_is_broken_is_named_and_the_one_before_it_used(
     tmp_path: Path, backend: str, launcher: str, harm: Callable[[Path], None], said: str

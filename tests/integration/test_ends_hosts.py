@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import net_hosts
-from tests.integration.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, Running, begin, full
-from tests.integration.net_hosts import Third, three_machines
+from tests.support import net_hosts
+from tests.support.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, Running, begin, full
+from tests.support.net_hosts import Third, three_machines
 
 pytestmark = [
     pytest.mark.fault("a run over several machines: rank killed, node cut off"),
-    pytest.mark.skipif(net_hosts.missing() is not None, reason=f"three machines on this one need {net_hosts.missing()}"),
+    pytest.mark.skipif(
+        net_hosts.missing() is not None, reason=f"three machines on this one need {net_hosts.missing()}"
+    ),
 ]
 SILENCE_S = 8.0
 
@@ -24,12 +26,27 @@ def third(tmp_path: Path) -> Iterator[Third]:
 
 
 def start(tmp_path: Path, third: Third, backend: str, launcher: str, fault: str) -> Running:
-    around = [*third.around, "env", f"TMPDIR={third.own}", f"PATH={third.programs}:/usr/sbin:/usr/bin:/sbin:/bin"]
-    return begin(tmp_path, backend, launcher, fault, around=around, hosts="node-a:1,node-b:1", timeouts={"silence_s": SILENCE_S})
+    around = [
+        *third.around,
+        "env",
+        f"TMPDIR={third.own}",
+        f"PATH={third.programs}:/usr/sbin:/usr/bin:/sbin:/bin",
+    ]
+    return begin(
+        tmp_path,
+        backend,
+        launcher,
+        fault,
+        around=around,
+        hosts="node-a:1,node-b:1",
+        timeouts={"silence_s": SILENCE_S},
+    )
 
 
 @full
-@pytest.mark.parametrize(("backend", "launcher"), [MPIRUN, HOROVOD_MPIRUN, HOROVODRUN])  # torchrun starts ranks on one machine only
+@pytest.mark.parametrize(
+    ("backend", "launcher"), [MPIRUN, HOROVOD_MPIRUN, HOROVODRUN]
+)  # torchrun starts ranks on one machine only
 def test_rank_that_is_killed_on_another_machine_gives_the_runs_code_and_reason(
     tmp_path: Path, third: Third, backend: str, launcher: str
 ) -> None:
@@ -37,13 +54,18 @@ def test_rank_that_is_killed_on_another_machine_gives_the_runs_code_and_reason(
     end = running.end()
     assert end.code == 1, end.errors
     assert "rank 1 on node-b ended the run with exit code 1: killed by SIGKILL in step, step 3" in end.errors
-    assert [record["node"] for record in json.loads((end.folder / "environment.json").read_text())] == ["node-a", "node-b"]
+    assert [record["node"] for record in json.loads((end.folder / "environment.json").read_text())] == [
+        "node-a",
+        "node-b",
+    ]
 
 
 @full
 @pytest.mark.mpi
 @pytest.mark.parametrize("victim", [0, 1])
-def test_node_that_is_cut_off_ends_the_run_on_the_other_and_is_named(tmp_path: Path, third: Third, victim: int) -> None:
+def test_node_that_is_cut_off_ends_the_run_on_the_other_and_is_named(
+    tmp_path: Path, third: Third, victim: int
+) -> None:
     """As a power cut looks from outside: nothing closes a connection. Rank 0's node among them."""
     running = start(tmp_path, third, "torch", "mpirun", f"unplug:{victim}:step:3")
     end = running.end()

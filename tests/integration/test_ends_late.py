@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import LATEST_S, SHORT, STARTS, begin, ranks_left
-from trainer.health.diagnosis import KEYS
+from tests.support.ends import LATEST_S, SHORT, STARTS, begin, ranks_left
+from trainer.config.phases import LIMIT_KEYS
 
 SOME = {  # every value but the checkpoint once
     ("torch", "torchrun", 0, "step", "stop"),
@@ -21,8 +21,20 @@ def cases() -> Iterator[object]:
         STARTS, [0, 1], [("step", 3), ("evaluation", 2), ("checkpoint", 2)], ["stop", "slow"]
     ):
         backend, launcher = start.values
-        marks = [*start.marks, *([] if (backend, launcher, victim, phase, deed) in SOME else [pytest.mark.full])]
-        yield pytest.param(backend, launcher, victim, phase, step, deed, marks=marks, id=f"{start.id}-{deed}-{victim}-{phase}")
+        marks = [
+            *start.marks,
+            *([] if (backend, launcher, victim, phase, deed) in SOME else [pytest.mark.full]),
+        ]
+        yield pytest.param(
+            backend,
+            launcher,
+            victim,
+            phase,
+            step,
+            deed,
+            marks=marks,
+            id=f"{start.id}-{deed}-{victim}-{phase}",
+        )
 
 
 @pytest.mark.fault("rank SIGSTOPped or stuck, rank 0 too")
@@ -42,5 +54,5 @@ def test_late_rank_is_named_and_the_run_ends_with_124(
     last = end.errors[end.errors.rindex("timed out: ") :]
     assert f"late: rank {victim} on " in last
     assert f"in {phase}, step {step}" in last
-    assert end.seconds < SHORT[KEYS[phase]] + LATEST_S
+    assert end.seconds < SHORT[LIMIT_KEYS[phase]] + LATEST_S
     assert not ranks_left(running)

@@ -8,21 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.ends import HOROVOD_MPIRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
-from trainer.health.root import REPEAT_S
+from tests.support.ends import HOROVOD_MPIRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
+from trainer.supervise.coordinator import REPEAT_S
 
 LONG = 100_000
 
 
 @pytest.mark.fault("SIGTERM to the launcher")
 @starts(TORCHRUN)
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=full), pytest.param(signal.SIGUSR2, marks=full)])
-def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str, launcher: str, number: int) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=full), pytest.param(signal.SIGUSR2, marks=full)],
+)
+def test_signal_to_the_run_saves_and_leaves_with_75(
+    tmp_path: Path, backend: str, launcher: str, number: int
+) -> None:
     running = begin(tmp_path, backend, launcher, steps=LONG)
     running.reached(3)
     first = time.monotonic()
     for _ in range(3):  # schedulers repeat themselves
-        if time.monotonic() - first < REPEAT_S - 1:  # where this process gets no CPU for so long, it would ask to leave at once
+        if (
+            time.monotonic() - first < REPEAT_S - 1
+        ):  # where this process gets no CPU for so long, it would ask to leave at once
             running.process.send_signal(number)
         time.sleep(0.2)
     end = running.end()
@@ -35,7 +42,9 @@ def test_signal_to_the_run_saves_and_leaves_with_75(tmp_path: Path, backend: str
 
 @pytest.mark.fault("SIGTERM to the launcher")
 @starts(MPIRUN)
-def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(tmp_path: Path, backend: str, launcher: str) -> None:
+def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(
+    tmp_path: Path, backend: str, launcher: str
+) -> None:
     def start(folder: str, fault: str = "") -> Running:
         (tmp_path / folder).mkdir(exist_ok=True)
         return begin(tmp_path / folder, backend, launcher, fault, steps=12, deterministic=True)
@@ -57,7 +66,9 @@ def losses(folder: Path) -> dict[int, float]:
 
 @pytest.mark.fault("the whole run SIGSTOPped for longer than a limit")
 @starts(TORCHRUN)
-def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(tmp_path: Path, backend: str, launcher: str) -> None:
+def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(
+    tmp_path: Path, backend: str, launcher: str
+) -> None:
     """As Slurm suspends a job; the launcher waits outside."""
     limits = {"step_s": 12.0, "data_s": 10.0, "eval_s": 12.0, "checkpoint_s": 12.0}
     running = begin(tmp_path, backend, launcher, steps=12, timeouts=limits)
@@ -75,7 +86,9 @@ def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(tmp_path: Path, 
 @pytest.mark.fault("SIGTERM or SIGUSR2 to one rank")
 @starts(HOROVOD_MPIRUN)
 @pytest.mark.parametrize("deed", ["signal", pytest.param("signal-all", marks=full)])
-def test_signal_to_a_ranks_supervisor_stops_all_ranks(tmp_path: Path, backend: str, launcher: str, deed: str) -> None:
+def test_signal_to_a_ranks_supervisor_stops_all_ranks(
+    tmp_path: Path, backend: str, launcher: str, deed: str
+) -> None:
     """As srun, mpirun and Kubernetes pass it on."""
     running = begin(tmp_path, backend, launcher, f"{deed}:1:step:3", steps=LONG)
     end = running.end()
@@ -99,7 +112,9 @@ def test_run_of_one_rank_has_as_long_for_its_checkpoint_as_any_other(tmp_path: P
 
 @pytest.mark.fault("second SIGTERM after a while")
 def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
-    running = begin(tmp_path, "torch", "torchrun", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0})
+    running = begin(
+        tmp_path, "torch", "torchrun", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0}
+    )
     while not running.moment.exists():
         time.sleep(0.05)
     running.process.send_signal(signal.SIGTERM)
@@ -114,7 +129,12 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
 @full
 def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
     running = begin(
-        tmp_path, "torch", "torchrun", "slow:1:evaluation:2", steps=LONG, timeouts={"eval_s": 200.0, "checkpoint_s": 6.0, "shutdown_s": 2.0}
+        tmp_path,
+        "torch",
+        "torchrun",
+        "slow:1:evaluation:2",
+        steps=LONG,
+        timeouts={"eval_s": 200.0, "checkpoint_s": 6.0, "shutdown_s": 2.0},
     )
     while not running.moment.exists():
         time.sleep(0.05)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,17 +14,21 @@ from typing import Any
 
 import pytest
 
-from tests.integration.ssh_hosts import missing_program, two_hosts
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
+from tests.support.ssh_hosts import missing_program, two_hosts
+from trainer.config import Job
 from trainer.errors import InputError
-from trainer.job import Job
 from trainer.launch import local, processes
 from trainer.launch.hosts import parse_hosts
 from trainer.launch.local import start_ranks
 
-PROBE = (sys.executable, "-P", str(Path(__file__).with_name("rank_probe.py")))
-needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
-needs_sshd = pytest.mark.skipif(missing_program() is not None, reason=f"{missing_program()} is missing: apt-get install openssh-server")
+PROBE = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "rank_probe.py"))
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`"
+)
+needs_sshd = pytest.mark.skipif(
+    missing_program() is not None, reason=f"{missing_program()} is missing: apt-get install openssh-server"
+)
 TORCHRUN = pytest.param("torchrun")
 MPIRUN = pytest.param("mpirun", marks=pytest.mark.mpi)
 HOROVODRUN = pytest.param("horovodrun", marks=[pytest.mark.horovod, needs_horovod])
@@ -36,7 +41,7 @@ def job_for(launcher: str) -> Job:
 
 
 def records(output: str) -> list[dict[str, Any]]:
-    """What the probes printed, by rank; horovodrun puts `[rank]<stdout>:` before each line."""
+    """What the probes printed, by rank."""
     lines = [line[line.index("{") :] for line in output.splitlines() if '{"rank"' in line]
     return sorted((json.loads(line) for line in lines), key=lambda record: int(record["rank"]))
 
@@ -56,19 +61,32 @@ def command_line(pid: int) -> bytes:
 
 
 @every_launcher
-def test_each_rank_finds_its_world_and_the_jobs_environment(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_rank_finds_its_world_and_the_jobs_environment(
+    launcher: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert start_ranks(PROBE, job_for(launcher), nproc=3, hosts=None) == 0
     found = records(capfd.readouterr().out)
     assert [(record["rank"], record["local_rank"]) for record in found] == [(0, 0), (1, 1), (2, 2)]
-    assert all((record["size"], record["local_size"], record["launcher"]) == (3, 3, NAMES[launcher]) for record in found)
-    wanted = {"CLIPSHIP_WORLD_SIZE": "3", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring,Tree", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    assert all(
+        (record["size"], record["local_size"], record["launcher"]) == (3, 3, NAMES[launcher])
+        for record in found
+    )
+    wanted = {
+        "CLIPSHIP_WORLD_SIZE": "3",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_ALGO": "Ring,Tree",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     assert all(wanted.items() <= record["env"].items() for record in found)
     assert {record["env"]["MASTER_ADDR"] for record in found} == {"127.0.0.1"}
     assert len({record["env"]["MASTER_PORT"] for record in found}) == 1
 
 
 @every_launcher
-def test_words_of_the_rank_command_arrive_as_they_are(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_words_of_the_rank_command_arrive_as_they_are(
+    launcher: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = ["--set", "name='two  words'", '"', "$HOME", "a;b", "*", "--np=9", ""]
     command = [sys.executable, "-c", "import json, sys; print('words', json.dumps(sys.argv[1:]))", *words]
     assert start_ranks(command, job_for(launcher), nproc=1, hosts=None) == 0
@@ -76,15 +94,22 @@ def test_words_of_the_rank_command_arrive_as_they_are(launcher: str, capfd: pyte
 
 
 @every_launcher
-def test_failed_rank_ends_all_ranks_with_its_exit_code(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_rank_ends_all_ranks_with_its_exit_code(
+    launcher: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert start_ranks([*PROBE, "fail", "1", "7"], job_for(launcher), nproc=2, hosts=None) == 7
     captured = capfd.readouterr()
     assert_ended(records(captured.out))
-    assert f"clipship: rank 1 on {os.uname().nodename} ended the run with exit code 7: told to fail" in captured.err
+    assert (
+        f"clipship: rank 1 on {os.uname().nodename} ended the run with exit code 7: told to fail"
+        in captured.err
+    )
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN])
-def test_rank_that_leaves_no_reason_still_gives_its_exit_code(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
+@every_launcher
+def test_rank_that_leaves_no_reason_still_gives_its_exit_code(
+    launcher: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert start_ranks([*PROBE, "leave", "1", "5"], job_for(launcher), nproc=2, hosts=None) == 5
     captured = capfd.readouterr()
     assert_ended(records(captured.out))
@@ -92,9 +117,10 @@ def test_rank_that_leaves_no_reason_still_gives_its_exit_code(launcher: str, cap
 
 
 @every_launcher
-def test_killed_rank_ends_all_ranks_and_the_run_fails(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
-    code = start_ranks([*PROBE, "die", "0"], job_for(launcher), nproc=2, hosts=None)
-    assert code == 1 if launcher == "horovodrun" else 128 + signal.SIGKILL
+def test_killed_rank_ends_all_ranks_and_the_run_fails(
+    launcher: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert start_ranks([*PROBE, "die", "0"], job_for(launcher), nproc=2, hosts=None) == 128 + signal.SIGKILL
     assert_ended(records(capfd.readouterr().out))
 
 
@@ -116,7 +142,9 @@ sys.exit(start_ranks([*PROBE, "wait", "nobody"], job_for(sys.argv[1]), nproc=2, 
 
 
 @every_launcher
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: int) -> None:
     with subprocess.Popen([sys.executable, "-c", START, launcher], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
@@ -125,14 +153,59 @@ def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: 
         assert run.wait() == code
     assert len(found) == 2
     for _ in range(600):  # a run that is killed cannot wait for its launcher
-        if number != signal.SIGKILL or not any(b"rank_probe" in command_line(record["pid"]) for record in found):
+        if number != signal.SIGKILL or not any(
+            b"rank_probe" in command_line(record["pid"]) for record in found
+        ):
             break
         time.sleep(0.1)
     assert_ended(found)
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN])
-def test_modules_of_the_working_folder_are_not_taken_for_ours(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SECRETS = ("of-the-job-7d1f", "of-an-override-7d1f", "of-the-shell-7d1f")
+START_WITH_SECRETS = """
+import os, sys
+from tests.integration.test_launch import PROBE, SECRETS, job_for
+from trainer.launch.hosts import parse_hosts
+from trainer.launch.local import start_ranks
+job = job_for(sys.argv[1]).model_copy(update={"env": {"OF_THE_JOB": SECRETS[0]}})
+os.environ["OF_THE_SHELL"] = SECRETS[2]
+where = {"nproc": None, "hosts": parse_hosts(sys.argv[2])} if len(sys.argv) > 2 else {"nproc": 2, "hosts": None}
+sys.exit(start_ranks([*PROBE, "wait", "nobody"], job, **where, overrides=[f"env.OTHER={SECRETS[1]}"]))
+"""
+
+
+def assert_no_secret_is_shown(*words: str) -> None:
+    """Starts two ranks that wait, and looks at the command line of every process on this machine meanwhile, and when both are there."""
+    shown: set[bytes] = set()
+    with subprocess.Popen([sys.executable, "-c", START_WITH_SECRETS, *words], stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        printed = ""
+        while printed.count("\n") < 2:
+            shown |= {command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+            if select.select([run.stdout], [], [], 0.02)[0]:
+                printed += os.read(run.stdout.fileno(), 2**16).decode()
+            assert run.poll() is None
+        found = [Path(f"/proc/{record['pid']}/environ").read_bytes() for record in records(printed)]
+        run.send_signal(signal.SIGTERM)
+    told = [dict(entry.partition(b"=")[::2] for entry in environ.split(b"\0")) for environ in found]
+    for variables in told:  # they have reached the ranks
+        assert variables[b"OF_THE_JOB"].decode() == SECRETS[0]
+        assert json.loads(variables[b"CLIPSHIP_SET"]) == [f"env.OTHER={SECRETS[1]}"]
+    token = told[0][b"CLIPSHIP_TOKEN"]
+    assert [
+        line for line in shown if token in line or any(secret.encode() in line for secret in SECRETS)
+    ] == []
+
+
+@every_launcher
+def test_no_value_of_a_variable_stands_on_a_command_line(launcher: str) -> None:
+    assert_no_secret_is_shown(launcher)
+
+
+@every_launcher
+def test_modules_of_the_working_folder_are_not_taken_for_ours(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("trainer", "torch", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
@@ -141,10 +214,14 @@ def test_modules_of_the_working_folder_are_not_taken_for_ours(launcher: str, tmp
 
 @pytest.mark.mpi
 @pytest.mark.skipif(not Path("/usr/bin/mpirun").exists(), reason="no system mpirun beside the environment's")
-def test_system_mpirun_starts_the_same_world(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_system_mpirun_starts_the_same_world(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(local, "_open_mpi", lambda: "/usr/bin/mpirun")
     assert start_ranks(PROBE, job_for("mpirun"), nproc=2, hosts=None) == 0
-    assert [(record["rank"], record["size"], record["local_size"]) for record in records(capfd.readouterr().out)] == [(0, 2, 2), (1, 2, 2)]
+    assert [
+        (record["rank"], record["size"], record["local_size"]) for record in records(capfd.readouterr().out)
+    ] == [(0, 2, 2), (1, 2, 2)]
 
 
 @pytest.fixture
@@ -166,16 +243,37 @@ def test_hosts_get_their_ranks_in_order_over_ssh(launcher: str, capfd: pytest.Ca
     found = records(capfd.readouterr().out)
     reached = [record["env"]["SSH_CONNECTION"].split()[2] for record in found]
     assert reached == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
-    assert [(record["rank"], record["size"], record["local_rank"]) for record in found] == [(0, 3, 0), (1, 3, 0), (2, 3, 1)]
-    wanted = {"CLIPSHIP_WORLD_SIZE": "3", "NCCL_ALGO": "Ring,Tree", "MASTER_ADDR": "127.0.0.2", "OMP_NUM_THREADS": "8"}
+    assert [(record["rank"], record["size"], record["local_rank"]) for record in found] == [
+        (0, 3, 0),
+        (1, 3, 0),
+        (2, 3, 1),
+    ]
+    wanted = {
+        "CLIPSHIP_WORLD_SIZE": "3",
+        "NCCL_ALGO": "Ring,Tree",
+        "MASTER_ADDR": "127.0.0.2",
+        "OMP_NUM_THREADS": "8",
+    }
     assert all(wanted.items() <= record["env"].items() for record in found)
 
 
 @needs_sshd
 @over_ssh
 @pytest.mark.usefixtures("ssh")
+def test_no_value_of_a_variable_stands_on_a_command_line_over_ssh_either(launcher: str) -> None:
+    assert_no_secret_is_shown(launcher, "node-a:1,node-b:1")
+
+
+@needs_sshd
+@over_ssh
+@pytest.mark.usefixtures("ssh")
 def test_failed_rank_ends_the_ranks_of_every_host(launcher: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert start_ranks([*PROBE, "fail", "2", "7"], job_for(launcher), nproc=None, hosts=parse_hosts("node-a:2,node-b:1")) == 7
+    assert (
+        start_ranks(
+            [*PROBE, "fail", "2", "7"], job_for(launcher), nproc=None, hosts=parse_hosts("node-a:2,node-b:1")
+        )
+        == 7
+    )
     assert_ended(records(capfd.readouterr().out))
 
 
@@ -191,4 +289,7 @@ def test_first_host_out_of_reach_is_named_before_anything_starts() -> None:
 @pytest.mark.usefixtures("ssh")
 def test_another_host_out_of_reach_fails_the_run() -> None:
     job = tiny_job(comm={"backend": "horovod"})
-    assert start_ranks(PROBE, job, nproc=None, hosts=parse_hosts("node-b:1,127.0.0.9:1")) not in (0, 2)  # no sshd listens there
+    assert start_ranks(PROBE, job, nproc=None, hosts=parse_hosts("node-b:1,127.0.0.9:1")) not in (
+        0,
+        2,
+    )  # no sshd listens there

@@ -19,9 +19,11 @@ import torch
 from open_clip import get_tokenizer
 from open_clip.transform import image_transform
 
-from tests.integration.loader_rank import load as load_rank
-from tests.integration.loader_rank import samples
-from tests.start import STARTS, start
+from tests.support.loader_rank import load as load_rank
+from tests.support.loader_rank import samples
+from tests.support.start import STARTS, start
+from trainer.config import Data, Eval
+from trainer.config.batch_plan import Plan
 from trainer.data.eval_blocks import eval_blocks
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
@@ -29,9 +31,7 @@ from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.source import open_labelled, open_source
 from trainer.demo.data import DigitSet, pack_digits
-from trainer.errors import InputError
-from trainer.job import Data, Eval
-from trainer.plan import Plan
+from trainer.errors import InputError, Unfit
 
 PLAN = Plan(world_size=2, global_batch_size=64, batch_size_per_rank=32, micro_batch_size=16, accumulation=2)
 
@@ -60,12 +60,22 @@ def digest(batches: Iterator[Batch]) -> str:
     """Of every byte and every name in the batches, in order."""
     found = blake2b()
     for batch in batches:
-        found.update(batch.images.numpy().tobytes() + batch.tokens.numpy().tobytes() + batch.positions.numpy().tobytes())
-        found.update(json.dumps([batch.epoch, batch.batch_in_epoch, batch.micro_batch, batch.captions, batch.keys]).encode())
+        found.update(
+            batch.images.numpy().tobytes()
+            + batch.tokens.numpy().tobytes()
+            + batch.positions.numpy().tobytes()
+        )
+        found.update(
+            json.dumps(
+                [batch.epoch, batch.batch_in_epoch, batch.micro_batch, batch.captions, batch.keys]
+            ).encode()
+        )
     return found.hexdigest()
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")  # more than cores: meant
+@pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create 4 worker processes:UserWarning"
+)  # more than cores: meant
 def test_any_number_of_loader_processes_gives_the_same_bytes(digits: DigitSet) -> None:
     source = open_source(Data(train=(digits.train,)))
     assert len({digest(load(source, workers)) for workers in (0, 1, 4)}) == 1
@@ -75,9 +85,15 @@ def test_any_number_of_loader_processes_gives_the_same_bytes(digits: DigitSet) -
 def test_evaluation_blocks_are_the_same_from_loader_processes(digits: DigitSet) -> None:
     source = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=digits.class_names))
     transform = image_transform(32, is_train=False)
-    here, there = (list(eval_blocks(source, rank=1, world_size=2, block=64, transform=transform, workers=workers)) for workers in (0, 2))
+    here, there = (
+        list(eval_blocks(source, rank=1, world_size=2, block=64, transform=transform, workers=workers))
+        for workers in (0, 2)
+    )
     assert [(b.first, b.valid) for b in here] == [(b.first, b.valid) for b in there]
-    assert all(torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in zip(here, there, strict=True))
+    assert all(
+        torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+        for a, b in zip(here, there, strict=True)
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -90,7 +106,9 @@ def test_a_broken_picture_is_bad_input_without_a_workers_traceback(tmp_path: Pat
                 tar.addfile(info, io.BytesIO(content))
     with pytest.raises(InputError) as caught:
         list(load(open_source(Data(train=(str(tmp_path / "0.tar"),))), workers))
-    assert re.fullmatch(r".*/0\.tar: sample \d{3}: the image is of no known format: 13 bytes .*", str(caught.value))
+    assert re.fullmatch(
+        r".*/0\.tar: sample \d{3}: the image is of no known format: 13 bytes .*", str(caught.value)
+    )
 
 
 def test_the_death_of_a_loader_process_is_told(digits: DigitSet) -> None:
@@ -99,7 +117,7 @@ def test_the_death_of_a_loader_process_is_told(digits: DigitSet) -> None:
     (worker,) = active_children()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"a loader process died .*out-of-memory"):
+    with pytest.raises(Unfit, match=r"a loader process died .*out-of-memory"):
         list(stream)
 
 
@@ -141,7 +159,9 @@ def test_200_epochs_leave_memory_and_open_files_as_they_were(digits: DigitSet) -
 
 
 def shard_ranks(backend: str, launcher: str) -> Any:
-    needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`")
+    needs_horovod = pytest.mark.skipif(
+        importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`"
+    )
     often = (backend, launcher) == ("torch", "torchrun")  # what a rank reads follows from its number alone
     marks = (
         [pytest.mark.mpi] * (launcher == "mpirun")
@@ -152,10 +172,14 @@ def shard_ranks(backend: str, launcher: str) -> Any:
 
 
 @pytest.mark.parametrize(("backend", "launcher"), [shard_ranks(*pair) for pair in STARTS])
-def test_ranks_share_an_epoch_that_one_process_would_see(digits: DigitSet, backend: str, launcher: str) -> None:
-    run = start(backend, launcher, 2, "tests.integration.loader_rank", backend, digits.train)
+def test_ranks_share_an_epoch_that_one_process_would_see(
+    digits: DigitSet, backend: str, launcher: str
+) -> None:
+    run = start(backend, launcher, 2, "tests.support.loader_rank", backend, digits.train)
     assert run.returncode == 0, run.stderr
-    per_rank = json.loads(next(line[line.index("[[[") :] for line in run.stdout.splitlines() if "[[[" in line))
+    per_rank = json.loads(
+        next(line[line.index("[[[") :] for line in run.stdout.splitlines() if "[[[" in line)
+    )
     assert [len(of_rank) for of_rank in per_rank] == [704, 704]
     together = sorted(tuple(found) for of_rank in per_rank for found in of_rank)
     assert len({key for _, key, _, _ in together}) == 1408

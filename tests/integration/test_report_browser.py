@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.browser import CHROMIUM, Browser, browser
-from tests.report_folders import failed_run, long_run, timed_out_run
+from tests.support.browser import CHROMIUM, Browser, browser
+from tests.support.report_folders import failed_run, long_run, timed_out_run
 from trainer.report.board import Text, row, write_board
 from trainer.report.page import write_report
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (tests/debian-packages.txt)")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine (tests/debian-packages.txt)"
+)
 
 HOSTILE = """</script><script>window.broken = 1</script><img src="http://example.invalid/x" onerror="window.broken = 1">'"&"""
 
@@ -35,11 +37,17 @@ def charts(page: Browser) -> dict[str, int]:
 
 def test_every_chart_has_its_points(page: Browser, tmp_path: Path) -> None:
     page.open(write_report(long_run(tmp_path / "run", steps=2000, every=20)))
-    training = dict.fromkeys(["Loss", "Learning rate", "Throughput", "Time of a step", "Gradient norm", "Logit scale"], 101)
+    training = dict.fromkeys(
+        ["Loss", "Learning rate", "Throughput", "Time of a step", "Gradient norm", "Logit scale"], 101
+    )
     assert charts(page).items() >= training.items()
-    measured = dict.fromkeys(["zero-shot", "retrieval image to text", "retrieval text to image", "retrieval median rank"], 20)
+    measured = dict.fromkeys(
+        ["zero-shot", "retrieval image to text", "retrieval text to image", "retrieval median rank"], 20
+    )
     assert charts(page) == training | measured
-    widths = page.value("[...document.querySelectorAll('.plot svg')].map(s => s.querySelector('.line, .area').getBBox().width)")
+    widths = page.value(
+        "[...document.querySelectorAll('.plot svg')].map(s => s.querySelector('.line, .area').getBBox().width)"
+    )
     assert len(widths) == 10
     assert min(widths) > 900
     assert page.errors() == []
@@ -47,7 +55,9 @@ def test_every_chart_has_its_points(page: Browser, tmp_path: Path) -> None:
 
 def test_pointer_shows_the_value_of_the_nearest_step(page: Browser, tmp_path: Path) -> None:
     page.open(write_report(long_run(tmp_path / "run", steps=100, every=50)))
-    frame = page.value("(() => { const b = document.querySelector('.plot').getBoundingClientRect(); return [b.left, b.top, b.width] })()")
+    frame = page.value(
+        "(() => { const b = document.querySelector('.plot').getBoundingClientRect(); return [b.left, b.top, b.width] })()"
+    )
     assert page.value("document.querySelector('.tip').hidden") is True
     page.point_at(frame[0] + 0.6 * frame[2], frame[1] + 20)
     assert page.value("document.querySelector('.tip').innerText").splitlines()[0] == "step 50"
@@ -61,31 +71,48 @@ def test_arrow_keys_show_one_point_after_another(page: Browser, tmp_path: Path) 
     page.open(write_report(long_run(tmp_path / "run", steps=100, every=50)))
     for key in ("Tab", "ArrowLeft"):
         for kind in ("rawKeyDown", "keyUp"):
-            page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode={"Tab": 9, "ArrowLeft": 37}[key])
+            page.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode={"Tab": 9, "ArrowLeft": 37}[key],
+            )
     assert page.value("document.querySelector('.tip').innerText").splitlines()[0] == "step 50"
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_window_and_text_is_seen_on_its_ground(page: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+def test_nothing_is_wider_than_the_window_and_text_is_seen_on_its_ground(
+    page: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
     page.open(write_report(timed_out_run(tmp_path / "run")), width, dark)
     assert page.value("document.documentElement.scrollWidth") <= width
     ground, ink = page.value("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
     brightness = [sum(map(int, color.strip("rgb()").split(","))) for color in (ground, ink)]
-    assert (brightness[0] < 150 and brightness[1] > 600) if dark else (brightness[0] > 600 and brightness[1] < 150)
+    assert (
+        (brightness[0] < 150 and brightness[1] > 600)
+        if dark
+        else (brightness[0] > 600 and brightness[1] < 150)
+    )
 
 
 def test_page_loads_nothing_but_itself(page: Browser, tmp_path: Path) -> None:
     report = write_report(long_run(tmp_path / "run"))
     page.open(report)
     assert page.requests() == [report.resolve().as_uri()]
-    assert page.value("[...document.querySelectorAll('.board img')].filter(i => i.naturalWidth == 224).length") == 4
+    assert (
+        page.value("[...document.querySelectorAll('.board img')].filter(i => i.naturalWidth == 224).length")
+        == 4
+    )
 
 
 def test_hostile_names_and_log_lines_are_shown_and_not_run(page: Browser, tmp_path: Path) -> None:
     folder = failed_run(tmp_path / "run", name=HOSTILE, reason=HOSTILE, details=HOSTILE, log=HOSTILE)
     with open(folder / "metrics.jsonl", "a") as metrics:
-        metrics.write(json.dumps({"step": 200, HOSTILE: 0.5}) + "\n" + json.dumps({"step": 300, HOSTILE: 0.6}) + "\n")
+        metrics.write(
+            json.dumps({"step": 200, HOSTILE: 0.5}) + "\n" + json.dumps({"step": 300, HOSTILE: 0.6}) + "\n"
+        )
     write_board(folder, [row(Image.new("RGB", (9, 9)), [Text(HOSTILE, 0.5, own=False)])])
     report = write_report(folder)
     page.open(report)

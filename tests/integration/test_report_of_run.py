@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.runs import TinyRun
-from trainer.launch import cli
+from tests.support.runs import TinyRun
+from trainer.cli import main as cli
 from trainer.report.folder import read_run
 from trainer.report.headline import status, tiles
 
@@ -25,5 +25,7 @@ def test_run_that_was_killed_and_went_on_shows_each_step_once(tmp_path: Path) ->
     assert facts.metrics.checkpoints[-1]["step"] == 30
     assert len(facts.environment) == 2
     events = EventAccumulator(str(run.run / "tensorboard")).Reload().Scalars("loss")
-    assert {event.step: round(event.value, 3) for event in events} == {step: round(loss, 3) for step, loss in run.losses().items()}
+    assert {event.step: round(event.value, 3) for event in events} == {
+        step: round(loss, 3) for step, loss in run.losses().items()
+    }
     assert len(events) == 30

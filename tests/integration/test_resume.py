@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.runs import TinyRun, kill_tree
+from tests.support.runs import TinyRun, kill_tree
 from trainer.data.shard_files import PackedSample, write_shards
 
 DAMAGED = 29
 """A sample whose place in the order another one takes."""
-EXACT: dict[str, dict[str, Any]] = {"comm": {"deterministic": True}, "checkpoint": {"every_steps": 3}, "optim": {"steps": 30}}
+EXACT: dict[str, dict[str, Any]] = {
+    "comm": {"deterministic": True},
+    "checkpoint": {"every_steps": 3},
+    "optim": {"steps": 30},
+}
 """Steps enough that the last of them is seconds away from where a test kills."""
 STARTS = [
     pytest.param("torch", 1, id="torch-1", marks=pytest.mark.full),
@@ -36,7 +40,13 @@ def _photographs() -> Iterator[PackedSample]:
         file = io.BytesIO()
         Image.fromarray(draw.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((80, 60)).save(file, "jpeg")
         image = file.getvalue()
-        yield f"{number:03d}", {"jpg": image[:300] if number == DAMAGED else image, "txt": f"picture {number}\n{number} again".encode()}
+        yield (
+            f"{number:03d}",
+            {
+                "jpg": image[:300] if number == DAMAGED else image,
+                "txt": f"picture {number}\n{number} again".encode(),
+            },
+        )
 
 
 def _shards(folder: Path, **keys: Any) -> dict[str, Any]:
@@ -140,7 +150,9 @@ def _begun_after_a_whole_one(checkpoints: Path) -> bool:
 @pytest.mark.parametrize("source", ["synthetic", "shards"])
 def test_losses_in_float64_agree_across_world_sizes(tmp_path: Path, source: str, backend: str) -> None:
     data = _shards(tmp_path / "shards", max_bad_share=0.1) if source == "shards" else {}
-    sections = _job(backend, data=data, model={"precision": "fp64"}, optim={"steps": 50}, checkpoint={"every_steps": 10})
+    sections = _job(
+        backend, data=data, model={"precision": "fp64"}, optim={"steps": 50}, checkpoint={"every_steps": 10}
+    )
     whole, moved = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "moved")
     whole.write(**sections)
     moved.write(**sections)
@@ -192,7 +204,9 @@ def test_a_checkpoint_on_request_while_the_run_goes_on(tmp_path: Path) -> None:
         while run.last_step() < 2:
             assert process.poll() is None
             time.sleep(0.05)
-        asked = subprocess.run([*run.command(1)[:3], "checkpoint", str(run.run)], check=False, capture_output=True, text=True)
+        asked = subprocess.run(
+            [*run.command(1)[:3], "checkpoint", str(run.run)], check=False, capture_output=True, text=True
+        )
         assert asked.returncode == 0, asked.stderr
         (folder,) = _waited_for(run.run / "checkpoints", "step-*")
         step = int(folder.name.removeprefix("step-"))

@@ -5,17 +5,24 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_bad_input import sample
-from tests.runs import TinyRun
+from tests.support.runs import TinyRun
 from trainer.data.shard_files import write_shards
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])])
+@pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.full])]
+)
 def test_two_ranks_train_from_pipes(tmp_path: Path, backend: str) -> None:
     (tmp_path / "shards").mkdir()
     samples = [sample(number, b"not a picture" if number == 11 else None) for number in range(48)]
     write_shards(samples, tmp_path / "shards", 12)
     run = TinyRun(tmp_path)
-    data = {"format": "webdataset", "train": [f"pipe:cat '{tmp_path}/shards/shard-00000{{0..3}}.tar'"], "stream_samples": 48, "workers": 4}
+    data = {
+        "format": "webdataset",
+        "train": [f"pipe:cat '{tmp_path}/shards/shard-00000{{0..3}}.tar'"],
+        "stream_samples": 48,
+        "workers": 4,
+    }
     run.write(data=data, comm={"backend": backend}, optim={"steps": 6})
     done = run.start(2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -23,7 +30,9 @@ def test_two_ranks_train_from_pipes(tmp_path: Path, backend: str) -> None:
     assert "48 samples, 3 steps an epoch" in done.stdout
     assert list(run.losses()) == list(range(1, 7))
     assert run.result()["bad_samples"].keys() == {"not an image"}
-    assert 2 <= run.result()["bad_samples"]["not an image"] <= 3, "each of two passes met it, and a third may have begun"
+    assert 2 <= run.result()["bad_samples"]["not an image"] <= 3, (
+        "each of two passes met it, and a third may have begun"
+    )
     logs = "".join(path.read_text() for path in (run.run / "logs").iterdir())
     assert "shard-000000.tar': sample 011: " in logs
 

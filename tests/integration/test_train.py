@@ -13,11 +13,12 @@ import open_clip
 import pytest
 import torch
 
-from tests.jobs import RESNET, VIT
-from tests.runs import TinyRun
-from trainer import jobfile, model
+from tests.support.jobs import RESNET, VIT
+from tests.support.runs import TinyRun
 from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
+from trainer.config.loader import load_job
 from trainer.launch.hosts import free_port
+from trainer.model import build as model
 
 STEPS = 6
 MANY_STEPS = 30
@@ -35,7 +36,11 @@ def run_of(folder: Path, backend: str, ranks: int, **sections: dict[str, Any]) -
     """A few steps, into the second epoch, to their end."""
     run = TinyRun(folder)
     run.write(
-        **{**sections, "optim": {"steps": STEPS, **sections.get("optim", {})}, "comm": {"backend": backend, **sections.get("comm", {})}}
+        **{
+            **sections,
+            "optim": {"steps": STEPS, **sections.get("optim", {})},
+            "comm": {"backend": backend, **sections.get("comm", {})},
+        }
     )
     done = run.start(ranks)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,14 +59,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     def run(backend: str, ranks: int, passes: int) -> TinyRun:
         if (backend, ranks, passes) not in known:
             limit = {"max_batch_size_per_gpu": BATCH // ranks // passes}
-            known[backend, ranks, passes] = run_of(tmp_path_factory.mktemp("run"), backend, ranks, optim=limit)
+            known[backend, ranks, passes] = run_of(
+                tmp_path_factory.mktemp("run"), backend, ranks, optim=limit
+            )
         return known[backend, ranks, passes]
 
     return run
 
 
 def world(backend: str, ranks: int, passes: int, *marks: pytest.MarkDecorator) -> Any:
-    return pytest.param(backend, ranks, passes, marks=[pytest.mark.horovod] * (backend == "horovod") + [*marks])
+    return pytest.param(
+        backend, ranks, passes, marks=[pytest.mark.horovod] * (backend == "horovod") + [*marks]
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,9 @@ def world(backend: str, ranks: int, passes: int, *marks: pytest.MarkDecorator) -
         world("horovod", 2, 2, full),
     ],
 )
-def test_every_world_has_the_losses_of_one_process(finished: Finished, backend: str, ranks: int, passes: int) -> None:
+def test_every_world_has_the_losses_of_one_process(
+    finished: Finished, backend: str, ranks: int, passes: int
+) -> None:
     assert_same_losses(finished(backend, ranks, passes), finished("torch", 1, 1), rel=1e-4)
 
 
@@ -87,7 +98,13 @@ def assert_same_losses(run: TinyRun, other: TinyRun, rel: float) -> None:
 
 KNOBS: dict[str, dict[str, Any]] = {
     "torch": {"bucket_mb": 0.1, "gradient_as_bucket_view": False},
-    "horovod": {"fusion_mb": 1.0, "cycle_ms": 2.0, "cache_capacity": 256, "autotune": True, "hierarchical_allreduce": True},
+    "horovod": {
+        "fusion_mb": 1.0,
+        "cycle_ms": 2.0,
+        "cache_capacity": 256,
+        "autotune": True,
+        "hierarchical_allreduce": True,
+    },
 }
 
 
@@ -97,8 +114,14 @@ def test_knobs_of_communication_change_no_loss(finished: Finished, tmp_path: Pat
     run = run_of(tmp_path, backend, 2, comm=comm, optim={"max_batch_size_per_gpu": 4})
     assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
     traces = {path.name: path.read_text() for path in (run.run / "traces").iterdir()}
-    assert {f"rank-0000{rank}-steps-2-3.json" for rank in range(2)} == {name for name in traces if name.startswith("rank")}
-    assert all(json.loads(text) and "aten::matmul" in text for name, text in traces.items() if name.startswith("rank"))
+    assert {f"rank-0000{rank}-steps-2-3.json" for rank in range(2)} == {
+        name for name in traces if name.startswith("rank")
+    }
+    assert all(
+        json.loads(text) and "aten::matmul" in text
+        for name, text in traces.items()
+        if name.startswith("rank")
+    )
     timelines = [text for name, text in traces.items() if not name.startswith("rank")]
     assert ["NEGOTIATE_ALLGATHER" in text for text in timelines] == [True] * (backend == "horovod")
 
@@ -106,10 +129,29 @@ def test_knobs_of_communication_change_no_loss(finished: Finished, tmp_path: Pat
 @both_backends
 def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished, backend: str) -> None:
     run = finished(backend, 2, 1)
-    assert jobfile.load(run.run / "job.toml") == jobfile.load(run.folder / "tiny.toml")
+    assert load_job(run.run / "job.toml") == load_job(run.folder / "tiny.toml")
     records = [event for event in run.events() if "loss" in event]
-    wanted = {"step", "epoch", "samples", "loss", "lr", "grad_norm", "logit_scale", "samples_per_s", "bad_samples"}
-    times = {"step_s", "data_s", "compute_s", "comm_s", "checkpoint_s", "data_s_max", "compute_s_max", "comm_s_min"}
+    wanted = {
+        "step",
+        "epoch",
+        "samples",
+        "loss",
+        "lr",
+        "grad_norm",
+        "logit_scale",
+        "samples_per_s",
+        "bad_samples",
+    }
+    times = {
+        "step_s",
+        "data_s",
+        "compute_s",
+        "comm_s",
+        "checkpoint_s",
+        "data_s_max",
+        "compute_s_max",
+        "comm_s_min",
+    }
     of_ranks = {"comm_bytes", "comm_share", "slowest_rank", "slowest_by", "cpu_share_max", "rss_bytes_max"}
     assert {key for record in records for key in record} == wanted | times | of_ranks
     assert all(record.keys() == records[0].keys() for record in records)
@@ -118,7 +160,15 @@ def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished
     logs = sorted((run.run / "logs").iterdir())
     assert [path.name for path in logs] == ["rank-00000.log", "rank-00001.log"]
     assert all(path.stat().st_size for path in logs)
-    expected = {"exit_code": 0, "reason": "done", "steps": STEPS, "samples": STEPS * BATCH, "world_size": 2, "loss": records[-1]["loss"]}
+    expected = {
+        "exit_code": 0,
+        "reason": "done",
+        "steps": STEPS,
+        "samples": STEPS * BATCH,
+        "world_size": 2,
+        "loss": records[-1]["loss"],
+    }
+    expected["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     assert expected.items() <= run.result().items()
     assert [path.name for path in run.run.rglob("*.partial")] == []
 
@@ -146,7 +196,9 @@ def test_console_says_what_runs_and_then_one_line_a_step(finished: Finished, bac
     lines = (finished(backend, 2, 1).folder / "stdout").read_text().splitlines()
     start = [line[:13].rstrip() for line in lines if not line.startswith("step ")]
     assert start[:6] == ["run folder", "world", "backend", "model", "batch", "data"]
-    assert [line.split()[1] for line in lines if line.startswith("step ")] == [f"{step}/{STEPS}" for step in range(1, STEPS + 1)]
+    assert [line.split()[1] for line in lines if line.startswith("step ")] == [
+        f"{step}/{STEPS}" for step in range(1, STEPS + 1)
+    ]
 
 
 def beside_python(name: str) -> str:
@@ -156,17 +208,42 @@ def beside_python(name: str) -> str:
 ROOT = ["--allow-run-as-root"] * (os.geteuid() == 0)
 BY_HAND = {
     "torchrun": [beside_python("torchrun"), "--standalone", "--nproc-per-node", "2"],
-    "mpirun": [beside_python("mpirun"), *ROOT, "--bind-to", "none", "-n", "2", "-x", "MASTER_ADDR", "-x", "MASTER_PORT", sys.executable],
+    "mpirun": [
+        beside_python("mpirun"),
+        *ROOT,
+        "--bind-to",
+        "none",
+        "-n",
+        "2",
+        "-x",
+        "MASTER_ADDR",
+        "-x",
+        "MASTER_PORT",
+        sys.executable,
+    ],
     "horovodrun": [beside_python("horovodrun"), "--gloo", "-np", "2", sys.executable],
 }
 
 
-def start_by_hand(launcher: str, folder: Path, job: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+def start_by_hand(
+    launcher: str, folder: Path, job: Path, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """The command line that a user types, in a folder of no meaning and without PYTHONPATH."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))} if launcher == "mpirun" else {}
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | meeting | {"OMP_NUM_THREADS": "1"} | variables
+    meeting = (
+        {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
+        if launcher == "mpirun"
+        else {}
+    )
+    env = (
+        {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        | meeting
+        | {"OMP_NUM_THREADS": "1"}
+        | variables
+    )
     command = [*BY_HAND[launcher], "-m", "trainer.train", str(job)]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,10 +255,14 @@ def start_by_hand(launcher: str, folder: Path, job: Path, **variables: str) -> "
         pytest.param("horovodrun", "horovod", marks=[pytest.mark.horovod, full]),
     ],
 )
-def test_ranks_started_by_hand_train_the_same(finished: Finished, tmp_path: Path, launcher: str, backend: str) -> None:
+def test_ranks_started_by_hand_train_the_same(
+    finished: Finished, tmp_path: Path, launcher: str, backend: str
+) -> None:
     run = TinyRun(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    done = start_by_hand(launcher, tmp_path / "elsewhere", run.write(optim={"steps": STEPS}, comm={"backend": backend}))
+    done = start_by_hand(
+        launcher, tmp_path / "elsewhere", run.write(optim={"steps": STEPS}, comm={"backend": backend})
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
     assert len(json.loads((run.run / "environment.json").read_text())) == 2
@@ -193,7 +274,10 @@ def test_two_worlds_where_one_was_meant_stop_with_both_sizes_named(tmp_path: Pat
     run = TinyRun(tmp_path)
     done = start_by_hand("torchrun", tmp_path, run.write(), CLIPSHIP_WORLD_SIZE="4")
     assert done.returncode != 0
-    assert "CLIPSHIP_WORLD_SIZE=4 ranks were to be started, but this process sees a world of 2 (torchrun)" in done.stderr
+    assert (
+        "CLIPSHIP_WORLD_SIZE=4 ranks were to be started, but this process sees a world of 2 (torchrun)"
+        in done.stderr
+    )
     assert not run.run.exists()
 
 
@@ -206,7 +290,9 @@ def resnet_alone(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
 
 
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=full), HOROVOD])
-def test_batch_norm_over_two_ranks_trains_as_in_one_process(resnet_alone: TinyRun, tmp_path: Path, backend: str) -> None:
+def test_batch_norm_over_two_ranks_trains_as_in_one_process(
+    resnet_alone: TinyRun, tmp_path: Path, backend: str
+) -> None:
     assert_same_losses(run_of(tmp_path, backend, 2, model=RESNET_IN_FP64), resnet_alone, rel=1e-9)
 
 
@@ -214,7 +300,7 @@ def test_batch_norm_over_two_ranks_trains_as_in_one_process(resnet_alone: TinyRu
 def test_locked_tower_keeps_its_weights_while_the_other_learns(tmp_path: Path, backend: str) -> None:
     run = run_of(tmp_path, backend, 2, model={"lock_image": True}, optim={"max_batch_size_per_gpu": 4})
     trained = torch.load(newest(run.run / "checkpoints") / WEIGHTS, weights_only=True)
-    before = model.untrained(jobfile.load(tmp_path / "tiny.toml")).model.state_dict()
+    before = model.untrained(load_job(tmp_path / "tiny.toml")).model.state_dict()
     changed = {name for name in trained if not torch.equal(trained[name], before[name])}
     assert "text_projection" in changed
     assert [name for name in changed if name.startswith("visual.")] == []
@@ -229,10 +315,17 @@ def test_locked_tower_keeps_its_weights_while_the_other_learns(tmp_path: Path, b
         pytest.param("horovod", "fp16", marks=pytest.mark.horovod),
     ],
 )
-def test_half_precision_with_compressed_gradients_learns(finished: Finished, tmp_path: Path, backend: str, precision: str) -> None:
+def test_half_precision_with_compressed_gradients_learns(
+    finished: Finished, tmp_path: Path, backend: str, precision: str
+) -> None:
     compression = "bf16" if (backend, precision) == ("torch", "bf16") else "fp16"
     run = run_of(
-        tmp_path, backend, 2, model={"precision": precision}, comm={backend: {"compression": compression}}, optim={"steps": MANY_STEPS}
+        tmp_path,
+        backend,
+        2,
+        model={"precision": precision},
+        comm={backend: {"compression": compression}},
+        optim={"steps": MANY_STEPS},
     )
     assert_learns(run, finished("torch", 1, 1))
 

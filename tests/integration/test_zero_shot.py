@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.integration.zero_shot_rank import CLASSES
-from tests.start import start
+from tests.support.start import start
+from tests.support.zero_shot_rank import CLASSES
 from trainer.data.shard_files import PackedSample, write_shards
 
 SIZES = (5, 1, 37)
@@ -35,9 +35,11 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def classify(backend: str, launcher: str, ranks: int, sets: list[str]) -> list[dict[str, Any]]:
-    done = start(backend, launcher, ranks, "tests.integration.zero_shot_rank", backend, *sets)
+    done = start(backend, launcher, ranks, "tests.support.zero_shot_rank", backend, *sets)
     assert done.returncode == 0, done.stdout + done.stderr
-    found: list[dict[str, Any]] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[{")))
+    found: list[dict[str, Any]] = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("[{"))
+    )
     return found
 
 

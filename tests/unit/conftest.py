@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.comm.torch_backend import TorchBackend
 from trainer.data import files
-from trainer.health import last_words
-from trainer.health.pulse import Pulse
-from trainer.world import World
+from trainer.run import exit_files as last_words
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,9 @@ SCRIPT = Path(__file__).parents[2] / "docker" / "build-horovod.sh"
 def build(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the script for this test's own environment."""
     command = [SCRIPT, "--python", sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | environment, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,11 @@ def test_build_refuses_an_environment_without_torch(tmp_path: Path) -> None:
 
 def test_the_system_s_nccl_that_torch_loads_is_found_with_its_header(tmp_path: Path) -> None:
     """As NVIDIA's images have it: no wheel of NCCL, and ldd names it by way of /lib, which is a link."""
-    torch, tools, libraries = tmp_path / "site/torch", tmp_path / "tools", tmp_path / "usr/lib/x86_64-linux-gnu"
+    torch, tools, libraries = (
+        tmp_path / "site/torch",
+        tmp_path / "tools",
+        tmp_path / "usr/lib/x86_64-linux-gnu",
+    )
     for folder in (torch / "lib", tmp_path / "site/torch-2.14.1.dist-info", tools / "bin", libraries):
         folder.mkdir(parents=True)
     (torch / "__init__.py").touch()
@@ -72,7 +78,9 @@ def test_the_system_s_nccl_that_torch_loads_is_found_with_its_header(tmp_path: P
     assert f"there is no nccl.h in {tmp_path}/usr/include" in done.stderr
     (tmp_path / "usr/include").mkdir()
     (tmp_path / "usr/include/nccl.h").touch()
-    done = build("--cache", tmp_path / "cache", "--ops", "nccl", "--cuda-home", tools, CXX="no-such-compiler", **found)
+    done = build(
+        "--cache", tmp_path / "cache", "--ops", "nccl", "--cuda-home", tools, CXX="no-such-compiler", **found
+    )
     assert "there is no C++ compiler (no-such-compiler)" in done.stderr  # what is looked at after NCCL
 
 
@@ -89,7 +97,9 @@ def test_build_refuses_another_sdist_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.horovod
 def test_library_names_no_folder_of_the_environment_it_was_built_in() -> None:
     library = next(file for file in metadata.files("horovod") or [] if file.match("mpi_lib_v2*.so"))
-    dynamic = subprocess.run(["readelf", "-d", library.locate()], capture_output=True, text=True, check=True).stdout
+    dynamic = subprocess.run(
+        ["readelf", "-d", library.locate()], capture_output=True, text=True, check=True
+    ).stdout
     folders = dynamic.partition("runpath: [")[2].partition("]")[0].split(":")
     assert "$ORIGIN/../../torch/lib" in folders
     assert not [folder for folder in folders if folder.startswith(sys.prefix)]

@@ -10,17 +10,18 @@ import open_clip
 import pytest
 import torch
 
-from tests.harm import cut_short, flip_a_bit
-from tests.jobs import RESNET, VIT, tiny_job
-from trainer import model, optim
+from tests.support.harm import cut_short, flip_a_bit
+from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.checkpoint import files, state
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.writer import Writer
 from trainer.comm.protocol import Comm
+from trainer.config import Checkpoint, Job
+from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.job import Checkpoint, Job
-from trainer.plan import plan
-from trainer.step import MicroBatch, TrainStep
+from trainer.model import build as model
+from trainer.model.optimizer import build_optimizer
+from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES = 64
 
@@ -28,8 +29,8 @@ SAMPLES = 64
 def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
     job = job or tiny_job()
     cut = plan(job, 1)
-    clip = model.build(job, cut, comm).model.train()
-    train = TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
+    clip = model.build_model(job, cut, comm).model.train()
+    train = TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
     for step in range(steps):
         train([MicroBatch(torch.randn(16, 3, 32, 32), torch.randint(1, 1000, (16, 16)))], step)
     return train
@@ -42,7 +43,9 @@ def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **s
     return folder / f"step-{step:08d}"
 
 
-def _resumed(folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES) -> tuple[int, TrainStep]:
+def _resumed(
+    folder: Path, comm: Comm, job: Job | None = None, samples: int = SAMPLES
+) -> tuple[int, TrainStep]:
     job = job or tiny_job()
     train = _train(comm, job, steps=0)
     return restore(job, comm, folder, train, samples).steps_done, train
@@ -75,7 +78,9 @@ def test_weights_optimizer_and_step_come_back_to_the_last_bit(tmp_path: Path, al
 
 def _optimizer_by_name(train: TrainStep) -> dict[tuple[str, str], torch.Tensor]:
     return {
-        (name, key): value for name, parameter in train.model.named_parameters() for key, value in train.optimizer.state[parameter].items()
+        (name, key): value
+        for name, parameter in train.model.named_parameters()
+        for key, value in train.optimizer.state[parameter].items()
     }
 
 
@@ -118,10 +123,40 @@ def _cut_the_manifest(folder: Path) -> None:
     (folder / files.MANIFEST).write_text('{"step": 2, "fil')
 
 
+def _without(*keys: str) -> Callable[[Path], None]:
+    """Takes a key out of the manifest, which stays JSON."""
+
+    def harm(folder: Path) -> None:
+        manifest = json.loads((folder / files.MANIFEST).read_text())
+        table = manifest
+        for key in keys[:-1]:
+            table = table[key]
+        del table[keys[-1]]
+        (folder / files.MANIFEST).write_text(json.dumps(manifest))
+
+    return harm
+
+
+def _make_the_manifest_a_list(folder: Path) -> None:
+    (folder / files.MANIFEST).write_text("[1, 2]")
+
+
 @pytest.mark.fault("newest checkpoint cut short or flipped bits")
 @pytest.mark.parametrize(
     ("harm", "named"),
-    [(cut_short, "bytes of"), (flip_a_bit, "checksum"), (_lose_a_part, "model.pt is missing"), (_cut_the_manifest, "cannot be read")],
+    [
+        (cut_short, "bytes of"),
+        (flip_a_bit, "checksum"),
+        (_lose_a_part, "model.pt is missing"),
+        (_cut_the_manifest, "cannot be read"),
+        (_make_the_manifest_a_list, "malformed, step, files cannot be read"),
+        (_without("step"), "malformed, step cannot"),
+        (_without("files", files.WEIGHTS), "malformed, model.pt cannot"),
+        (_without("files", files.WEIGHTS, "sha256"), "no size and checksum of model.pt"),
+        (_without("job"), "malformed, job cannot"),
+        (_without("job", "checkpoint"), "malformed, checkpoint cannot"),
+        (_without("data_samples"), "malformed, data_samples cannot"),
+    ],
 )
 def test_a_broken_one_is_named_and_the_one_before_it_used(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None], named: str
@@ -166,7 +201,11 @@ def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
     files.note_best(tmp_path, 2, "zero_shot_top1", 0.9)
     for step in (1, 2, 3, 4, 5):
         _save(tmp_path, train, step, keep=2)
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [
+        "step-00000002",
+        "step-00000004",
+        "step-00000005",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +234,12 @@ def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -
 
 def test_what_may_change_may_change(tmp_path: Path, alone: Comm) -> None:
     _save(tmp_path, _train(alone), 1)
-    job = tiny_job(data={"workers": 3}, logging={"every_steps": 7}, optim={"max_batch_size_per_gpu": 4}, comm={"deterministic": True})
+    job = tiny_job(
+        data={"workers": 3},
+        logging={"every_steps": 7},
+        optim={"max_batch_size_per_gpu": 4},
+        comm={"deterministic": True},
+    )
     assert _resumed(tmp_path, alone, job)[0] == 1
 
 
@@ -210,7 +254,9 @@ def test_never_refuses_to_mix_two_runs_and_a_path_is_taken_at_its_word(tmp_path:
         _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))
 
 
-def test_a_job_that_is_queued_again_goes_on_from_its_own_checkpoints_not_from_where_it_began(tmp_path: Path, alone: Comm) -> None:
+def test_a_job_that_is_queued_again_goes_on_from_its_own_checkpoints_not_from_where_it_began(
+    tmp_path: Path, alone: Comm
+) -> None:
     old = _save(tmp_path / "old", _train(alone), 1)
     job = tiny_job(checkpoint={"resume": str(old)})
     assert _resumed(tmp_path / "new", alone, job)[0] == 1
@@ -229,12 +275,26 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
 def _of_open_clip_train(path: Path, epoch: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
     theirs = model.untrained(tiny_job()).model
-    free = [p for n, p in theirs.named_parameters() if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n]
-    rest = [p for n, p in theirs.named_parameters() if not (p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n)]
-    optimizer = torch.optim.AdamW([{"params": free, "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.2}], lr=1e-3)
+    free = [
+        p
+        for n, p in theirs.named_parameters()
+        if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n
+    ]
+    rest = [
+        p
+        for n, p in theirs.named_parameters()
+        if not (p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n)
+    ]
+    optimizer = torch.optim.AdamW(
+        [{"params": free, "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.2}], lr=1e-3
+    )
     sum(out.sum() for out in theirs(torch.randn(2, 3, 32, 32), torch.randint(1, 1000, (2, 16)))).backward()
     optimizer.step()
-    content = {"epoch": epoch, "name": "x", "state_dict": {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}}
+    content = {
+        "epoch": epoch,
+        "name": "x",
+        "state_dict": {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()},
+    }
     torch.save({**content, "optimizer": optimizer.state_dict()}, path)
     return theirs, optimizer
 
@@ -242,7 +302,9 @@ def _of_open_clip_train(path: Path, epoch: int) -> tuple[torch.nn.Module, torch.
 def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Path, alone: Comm) -> None:
     path = tmp_path / "epoch_3.pt"
     theirs, optimizer = _of_open_clip_train(path, 3)
-    step, train = _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim={"steps": 13}))
+    step, train = _resumed(
+        tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim={"steps": 13})
+    )
     assert step == 3 * (SAMPLES // 16)
     names = {id(p): name for name, p in theirs.named_parameters()}
     expected = {names[id(p)]: found["exp_avg"] for p, found in optimizer.state.items()}
@@ -259,7 +321,10 @@ def test_a_checkpoint_of_open_clip_train_that_leaves_nothing_to_train_is_refused
     path = tmp_path / "epoch_3.pt"
     _of_open_clip_train(path, 3)
     end, key = (6, "steps") if length["steps"] else (12, "epochs")
-    with pytest.raises(InputError, match=rf"after epoch 3 = step 12, and this job ends at step {end}: raise optim\.{key}, or .*pretrained"):
+    with pytest.raises(
+        InputError,
+        match=rf"after epoch 3 = step 12, and this job ends at step {end}: raise optim\.{key}, or .*pretrained",
+    ):
         _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim=length))
 
 
@@ -269,8 +334,9 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
             return (Path.touch, (tmp_path / "trapped",))
 
     torch.save({"epoch": 1, "state_dict": Trap(), "optimizer": {}}, tmp_path / "epoch_1.pt")
-    with pytest.raises(InputError, match="no checkpoint of open_clip_train"):
+    with pytest.raises(InputError, match="no checkpoint of open_clip_train") as refusal:
         _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
+    assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "trapped").exists()
 
 

@@ -26,10 +26,19 @@ def names(checkpoints: Path) -> list[str]:
 def test_a_run_that_goes_back_keeps_what_it_writes_and_what_it_left(tmp_path: Path) -> None:
     publish(tmp_path, 900, 1000, 1100, 1200)
     aside = files.set_aside(tmp_path, 900)
-    assert sorted(path.name for path in aside) == ["aside-step-00001000", "aside-step-00001100", "aside-step-00001200"]
+    assert sorted(path.name for path in aside) == [
+        "aside-step-00001000",
+        "aside-step-00001100",
+        "aside-step-00001200",
+    ]
     publish(tmp_path, 950)
     files.prune(tmp_path, keep=1)
-    assert names(tmp_path) == ["aside-step-00001000", "aside-step-00001100", "aside-step-00001200", "step-00000950"]
+    assert names(tmp_path) == [
+        "aside-step-00001000",
+        "aside-step-00001100",
+        "aside-step-00001200",
+        "step-00000950",
+    ]
     assert files.newest(tmp_path).name == "step-00000950"
     publish(tmp_path, 1000)
     assert [path.name for path in files.set_aside(tmp_path, 950)] == ["aside-step-00001000-1"]
@@ -50,6 +59,13 @@ def test_a_best_one_that_somebody_removed_is_none(tmp_path: Path) -> None:
     publish(tmp_path, 2, 4)
     files.note_best(tmp_path, 2, "zero_shot_top1", 0.5)
     files.remove(tmp_path / "step-00000002")
+    assert files.best_so_far(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"step": "2"}'])
+def test_a_malformed_note_of_the_best_one_is_none(tmp_path: Path, text: str) -> None:
+    publish(tmp_path, 2)
+    (tmp_path / files.BEST).write_text(text)
     assert files.best_so_far(tmp_path) is None
 
 

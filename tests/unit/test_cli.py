@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.launch import cli
-from trainer.launch.presets import preset_names, preset_text
+from trainer.cli import describe
+from trainer.cli import main as cli
+from trainer.cli.presets import preset_names, preset_text, schema_line
 
 Capture = pytest.CaptureFixture[str]
 
@@ -33,7 +34,7 @@ def files() -> list[str]:
 @pytest.mark.parametrize("name", preset_names())
 def test_init_writes_the_preset_and_says_what_is_next(name: str, capsys: Capture) -> None:
     assert cli.main(["init", "--preset", name, "my.toml"]) == 0
-    assert Path("my.toml").read_text() == preset_text(name)
+    assert Path("my.toml").read_text() == schema_line() + preset_text(name)
     assert capsys.readouterr() == ("", "wrote my.toml; next: clipship check my.toml\n")
 
 
@@ -43,7 +44,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
     assert Path("job.toml").read_text() == "mine"
     assert "--force" in capsys.readouterr().err
     assert cli.main(["init", "--preset", "laptop", "--force"]) == 0
-    assert Path("job.toml").read_text() == preset_text("laptop")
+    assert Path("job.toml").read_text() == schema_line() + preset_text("laptop")
     assert files() == ["job.toml"]
 
 
@@ -63,11 +64,23 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
         (["check", "job.toml", "--set", "optim.lr=-1"], "must be greater than 0 (given -1)"),
         (["check", "job.toml", "--set", "model.name=ViT-B-33"], "did you mean ViT-B-32"),
         (["check", "job.toml", "--set", "optim.global_batch_size=2048"], "1024 samples are fewer"),
-        (["check", "job.toml", "--set", "data.format=auto", "--set", "data.train="], "names no shard and no table"),
-        (["check", "job.toml", "--set", "data.format=webdataset", "--set", "data.train=no/*.tar"], "no/*.tar: no file matches"),
-        (["check", "job.toml", "--set", "data.format=webdataset", "--set", 'data.train=""'], "must not be empty"),
+        (
+            ["check", "job.toml", "--set", "data.format=auto", "--set", "data.train="],
+            "names no shard and no table",
+        ),
+        (
+            ["check", "job.toml", "--set", "data.format=webdataset", "--set", "data.train=no/*.tar"],
+            "no/*.tar: no file matches",
+        ),
+        (
+            ["check", "job.toml", "--set", "data.format=webdataset", "--set", 'data.train=""'],
+            "must not be empty",
+        ),
         (["check", "job.toml", "--set", "logging.runs=job.toml"], "is a file"),
-        (["check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=torchrun"], "cannot start comm.backend = horovod"),
+        (
+            ["check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=torchrun"],
+            "cannot start comm.backend = horovod",
+        ),
         (["run", "job.toml", "--nproc", "2", "--hosts", "a:1"], "exclude each other"),
         (["run", "job.toml", "--hosts", "a:b"], "a:b"),
         (["run", "job.toml", "--nproc", "3"], "cannot be shared equally by 3 ranks"),
@@ -86,13 +99,31 @@ def test_bad_input_is_one_message_with_exit_code_2_and_nothing_written(
     assert files() == before
 
 
-def test_check_says_what_will_run_and_writes_nothing(job: str, capsys: Capture, tmp_path: Path) -> None:
-    assert cli.main(["check", job, "--nproc", "2", "--set", "optim.max_batch_size_per_gpu=8", "--set", "name=two words"]) == 0
+def test_check_says_what_will_run_and_writes_nothing(
+    job: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "_ANY_GPU", ())
+    assert (
+        cli.main(
+            [
+                "check",
+                job,
+                "--nproc",
+                "2",
+                "--set",
+                "optim.max_batch_size_per_gpu=8",
+                "--set",
+                "name=two words",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == (
         "job         two words, seed 0\n"
         "model       ViT-S-32-alt, fp32, clip loss\n"
         "data        synthetic, 1,024 samples an epoch\n"
         "world       2 ranks on this machine\n"
+        "device      the CPU (this machine shows no GPU, and the job asks for none)\n"
         "batch       32 samples = 2 ranks x 2 passes x 8 (at most 8 a pass)\n"
         "backend     torch, ranks started by torchrun (auto)\n"
         "steps       64 = 2 epochs x 32\n"
@@ -101,6 +132,24 @@ def test_check_says_what_will_run_and_writes_nothing(job: str, capsys: Capture, 
         f"run folder  {tmp_path}/runs/two words\n"
     )
     assert files() == ["job.toml"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device"),
+    [
+        (["resources.gpus_per_node=2"], "a GPU for each rank, or the run ends (resources.gpus_per_node = 2)"),
+        (["resources.gpus_per_node=2", "resources.device=cpu"], 'the CPU (resources.device = "cpu")'),
+        (["resources.gpus_per_node=0"], "the CPU (resources.gpus_per_node = 0)"),
+    ],
+)
+def test_check_names_the_device_and_warns_where_there_is_none(
+    job: str, overrides: list[str], device: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "_ANY_GPU", ())
+    assert cli.main(["check", job, *(word for override in overrides for word in ("--set", override))]) == 0
+    shown = capsys.readouterr().out
+    assert f"device      {device}\n" in shown
+    assert ("and this machine shows no GPU" in shown) == device.startswith("a GPU")
 
 
 def test_check_takes_the_world_from_resources(job: str, capsys: Capture) -> None:
@@ -144,7 +193,14 @@ def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: C
 
 def test_check_looks_at_the_files_that_the_image_is_built_from(capsys: Capture) -> None:
     Path("job.toml").write_text(CLUSTER)
-    words = ["check", "job.toml", "--set", "image.tag=ours/clip:1", "--set", 'image.site.certificates=["no.pem"]']
+    words = [
+        "check",
+        "job.toml",
+        "--set",
+        "image.tag=ours/clip:1",
+        "--set",
+        'image.site.certificates=["no.pem"]',
+    ]
     assert cli.main(words) == 2
     assert f"image.site.certificates: {Path('no.pem').absolute()}: No such file" in capsys.readouterr().err
     assert cli.main([*words, "--no-data"]) == 0
@@ -153,9 +209,13 @@ def test_check_looks_at_the_files_that_the_image_is_built_from(capsys: Capture) 
 
 
 @pytest.mark.parametrize("override", ["image.tag=ours/clip:1", "image.mpi=pypi"])
-def test_check_refuses_a_stack_that_cannot_be_built_whether_the_image_has_a_name_or_not(override: str, capsys: Capture) -> None:
+def test_check_refuses_a_stack_that_cannot_be_built_whether_the_image_has_a_name_or_not(
+    override: str, capsys: Capture
+) -> None:
     Path("job.toml").write_text(CLUSTER)
-    assert cli.main(["check", "job.toml", "--no-data", "--set", override, "--set", 'stack.archs=["7.0"]']) == 2
+    assert (
+        cli.main(["check", "job.toml", "--no-data", "--set", override, "--set", 'stack.archs=["7.0"]']) == 2
+    )
     assert "stack.archs: the wheel of torch" in capsys.readouterr().err
 
 
@@ -169,7 +229,12 @@ def test_check_warns_of_what_is_known_bad_in_a_stack(capsys: Capture) -> None:
         ('image.env.NCCL_PXN_DISABLE="1"', False),
         ('env.NCCL_PXN_DISABLE="0"', True),
     ):
-        assert cli.main(["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0", "--set", setting]) == 0
+        assert (
+            cli.main(
+                ["check", "job.toml", "--no-data", *image, "--set", "stack.torch=2.13.0", "--set", setting]
+            )
+            == 0
+        )
         assert ("NCCL 2.29.7" in capsys.readouterr().out) == warns
     assert cli.main(["check", "job.toml", "--no-data", *image]) == 0
     assert "2.14.1:" not in capsys.readouterr().out
@@ -180,13 +245,20 @@ def test_a_digest_in_the_image_s_name_reaches_script_and_manifest(form: str, cap
     name = "registry.example/team/clipship@sha256:" + "0123456789abcdef" * 4
     assert cli.main(["init", "--preset", form]) == 0
     container = ["--set", "slurm.container=pyxis"] if form == "slurm" else []
-    assert cli.main(["render", form, "job.toml", "--set", f"image.tag={name}", *container]) == 0, capsys.readouterr().err
+    assert cli.main(["render", form, "job.toml", "--set", f"image.tag={name}", *container]) == 0, (
+        capsys.readouterr().err
+    )
     assert name.partition("/")[2] in capsys.readouterr().out
 
 
 def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
     Path("job.toml").write_text(CLUSTER)
-    assert cli.main(["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "resources.nodes=3"]) == 2
+    assert (
+        cli.main(
+            ["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "resources.nodes=3"]
+        )
+        == 2
+    )
     problems = capsys.readouterr().err
     assert "needs an image" in problems
     assert "--no-data" not in problems  # that is what was called
@@ -196,13 +268,26 @@ def test_check_refuses_what_cannot_run_on_slurm(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("logging.wandb=online", 'needs the package wandb, which the image has only with image.pip_packages = ["wandb"]'),
+        (
+            "logging.wandb=online",
+            'needs the package wandb, which the image has only with image.pip_packages = ["wandb"]',
+        ),
         ("data.train=s3://bucket/{0..9}.tar", "needs the package s3fs"),
     ],
 )
 def test_check_warns_of_packages_that_the_image_lacks(override: str, said: str, capsys: Capture) -> None:
     Path("job.toml").write_text(CLUSTER)
-    words = ["check", "job.toml", "--no-data", "--set", "slurm.container=pyxis", "--set", "image.tag=ours/clip:1", "--set", override]
+    words = [
+        "check",
+        "job.toml",
+        "--no-data",
+        "--set",
+        "slurm.container=pyxis",
+        "--set",
+        "image.tag=ours/clip:1",
+        "--set",
+        override,
+    ]
     assert cli.main(words) == 0
     assert said in capsys.readouterr().out
     assert cli.main([*words, "--set", 'image.pip_packages=["wandb==0.19.1", "s3fs"]']) == 0
@@ -211,16 +296,33 @@ def test_check_warns_of_packages_that_the_image_lacks(override: str, said: str, 
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [("checkpoint.resume=nowhere", "there is no checkpoint at"), ("data.train=x.parquet", "x.parquet is no shard; `clipship pack")],
+    [
+        ("checkpoint.resume=nowhere", "there is no checkpoint at"),
+        ("data.train=x.parquet", "x.parquet is no shard; `clipship pack"),
+    ],
 )
 def test_check_refuses_what_no_run_can_read(job: str, override: str, said: str, capsys: Capture) -> None:
     Path("x.parquet").touch()
-    assert cli.main(["check", job, "--set", "data.format=webdataset" if "train" in override else "seed=1", "--set", override]) == 2
+    assert (
+        cli.main(
+            [
+                "check",
+                job,
+                "--set",
+                "data.format=webdataset" if "train" in override else "seed=1",
+                "--set",
+                override,
+            ]
+        )
+        == 2
+    )
     assert said in capsys.readouterr().err
 
 
 def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
-    Path("job.toml").write_text(CLUSTER.replace('[slurm]\npartition = "gpu"', '[kubernetes]\nmounts."/far/runs" = "pvc:runs"'))
+    Path("job.toml").write_text(
+        CLUSTER.replace('[slurm]\npartition = "gpu"', '[kubernetes]\nmounts."/far/runs" = "pvc:runs"')
+    )
     assert cli.main(["render", "kubernetes", "job.toml", "--set", "image.tag=clip:1"]) == 0
     shown = capsys.readouterr()
     assert "kind: MPIJob" in shown.out
@@ -287,7 +389,9 @@ def test_every_command_is_listed_explained_and_shows_an_example(capsys: Capture)
     ("section", "launcher"),
     [("[slurm]", "srun ([slurm])"), ('[kubernetes.mounts]\n"/tmp" = "pvc:runs"', "mpirun ([kubernetes])")],
 )
-def test_one_node_of_a_cluster_is_not_this_machine(tmp_path: Path, capsys: Capture, section: str, launcher: str) -> None:
+def test_one_node_of_a_cluster_is_not_this_machine(
+    tmp_path: Path, capsys: Capture, section: str, launcher: str
+) -> None:
     path = tmp_path / "job.toml"
     head = 'name = "one"\n[data]\ntrain = "/far/0.tar"\n[optim]\nglobal_batch_size = 32\nsteps = 1\n[resources]\ngpus_per_node = 2\n'
     path.write_text(f'{head}[image]\ntag = "a/b:1"\n[logging]\nruns = "/tmp/runs"\n{section}\n')
@@ -306,20 +410,24 @@ def test_fresh_moves_nothing_where_the_run_cannot_begin(job: str, capsys: Captur
     assert [path.name for path in Path("runs").iterdir()] == ["mine"]
 
 
-def test_an_interrupt_is_quiet(job: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_an_interrupt_is_quiet_but_for_a_run_which_says_that_none_began(
+    job: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.inputs.check", interrupt)
+    monkeypatch.setattr("trainer.cli.check.check_job", interrupt)
     assert cli.main(["check", job]) == 130
     assert capsys.readouterr().err.strip() == ""
+    assert cli.main(["run", job]) == 130
+    assert capsys.readouterr().err.strip() == "clipship: Ctrl-C: nothing was started"
 
 
 def test_a_bug_keeps_its_traceback(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("trainer.inputs.check", fail)
+    monkeypatch.setattr("trainer.cli.check.check_job", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["check", job])
 
@@ -330,19 +438,26 @@ HEAVY = ("torch", "numpy", "open_clip", "webdataset", "horovod")
 @pytest.mark.parametrize(
     ("arguments", "unwanted"),
     [
-        (["--help"], (*HEAVY, "pydantic", "trainer.job", "importlib.metadata")),
-        (["init", "--preset", "laptop", "new.toml"], (*HEAVY, "pydantic", "trainer.job")),
+        (["--help"], (*HEAVY, "pydantic", "trainer.config.job", "importlib.metadata")),
+        (["init", "--preset", "laptop", "new.toml"], (*HEAVY, "pydantic", "trainer.config.job")),
         (["check", "job.toml"], HEAVY),
-        (["check", "job.toml", "--set", "data.format=table", "--set", "data.train=t.csv"], ("torch", "open_clip", "webdataset", "horovod")),
+        (
+            ["check", "job.toml", "--set", "data.format=table", "--set", "data.train=t.csv"],
+            ("torch", "open_clip", "webdataset", "horovod"),
+        ),
     ],
 )
-def test_commands_of_the_login_node_import_nothing_heavy(job: str, arguments: list[str], unwanted: tuple[str, ...]) -> None:
+def test_commands_of_the_login_node_import_nothing_heavy(
+    job: str, arguments: list[str], unwanted: tuple[str, ...]
+) -> None:
     Path("t.csv").write_text("image,caption\n" + "job.toml,a\n" * 32)
     program = (
-        "import sys; from trainer.launch.cli import main; code = main(sys.argv[2:]); "
+        "import sys; from trainer.cli.main import main; code = main(sys.argv[2:]); "
         "print(code, *[name for name in sys.argv[1].split(',') if name in sys.modules], file=sys.stderr)"
     )
     root = Path(cli.__file__).parents[2]
     words = [sys.executable, "-c", program, ",".join(unwanted), *arguments]
-    ran = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
+    )
     assert ran.stderr.splitlines()[-1] == "0"

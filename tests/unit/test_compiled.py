@@ -12,19 +12,21 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from tests.jobs import RESNET, VIT, tiny_job
-from trainer import model, optim
-from trainer.batch_norm import synchronise_batch_norm
+from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.comm.protocol import Comm
-from trainer.compiled import compile_blocks
+from trainer.config import Job, Model
+from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.inputs.compiler import check_compiler
-from trainer.job import Job, Model
-from trainer.model import features
-from trainer.plan import plan
-from trainer.step import MicroBatch, TrainStep
+from trainer.model.build import build_model, features
+from trainer.model.compile import compile_blocks
+from trainer.model.host_compiler import check_compiler
+from trainer.model.optimizer import build_optimizer
+from trainer.model.sync_batch_norm import synchronise_batch_norm
+from trainer.train.step import MicroBatch, TrainStep
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's own tracing, others in each version
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # of torch's own tracing, others in each version
 
 SAMPLES = 8
 CLOSE = 1e-5
@@ -51,19 +53,23 @@ class Block(nn.Module):
 
 def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[str, Tensor]]:
     cut = plan(job, 1)
-    clip = model.build(job, cut, comm).model.train()
+    clip = build_model(job, cut, comm).model.train()
     if compiled:
         compile_blocks(clip)
-    step = TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
+    step = TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
     tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)
     size = cut.micro_batch_size
-    step.gradients([MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)], step=0)
+    step.gradients(
+        [MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)], step=0
+    )
     return step, {name: p.grad.clone() for name, p in clip.named_parameters() if p.grad is not None}
 
 
-def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_dropout(alone: Comm, tmp_path: Path, kernels: Any) -> None:
+def test_compiled_blocks_give_the_gradient_of_plain_ones_under_accumulation_and_dropout(
+    alone: Comm, tmp_path: Path, kernels: Any
+) -> None:
     config = json.loads(Path(VIT).read_text())
     config["vision_cfg"]["patch_dropout"] = 0.5
     (tmp_path / "tiny-compiled-dropout.json").write_text(json.dumps(config))
@@ -102,7 +108,12 @@ def test_blocks_whose_sizes_differ_are_all_compiled(kernels: Any) -> None:
 
 def test_the_innermost_repeated_blocks_are_compiled() -> None:
     stages = nn.Sequential(nn.Sequential(Block(4), Block(4)), nn.Sequential(Block(4), Block(4), Block(4)))
-    assert compile_blocks(nn.ModuleDict({"stages": stages, "head": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))})).blocks == 5
+    assert (
+        compile_blocks(
+            nn.ModuleDict({"stages": stages, "head": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))})
+        ).blocks
+        == 5
+    )
 
 
 def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: Comm, tmp_path: Path) -> None:
@@ -110,15 +121,22 @@ def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: C
     config["vision_cfg"]["layers"] = [2, 1, 1, 1]
     (tmp_path / "tiny-compiled-resnet.json").write_text(json.dumps(config))
     cut = plan(job := tiny_job(config=str(tmp_path / "tiny-compiled-resnet.json")), 1)
-    clip = model.build(job, cut, alone).model
+    clip = build_model(job, cut, alone).model
     synchronise_batch_norm(clip, alone)
-    assert str(compile_blocks(clip)) == "2 blocks, at their first pass; 2 with synchronised batch norm are not"
+    assert (
+        str(compile_blocks(clip)) == "2 blocks, at their first pass; 2 with synchronised batch norm are not"
+    )
 
 
-def test_a_machine_without_a_compiler_or_headers_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler_or_headers_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    with pytest.raises(InputError, match=r"needs a C\+\+ compiler \(no-such-compiler -O1\) and Python's headers .*g\+\+ and python3-dev"):
+    with pytest.raises(
+        InputError,
+        match=r"needs a C\+\+ compiler \(no-such-compiler -O1\) and Python's headers .*g\+\+ and python3-dev",
+    ):
         check_compiler(Model(compile=True))
     check_compiler(Model())
 

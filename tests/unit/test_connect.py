@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from trainer.comm import connect
 from trainer.errors import InputError
-from trainer.world import World
+from trainer.supervise.world import World
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[str]:

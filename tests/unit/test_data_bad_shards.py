@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from tests.unit.test_data_index import SELECTION
 from tests.unit.test_data_shards import sample, write_tar
-from trainer.data.bad import ANY, Allowed, name_left_out
+from trainer.cli.data import stats
+from trainer.cli.index import command
+from trainer.config import Data
+from trainer.data.bad_samples import ANY, Allowed, name_left_out
 from trainer.data.index import index_shards, open_index, read_catalogue, write_catalogue
 from trainer.data.shards import LOST, ShardSource, open_indexed, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_images, open_source
 from trainer.errors import InputError
-from trainer.job import Data
-from trainer.launch.data import stats
-from trainer.launch.index import command
 
 HEADER = tarfile.BLOCKSIZE
 SAMPLE = 4 * HEADER
@@ -30,7 +30,12 @@ SAMPLE = 4 * HEADER
 
 def shards_of(folder: Path, *samples: int) -> list[str]:
     return [
-        str(write_tar(folder / f"{shard}.tar", [member for number in range(count) for member in sample(f"{shard}-{number}")]))
+        str(
+            write_tar(
+                folder / f"{shard}.tar",
+                [member for number in range(count) for member in sample(f"{shard}-{number}")],
+            )
+        )
         for shard, count in enumerate(samples)
     ]
 
@@ -64,7 +69,10 @@ def test_the_samples_before_the_damage_are_used_where_bad_ones_are_skipped(tmp_p
     assert source.shard_sizes() == [2, 3, 5]
     assert source.left_out.by_cause == {LOST: 3 + 1}, "of the second, by the bytes behind the damage"
     assert [(bad.origin, bad.key) for bad in source.left_out.named] == [(paths[0], ""), (paths[1], "")]
-    with pytest.raises(InputError, match=r"0\.tar: damaged or cut off at byte 4615: .*\n.*1\.tar: damaged or cut off at byte 7168"):
+    with pytest.raises(
+        InputError,
+        match=r"0\.tar: damaged or cut off at byte 4615: .*\n.*1\.tar: damaged or cut off at byte 7168",
+    ):
         open_source(data(paths, on_bad_sample="fail"))
 
 
@@ -85,7 +93,10 @@ def test_what_is_no_tar_is_a_shard_lost_unless_all_are(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 8, 8, 8)
     for path in paths[1:]:
         Path(path).write_bytes(b"")
-    with pytest.raises(InputError, match=r"bad samples: 16 of 24 \(16 lost .* allows 10\. Mend(.|\n)*1\.tar: not a readable tar"):
+    with pytest.raises(
+        InputError,
+        match=r"bad samples: 16 of 24 \(16 lost .* allows 10\. Mend(.|\n)*1\.tar: not a readable tar",
+    ):
         open_source(data(paths))
     assert len(open_source(data(paths, max_bad_share=0.02))) == 8
     Path(paths[0]).write_bytes(b"")
@@ -115,14 +126,22 @@ def test_a_cut_shard_is_judged_by_the_others_of_its_folder(tmp_path: Path) -> No
 
 
 def test_samples_that_lack_a_half_are_held_against_the_limit(tmp_path: Path) -> None:
-    path = str(write_tar(tmp_path / "0.tar", [*sample("a"), *((f"mute{number:02}.jpg", b"i") for number in range(11))]))
-    with pytest.raises(InputError, match=r"bad samples: 11 of 12 \(11 no \.txt\); data\.max_bad_share = 0\.01 allows 10") as caught:
+    path = str(
+        write_tar(
+            tmp_path / "0.tar", [*sample("a"), *((f"mute{number:02}.jpg", b"i") for number in range(11))]
+        )
+    )
+    with pytest.raises(
+        InputError, match=r"bad samples: 11 of 12 \(11 no \.txt\); data\.max_bad_share = 0\.01 allows 10"
+    ) as caught:
         open_source(data([path]))
     assert str(caught.value).count("sample mute") == 3
     assert len(open_source(data([path], max_bad_share=0.5))) == 1
     with pytest.raises(InputError, match=r"data\.max_bad_share = 0\.001 allows 1\."):
         open_source(data([path], max_bad_share=0.001))
-    with pytest.raises(InputError, match=r'on_bad_sample = "fail" allows none.*\n.*0\.tar: sample mute00: no \.txt'):
+    with pytest.raises(
+        InputError, match=r'on_bad_sample = "fail" allows none.*\n.*0\.tar: sample mute00: no \.txt'
+    ):
         open_source(data([path], on_bad_sample="fail"))
 
 
@@ -136,15 +155,23 @@ def test_an_evaluation_wants_its_shards_whole_whatever_training_skips(tmp_path: 
 def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 3, 3)
     cut(paths[0], SAMPLE)  # between two samples: a tar may end like that
-    write_tar(Path(paths[1]), [*sample("a"), ("twice.jpg", b"i"), ("twice.jpg", b"j"), ("twice.txt", b"t"), *sample("b")])
+    write_tar(
+        Path(paths[1]),
+        [*sample("a"), ("twice.jpg", b"i"), ("twice.jpg", b"j"), ("twice.txt", b"t"), *sample("b")],
+    )
     cut(paths[1], 2 * SAMPLE + HEADER)
     folder = tmp_path / "index"
     write_catalogue(folder, SELECTION, index_shards(paths, SELECTION, folder))
-    source = open_indexed(open_index(paths, SELECTION, folder), "captions", Allowed(damage=True, max_share=0.01))
+    source = open_indexed(
+        open_index(paths, SELECTION, folder), "captions", Allowed(damage=True, max_share=0.01)
+    )
     in_memory = open_shards(paths, IMAGE_ENDINGS, "txt", "captions", allowed=ANY)
     assert keys(source) == keys(in_memory) == ["0-0", "a"]
     assert source.left_out.by_cause == in_memory.left_out.by_cause == {LOST: 1}
-    assert str(source.left_out.named[0]) == f"{paths[1]}: damaged or cut off at byte 4608: what stood behind it is lost"
+    assert (
+        str(source.left_out.named[0])
+        == f"{paths[1]}: damaged or cut off at byte 4608: what stood behind it is lost"
+    )
 
 
 def test_a_catalogue_of_before_is_still_read(tmp_path: Path) -> None:
@@ -155,8 +182,12 @@ def test_a_catalogue_of_before_is_still_read(tmp_path: Path) -> None:
     assert replace(type(entry)(**json.loads(json.dumps(older))), flaws=entry.flaws) == entry
 
 
-def test_keys_go_to_the_log_and_damage_to_the_console(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    paths = [str(write_tar(tmp_path / "0.tar", [*sample("a"), ("mute.jpg", b"i"), *sample("b"), *sample("c")]))]
+def test_keys_go_to_the_log_and_damage_to_the_console(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [
+        str(write_tar(tmp_path / "0.tar", [*sample("a"), ("mute.jpg", b"i"), *sample("b"), *sample("c")]))
+    ]
     cut(paths[0], 2 * SAMPLE + 2 * HEADER + 1)
     with caplog.at_level(logging.INFO, "clipship.data"):
         name_left_out(open_source(data(paths)).left_out)

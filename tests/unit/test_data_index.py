@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -16,17 +17,27 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.jobs import tiny_job
-from tests.range_server import Ranges, serving
+from tests.support.jobs import tiny_job
+from tests.support.range_server import Ranges, serving
+from trainer.cli.index import command
 from trainer.comm.protocol import Comm
-from trainer.data import files, index, share
+from trainer.data import distributed_index as share
+from trainer.data import files, index
 from trainer.data.files import Files
-from trainer.data.index import catalogue_file, index_folder, index_shards, open_index, read_catalogue, rows_file, stale, write_catalogue
+from trainer.data.index import (
+    catalogue_file,
+    index_folder,
+    index_shards,
+    open_index,
+    read_catalogue,
+    rows_file,
+    stale,
+    write_catalogue,
+)
 from trainer.data.shards import ShardSource, open_indexed, open_shards
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tar import Selection
 from trainer.errors import InputError, Unreadable
-from trainer.launch.index import command
 
 SELECTION = Selection(IMAGE_ENDINGS, "txt")
 
@@ -34,7 +45,11 @@ SELECTION = Selection(IMAGE_ENDINGS, "txt")
 def write_shard(path: Path, keys: list[str]) -> Path:
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         for key in keys:
-            for ending, content in (("jpg", f"image of {key}" * 50), ("json", "{}"), ("txt", f"caption of {key}")):
+            for ending, content in (
+                ("jpg", f"image of {key}" * 50),
+                ("json", "{}"),
+                ("txt", f"caption of {key}"),
+            ):
                 info = tarfile.TarInfo(f"{key}.{ending}")
                 info.size = len(content.encode())
                 tar.addfile(info, io.BytesIO(content.encode()))
@@ -61,7 +76,9 @@ def content(source: ShardSource) -> list[tuple[str, object, tuple[str, ...]]]:
 @given(
     st.lists(
         st.lists(
-            st.text("abcö/ 猫", min_size=1, max_size=9).filter(lambda key: key.strip("/") == key and "//" not in key),
+            st.text("abcö/ 猫", min_size=1, max_size=9).filter(
+                lambda key: key.strip("/") == key and "//" not in key
+            ),
             unique=True,
             max_size=5,
         ),
@@ -69,7 +86,9 @@ def content(source: ShardSource) -> list[tuple[str, object, tuple[str, ...]]]:
         max_size=4,
     )
 )
-def test_an_index_gives_the_samples_that_reading_the_shards_gives(tmp_path_factory: pytest.TempPathFactory, keys: list[list[str]]) -> None:
+def test_an_index_gives_the_samples_that_reading_the_shards_gives(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[list[str]]
+) -> None:
     folder = tmp_path_factory.mktemp("set")
     paths = [str(write_shard(folder / f"{number}.tar", of_shard)) for number, of_shard in enumerate(keys)]
     if not any(keys):
@@ -106,7 +125,9 @@ def test_shards_and_index_may_move_together(shards: list[str], tmp_path: Path) -
     assert stale(moved, SELECTION, tmp_path / "b" / index.FOLDER) == []
 
 
-def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(shards: list[str], tmp_path: Path) -> None:
+def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(
+    shards: list[str], tmp_path: Path
+) -> None:
     folder = tmp_path / "index"
     made(shards, folder)
     rows = rows_file(folder, shards[0], SELECTION)
@@ -121,7 +142,47 @@ def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(shards: 
     assert len(made(shards, folder)) == 9
 
 
-def test_bad_shards_are_named_and_the_good_ones_need_not_be_read_again(shards: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"shards": []}',
+        '{"shards": {"a.tar": 1}}',
+        '{"shards": {"a.tar": {}}}',
+        '{"shards": {"a.tar": {"new": 1}}}',
+    ],
+)
+def test_a_catalogue_that_is_sealed_and_malformed_is_named_and_made_again(
+    shards: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    made(shards, tmp_path)
+    catalogue = catalogue_file(tmp_path, SELECTION)
+    catalogue.write_bytes(index._digest(content.encode()).encode() + b"\n" + content.encode())
+    with caplog.at_level(logging.WARNING):
+        assert read_catalogue(tmp_path, SELECTION) == {}
+    assert str(catalogue) in caplog.text
+    assert len(made(shards, tmp_path)) == 9
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("samples", "3"), ("size", None), ("flaws", 1), ("left_out", [])]
+)
+def test_a_catalogue_whose_values_are_of_another_kind_is_made_again(
+    shards: list[str], tmp_path: Path, field: str, value: object
+) -> None:
+    made(shards, tmp_path)
+    catalogue = catalogue_file(tmp_path, SELECTION)
+    table = json.loads(catalogue.read_bytes().partition(b"\n")[2])
+    next(iter(table["shards"].values()))[field] = value
+    content = json.dumps(table).encode()
+    catalogue.write_bytes(index._digest(content).encode() + b"\n" + content)
+    assert read_catalogue(tmp_path, SELECTION) == {}
+
+
+def test_bad_shards_are_named_and_the_good_ones_need_not_be_read_again(
+    shards: list[str], tmp_path: Path
+) -> None:
     Path(shards[1]).write_bytes(b"")
     with pytest.raises(InputError, match=r"1\.tar: not a readable tar file: the file is empty"):
         made(shards, tmp_path / "index")
@@ -147,7 +208,9 @@ def server(tmp_path: Path) -> Iterator[tuple[str, type[Ranges]]]:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # fsspec's client lives as long as the process
-def test_shards_behind_a_url_are_indexed_and_read_by_range(shards: list[str], tmp_path: Path, server: tuple[str, type[Ranges]]) -> None:
+def test_shards_behind_a_url_are_indexed_and_read_by_range(
+    shards: list[str], tmp_path: Path, server: tuple[str, type[Ranges]]
+) -> None:
     address, handler = server
     urls = [f"{address}/{Path(path).name}" for path in shards]
     source = made(urls, tmp_path / "index")
@@ -172,7 +235,9 @@ def test_storage_that_fails_for_a_while_is_asked_again_and_then_named(
         source.read(0)
 
 
-def test_a_server_that_is_away_at_the_start_is_no_bad_input_and_a_shard_that_it_has_not_is(server: tuple[str, type[Ranges]]) -> None:
+def test_a_server_that_is_away_at_the_start_is_no_bad_input_and_a_shard_that_it_has_not_is(
+    server: tuple[str, type[Ranges]],
+) -> None:
     address, handler = server
     with pytest.raises(InputError, match=rf"{address}/none\.tar: cannot be read") as absent:
         stale([f"{address}/none.tar"], SELECTION, Path("index"))
@@ -184,7 +249,9 @@ def test_a_server_that_is_away_at_the_start_is_no_bad_input_and_a_shard_that_it_
         stale(["http://127.0.0.1:9/0.tar"], SELECTION, Path("index"))
 
 
-def test_the_index_is_waited_for_as_the_shards_are(shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_waited_for_as_the_shards_are(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "index"
     source = made(shards, folder)
     rows = rows_file(folder, shards[0], SELECTION)
@@ -196,15 +263,21 @@ def test_the_index_is_waited_for_as_the_shards_are(shards: list[str], tmp_path: 
     assert source.read(0).key == "0/k0"
 
 
-def test_a_shard_that_comes_back_is_read(shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_comes_back_is_read(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = open_shards(shards, IMAGE_ENDINGS, "txt", "captions")
     away = tmp_path / "away"
     Path(shards[0]).rename(away)
-    monkeypatch.setattr("trainer.data.files.time.sleep", lambda seconds: away.exists() and away.rename(shards[0]))
+    monkeypatch.setattr(
+        "trainer.data.files.time.sleep", lambda seconds: away.exists() and away.rename(shards[0])
+    )
     assert source.read(0).key == "0/k0"
 
 
-def test_a_file_system_that_reports_errors_is_opened_anew(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_reports_errors_is_opened_anew(
+    shards: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     failures = iter([OSError(116, "Stale file handle"), OSError(5, "Input/output error")])
     whole = os.pread
 
@@ -237,7 +310,9 @@ for number in range(20):
 def test_jobs_that_write_a_catalogue_at_once_lose_nothing(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", ADD_ENTRIES, str(tmp_path), name]) for name in "abc"]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
-    assert set(read_catalogue(tmp_path, SELECTION)) == {f"{name}-{number}.tar" for name in "abc" for number in range(20)}
+    assert set(read_catalogue(tmp_path, SELECTION)) == {
+        f"{name}-{number}.tar" for name in "abc" for number in range(20)
+    }
 
 
 def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(tmp_path: Path) -> None:
@@ -248,7 +323,9 @@ def test_a_catalogue_that_cannot_be_locked_is_written_all_the_same(tmp_path: Pat
 
 
 def test_an_index_where_nothing_can_be_made_is_refused(shards: list[str], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"0\.tar/index: the index cannot be written: Not a directory; --to, or data\.index"):
+    with pytest.raises(
+        InputError, match=r"0\.tar/index: the index cannot be written: Not a directory; --to, or data\.index"
+    ):
         index_shards(shards, SELECTION, tmp_path / "0.tar" / "index")
 
 
@@ -266,11 +343,16 @@ def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
     assert len(share.open_together(job, alone)) == 9
 
 
-def test_many_shards_that_are_not_there_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shards_that_are_not_there_are_waited_for_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[float] = []
     monkeypatch.setattr(files, "WAITS_S", (1.0, 2.0))
     monkeypatch.setattr(time, "sleep", waits.append)
     missing = [str(tmp_path / f"{number:05d}.tar") for number in range(100)]
-    with pytest.raises(InputError, match=r"00000\.tar: cannot be read after 3 attempts in 3 s: No such file(.|\n)*and 95 more shards"):
+    with pytest.raises(
+        InputError,
+        match=r"00000\.tar: cannot be read after 3 attempts in 3 s: No such file(.|\n)*and 95 more shards",
+    ):
         stale(missing, SELECTION, tmp_path)
     assert waits == [1.0, 2.0]

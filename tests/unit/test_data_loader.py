@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from trainer.config.batch_plan import Plan
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.loader import Batch, Pixels, batches_per_epoch, train_batches
 from trainer.data.sample import LeftOut, RawSample
 from trainer.errors import InputError
-from trainer.plan import Plan
 
 
 class Dots:
@@ -60,7 +60,14 @@ def make_plan(world_size: int, global_batch_size: int, accumulation: int = 1) ->
 
 
 def rank_batches(
-    source: Dots, plan: Plan, rank: int, *, pixels: Pixels = plain, epochs: int = 2, epoch: int = 0, batch: int = 0
+    source: Dots,
+    plan: Plan,
+    rank: int,
+    *,
+    pixels: Pixels = plain,
+    epochs: int = 2,
+    epoch: int = 0,
+    batch: int = 0,
 ) -> list[Batch]:
     stream = train_batches(
         source,
@@ -89,8 +96,12 @@ def in_order(batches: list[list[Batch]]) -> list[tuple[int, int, str, str]]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=4), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
-def test_every_rank_gets_as_many_samples_and_none_comes_twice(sizes: list[int], world_size: int, accumulation: int) -> None:
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=4), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2])
+)
+def test_every_rank_gets_as_many_samples_and_none_comes_twice(
+    sizes: list[int], world_size: int, accumulation: int
+) -> None:
     source, plan = Dots(*sizes), make_plan(world_size, 8, accumulation)
     if sum(sizes) < 8:
         return
@@ -102,14 +113,20 @@ def test_every_rank_gets_as_many_samples_and_none_comes_twice(sizes: list[int], 
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
-def test_global_batches_are_the_same_for_any_world_and_accumulation(world_size: int, accumulation: int) -> None:
+def test_global_batches_are_the_same_for_any_world_and_accumulation(
+    world_size: int, accumulation: int
+) -> None:
     source = Dots(13, 9, 5)
     alone = rank_batches(source, make_plan(1, 8), 0, pixels=noisy)
     plan = make_plan(world_size, 8, accumulation)
     per_rank = [rank_batches(source, plan, rank, pixels=noisy) for rank in range(world_size)]
     assert in_order(per_rank) == in_order([alone])
     for number, whole in enumerate(alone):
-        parts = [batch for batches in per_rank for batch in batches[number * accumulation : (number + 1) * accumulation]]
+        parts = [
+            batch
+            for batches in per_rank
+            for batch in batches[number * accumulation : (number + 1) * accumulation]
+        ]
         assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
         assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
         assert [part.micro_batch for part in parts] == [*range(accumulation)] * world_size
@@ -119,7 +136,11 @@ def test_global_batches_are_the_same_for_any_world_and_accumulation(world_size: 
 def test_images_captions_tokens_and_keys_belong_together() -> None:
     for batch in rank_batches(Dots(20), make_plan(1, 4), 0):
         assert batch.images.shape == (4, 3, 1, 1)
-        assert (batch.images.dtype, batch.tokens.dtype, batch.positions.dtype) == (torch.uint8, torch.int64, torch.int64)
+        assert (batch.images.dtype, batch.tokens.dtype, batch.positions.dtype) == (
+            torch.uint8,
+            torch.int64,
+            torch.int64,
+        )
         numbers = [int(key) for key in batch.keys]
         assert batch.images[:, 0, 0, 0].tolist() == numbers
         assert batch.tokens[:, 1].tolist() == numbers
@@ -141,7 +162,9 @@ def test_starting_in_the_middle_gives_what_was_left(epoch: int, batch: int) -> N
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(lambda sizes: sum(sizes) >= 8),
     starts=st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 7)), max_size=4),
 )
-def test_kills_and_other_worlds_change_no_global_batch(sizes: list[int], starts: list[tuple[int, int]]) -> None:
+def test_kills_and_other_worlds_change_no_global_batch(
+    sizes: list[int], starts: list[tuple[int, int]]
+) -> None:
     """Each start has a world of its own, does so many global batches and is killed; the last one does what is left of three epochs."""
     source = Dots(*sizes)
     an_epoch = sum(sizes) // 8
@@ -155,21 +178,30 @@ def test_kills_and_other_worlds_change_no_global_batch(sizes: list[int], starts:
         epoch, batch = divmod(done, an_epoch)
         plan = make_plan(world_size, 8)
         for rank in range(world_size):
-            seen.append(rank_batches(source, plan, rank, pixels=noisy, epochs=3, epoch=epoch, batch=batch)[: stop - done])
+            seen.append(
+                rank_batches(source, plan, rank, pixels=noisy, epochs=3, epoch=epoch, batch=batch)[
+                    : stop - done
+                ]
+            )
         done = stop
     assert in_order(seen) == whole
 
 
 def test_epochs_differ_in_order_captions_and_augmentation() -> None:
     batches = rank_batches(Dots(64), make_plan(1, 64), 0, pixels=noisy, epochs=2)
-    first, second = ({key: (c, i.item()) for key, c, i in zip(b.keys, b.captions, b.images[:, 0, 0, 0], strict=True)} for b in batches)
+    first, second = (
+        {key: (c, i.item()) for key, c, i in zip(b.keys, b.captions, b.images[:, 0, 0, 0], strict=True)}
+        for b in batches
+    )
     assert batches[0].keys != batches[1].keys
     assert 10 < sum(first[key][0] == second[key][0] for key in first) < 54
     assert sum(first[key][1] == second[key][1] for key in first) < 10
 
 
 def test_without_an_end_epochs_go_on() -> None:
-    stream = train_batches(Dots(8), plan=make_plan(1, 8), rank=0, seed=0, window=8, pixels=plain, tokenizer=lengths, workers=0)
+    stream = train_batches(
+        Dots(8), plan=make_plan(1, 8), rank=0, seed=0, window=8, pixels=plain, tokenizer=lengths, workers=0
+    )
     assert [batch.epoch for batch in islice(stream, 30)] == list(range(30))
 
 
@@ -185,7 +217,8 @@ def test_fewer_samples_than_a_global_batch_are_refused() -> None:
 
 def blocks(source: Dots, world_size: int, block: int) -> list[EvalBlock]:
     found = [
-        eval_blocks(source, rank=rank, world_size=world_size, block=block, transform=to_tensor, workers=0) for rank in range(world_size)
+        eval_blocks(source, rank=rank, world_size=world_size, block=block, transform=to_tensor, workers=0)
+        for rank in range(world_size)
     ]
     return sorted((block for of_rank in found for block in of_rank), key=lambda block: block.first)
 

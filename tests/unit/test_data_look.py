@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from trainer.data.look import MARGIN, TILE
+from trainer.cli.data import command
+from trainer.data.inspect import MARGIN, TILE
 from trainer.data.shard_files import write_shards
-from trainer.launch.data import command
 
 
 @pytest.fixture
@@ -21,7 +21,12 @@ def shard(tmp_path: Path) -> str:
     for number in range(6):
         file = io.BytesIO()
         Image.new("RGB", (100 + 10 * number, 50), (40 * number, 0, 0)).save(file, "png")
-        samples.append((f"{number}", {"png": file.getvalue() if number != 2 else b"broken", "txt": b"a caption\nanother one"}))
+        samples.append(
+            (
+                f"{number}",
+                {"png": file.getvalue() if number != 2 else b"broken", "txt": b"a caption\nanother one"},
+            )
+        )
     write_shards(samples, tmp_path, 4)
     return str(tmp_path / "*.tar")
 
@@ -29,7 +34,12 @@ def shard(tmp_path: Path) -> str:
 def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
     result = CliRunner().invoke(command, ["stats", shard], catch_exceptions=False)
     found = json.loads(result.stdout)
-    assert (found["shards"], found["samples"], found["looked_at"], found["bad"]) == (2, 6, 6, {"not an image": 1})
+    assert (found["shards"], found["samples"], found["looked_at"], found["bad"]) == (
+        2,
+        6,
+        6,
+        {"not an image": 1},
+    )
     assert found["width"] == {"least": 100, "median": 130, "most": 150}
     assert found["caption_characters"] == {"least": 9, "median": 10, "most": 11}
     assert found["samples_per_shard"] == {"least": 2, "median": 3, "most": 4}

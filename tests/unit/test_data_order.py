@@ -28,15 +28,21 @@ def test_an_epoch_visits_every_sample_once(sizes: list[int], seed: int, epoch: i
 
 
 @given(SIZES, st.integers(0, 2**31 - 1), st.integers(0, 1000), st.integers(1, 200))
-def test_the_order_repeats_whatever_was_drawn_before(sizes: list[int], seed: int, epoch: int, window: int) -> None:
+def test_the_order_repeats_whatever_was_drawn_before(
+    sizes: list[int], seed: int, epoch: int, window: int
+) -> None:
     first = epoch_order(sizes, seed=seed, epoch=epoch, window=window)
     np.random.seed(seed % 7)
     np.random.random(3)
-    assert np.array_equal(epoch_order(np.array(sizes, dtype=int).tolist(), seed=seed, epoch=epoch, window=window), first)
+    assert np.array_equal(
+        epoch_order(np.array(sizes, dtype=int).tolist(), seed=seed, epoch=epoch, window=window), first
+    )
 
 
 @given(SIZES, st.integers(0, 100), st.integers(0, 100), st.integers(1, 60))
-def test_shuffling_carries_no_sample_past_the_window(sizes: list[int], seed: int, epoch: int, window: int) -> None:
+def test_shuffling_carries_no_sample_past_the_window(
+    sizes: list[int], seed: int, epoch: int, window: int
+) -> None:
     unshuffled = epoch_order(sizes, seed=seed, epoch=epoch, window=1)
     place = {sample: number for number, sample in enumerate(unshuffled.tolist())}
     order = epoch_order(sizes, seed=seed, epoch=epoch, window=window)
@@ -52,7 +58,9 @@ def test_a_window_of_one_keeps_each_shard_in_its_own_order(sizes: list[int], see
 
 def test_shards_and_samples_change_places_from_epoch_to_epoch_and_seed_to_seed() -> None:
     sizes = [50] * 20
-    orders = [epoch_order(sizes, seed=seed, epoch=epoch, window=100) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    orders = [
+        epoch_order(sizes, seed=seed, epoch=epoch, window=100) for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert np.mean(orders[one] == orders[other]) < 0.05
     assert len({int(order[:25].mean()) // 50 for order in orders}) > 1
@@ -70,7 +78,12 @@ def test_the_order_is_frozen_across_versions() -> None:
     assert position_seed(7, 2, 5, "caption") == 7805577719114010955
 
 
-@given(st.integers(0, 2**31 - 1), st.integers(0, 10**6), st.integers(0, 2**40), st.sampled_from(["caption", "augmentation"]))
+@given(
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 10**6),
+    st.integers(0, 2**40),
+    st.sampled_from(["caption", "augmentation"]),
+)
 def test_a_position_seed_fits_every_generator(seed: int, epoch: int, position: int, purpose: str) -> None:
     drawn = position_seed(seed, epoch, position, purpose)
     assert 0 <= drawn < 2**63
@@ -78,7 +91,13 @@ def test_a_position_seed_fits_every_generator(seed: int, epoch: int, position: i
 
 
 def test_position_seeds_differ_by_each_argument() -> None:
-    near = {position_seed(s, e, p, name) for s in range(5) for e in range(5) for p in range(50) for name in ("a", "b")}
+    near = {
+        position_seed(s, e, p, name)
+        for s in range(5)
+        for e in range(5)
+        for p in range(50)
+        for name in ("a", "b")
+    }
     assert len(near) == 5 * 5 * 50 * 2
     # 1/1/11 and 11/1/1 are not the same text.
     assert position_seed(1, 1, 11, "a") != position_seed(11, 1, 1, "a")
@@ -90,8 +109,12 @@ def test_ordering_needs_no_torch() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 50), st.integers(1, 100), st.data())
-def test_any_part_of_the_order_is_that_part_of_the_whole(sizes: list[int], epoch: int, window: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 50), st.integers(1, 100), st.data()
+)
+def test_any_part_of_the_order_is_that_part_of_the_whole(
+    sizes: list[int], epoch: int, window: int, data: st.DataObject
+) -> None:
     order = EpochOrder(sizes, seed=1, epoch=epoch, window=window)
     begin = data.draw(st.integers(0, len(order)))
     end = data.draw(st.integers(begin, len(order)))
@@ -100,7 +123,13 @@ def test_any_part_of_the_order_is_that_part_of_the_whole(sizes: list[int], epoch
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0])), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0])),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_weights_say_how_often_an_epoch_has_a_sample(shards: list[tuple[int, float]]) -> None:
     sizes, weights = [size for size, _ in shards], [weight for _, weight in shards]
     firsts = np.cumsum([0, *sizes])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import webdataset
 from click.testing import CliRunner
 from PIL import Image
 
+from trainer.cli.pack import command
+from trainer.config import Data, Eval
 from trainer.data.index import FOLDER, stale
 from trainer.data.pack import BAD_ROWS, Recipe, pack
 from trainer.data.shard_files import whole_folder
@@ -21,8 +24,6 @@ from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
 from trainer.data.tar import Selection
 from trainer.demo.data import pack_digits
 from trainer.errors import InputError
-from trainer.job import Data, Eval
-from trainer.launch.pack import command
 
 
 @pytest.fixture
@@ -39,9 +40,15 @@ def test_packed_rows_are_the_rows_of_the_table(table: Path, tmp_path: Path) -> N
     shards = pack(table, tmp_path / "out", samples_per_shard=3).shards
     packed, rows = open_source(Data(train=tuple(map(str, shards)))), open_source(Data(train=(str(table),)))
     assert packed.shard_sizes() == [3, 3, 1]
-    assert [(s.image, s.captions) for s in map(packed.read, range(7))] == [(s.image, s.captions) for s in map(rows.read, range(7))]
+    assert [(s.image, s.captions) for s in map(packed.read, range(7))] == [
+        (s.image, s.captions) for s in map(rows.read, range(7))
+    ]
     assert packed.read(6).captions == ("two lines",)
-    assert json.loads((tmp_path / "out/sizes.json").read_text()) == {"shard-000000.tar": 3, "shard-000001.tar": 3, "shard-000002.tar": 1}
+    assert json.loads((tmp_path / "out/sizes.json").read_text()) == {
+        "shard-000000.tar": 3,
+        "shard-000001.tar": 3,
+        "shard-000002.tar": 1,
+    }
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset never closes its shard
@@ -59,7 +66,9 @@ def test_packing_twice_gives_the_same_bytes(table: Path, tmp_path: Path) -> None
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
-def test_rows_without_a_usable_image_are_named_before_anything_is_written(table: Path, tmp_path: Path) -> None:
+def test_rows_without_a_usable_image_are_named_before_anything_is_written(
+    table: Path, tmp_path: Path
+) -> None:
     (tmp_path / "x.gif").write_bytes(b"gif")
     with table.open("a") as file:
         file.write("gone.png,x\nx.gif,y\n")
@@ -135,11 +144,18 @@ def test_other_columns_become_json_and_parquet_is_read_too(table: Path, tmp_path
     import pyarrow
     from pyarrow import parquet
 
-    columns = {"image": ["0.png", "1.png"], "caption": ["a", "b"], "width": [2, None], "tag": ["x,y", "\u00e9"]}
+    columns = {
+        "image": ["0.png", "1.png"],
+        "caption": ["a", "b"],
+        "width": [2, None],
+        "tag": ["x,y", "\u00e9"],
+    }
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     (shard,) = pack(tmp_path / "t.parquet", tmp_path / "out").shards
     with tarfile.open(shard) as tar:
-        assert tar.getnames() == [f"00000000{n}.{ending}" for n in (0, 1) for ending in ("json", "png", "txt")]
+        assert tar.getnames() == [
+            f"00000000{n}.{ending}" for n in (0, 1) for ending in ("json", "png", "txt")
+        ]
         found = [json.loads(tar.extractfile(name).read()) for name in tar.getnames() if name.endswith("json")]  # type: ignore[union-attr]
     assert found == [{"width": "2", "tag": "x,y"}, {"width": "", "tag": "\u00e9"}]
 
@@ -172,13 +188,19 @@ def test_a_damaged_image_without_leave_to_skip_names_its_row(table: Path, tmp_pa
 def test_shards_may_be_cut_by_size(table: Path, tmp_path: Path) -> None:
     size = (tmp_path / "0.png").stat().st_size
     packed = pack(table, tmp_path / "out", shard_mb=2.5 * size / 1e6)
-    assert all(1 <= count <= 2 for count in open_source(Data(train=tuple(map(str, packed.shards)))).shard_sizes())
+    assert all(
+        1 <= count <= 2 for count in open_source(Data(train=tuple(map(str, packed.shards)))).shard_sizes()
+    )
 
 
 def test_what_packing_leaves_needs_no_indexing(table: Path, tmp_path: Path) -> None:
     shards = [str(path) for path in pack(table, tmp_path / "out", samples_per_shard=3).shards]
     assert stale(shards, Selection(IMAGE_ENDINGS, "txt"), tmp_path / "out" / FOLDER) == []
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [FOLDER, *(Path(path).name for path in shards), "sizes.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        FOLDER,
+        *(Path(path).name for path in shards),
+        "sizes.json",
+    ]
 
 
 def test_packing_goes_on_after_a_kill_with_the_same_bytes(table: Path, tmp_path: Path) -> None:
@@ -200,7 +222,9 @@ module.pack(Path(sys.argv[1]), Path(sys.argv[2]), samples_per_shard=1)
     kept = tmp_path / ".out.partial" / "shard-000003.tar"
     before = kept.stat().st_mtime_ns
     reported: list[int] = []
-    packed = pack(table, tmp_path / "out", samples_per_shard=1, progress=lambda rows, of: reported.append(rows))
+    packed = pack(
+        table, tmp_path / "out", samples_per_shard=1, progress=lambda rows, of: reported.append(rows)
+    )
     assert [path.read_bytes() for path in packed.shards] == expected
     assert reported == [5, 6, 7]
     assert packed.shards[3].stat().st_mtime_ns == before
@@ -215,7 +239,7 @@ def test_the_command_prints_what_a_job_file_takes(table: Path, tmp_path: Path) -
 
 
 def test_the_command_imports_no_torch() -> None:
-    program = "import sys, trainer.launch.pack, trainer.data.pack; sys.exit('torch' in sys.modules)"
+    program = "import sys, trainer.cli.pack, trainer.data.pack; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -225,7 +249,9 @@ def test_the_demo_holds_out_a_fifth_of_each_digit(tmp_path: Path) -> None:
     assert len(train) + len(held_out) == 1797
     keys = [{source.read(n).key for n in range(len(source))} for source in (train, held_out)]
     assert not keys[0] & keys[1]
-    labelled = open_labelled(Eval(zero_shot=(digits.held_out,), class_names=digits.class_names, templates=digits.templates))
+    labelled = open_labelled(
+        Eval(zero_shot=(digits.held_out,), class_names=digits.class_names, templates=digits.templates)
+    )
     labels = [labelled.read(n).label for n in range(len(labelled))]
     assert len(labels) == len(held_out)
     assert all(34 <= labels.count(digit) <= 37 for digit in range(10))
@@ -239,3 +265,17 @@ def test_the_demo_is_packed_once(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "digits").rglob("*")}
     pack_digits(tmp_path / "digits")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "digits").rglob("*")} == before
+
+
+def test_a_fifo_among_the_images_is_a_bad_row_and_holds_nobody_up(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    table = tmp_path / "t.csv"
+    table.write_text("image,caption\na.png,x\nb.png,y\n")
+    with pytest.raises(InputError, match="image file missing in row 3"):
+        pack(table, tmp_path / "shards")
+    packed = pack(table, tmp_path / "shards", recipe=Recipe(skip_bad=True))
+    assert packed.bad == [(f"{table}: row 3", "its image is a FIFO, not a file")]
+    os.mkfifo(tmp_path / "fifo.csv")
+    with pytest.raises(InputError, match="the file is empty"):
+        pack(tmp_path / "fifo.csv", tmp_path / "more")

@@ -43,7 +43,9 @@ def difference(one: NDArray[np.uint8], other: Image.Image) -> float:
 @pytest.mark.parametrize("photograph", PHOTOGRAPHS)
 @pytest.mark.parametrize("size", [(512, 384), (640, 427), (1024, 768), (1601, 1067)])
 @pytest.mark.parametrize("seed", range(3))
-def test_pixels_are_those_of_pillows_bicubic_antialias(photograph: Image.Image, size: tuple[int, int], seed: int) -> None:
+def test_pixels_are_those_of_pillows_bicubic_antialias(
+    photograph: Image.Image, size: tuple[int, int], seed: int
+) -> None:
     image = encoded(photograph.resize(size, Image.Resampling.BICUBIC), quality=90)
     found = CROP(raw(image), seed)[:3].permute(1, 2, 0).numpy()
     box = CROP.box(size[1], size[0], seed)
@@ -53,16 +55,22 @@ def test_pixels_are_those_of_pillows_bicubic_antialias(photograph: Image.Image, 
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "by"), [(447, 900, 1), (448, 448, 2), (895, 4000, 2), (896, 896, 4), (3000, 2000, 8), (100, 100, 1)]
+    ("height", "width", "by"),
+    [(447, 900, 1), (448, 448, 2), (895, 4000, 2), (896, 896, 4), (3000, 2000, 8), (100, 100, 1)],
 )
-def test_the_decoder_makes_images_smaller_only_while_the_crop_stays_large_enough(height: int, width: int, by: int) -> None:
+def test_the_decoder_makes_images_smaller_only_while_the_crop_stays_large_enough(
+    height: int, width: int, by: int
+) -> None:
     assert reduction(Box(0, 0, height, width), (224, 224)) == by
 
 
 def test_small_images_are_enlarged() -> None:
     picture = PHOTOGRAPHS[0].resize((60, 50))
     found = RandomCrop((224, 224), scale=(1, 1), ratio=(1.2, 1.2))(raw(encoded(picture, "png")), 1)
-    assert difference(found[:3].permute(1, 2, 0).numpy(), picture.resize((224, 224), Image.Resampling.BICUBIC)) < 1
+    assert (
+        difference(found[:3].permute(1, 2, 0).numpy(), picture.resize((224, 224), Image.Resampling.BICUBIC))
+        < 1
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -80,8 +88,12 @@ def test_a_crop_lies_within_the_image(height: int, width: int, seed: int, least:
 def test_crops_are_distributed_as_torchvisions() -> None:
     torch.manual_seed(0)
     picture = torch.empty(3, 400, 600)
-    theirs = np.array([RandomResizedCrop.get_params(picture, [0.3, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)], dtype=float)
-    ours = np.array([RandomCrop((224, 224), scale=(0.3, 1.0)).box(400, 600, seed) for seed in range(3000)], dtype=float)
+    theirs = np.array(
+        [RandomResizedCrop.get_params(picture, [0.3, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)], dtype=float
+    )
+    ours = np.array(
+        [RandomCrop((224, 224), scale=(0.3, 1.0)).box(400, 600, seed) for seed in range(3000)], dtype=float
+    )
     # The standard error of either mean is below 2 pixels.
     assert np.abs(theirs.mean(0) - ours.mean(0)).max() < 9
     assert np.abs(theirs.std(0) - ours.std(0)).max() < 7
@@ -114,6 +126,14 @@ def grey_16_bit() -> bytes:
     return encoded(Image.fromarray(np.full((60, 80), 30_000, dtype=np.uint16)), "png")
 
 
+def grey_32_bit(value: int) -> bytes:
+    return encoded(Image.fromarray(np.full((60, 80), value, dtype=np.int32)), "tiff")
+
+
+def pgm_16_bit() -> bytes:
+    return b"P5 80 60 65535\n" + np.full((60, 80), 200, dtype=">u2").tobytes()
+
+
 def half_transparent() -> bytes:
     picture = red("RGBA")
     picture.putalpha(0)
@@ -138,6 +158,11 @@ def turned() -> bytes:
         pytest.param(lambda: encoded(red("CMYK")), RED, id="cmyk"),
         pytest.param(lambda: encoded(Image.new("L", (80, 60), 90)), (90, 90, 90), id="grey"),
         pytest.param(grey_16_bit, (117, 117, 117), id="16-bit"),
+        pytest.param(lambda: grey_32_bit(117), (117, 117, 117), id="32-bit of 8"),
+        pytest.param(lambda: grey_32_bit(30_000), (117, 117, 117), id="32-bit of 16"),
+        pytest.param(lambda: grey_32_bit(117 << 20), (234, 234, 234), id="32-bit of 27"),
+        pytest.param(lambda: grey_32_bit(-5), (0, 0, 0), id="32-bit below 0"),
+        pytest.param(pgm_16_bit, (0, 0, 0), id="16-bit pgm, dark"),
         pytest.param(palette, RED, id="palette"),
         pytest.param(half_transparent, (255, 255, 255), id="alpha"),
         pytest.param(lambda: encoded(red("LA"), "png"), (82, 82, 82), id="grey-alpha"),
@@ -145,7 +170,9 @@ def turned() -> bytes:
         pytest.param(lambda: encoded(red(), progressive=True), RED, id="progressive"),
     ],
 )
-def test_unusual_images_are_seen_as_a_viewer_shows_them(image: Callable[[], bytes], colour: tuple[int, int, int]) -> None:
+def test_unusual_images_are_seen_as_a_viewer_shows_them(
+    image: Callable[[], bytes], colour: tuple[int, int, int]
+) -> None:
     found = CROP(raw(image()), 3)
     assert (found.dtype, found.shape) == (torch.uint8, (4, 224, 224))
     assert np.abs(found[:3].float().mean((1, 2)).numpy() - colour).max() < 6
@@ -165,7 +192,9 @@ def test_damaged_exif_does_not_lose_the_image() -> None:
 
 def png_that_claims(width: int, height: int) -> bytes:
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
@@ -177,13 +206,19 @@ def png_that_claims(width: int, height: int) -> bytes:
         (lambda: b"nonsense", "not an image", "of no known format: 8 bytes that begin with b'nonsense'"),
         (lambda: b"", "not an image", "of no known format: 0 bytes"),
         (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9, "not an image", "of no known format"),
-        (lambda: png_that_claims(10_000, 6_000), "too many pixels", "10000 x 6000 pixels; data.max_image_pixels allows 50,000,000"),
+        (
+            lambda: png_that_claims(10_000, 6_000),
+            "too many pixels",
+            "10000 x 6000 pixels; data.max_image_pixels allows 50,000,000",
+        ),
         (lambda: png_that_claims(100_000, 6_000), "too many pixels", "exceeds limit"),
         (lambda: encoded(Image.new("L", (8000, 7500))), "too many pixels", "8000 x 7500 pixels"),
         (lambda: encoded(PHOTOGRAPHS[0])[:20_000], "damaged image", "cannot be decoded"),
     ],
 )
-def test_what_cannot_be_decoded_names_shard_key_and_cause(image: Callable[[], bytes], cause: str, what: str) -> None:
+def test_what_cannot_be_decoded_names_shard_key_and_cause(
+    image: Callable[[], bytes], cause: str, what: str
+) -> None:
     with pytest.raises(BadSample, match=r"^shard\.tar: sample k: the image ") as caught:
         CROP(raw(image()), 0)
     assert caught.value.cause == cause
@@ -219,4 +254,6 @@ def test_resizing_keeps_the_bytes_of_a_pixel_together() -> None:
 
 def test_pictures_for_evaluation_are_open_clips_pixels() -> None:
     image = encoded(PHOTOGRAPHS[0])
-    assert np.array_equal(np.asarray(decode(raw(image))), np.asarray(Image.open(io.BytesIO(image)).convert("RGB")))
+    assert np.array_equal(
+        np.asarray(decode(raw(image))), np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
+    )

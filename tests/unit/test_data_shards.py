@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
+from trainer.config import Data, Eval
 from trainer.data.index import scan
 from trainer.data.sample import Numbering
 from trainer.data.shards import ShardSource, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
 from trainer.data.tar import Selection
 from trainer.errors import InputError
-from trainer.job import Data, Eval
 
 Member = tuple[str, bytes]
 
@@ -71,7 +71,9 @@ PATHS = st.builds(
 
 
 @given(st.lists(PATHS, unique=True, max_size=12))
-def test_samples_are_grouped_as_webdataset_groups_them(tmp_path_factory: pytest.TempPathFactory, paths: list[str]) -> None:
+def test_samples_are_grouped_as_webdataset_groups_them(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[str]
+) -> None:
     shard = write_tar(tmp_path_factory.mktemp("shard") / "0.tar", [(path, path.encode()) for path in paths])
     try:
         with shard.open("rb") as file:
@@ -80,18 +82,24 @@ def test_samples_are_grouped_as_webdataset_groups_them(tmp_path_factory: pytest.
         assert scan(str(shard), Selection(("jpg",), "txt"))[1].left_out["two members of one name"]
         return
     ours = scan(str(shard), Selection(("jpg",), "txt"))[1]
-    assert [ours.rows.key(row) for row in range(len(ours))] == [s["__key__"] for s in theirs if "jpg" in s and "txt" in s]
+    assert [ours.rows.key(row) for row in range(len(ours))] == [
+        s["__key__"] for s in theirs if "jpg" in s and "txt" in s
+    ]
 
 
 def test_folders_and_long_names_are_part_of_the_key(tmp_path: Path) -> None:
     keys = ["v1.2/cat", "v1.2/" + "long" * 60, "größe/猫"]
     shard = write_tar(tmp_path / "0.tar", [m for key in keys for m in sample(key)], tarfile.PAX_FORMAT)
     source = open_captioned(shard)
-    assert [(s.key, s.image) for s in map(source.read, range(3))] == [(key, f"image of {key}".encode()) for key in keys]
+    assert [(s.key, s.image) for s in map(source.read, range(3))] == [
+        (key, f"image of {key}".encode()) for key in keys
+    ]
 
 
 def test_the_first_image_ending_of_the_job_wins(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "0.tar", [("a.png", b"png"), ("a.seg.png", b"mask"), ("a.JPG", b"jpg"), ("a.txt", b"t")])
+    shard = write_tar(
+        tmp_path / "0.tar", [("a.png", b"png"), ("a.seg.png", b"mask"), ("a.JPG", b"jpg"), ("a.txt", b"t")]
+    )
     assert open_shards([str(shard)], ["webp", "jpg", "png"], "txt", "captions").read(0).image == b"jpg"
     assert open_shards([str(shard)], ["seg.png"], "txt", "captions").read(0).image == b"mask"
 
@@ -101,7 +109,9 @@ def test_captions_are_the_lines_that_hold_something(tmp_path: Path) -> None:
     assert open_captioned(shard).read(0).captions == ("one", "two\x0bhalves")
 
 
-@pytest.mark.parametrize(("text", "cause"), [(b"caf\xe9", "not UTF-8 .* at byte 3"), (b" \n ", "captions are empty")])
+@pytest.mark.parametrize(
+    ("text", "cause"), [(b"caf\xe9", "not UTF-8 .* at byte 3"), (b" \n ", "captions are empty")]
+)
 def test_bad_captions_name_shard_and_key(tmp_path: Path, text: bytes, cause: str) -> None:
     shard = write_tar(tmp_path / "0.tar", [("x/a.jpg", b"i"), ("x/a.txt", text)])
     with pytest.raises(InputError, match=rf"0\.tar: sample x/a: .*{cause}"):
@@ -119,14 +129,18 @@ def test_incomplete_samples_are_left_out_and_counted(tmp_path: Path) -> None:
         ("._e.jpg", b"x"),
         *sample("f"),
     ]
-    source = open_captioned(write_tar(tmp_path / "0.tar", members), write_tar(tmp_path / "1.tar", [("g.jpg", b"i")]))
+    source = open_captioned(
+        write_tar(tmp_path / "0.tar", members), write_tar(tmp_path / "1.tar", [("g.jpg", b"i")])
+    )
     assert source.left_out.by_cause == {"no image": 2, "no .txt": 2}
     assert source.shard_sizes() == [2, 0]
     assert [source.read(n).key for n in range(2)] == ["a", "f"]
 
 
 def test_a_set_without_any_sample_lists_what_it_holds_and_what_is_expected(tmp_path: Path) -> None:
-    message = refusal(write_tar(tmp_path / "0.tar", [("a.jpeg", b"i"), ("a.caption", b"t"), ("b.caption", b"t")]))
+    message = refusal(
+        write_tar(tmp_path / "0.tar", [("a.jpeg", b"i"), ("a.caption", b"t"), ("b.caption", b"t")])
+    )
     assert ".caption (2), .jpeg (1)" in message
     assert "one of .jpg, .jpeg, .png, .webp and a .txt" in message
     assert "data.caption_key" in message

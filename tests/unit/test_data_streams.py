@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from trainer.config import Data, Eval
 from trainer.data.sample import BadSample
 from trainer.data.shard_files import PackedSample, write_shard
 from trainer.data.streams import StreamSource, loader_processes, open_streams
 from trainer.data.synthetic import SyntheticSource
 from trainer.data.tar import Selection
 from trainer.errors import InputError
-from trainer.job import Data, Eval
 
 SELECTION = Selection(("jpg",), "txt")
 
@@ -67,7 +67,9 @@ def test_each_rank_has_streams_of_its_own_and_none_is_left_over(tmp_path: Path) 
 
 
 def test_a_bad_sample_is_named_and_the_next_one_comes(tmp_path: Path) -> None:
-    found = source(pipe(tmp_path, "a", packed("mute", jpg=b"x"), packed("empty", jpg=b"x", txt=b" \n"), packed("good")))
+    found = source(
+        pipe(tmp_path, "a", packed("mute", jpg=b"x"), packed("empty", jpg=b"x", txt=b" \n"), packed("good"))
+    )
     with pytest.raises(BadSample, match="sample mute: it has jpg") as missing:
         found.read(0)
     assert missing.value.cause == "image or caption missing"
@@ -80,7 +82,10 @@ def test_a_stream_without_a_usable_sample_ends_with_what_it_holds(tmp_path: Path
     found = source(pipe(tmp_path, "a", packed("x", png=b"x", caption=b"c")))
     with pytest.raises(BadSample):
         found.read(0)
-    with pytest.raises(InputError, match=r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of \.jpg and a \.txt"):
+    with pytest.raises(
+        InputError,
+        match=r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of \.jpg and a \.txt",
+    ):
         found.read(0)
 
 
@@ -104,15 +109,22 @@ def test_a_stream_that_is_cut_short_is_one_bad_sample(tmp_path: Path) -> None:
 
 def test_a_cut_stream_loses_none_of_the_samples_that_wait_to_be_drawn(tmp_path: Path) -> None:
     whole = tmp_path / "whole.tar"
-    write_shard([*(packed(f"{number:03}") for number in range(100)), packed("last", jpg=bytes(100_000), txt=b"b")], whole)
+    write_shard(
+        [*(packed(f"{number:03}") for number in range(100)), packed("last", jpg=bytes(100_000), txt=b"b")],
+        whole,
+    )
     found = source(f"pipe:head -c 230000 '{whole}'", window=1000)
     seen = keys(found, 99)
     with pytest.raises(BadSample, match="the stream cannot be read"):
         found.read(0)
-    assert sorted(seen) == [f"{number:03}" for number in range(99)], "webdataset keeps a sample until it has seen the next one's name"
+    assert sorted(seen) == [f"{number:03}" for number in range(99)], (
+        "webdataset keeps a sample until it has seen the next one's name"
+    )
 
 
-def test_standard_input_is_read_once_and_by_the_rank_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read_once_and_by_the_rank_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = tmp_path / "0.tar"
     write_shard([packed("a"), packed("b")], shard)
     found = source("-")
@@ -120,11 +132,15 @@ def test_standard_input_is_read_once_and_by_the_rank_itself(tmp_path: Path, monk
     with shard.open() as file:
         monkeypatch.setattr("sys.stdin", file)
         assert keys(found, 2) == ["a", "b"]
-        with pytest.raises(InputError, match="standard input ended after 2 samples, and cannot be read again"):
+        with pytest.raises(
+            InputError, match="standard input ended after 2 samples, and cannot be read again"
+        ):
             found.read(0)
 
 
-def test_standard_input_that_is_cut_is_not_called_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_that_is_cut_is_not_called_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = tmp_path / "0.tar"
     write_shard([packed("a"), packed("b"), packed("c")], shard)
     os.truncate(shard, 4612)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from trainer.config import Data
 from trainer.data.source import open_source
 from trainer.data.synthetic import SyntheticSource
-from trainer.job import Data
 
 
 def test_a_sample_follows_from_its_number() -> None:
-    one, other = SyntheticSource(200), open_source(Data(train=("ignored",), format="synthetic", synthetic_samples=150))
+    one, other = SyntheticSource(200), open_source(Data(format="synthetic", synthetic_samples=150))
     assert len(other) == 150
     assert other.shard_sizes() == [150]
     for number in (0, 7, 149):

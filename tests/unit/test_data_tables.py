@@ -1,13 +1,15 @@
 """Tables of images and captions: what is read, what is refused."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from trainer.config import Data
 from trainer.data.source import open_source
 from trainer.data.tables import Table, TableSource, list_rows, missing_images, read_table
 from trainer.errors import InputError
-from trainer.job import Data
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -37,15 +39,22 @@ def test_columns_are_found_by_name_and_images_beside_the_table(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "separator", "between"), [("t.tsv", None, "\t"), ("t.csv", None, ","), ("t.txt", None, ","), ("t.csv", ";", ";")]
+    ("name", "separator", "between"),
+    [("t.tsv", None, "\t"), ("t.csv", None, ","), ("t.txt", None, ","), ("t.csv", ";", ";")],
 )
-def test_the_separator_follows_from_the_job_or_the_ending(tmp_path: Path, name: str, separator: str | None, between: str) -> None:
+def test_the_separator_follows_from_the_job_or_the_ending(
+    tmp_path: Path, name: str, separator: str | None, between: str
+) -> None:
     table = read(write(tmp_path / name, f"image{between}caption\na.png{between}hello\n"), separator)
     assert (table.images, table.captions) == (("a.png",), ("hello",))
 
 
 def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
-    table = read(write(tmp_path / "t.csv", 'image,caption\r\na.png,"two\r\nlines"\r\n\r\n,\r\nb.png,x\r\n', "utf-8-sig"))
+    table = read(
+        write(
+            tmp_path / "t.csv", 'image,caption\r\na.png,"two\r\nlines"\r\n\r\n,\r\nb.png,x\r\n', "utf-8-sig"
+        )
+    )
     assert (table.images, table.captions, table.rows) == (("a.png", "b.png"), ("two lines", "x"), (2, 5))
 
 
@@ -69,7 +78,12 @@ def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> N
         ("image,caption\n,x\nb.png,y\n", "column 'image' is empty in row 2: fill in"),
         ("image,caption\na.png,\nb.png,\n", "column 'caption' is empty in every row"),
         ('image,caption\na.png,x\nb.png,"never closed\nc.png,y\n', "row 3 cannot be read"),
-        ("image,caption\na.png,x\nb.png,caf\udce9\n", "not UTF-8 text"),
+        (
+            "image,caption\na.png,x\nb.png,caf\udce9\nc.png,y\n",
+            "row 3 is not UTF-8 text (it has the byte 0xe9)",
+        ),
+        ('image,caption\na.png,"two\nlines"\nb.png,caf\udce9\n', "row 3 is not UTF-8 text"),
+        ("\udcff\udcfei\0m\0", "row 1 is not UTF-8 text (it has the byte 0xff)"),
     ],
 )
 def test_a_bad_table_is_refused_with_its_rows(tmp_path: Path, text: str, problem: str) -> None:
@@ -83,11 +97,39 @@ def test_a_table_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     assert "Is a directory" in refusal(tmp_path)
 
 
+def test_the_row_of_bytes_that_are_no_text_is_found_far_down_too(tmp_path: Path) -> None:
+    """Decoding runs ahead of the rows by thousands of bytes."""
+    rows = b"".join(b"%d.png,caption\n" % row for row in range(2, 5000))
+    (tmp_path / "t.csv").write_bytes(b"image,caption\n" + rows + b"5000.png,caf\xe9\n" + rows)
+    assert "row 5000 is not UTF-8 text" in refusal(tmp_path / "t.csv")
+
+
+def test_a_fifo_without_a_writer_and_a_device_end_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.csv")
+    assert "the file is empty" in refusal(tmp_path / "t.csv")
+    os.mkfifo(tmp_path / "t.parquet")
+    assert "is a FIFO, not a file" in refusal(tmp_path / "t.parquet")
+    assert "is a device, not a file" in refusal(Path("/dev/zero"))
+
+
+def test_a_table_may_come_through_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.csv")
+    with subprocess.Popen(
+        ["sh", "-c", f"exec >'{tmp_path}/t.csv'; sleep 1; printf 'image,caption\\na.png,x\\n'"]
+    ):
+        file = os.open(tmp_path / "t.csv", os.O_RDONLY)  # until the writer is there
+        table = read(tmp_path / "t.csv")
+        os.close(file)
+    assert table.images == ("a.png",)
+
+
 def test_missing_images_are_found_by_row_and_named_when_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     table = read(write(tmp_path / "t.csv", "image,caption\na.png,x\ngone.png,y\n"))
     assert missing_images(table) == [3]
-    with pytest.raises(InputError, match=r"t\.csv: row 3: image .*gone\.png: cannot be read after .*: No such file"):
+    with pytest.raises(
+        InputError, match=r"t\.csv: row 3: image .*gone\.png: cannot be read after .*: No such file"
+    ):
         TableSource([table]).read(1)
 
 

@@ -1,8 +1,8 @@
 """`rank_environment`: what the job says about communication is what a rank finds in its environment."""
 
-from tests.jobs import tiny_job
-from trainer.job import Model
-from trainer.launch.environment import rank_environment
+from tests.support.jobs import tiny_job
+from trainer.config import Model
+from trainer.launch.rank_env import rank_environment
 
 
 def test_a_plain_job_sets_only_what_every_rank_needs() -> None:
@@ -22,7 +22,10 @@ def test_threads_on_a_cluster_are_the_cores_of_a_gpu() -> None:
 
 
 def test_each_rank_that_compiles_does_so_on_its_own_cores() -> None:
-    assert rank_environment(tiny_job(model={"compile": True}), 4, threads=3)["TORCHINDUCTOR_COMPILE_THREADS"] == "3"
+    assert (
+        rank_environment(tiny_job(model={"compile": True}), 4, threads=3)["TORCHINDUCTOR_COMPILE_THREADS"]
+        == "3"
+    )
 
 
 def test_nccl_settings_keep_commas_and_signs() -> None:
@@ -67,4 +70,7 @@ def test_horovod_settings_stay_out_of_a_torch_run() -> None:
 
 
 def test_offline_reaches_the_hub_library() -> None:
-    assert rank_environment(tiny_job().model_copy(update={"model": Model(offline=True)}), 1)["HF_HUB_OFFLINE"] == "1"
+    assert (
+        rank_environment(tiny_job().model_copy(update={"model": Model(offline=True)}), 1)["HF_HUB_OFFLINE"]
+        == "1"
+    )

@@ -26,12 +26,16 @@ class Three:
         return [3]
 
     def read(self, index: int) -> RawSample:
-        return RawSample(str(index), "here", np.full((8, 8, 3), 80 * index, dtype=np.uint8), CAPTIONS[index], None)
+        return RawSample(
+            str(index), "here", np.full((8, 8, 3), 80 * index, dtype=np.uint8), CAPTIONS[index], None
+        )
 
 
 def test_each_image_shows_its_nearest_different_texts_and_which_are_its_own() -> None:
     images = torch.eye(3)
-    texts = torch.tensor([[0.9, 0.0, 0.1], [0.8, 0.0, 0.0], [0.0, 1.0, 0.0], [0.7, 0.0, 1.0], [0.9, 0.0, 0.1]])
+    texts = torch.tensor(
+        [[0.9, 0.0, 0.1], [0.8, 0.0, 0.0], [0.0, 1.0, 0.0], [0.7, 0.0, 1.0], [0.9, 0.0, 0.1]]
+    )
     rows = board(Pairs(images, texts, torch.tensor([0, 0, 1, 2, 2])), Three(), images=3, texts=3)
     assert [[(text.text, round(text.score, 1), text.own) for text in row.texts] for row in rows] == [
         [("a", 0.9, True), ("also a", 0.8, True), ("c", 0.7, False)],

@@ -9,22 +9,23 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.jobs import VIT, tiny_job
-from trainer import inputs, model
+from tests.support.jobs import VIT, tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.weights import with_loss_of_weights
+from trainer.cli import check as inputs
+from trainer.cli import main as cli
+from trainer.cli.evaluate import evaluation_job
 from trainer.comm.protocol import Comm
+from trainer.config import Data, Eval, Job
+from trainer.config.batch_plan import plan
 from trainer.data.retrieval_blocks import retrieval_blocks
 from trainer.data.source import open_images, open_labelled
 from trainer.errors import InputError
 from trainer.evaluate.rank import evaluate
-from trainer.inputs import checkpoints
-from trainer.inputs.checkpoints import Trained, find_trained
-from trainer.inputs.models import check_pretrained
-from trainer.job import Data, Eval, Job
-from trainer.launch import cli
-from trainer.launch.evaluate import evaluation_job
-from trainer.plan import plan
+from trainer.model import build as model
+from trainer.model.catalog import check_pretrained
+from trainer.run import checkpoints
+from trainer.run.checkpoints import Trained, find_trained
 
 Capture = pytest.CaptureFixture[str]
 
@@ -40,7 +41,12 @@ def ours(tmp_path: Path) -> Path:
     job = tiny_job(
         eval={"zero_shot": shards, "class_names": ("a", "b"), "batch_size": 7, "every_steps": 2},
         checkpoint={"best": "zero_shot_top1"},
-        data={"train": ("one.csv", "other.csv"), "format": "table", "weights": (1.0, 0.5), "image_column": "file"},
+        data={
+            "train": ("one.csv", "other.csv"),
+            "format": "table",
+            "weights": (1.0, 0.5),
+            "image_column": "file",
+        },
         comm={"backend": "horovod"},
     )
     weights = tmp_path / "weights.pt"
@@ -51,15 +57,24 @@ def ours(tmp_path: Path) -> Path:
         place = tmp_path / "runs" / "x" / "checkpoints" / f"step-{step:08d}"
         place.mkdir(parents=True)
         (place / "model.pt").write_bytes(content)
-        (place / "manifest.json").write_text(json.dumps({"step": step, "files": {"model.pt": seal}, "job": job.model_dump(mode="json")}))
+        (place / "manifest.json").write_text(
+            json.dumps({"step": step, "files": {"model.pt": seal}, "job": job.model_dump(mode="json")})
+        )
     return tmp_path / "runs" / "x"
 
 
 @pytest.mark.parametrize(
     ("given", "step"),
-    [("", 10), ("checkpoints", 10), ("checkpoints/step-00000009", 9), ("checkpoints/step-00000009/model.pt", 9)],
+    [
+        ("", 10),
+        ("checkpoints", 10),
+        ("checkpoints/step-00000009", 9),
+        ("checkpoints/step-00000009/model.pt", 9),
+    ],
 )
-def test_a_run_its_checkpoints_one_of_them_and_its_weights_are_found(ours: Path, given: str, step: int) -> None:
+def test_a_run_its_checkpoints_one_of_them_and_its_weights_are_found(
+    ours: Path, given: str, step: int
+) -> None:
     found = find_trained(str(ours / given))
     assert found.pretrained == str(ours / f"checkpoints/step-{step:08d}/model.pt")
     assert found.model == VIT
@@ -104,8 +119,14 @@ def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Pa
         (("w.pt", "--model", "ViT-B-33", "--data", "no.tar"), "eval.retrieval: "),
         (("w.pt", "--model", "ViT-B-32", "--zero-shot", "a.tar"), "zero_shot needs class_names"),
         (("w.pt", "--model", "ViT-B-32", "--zero-shot", "empty"), "empty is a folder: name the files"),
-        (("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "data.image_column=file"), "no image column 'file'"),
-        (("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "eval.batchsize=3"), "did you mean eval.batch_size"),
+        (
+            ("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "data.image_column=file"),
+            "no image column 'file'",
+        ),
+        (
+            ("w.pt", "--model", "ViT-B-32", "--data", "a.csv", "--set", "eval.batchsize=3"),
+            "did you mean eval.batch_size",
+        ),
     ],
 )
 def test_bad_input_of_eval_is_told_before_anything_starts(
@@ -133,7 +154,9 @@ def test_the_loss_is_read_from_the_weights(tmp_path: Path, alone: Comm, loss: st
     """A model of the one cannot load weights of the other."""
     path = tmp_path / "epoch_1.pt"
     state = model.untrained(tiny_job(optim={"loss": loss})).model.state_dict()
-    torch.save({"epoch": 1, "state_dict": {f"{prefix}{name}": tensor for name, tensor in state.items()}}, path)
+    torch.save(
+        {"epoch": 1, "state_dict": {f"{prefix}{name}": tensor for name, tensor in state.items()}}, path
+    )
     assert with_loss_of_weights(with_weights(path), alone).optim.loss == loss
     assert evaluate(with_weights(path), alone) == {}
 
@@ -154,20 +177,25 @@ class Harmful:
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", {"a": Harmful()}, ["a", "list"]])
-def test_a_file_that_holds_no_weights_is_refused_and_runs_no_code(tmp_path: Path, alone: Comm, content: Any, capsys: Capture) -> None:
+def test_a_file_that_holds_no_weights_is_refused_and_runs_no_code(
+    tmp_path: Path, alone: Comm, content: Any, capsys: Capture
+) -> None:
     path = tmp_path / "w.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    with pytest.raises(InputError, match=r"w\.pt holds no weights that can be read safely"):
+    with pytest.raises(InputError, match=r"w\.pt holds no weights "):
         with_loss_of_weights(with_weights(path), alone)
     assert "was run" not in capsys.readouterr().out
 
 
 def test_weights_of_another_model_are_bad_input(tmp_path: Path, alone: Comm) -> None:
     torch.save({"visual.proj": torch.zeros(3, 3)}, tmp_path / "w.pt")
-    with pytest.raises(InputError, match=r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is model\.name \(--model\) right\?"):
+    with pytest.raises(
+        InputError,
+        match=r"(?s)w\.pt cannot be loaded as .*tiny-vit\.json: .*is model\.name \(--model\) right\?",
+    ):
         evaluate(with_weights(tmp_path / "w.pt"), alone)
 
 
@@ -177,15 +205,19 @@ def test_a_run_begins_from_a_checkpoint_folder_of_another(ours: Path) -> None:
     wanted = torch.load(folder / "model.pt", weights_only=True)
     begun = model.untrained(with_weights(folder)).model.state_dict()
     assert all(torch.equal(begun[name], tensor) for name, tensor in wanted.items())
-    with pytest.raises(InputError, match=r"checkpoints is a folder without manifest\.json: give a checkpoint"):
+    with pytest.raises(
+        InputError, match=r"checkpoints is a folder without manifest\.json: give a checkpoint"
+    ):
         check_pretrained(str(ours / "checkpoints"))
 
 
 @pytest.mark.parametrize("pretrained", ["laion2b_typo", "/"])
 def test_a_tag_that_open_clip_does_not_know_is_bad_input(alone: Comm, pretrained: str) -> None:
     job = with_weights(Path(pretrained))
-    with pytest.raises(InputError, match=rf"{pretrained} cannot be loaded as .*: .*not a known tag or valid file path"):
-        model.build(job, plan(job, 1), alone)
+    with pytest.raises(
+        InputError, match=rf"{pretrained} cannot be loaded as .*: .*not a known tag or valid file path"
+    ):
+        model.build_model(job, plan(job, 1), alone)
 
 
 def test_weights_of_the_siglip_loss_are_refused_for_the_loss_clip(tmp_path: Path) -> None:
@@ -198,7 +230,14 @@ def test_weights_of_the_siglip_loss_are_refused_for_the_loss_clip(tmp_path: Path
 def classes(tmp_path: Path) -> Path:
     """Folders of three classes, one without an image; files that are none."""
     root = tmp_path / "val"
-    for name in ("tabby_cat/b.JPEG", "tabby_cat/a.png", "dog/deep/c.jpg", "dog/notes.txt", ".cache/x.png", "ant/.hidden.png"):
+    for name in (
+        "tabby_cat/b.JPEG",
+        "tabby_cat/a.png",
+        "dog/deep/c.jpg",
+        "dog/notes.txt",
+        ".cache/x.png",
+        "ant/.hidden.png",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name.encode())
     (root / "README").touch()
@@ -256,15 +295,34 @@ def test_retrieval_blocks_say_whose_each_caption_is_and_which_read_the_same(tmp_
     def white(picture: Image.Image) -> torch.Tensor:
         return torch.ones(3, 2, 2)
 
-    first, second = retrieval_blocks(source, rank=0, world_size=1, block=2, transform=white, tokenizer=tokens, workers=0)
-    assert (first.valid, first.image_of_caption.tolist(), first.tokens[:, 0].tolist()) == (2, [0, 0, 1], [ord(c) for c in "xzy"])
-    assert (second.valid, second.image_of_caption.tolist(), second.images[:, 0, 0, 0].tolist()) == (1, [2], [1, 0])
+    first, second = retrieval_blocks(
+        source, rank=0, world_size=1, block=2, transform=white, tokenizer=tokens, workers=0
+    )
+    assert (first.valid, first.image_of_caption.tolist(), first.tokens[:, 0].tolist()) == (
+        2,
+        [0, 0, 1],
+        [ord(c) for c in "xzy"],
+    )
+    assert (second.valid, second.image_of_caption.tolist(), second.images[:, 0, 0, 0].tolist()) == (
+        1,
+        [2],
+        [1, 0],
+    )
     assert second.digests[0] == first.digests[0]
     assert len(set(first.digests.tolist())) == 3
-    assert list(retrieval_blocks(source, rank=2, world_size=3, block=2, transform=white, tokenizer=tokens, workers=0)) == []
+    assert (
+        list(
+            retrieval_blocks(
+                source, rank=2, world_size=3, block=2, transform=white, tokenizer=tokens, workers=0
+            )
+        )
+        == []
+    )
 
 
-@pytest.mark.parametrize(("best", "wrong"), [("retrieval_t2i_r1", "eval.retrieval"), ("zero_shot_top5", "eval.zero_shot")])
+@pytest.mark.parametrize(
+    ("best", "wrong"), [("retrieval_t2i_r1", "eval.retrieval"), ("zero_shot_top5", "eval.zero_shot")]
+)
 def test_the_best_checkpoint_needs_an_evaluation_that_measures_it(best: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=f"checkpoint.best = {best} needs {wrong}"):
         tiny_job(checkpoint={"best": best})

@@ -17,12 +17,19 @@ from trainer.evaluate.retrieval import Retrieval, median
 
 def brute_force(pairs: Pairs) -> tuple[list[int], list[int]]:
     """Places from 0 in a stable sort of the whole matrix; Python's integers, so that nothing is rounded."""
-    images, texts = ((rows.double() / ranking.STEP).long().tolist() for rows in (pairs.images_ND, pairs.texts_TD))
+    images, texts = (
+        (rows.double() / ranking.STEP).long().tolist() for rows in (pairs.images_ND, pairs.texts_TD)
+    )
     image_of = pairs.image_of_T.tolist()
-    cosines: NDArray[np.object_] = np.array([[sum(a * b for a, b in zip(i, t, strict=True)) for t in texts] for i in images], dtype=object)
+    cosines: NDArray[np.object_] = np.array(
+        [[sum(a * b for a, b in zip(i, t, strict=True)) for t in texts] for i in images], dtype=object
+    )
     by_image = [sorted(range(len(texts)), key=lambda t: (-row[t], t)) for row in cosines]
     by_text = [sorted(range(len(images)), key=lambda i: (-column[i], i)) for column in cosines.T]
-    nearest_own = [min(order.index(t) for t, owner in enumerate(image_of) if owner == i) for i, order in enumerate(by_image)]
+    nearest_own = [
+        min(order.index(t) for t, owner in enumerate(image_of) if owner == i)
+        for i, order in enumerate(by_image)
+    ]
     return nearest_own, [order.index(image_of[t]) for t, order in enumerate(by_text)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.jobs import VIT, tiny_job
-from trainer import model
+from tests.support.jobs import VIT, tiny_job
 from trainer.comm.protocol import Comm
+from trainer.config.health import Health
 from trainer.evaluate.evaluation import Evaluation
-from trainer.health.finite import Finite, NonFinite
-from trainer.health.trace import Trace
-from trainer.job.health import Health
-from trainer.step import StepResult
+from trainer.model import build as model
+from trainer.telemetry.profiler import Trace
+from trainer.train.non_finite import Finite, NonFinite
+from trainer.train.step import StepResult
 
 LEFT_OUT = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")), finite=False)
 
@@ -26,14 +26,18 @@ def no_folder(tmp_path: Path) -> Path:
     return tmp_path / "file"
 
 
-def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(
+    no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
     Finite(Health(non_finite="skip"), no_folder, alone.world).judge(3, LEFT_OUT, ["a"])
     assert "the samples of step 3 are NOT WRITTEN: " in caplog.text
     with pytest.raises(NonFinite, match=r"its samples are not recorded \(.*Not a directory"):
         Finite(Health(), no_folder, alone.world).judge(3, LEFT_OUT, ["a"])
 
 
-def test_a_trace_that_cannot_be_written_is_not_begun(no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trace_that_cannot_be_written_is_not_begun(
+    no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
+) -> None:
     trace = Trace((1, 3), no_folder, alone)
     for step in (1, 2, 3):
         trace.begin(step)

@@ -1,21 +1,24 @@
-"""Job files of every kind: each gets an answer or a refusal in words from `check` and `render`, never a traceback, never a hang."""
+"""Job files of every kind: `check`, `render` and `submit` answer or refuse each in words, with no traceback and no hang."""
 
 import json
 import math
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE
-from trainer.job import Job
-from trainer.launch.cli import main
-from trainer.launch.presets import preset_names, preset_text
-from trainer.launch.render import KINDS
+from trainer.cli.main import main
+from trainer.cli.presets import preset_names, preset_text
+from trainer.cli.render import KINDS
+from trainer.config import Job
+from trainer.config.schedulers import SCHEDULERS
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 
 BASE = {
     ("name",): "fuzz",
@@ -25,6 +28,9 @@ BASE = {
     ("optim", "steps"): 2,
     ("optim", "lr"): 1e-3,
 }
+SECRET = "s3cr3t"
+LIMIT_S = 2.0
+"""Of one command on one job file: CPU time of this process, which no other process can lengthen."""
 HOSTILE = [
     "",
     " ",
@@ -45,26 +51,64 @@ HOSTILE = [
     "{0..9}",
     "[x",
     "pipe:",
+    "\x1b[2J\x1b]0;x\x07\x9b",
+    "\u202e\ufeff\u2028",
+    f"pipe:curl -H 'Authorization: Bearer {SECRET}' x",
+    f"token={SECRET}",
+    f"x?X-Amz-Signature={SECRET}&a=b",
 ]
-WORDS = ["auto", "none", "4G", "1-00:00:00", "90", "UNLIMITED", "10Gi", "500m", "debian:12", "2.6.0", "8.0", "RN50", "node1", "a=b,c", "~"]
+WORDS = [
+    "auto",
+    "none",
+    "4G",
+    "1-00:00:00",
+    "90",
+    "UNLIMITED",
+    "10Gi",
+    "500m",
+    "debian:12",
+    "2.6.0",
+    "8.0",
+    "RN50",
+    "node1",
+    "a=b,c",
+    "~",
+]
 NUMBERS = [0, 1, 2, 8, -1, 4096, 10**9, 2**63 - 1, 0.0, 0.5, 1.0, -0.1, 1e-320, 1e308, math.inf, math.nan]
 
 
 def leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
     """Each key of the job file, and the values that its type or default names."""
     for name, field in model.model_fields.items():
-        inner = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        inner = [
+            kind
+            for kind in (field.annotation, *get_args(field.annotation))
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+        ]
         if inner:
             yield from leaves(inner[0], (*path, name))
         default = field.get_default(call_default_factory=True)
-        named = [value for kind in (field.annotation, *get_args(field.annotation)) for value in get_args(kind) if isinstance(value, str)]
+        named = [
+            value
+            for kind in (field.annotation, *get_args(field.annotation))
+            for value in get_args(kind)
+            if isinstance(value, str)
+        ]
         yield (*path, name), [*([default] if isinstance(default, (bool, int, float, str)) else []), *named]
 
 
 LEAVES = list(leaves(Job))
-text = st.one_of(st.sampled_from(HOSTILE), st.sampled_from(WORDS), st.text(max_size=8).filter(lambda value: "://" not in value))
+text = st.one_of(
+    st.sampled_from(HOSTILE),
+    st.sampled_from(WORDS),
+    st.text(max_size=8).filter(lambda value: "://" not in value),
+)
 scalars = st.one_of(text, st.sampled_from(NUMBERS), st.integers(-3, 300), st.floats(), st.booleans())
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=4)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=4,
+)
 
 
 @st.composite
@@ -86,7 +130,11 @@ def toml(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
         case list():
             return f"[{', '.join(map(toml, value))}]"
-    return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {toml(its)}" for key, its in value.items()) + "}"
+    return (
+        "{"
+        + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {toml(its)}" for key, its in value.items())
+        + "}"
+    )
 
 
 def job_text(changed: dict[tuple[str, ...], Any]) -> str:
@@ -98,29 +146,97 @@ def spoiled(draw: st.DrawFn) -> bytes:
     """A preset with a piece cut out and another put in; or bytes of no meaning."""
     whole = preset_text(draw(st.sampled_from(preset_names()))).encode()
     at, length = draw(st.integers(0, len(whole))), draw(st.integers(0, 40))
-    return draw(st.one_of(st.just(whole[:at] + draw(st.binary(max_size=6)) + whole[at + length :]), st.binary(max_size=60)))
+    return draw(
+        st.one_of(
+            st.just(whole[:at] + draw(st.binary(max_size=6)) + whole[at + length :]), st.binary(max_size=60)
+        )
+    )
+
+
+@st.composite
+def vast(draw: st.DrawFn) -> str:
+    """A job with more of something than anybody wants: depth, keys, digits, letters."""
+    many = draw(st.sampled_from([10, 70, 900, 5000]))
+    before, after = (
+        draw(st.sampled_from(["", *(f"{'.'.join(path)}." for path, _ in LEAVES)])),
+        draw(st.sampled_from(["a", '"\\u001b"'])),
+    )
+    line = draw(
+        st.sampled_from(
+            [
+                f"{before}{'.'.join([after] * many)} = 1",
+                f"[{'.'.join([after] * many)}]",
+                f"{before}a = {'[' * many}{']' * many}",
+                f"{before}a = {'{a=' * many}1{'}' * many}",
+                "".join(f"{before}{after[:-1]}{n}{after[-1]} = 1\n" for n in range(many)),
+                "".join(f"[[{before}a{n}]]\n" for n in range(many)),
+                f"{before[:-1] or 'seed'} = 0x{'f' * many}",
+                f"{before[:-1] or 'seed'} = {'9' * many}",
+                f"{before[:-1] or 'seed'} = {toml(draw(st.sampled_from(HOSTILE)) * many)}",
+                f"{before[:-1] or 'seed'} = {toml([draw(st.sampled_from(HOSTILE))] * many)}",
+                f"{before}{toml('k' * 100 * many)} = 1",
+            ]
+        )
+    )
+    return draw(st.sampled_from([line + "\n" + job_text({}), job_text({}) + line]))
 
 
 TEXTS = changes().map(job_text)
-FILES = st.one_of(TEXTS.map(str.encode), TEXTS.map(str.encode), spoiled())
+FILES = st.one_of(TEXTS.map(str.encode), TEXTS.map(str.encode), vast().map(str.encode), spoiled())
+COMMANDS = [
+    ("check",),
+    *(("render", kind) for kind in KINDS),
+    *(("submit", "--no-check", "--set", "logging.runs=runs", "--to", scheduler) for scheduler in SCHEDULERS),
+]
+"""`submit` goes as far as it can without sbatch and without a cluster."""
+PHASES = set(Phase) - {Phase.explain}  # it traces each line, and what is traced is slow
+ACTING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
-@pytest.mark.parametrize("examples", [200, pytest.param(10_000, marks=pytest.mark.full)])
-def test_any_job_file_gets_an_answer_or_a_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str], examples: int) -> None:
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.parametrize("examples", [300, pytest.param(10_000, marks=pytest.mark.full)])
+def test_any_job_file_gets_an_answer_or_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], examples: int
+) -> None:
     path = tmp_path / "job.toml"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
     checked = {EXIT_DONE: 0, EXIT_BAD_INPUT: 0}
+    slowest = (0.0, "")
+    path.write_text(job_text({}))
+    for command in COMMANDS:  # what is imported once is no job file's fault
+        main([*command, str(path)])
+    capsys.readouterr()
 
-    @settings(max_examples=examples, deadline=30_000, suppress_health_check=list(HealthCheck), database=None)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        phases=PHASES,
+    )
     @given(FILES)
     def try_one(content: bytes) -> None:
+        nonlocal slowest
         path.write_bytes(content)
-        for command in (["check"], *(["render", kind] for kind in KINDS)):
+        for command in COMMANDS:
+            begin = time.process_time()
             code = main([*command, str(path)])
+            took_s = time.process_time() - begin
             said = capsys.readouterr()
-            assert code in checked, said
+            assert code in ({EXIT_FAILED, *checked} if command[0] == "submit" else checked), said
             assert (said.err if code else said.out).strip(), command
-            if command == ["check"]:
+            told = said.err if command[0] == "render" else said.out + said.err
+            assert not ACTING.search(told), told
+            assert SECRET not in told
+            assert took_s < LIMIT_S, (took_s, command)
+            slowest = max(slowest, (took_s, f"{command} {content[:200]!r}"))
+            if command == ("check",):
                 checked[code] += 1
 
     try_one()
+    print(
+        f"answered {checked[EXIT_DONE]}, refused {checked[EXIT_BAD_INPUT]}; the slowest took {slowest[0]:.2f} s: {slowest[1]}"
+    )
     assert min(checked.values()) > examples / 100, "the generator makes both kinds"

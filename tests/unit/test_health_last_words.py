@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.exits import ExitRecord
-from trainer.health.last_words import EXIT_FILE, LastWords, end_of, within
+from trainer.run.exit_files import LastWords, end_of, within
+from trainer.run.exits import ExitRecord
+from trainer.run.layout import EXIT_FILE
 
 
 def record(reason: str) -> dict[str, object]:
@@ -52,7 +53,9 @@ def test_what_is_no_record_is_no_end(tmp_path: Path) -> None:
 
 
 def test_folder_is_made_where_the_ranks_never_met(tmp_path: Path) -> None:
-    assert keep(LastWords(str(tmp_path / "runs" / "one"), "now"), "x") == str(tmp_path / "runs" / "one" / EXIT_FILE)
+    assert keep(LastWords(str(tmp_path / "runs" / "one"), "now"), "x") == str(
+        tmp_path / "runs" / "one" / EXIT_FILE
+    )
 
 
 def test_folder_that_is_not_known_or_takes_no_file_is_no_error(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import tiny_job
-from trainer import jobfile
+from tests.support.jobs import tiny_job
+from trainer.config import Timeouts
+from trainer.config.loader import dump_job, load_job
+from trainer.config.phases import LIMIT_KEYS
 from trainer.errors import InputError
-from trainer.health import gpu
-from trainer.health.diagnosis import KEYS
-from trainer.health.limits import Limits, read_limits
-from trainer.job import Timeouts
-from trainer.launch.environment import rank_environment
+from trainer.launch.rank_env import rank_environment
+from trainer.supervise import nccl_debug as gpu
+from trainer.supervise.limits import Limits, read_limits
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,15 @@ from trainer.launch.environment import rank_environment
         ({"collective_s": 600.0}, "collective_s = 600 must be at least 1830, eval_s and 30 s more"),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused_with_the_reason(keys: dict[str, Any], reason: str) -> None:
+def test_limits_that_contradict_each_other_are_refused_with_the_reason(
+    keys: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         Timeouts(**keys)
 
 
 def test_every_phase_has_a_key_and_a_limit() -> None:
-    assert {phase: getattr(Timeouts(), key) for phase, key in KEYS.items()} == Timeouts().by_phase
+    assert {phase: getattr(Timeouts(), key) for phase, key in LIMIT_KEYS.items()} == Timeouts().by_phase
 
 
 def test_libraries_get_a_limit_that_is_later_than_every_phase() -> None:
@@ -39,28 +41,37 @@ def test_libraries_get_a_limit_that_is_later_than_every_phase() -> None:
     assert limits.backstop_s > limits.longest_s == limits.eval_s
     horovod = rank_environment(tiny_job(comm={"backend": "horovod"}), 2)
     assert int(horovod["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) >= limits.backstop_s
-    assert int(horovod["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) > int(horovod["HOROVOD_STALL_CHECK_TIME_SECONDS"]), "else it has no effect"
+    assert int(horovod["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) > int(
+        horovod["HOROVOD_STALL_CHECK_TIME_SECONDS"]
+    ), "else it has no effect"
     assert int(rank_environment(tiny_job(), 2)["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > limits.backstop_s
 
 
 def test_env_reaches_every_rank_as_it_is_and_wins() -> None:
-    variables = rank_environment(tiny_job(env={"NCCL_IB_TC": "106", "A": "x y,'z' $HOME", "OMP_NUM_THREADS": "3"}), 2)
-    assert (variables["NCCL_IB_TC"], variables["A"], variables["OMP_NUM_THREADS"]) == ("106", "x y,'z' $HOME", "3")
+    variables = rank_environment(
+        tiny_job(env={"NCCL_IB_TC": "106", "A": "x y,'z' $HOME", "OMP_NUM_THREADS": "3"}), 2
+    )
+    assert (variables["NCCL_IB_TC"], variables["A"], variables["OMP_NUM_THREADS"]) == (
+        "106",
+        "x y,'z' $HOME",
+        "3",
+    )
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"), [("RANK = '1'", "RANK cannot be set"), ("CLIPSHIP_X = ''", "CLIPSHIP_X"), ("'A B' = ''", "env")]
+    ("line", "problem"),
+    [("RANK = '1'", "RANK cannot be set"), ("CLIPSHIP_X = ''", "CLIPSHIP_X"), ("'A B' = ''", "env")],
 )
 def test_env_with_names_that_are_not_the_jobs_is_refused(tmp_path: Path, line: str, problem: str) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(jobfile.dump(tiny_job()).replace("[env]\n", f"[env]\n{line}\n"))
+    path.write_text(dump_job(tiny_job()).replace("[env]\n", f"[env]\n{line}\n"))
     with pytest.raises(InputError, match=problem):
-        jobfile.load(path)
+        load_job(path)
 
 
 def test_supervisor_reads_limits_and_run_folder_of_the_job(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(jobfile.dump(tiny_job(timeouts={"init_s": 77.0}, logging={"runs": str(tmp_path / "runs")})))
+    path.write_text(dump_job(tiny_job(timeouts={"init_s": 77.0}, logging={"runs": str(tmp_path / "runs")})))
     found = read_limits([str(path), "--set", "timeouts.shutdown_s=5", "--set=name=other"])
     assert found == Limits(77.0, 600.0, 5.0, 6.0, str(tmp_path / "runs" / "other"))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.jobs import tiny_job
-from trainer.health import memory
-from trainer.health.memory import hint, is_out_of_memory
+from tests.support.jobs import tiny_job
+from trainer.sysinfo import memory
+from trainer.sysinfo.memory import hint, is_out_of_memory
 
 
 def test_each_library_says_it_in_its_own_way() -> None:
@@ -21,11 +21,20 @@ def test_each_library_says_it_in_its_own_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "top", "name"), [("0::", "", "memory.max"), ("7:memory:", "memory", "memory.limit_in_bytes")], ids=["new", "old"]
+    ("form", "top", "name"),
+    [("0::", "", "memory.max"), ("7:memory:", "memory", "memory.limit_in_bytes")],
+    ids=["new", "old"],
 )
-def test_the_least_limit_above_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, top: str, name: str) -> None:
+def test_the_least_limit_above_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, top: str, name: str
+) -> None:
     (tmp_path / "own").write_text(f"{form}/slurm/job_7/step_0\n5:cpu,cpuacct:/elsewhere\n")
-    limits = {"": str(2**63 - 4096), "slurm": str(64 * 2**30), "slurm/job_7": str(8 * 2**30), "slurm/job_7/step_0": "max"}
+    limits = {
+        "": str(2**63 - 4096),
+        "slurm": str(64 * 2**30),
+        "slurm/job_7": str(8 * 2**30),
+        "slurm/job_7/step_0": "max",
+    }
     for group, limit in limits.items():
         (tmp_path / "groups" / top / group).mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / top / group / name).write_text(f"{limit}\n")

@@ -10,9 +10,10 @@ import threading
 import time
 from pathlib import Path
 
-from trainer.health import pulse
-from trainer.health.evidence import STACK_FILE, python_stack, report, state_of
-from trainer.health.pulse import RANK_DIR, Pulse
+from trainer.run.exits import RANK_DIR
+from trainer.supervise import heartbeat as pulse
+from trainer.supervise.evidence import STACK_FILE, python_stack, report, state_of
+from trainer.supervise.heartbeat import Pulse
 
 
 def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:
@@ -25,7 +26,13 @@ def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:
     rank.phase("step", 7)
     rank.collective("all_gather")
     beat = pulse.read(memory)
-    assert (beat.phase, beat.step, beat.collectives, beat.collective, beat.waiting) == ("step", 7, 1, "all_gather", True)
+    assert (beat.phase, beat.step, beat.collectives, beat.collective, beat.waiting) == (
+        "step",
+        7,
+        1,
+        "all_gather",
+        True,
+    )
     assert beat.limit_s == math.inf
     assert not beat.late
     rank.waiting(False)
@@ -104,7 +111,7 @@ SLEEPER = "import time; print('begun', flush=True); time.sleep(60)"
 
 def sleeper(folder: Path, program: str = SLEEPER) -> subprocess.Popen[bytes]:
     (folder / "sleeper.py").write_text(program)
-    command = [sys.executable, "-m", "trainer.health.start", "sleeper"]
+    command = [sys.executable, "-m", "trainer.supervise.rank_start", "sleeper"]
     env = {**os.environ, RANK_DIR: str(folder), "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
     assert process.stdout is not None

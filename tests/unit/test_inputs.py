@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer import inputs
+from trainer.cli import check as inputs
+from trainer.config import Data, Eval, Job
+from trainer.config.loader import dump_job, load_job
 from trainer.errors import InputError
-from trainer.inputs.models import check_pretrained, check_tag, check_trained
-from trainer.inputs.tags import clean_tag, known_tags
-from trainer.job import Data, Eval, Job
-from trainer.jobfile import dump, load
+from trainer.model.catalog import check_pretrained, check_tag, check_trained
+from trainer.model.tags import clean_tag, known_tags
 
 JOB = 'name = "run"\n[data]\ntrain = "*.tar"\n[optim]\nglobal_batch_size = 4\nsteps = 2\n'
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def job_in(folder: Path, *overrides: str) -> Job:
-    return load(folder / "job.toml", overrides)
+    return load_job(folder / "job.toml", overrides)
 
 
 def problem(call: object, *arguments: object) -> str:
@@ -39,13 +39,21 @@ def problem(call: object, *arguments: object) -> str:
 
 
 def test_globs_come_in_natural_order_and_patterns_in_the_order_given(folder: Path) -> None:
-    assert [Path(name).name for name in inputs.expand_shards([f"{folder}/*.tar"])] == ["s-1.tar", "s-2.tar", "s-10.tar"]
+    assert [Path(name).name for name in inputs.expand_shards([f"{folder}/*.tar"])] == [
+        "s-1.tar",
+        "s-2.tar",
+        "s-10.tar",
+    ]
     names = inputs.expand_shards([f"{folder}/s-10.tar", f"{folder}/s-{{2..1}}.tar"])
     assert [Path(name).name for name in names] == ["s-10.tar", "s-2.tar", "s-1.tar"]
 
 
 def test_names_that_are_no_paths_are_expanded_and_not_looked_for() -> None:
-    assert inputs.expand_shards(["s3://b/{00..01}.tar", "pipe:cat x.tar"]) == ["s3://b/00.tar", "s3://b/01.tar", "pipe:cat x.tar"]
+    assert inputs.expand_shards(["s3://b/{00..01}.tar", "pipe:cat x.tar"]) == [
+        "s3://b/00.tar",
+        "s3://b/01.tar",
+        "pipe:cat x.tar",
+    ]
 
 
 @pytest.mark.parametrize("name", ["a[1]", "b{2}", "c*", "d,e", "f\\g", "h i"])
@@ -55,7 +63,9 @@ def test_a_job_in_a_folder_with_special_characters_finds_its_shards(tmp_path: Pa
     (folder / "x.tar").touch()
     (folder / "job.toml").write_text(JOB)
     for pattern in ("x.tar", "*.tar", "{x..x}.tar"):
-        assert inputs.expand_shards(job_in(folder, f"data.train='{pattern}'").data.train) == [f"{folder}/x.tar"]
+        assert inputs.expand_shards(job_in(folder, f"data.train='{pattern}'").data.train) == [
+            f"{folder}/x.tar"
+        ]
 
 
 def test_a_name_that_looks_like_a_pattern_is_the_file_if_there_is_one(tmp_path: Path) -> None:
@@ -66,17 +76,25 @@ def test_a_name_that_looks_like_a_pattern_is_the_file_if_there_is_one(tmp_path: 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("{folder}/*.csv", "{folder}/*.csv: no file matches; the folder {folder} holds job.toml, s-1.tar, s-2.tar and 1 more"),
+        (
+            "{folder}/*.csv",
+            "{folder}/*.csv: no file matches; the folder {folder} holds job.toml, s-1.tar, s-2.tar and 1 more",
+        ),
         ("{folder}/no/*.tar", "{folder}/no/*.tar: no file matches; there is no folder {folder}/no"),
         ("{folder}/a.tar", "{folder}/a.tar: no such file; the folder {folder} holds"),
-        ("{folder}/s-{{0..9}}.tar", "8 of 10 files are missing: s-0.tar, s-3.tar, s-4.tar and 5 more; the folder {folder} holds"),
+        (
+            "{folder}/s-{{0..9}}.tar",
+            "8 of 10 files are missing: s-0.tar, s-3.tar, s-4.tar and 5 more; the folder {folder} holds",
+        ),
         ("{folder}", "{folder} is a folder: name the files, for example {folder}/*.tar"),
         ("{folder}/s-{{1", "cannot expand its braces"),
         ("{folder}/{{0..99999999999}}", "its braces stand for 100,000,000,000 names; 1,000,000 is the most"),
         (" ", "an empty pattern names no file"),
     ],
 )
-def test_a_pattern_that_finds_nothing_says_where_it_looked_and_what_is_there(folder: Path, pattern: str, expected: str) -> None:
+def test_a_pattern_that_finds_nothing_says_where_it_looked_and_what_is_there(
+    folder: Path, pattern: str, expected: str
+) -> None:
     assert expected.format(folder=folder) in problem(inputs.expand_shards, [pattern.format(folder=folder)])
 
 
@@ -85,7 +103,9 @@ def test_every_bad_pattern_is_told(folder: Path) -> None:
 
 
 def test_a_shard_named_twice_is_refused(folder: Path) -> None:
-    assert "s-2.tar named more than once" in problem(inputs.expand_shards, [f"{folder}/*.tar", f"{folder}/s-2.tar"])
+    assert "s-2.tar named more than once" in problem(
+        inputs.expand_shards, [f"{folder}/*.tar", f"{folder}/s-2.tar"]
+    )
 
 
 def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
@@ -114,7 +134,9 @@ def test_a_good_table_is_counted(tmp_path: Path) -> None:
         ("", ["empty"]),
     ],
 )
-def test_what_is_wrong_with_a_table_is_told_by_column_and_row(tmp_path: Path, content: str, expected: list[str]) -> None:
+def test_what_is_wrong_with_a_table_is_told_by_column_and_row(
+    tmp_path: Path, content: str, expected: list[str]
+) -> None:
     found = problem(inputs.check_data, table(tmp_path, content))
     assert [part for part in expected if part not in found] == []
 
@@ -128,7 +150,9 @@ def test_every_bad_table_is_told(tmp_path: Path) -> None:
 
 def test_tables_among_shards_are_refused(folder: Path) -> None:
     table(folder, "image,caption\n0.png,a\n")
-    assert "data.csv is a table among shards" in problem(inputs.check_data, Data(train=(f"{folder}/*.tar", f"{folder}/data.csv")))
+    assert "data.csv is a table among shards" in problem(
+        inputs.check_data, Data(train=(f"{folder}/*.tar", f"{folder}/data.csv"))
+    )
 
 
 def test_shards_are_counted_where_every_one_is_recorded(folder: Path) -> None:
@@ -142,18 +166,28 @@ def test_shards_are_counted_where_every_one_is_recorded(folder: Path) -> None:
 
 def test_fewer_samples_than_a_global_batch_are_refused(folder: Path) -> None:
     (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 1, "s-2.tar": 1, "s-10.tar": 1}))
-    assert "3 samples are fewer than optim.global_batch_size = 4" in problem(inputs.check, job_in(folder), 1)
+    assert "3 samples are fewer than optim.global_batch_size = 4" in problem(
+        inputs.check_job, job_in(folder), 1
+    )
 
 
 def test_known_models_are_those_of_open_clip() -> None:
     import open_clip
 
-    packaged = [name for name in open_clip.list_models() if not name.startswith("tiny-")]  # those that other tests add
+    packaged = [
+        name for name in open_clip.list_models() if not name.startswith("tiny-")
+    ]  # those that other tests add
     assert inputs.known_models() == sorted(packaged)
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("ViT-B32", "ViT-B-32"), ("vit-b-16-siglip", "ViT-B-16-SigLIP"), ("resnet50", "RN50"), ("0", "for example")]
+    ("name", "near"),
+    [
+        ("ViT-B32", "ViT-B-32"),
+        ("vit-b-16-siglip", "ViT-B-16-SigLIP"),
+        ("resnet50", "RN50"),
+        ("0", "for example"),
+    ],
 )
 def test_an_unknown_model_is_refused_with_the_nearest_names(name: str, near: str) -> None:
     assert near in problem(inputs.check_model, name)
@@ -173,7 +207,9 @@ def test_models_that_open_clip_takes_are_taken(name: str) -> None:
         ("[]", "lacks embed_dim, vision_cfg"),
     ],
 )
-def test_a_model_config_that_cannot_be_one_is_refused(tmp_path: Path, content: str | None, expected: str) -> None:
+def test_a_model_config_that_cannot_be_one_is_refused(
+    tmp_path: Path, content: str | None, expected: str
+) -> None:
     path = tmp_path / "model.json"
     if content is not None:
         path.write_text(content)
@@ -199,22 +235,34 @@ def test_the_tags_of_a_model_are_those_of_open_clip() -> None:
 
 @pytest.mark.parametrize(
     ("name", "tag", "near"),
-    [("ViT-B-32", "laion2b_s34b_b79", "laion2b_s34b_b79k"), ("ViT-B/32", "Openia", "openai"), ("RN50", "0", "it has cc12m, openai")],
+    [
+        ("ViT-B-32", "laion2b_s34b_b79", "laion2b_s34b_b79k"),
+        ("ViT-B/32", "Openia", "openai"),
+        ("RN50", "0", "it has cc12m, openai"),
+    ],
 )
 def test_an_unknown_tag_is_refused_with_the_nearest(folder: Path, name: str, tag: str, near: str) -> None:
     assert near in problem(check_tag, name, tag)
-    assert near in problem(inputs.check, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1)
-    assert near in problem(inputs.check_without_files, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1)
+    assert near in problem(
+        inputs.check_job, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1
+    )
+    assert near in problem(
+        inputs.check_without_files, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1
+    )
 
 
-@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B/32", "ViT-B-32-quickgelu", "hf-hub:org/model", "my-own.json"])
+@pytest.mark.parametrize(
+    "name", ["ViT-B-32", "ViT-B/32", "ViT-B-32-quickgelu", "hf-hub:org/model", "my-own.json"]
+)
 def test_tags_that_open_clip_takes_are_taken(name: str) -> None:
     check_tag(name, "openai")
     check_tag(name, "OpenAI")
 
 
 def test_a_model_that_writes_captions_is_refused_for_training_and_not_for_evaluation(folder: Path) -> None:
-    assert "coca_ViT-B-32 also writes captions (CoCa)" in problem(inputs.check, job_in(folder, "model.name=coca_ViT-B-32"), 1)
+    assert "coca_ViT-B-32 also writes captions (CoCa)" in problem(
+        inputs.check_job, job_in(folder, "model.name=coca_ViT-B-32"), 1
+    )
     inputs.check_model("coca_ViT-B-32")
     config = {"embed_dim": 1, "vision_cfg": {}, "text_cfg": {}, "multimodal_cfg": {}}
     (folder / "mine.json").write_text(json.dumps(config))
@@ -245,7 +293,9 @@ def test_class_names_and_templates_come_from_files_or_the_job(folder: Path) -> N
         ("templates", "a {}\na {style} {}\n", "names.txt:2: a template takes the class name once"),
     ],
 )
-def test_a_bad_file_of_lines_is_named_with_its_line(folder: Path, key: str, content: str | None, expected: str) -> None:
+def test_a_bad_file_of_lines_is_named_with_its_line(
+    folder: Path, key: str, content: str | None, expected: str
+) -> None:
     path = folder / "names.txt"
     if content is not None:
         path.write_text(content)
@@ -262,7 +312,9 @@ def test_a_template_that_no_class_name_fits_is_refused(folder: Path, template: s
 
 
 def test_the_evaluations_shards_are_looked_for(folder: Path) -> None:
-    assert problem(inputs.check_evaluation, evaluation(folder, zero_shot=(f"{folder}/x.tar",))).startswith("eval.zero_shot: ")
+    assert problem(inputs.check_evaluation, evaluation(folder, zero_shot=(f"{folder}/x.tar",))).startswith(
+        "eval.zero_shot: "
+    )
     inputs.check_evaluation(evaluation(folder))
 
 
@@ -271,7 +323,7 @@ def test_a_run_folder_with_the_same_job_is_taken_wherever_it_runs(folder: Path) 
     inputs.check_run_folder(job)
     inputs.run_folder(job).mkdir(parents=True)
     inputs.check_run_folder(job)
-    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
+    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
     inputs.check_run_folder(job)
     inputs.check_run_folder(job_in(folder, "resources.nodes=2", "logging.every_steps=1"))
 
@@ -279,27 +331,39 @@ def test_a_run_folder_with_the_same_job_is_taken_wherever_it_runs(folder: Path) 
 def test_the_checkpoint_that_a_run_was_taken_back_to_may_be_gone_once_it_went_on(folder: Path) -> None:
     gone = f"{folder}/step-00000012"
     job = job_in(folder, f"checkpoint.resume={gone}")
-    assert "there is no checkpoint at" in problem(inputs.check, job, 1)
+    assert "there is no checkpoint at" in problem(inputs.check_job, job, 1)
     for step, resume in ((12, "auto"), (14, gone)):
         saved = inputs.run_folder(job) / f"checkpoints/step-{step:08d}"
         saved.mkdir(parents=True)
         (saved / "manifest.json").write_text(json.dumps({"job": {"checkpoint": {"resume": resume}}}))
-    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
-    inputs.check(job, 1)
-    assert "there is no checkpoint at" in problem(inputs.check, job_in(folder, f"checkpoint.resume={gone}3"), 1)
-    with pytest.raises(InputError, match="there is no checkpoint at"):  # what the run went on to will be set aside
-        inputs.check(job, 1, fresh=True)
+    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
+    inputs.check_job(job, 1)
+    assert "there is no checkpoint at" in problem(
+        inputs.check_job, job_in(folder, f"checkpoint.resume={gone}3"), 1
+    )
+    with pytest.raises(
+        InputError, match="there is no checkpoint at"
+    ):  # what the run went on to will be set aside
+        inputs.check_job(job, 1, fresh=True)
     broken = inputs.run_folder(job) / "checkpoints/step-00000016"
     broken.mkdir()
     (broken / "manifest.json").write_text('{"job": {"checkp')
-    inputs.check(job, 1)
+    inputs.check_job(job, 1)
 
 
 def test_what_changes_no_sample_may_change_when_a_run_goes_on(folder: Path) -> None:
     job = job_in(folder)
     inputs.run_folder(job).mkdir(parents=True)
-    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
-    inputs.check_run_folder(job_in(folder, "data.max_bad_share=0.5", "data.on_bad_sample=fail", "data.index=elsewhere", "data.workers=7"))
+    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
+    inputs.check_run_folder(
+        job_in(
+            folder,
+            "data.max_bad_share=0.5",
+            "data.on_bad_sample=fail",
+            "data.index=elsewhere",
+            "data.workers=7",
+        )
+    )
 
 
 def test_a_run_folder_that_a_start_left_before_it_was_a_run_is_taken(folder: Path) -> None:
@@ -311,20 +375,26 @@ def test_a_run_folder_that_a_start_left_before_it_was_a_run_is_taken(folder: Pat
 
 def test_a_retrieval_set_has_no_weights_of_the_training_data(folder: Path) -> None:
     sources = [f"{folder}/s-1.tar", f"{folder}/s-1.tar"]
-    job = job_in(folder, f"data.train={sources}", "data.weights=[1.0, 0.5]", f"eval.retrieval=['{folder}/s-1.tar']")
+    job = job_in(
+        folder, f"data.train={sources}", "data.weights=[1.0, 0.5]", f"eval.retrieval=['{folder}/s-1.tar']"
+    )
     assert job.retrieval_data.weights is None
 
 
 def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) -> None:
     job = job_in(folder)
     inputs.run_folder(job).mkdir(parents=True)
-    (inputs.run_folder(job) / "job.toml").write_text(dump(job))
+    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
     found = problem(inputs.check_run_folder, job_in(folder, "optim.lr=0.25", "optim.grad_clip_norm=1.0"))
-    assert "optim.lr is 0.0005 there and 0.25 here; optim.grad_clip_norm is not set there and 1.0 here;" in found
+    assert (
+        "optim.lr is 0.0005 there and 0.25 here; optim.grad_clip_norm is not set there and 1.0 here;" in found
+    )
     assert "--set name=" in found
 
 
-@pytest.mark.parametrize(("name", "expected"), [("notes.txt", "so it is no run"), ("job.toml", "cannot be read")])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("notes.txt", "so it is no run"), ("job.toml", "cannot be read")]
+)
 def test_a_run_folder_that_holds_something_else_is_left_alone(folder: Path, name: str, expected: str) -> None:
     job = job_in(folder)
     inputs.run_folder(job).mkdir(parents=True)
@@ -357,7 +427,18 @@ def test_a_run_folder_without_permission_is_refused(folder: Path, request: pytes
 
 def test_all_problems_of_a_job_are_told_together(folder: Path) -> None:
     job = job_in(
-        folder, "data.train=no.tar", "model.name=ViT-B-3", "model.pretrained=no.pt", "logging.runs=s-1.tar", "optim.global_batch_size=5"
+        folder,
+        "data.train=no.tar",
+        "model.name=ViT-B-3",
+        "model.pretrained=no.pt",
+        "logging.runs=s-1.tar",
+        "optim.global_batch_size=5",
     )
-    found = problem(inputs.check, job, 2).splitlines()
-    assert [line.split(" ")[0] for line in found] == ["data.train:", "optim.global_batch_size", "model.name:", "model.pretrained:", "run"]
+    found = problem(inputs.check_job, job, 2).splitlines()
+    assert [line.split(" ")[0] for line in found] == [
+        "data.train:",
+        "optim.global_batch_size",
+        "model.name:",
+        "model.pretrained:",
+        "run",
+    ]

@@ -1,5 +1,7 @@
 """The job file: what is read, what is refused and how, what is written."""
 
+import re
+import time
 import tomllib
 from pathlib import Path
 
@@ -7,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.cli.main import cli
+from trainer.cli.presets import preset_names, preset_text
+from trainer.config import Job, is_stream
+from trainer.config.loader import dump_job, load_job, resolve_paths
+from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
-from trainer.job import Job, is_stream
-from trainer.jobfile import dump, load, resolve_paths
-from trainer.launch.presets import preset_names, preset_text
-from trainer.toml_lines import key_lines
+from trainer.model.catalog import check_pretrained, weights_file
 
 SMALLEST = 'name = "x"\n[data]\ntrain = "a.tar"\n[optim]\nglobal_batch_size = 8\nsteps = 2\n'
 
@@ -31,7 +35,7 @@ def problems(path: Path, content: str, *overrides: str) -> list[str]:
     """What load says about the content, with the folder's name cut off."""
     path.write_text(content)
     with pytest.raises(InputError) as caught:
-        load(path, overrides)
+        load_job(path, overrides)
     return [line.replace(f"{path.parent}/", "") for line in str(caught.value).splitlines()]
 
 
@@ -53,7 +57,10 @@ def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None
         ("learning_rate = 1", "learning_rate: unknown key; a job file has: name, seed, data"),
         ("warmup_steps = 1", "warmup_steps: unknown key; did you mean optim.warmup_steps?"),
         ("comm.socket_ifname = 1", "comm.socket_ifname: unknown key; did you mean comm.nccl.socket_ifname?"),
-        ("model.precision = 'fp61'", 'must be one of "fp32", "bf16", "fp16", "fp64" (given "fp61"); did you mean "fp64"?'),
+        (
+            "model.precision = 'fp61'",
+            'must be one of "fp32", "bf16", "fp16", "fp64" (given "fp61"); did you mean "fp64"?',
+        ),
         ("model.precision = 16", 'must be one of "fp32", "bf16", "fp16", "fp64" (given 16)'),
         ("model.lock_image = 1", "model.lock_image: expected true or false (given 1)"),
         ("model = 1", "model: expected a section (given 1)"),
@@ -73,7 +80,9 @@ def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None
     ],
 )
 def test_a_wrong_line_is_explained_in_the_users_words(job_path: Path, line: str, expected: str) -> None:
-    found = [problem for problem in problems(job_path, f"{line}\nx = 1") if problem.startswith("job.toml:1: ")]
+    found = [
+        problem for problem in problems(job_path, f"{line}\nx = 1") if problem.startswith("job.toml:1: ")
+    ]
     assert expected in found[0]
 
 
@@ -82,13 +91,33 @@ def test_missing_keys_and_sections_are_named(job_path: Path) -> None:
         "job.toml: name: missing; it must be given at the top of the file",
         "job.toml:3: optim.global_batch_size: missing; it must be given in section [optim]",
     ]
-    assert "job.toml: optim: missing; a job needs the section [optim] with global_batch_size" in problems(job_path, "name = 'x'")
+    assert "job.toml: optim: missing; a job needs the section [optim] with global_batch_size" in problems(
+        job_path, "name = 'x'"
+    )
 
 
 def test_data_without_files_is_refused_but_for_synthetic(job_path: Path) -> None:
     content = SMALLEST.replace('train = "a.tar"', "workers = 0")
     assert problems(job_path, content)[0].startswith("job.toml:2: data: train names no shard and no table")
-    assert load(job_path, ["data.format=synthetic"]).data.kind == "synthetic"
+    assert load_job(job_path, ["data.format=synthetic"]).data.kind == "synthetic"
+
+
+def test_made_up_pictures_beside_data_are_refused(job_path: Path) -> None:
+    found = problems(job_path, SMALLEST.replace('train = "a.tar"', 'train = "a.tar"\nformat = "synthetic"'))
+    assert 'train names data (a.tar), and format = "synthetic" trains on made-up pictures instead' in found[0]
+
+
+@pytest.mark.parametrize("ending", ["json", "JSON", "meta.json", "jsonl", "json:caption"])
+def test_captions_are_not_taken_from_json(job_path: Path, ending: str) -> None:
+    found = problems(
+        job_path, SMALLEST.replace('train = "a.tar"', f'train = "a.tar"\ncaption_key = "{ending}"')
+    )
+    assert (
+        f"data.caption_key: {ending} names JSON, and each line of its text would become a caption" in found[0]
+    )
+    for command in (["index"], ["data", "stats"], ["data", "show"]):
+        with pytest.raises(InputError, match=r"--caption-key .* names JSON"):
+            cli.main([*command, "a.tar", "--caption-key", ending], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
@@ -108,29 +137,47 @@ def test_a_syntax_error_names_its_line(job_path: Path, content: str, expected: s
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"name = '\xff'")
-    for path, expected in ((tmp_path / "no.toml", "clipship init"), (tmp_path, "is a folder"), (tmp_path / "binary.toml", "not UTF-8")):
+    for path, expected in (
+        (tmp_path / "no.toml", "clipship init"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "binary.toml", "not UTF-8"),
+    ):
         with pytest.raises(InputError, match=expected):
-            load(path)
+            load_job(path)
 
 
 def test_a_byte_order_mark_is_passed_over(job_path: Path) -> None:
     job_path.write_bytes(b"\xef\xbb\xbf" + SMALLEST.encode())
-    assert load(job_path).name == "x"
+    assert load_job(job_path).name == "x"
 
 
 def test_overrides_are_read_as_toml_else_as_text(job_path: Path) -> None:
-    job = load(job_path, ["optim.lr=1e-3", "name=it is = mine", "comm.torch.bucket_mb=4", "data.train=['a','b']", "slurm.time=12:30:00"])
-    assert (job.optim.lr, job.name, job.comm.torch.bucket_mb, job.slurm.time) == (1e-3, "it is = mine", 4, "12:30:00")
+    job = load_job(
+        job_path,
+        [
+            "optim.lr=1e-3",
+            "name=it is = mine",
+            "comm.torch.bucket_mb=4",
+            "data.train=['a','b']",
+            "slurm.time=12:30:00",
+        ],
+    )
+    assert (job.optim.lr, job.name, job.comm.torch.bucket_mb, job.slurm.time) == (
+        1e-3,
+        "it is = mine",
+        4,
+        "12:30:00",
+    )
     assert [Path(name).name for name in job.data.train] == ["a", "b"]
 
 
 def test_the_last_override_wins_and_an_empty_one_takes_the_default(job_path: Path) -> None:
-    job = load(job_path, ["optim.lr=1.0", "optim.lr=2.0", "optim.steps=", "optim.epochs=3"])
+    job = load_job(job_path, ["optim.lr=1.0", "optim.lr=2.0", "optim.steps=", "optim.epochs=3"])
     assert (job.optim.lr, job.optim.steps, job.optim.epochs) == (2.0, None, 3)
 
 
 def test_an_override_brings_no_lines_of_its_own(job_path: Path) -> None:
-    assert load(job_path, ["logging.runs='a'\nseed = 7"]).seed == 0
+    assert load_job(job_path, ["logging.runs='a'\nseed = 7"]).seed == 0
 
 
 FORM = """expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
@@ -164,36 +211,60 @@ def test_a_wrong_override_is_placed_on_the_command_line(job_path: Path, override
 
 
 def test_what_is_typed_without_quotes_is_text_where_text_is_wanted(job_path: Path) -> None:
-    job = load(job_path, ["name=2024", "slurm.account=0.10", "env.OMP_NUM_THREADS=4", "stack.cuda=13.0", 'kubernetes.mounts."/data"=pvc:a'])
-    assert (job.name, job.slurm.account, job.env, job.stack.cuda) == ("2024", "0.10", {"OMP_NUM_THREADS": "4"}, "13.0")
+    job = load_job(
+        job_path,
+        [
+            "name=2024",
+            "slurm.account=0.10",
+            "env.OMP_NUM_THREADS=4",
+            "stack.cuda=13.0",
+            'kubernetes.mounts."/data"=pvc:a',
+        ],
+    )
+    assert (job.name, job.slurm.account, job.env, job.stack.cuda) == (
+        "2024",
+        "0.10",
+        {"OMP_NUM_THREADS": "4"},
+        "13.0",
+    )
     assert job.kubernetes.mounts == {"/data": "pvc:a"}
 
 
 def test_a_section_that_a_job_leaves_out_stays_left_out(job_path: Path) -> None:
-    assert not {"slurm", "kubernetes"} & load(job_path).model_fields_set
+    assert not {"slurm", "kubernetes"} & load_job(job_path).model_fields_set
 
 
 @pytest.mark.parametrize("time", ["90", "30:00", "12:30:00", "2-12", "2-12:30", "2-12:30:00"])
 def test_slurm_times_are_taken(job_path: Path, time: str) -> None:
-    assert load(job_path, [f'slurm.time="{time}"']).slurm.time == time
+    assert load_job(job_path, [f'slurm.time="{time}"']).slurm.time == time
 
 
-@pytest.mark.parametrize("time", ["12h", "1:60", "2-24", "2-", "-1", "1:2:3", "1:00:00:00", "90\n", "٣", "1 day"])
+@pytest.mark.parametrize(
+    "time", ["12h", "1:60", "2-24", "2-", "-1", "1:2:3", "1:00:00:00", "90\n", "٣", "1 day"]
+)
 def test_other_slurm_times_are_refused_with_the_forms(job_path: Path, time: str) -> None:
     assert "HH:MM:SS" in problems(job_path, SMALLEST + f"[slurm]\ntime = {time!r}")[0]
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("kubernetes.namespace", "Team_A"), ("kubernetes.namespace", "a" * 64), ("image.tag", "A B"), ("slurm.partition", "a b")],
+    [
+        ("kubernetes.namespace", "Team_A"),
+        ("kubernetes.namespace", "a" * 64),
+        ("image.tag", "A B"),
+        ("slurm.partition", "a b"),
+    ],
 )
 def test_names_that_a_cluster_refuses_are_refused(job_path: Path, key: str, value: str) -> None:
     assert problems(job_path, SMALLEST, f"{key}={value}")[0].startswith(f"--set {key}: ")
 
 
-@pytest.mark.parametrize("tag", ["clipship", "clipship:0.1", "localhost:5000/a/b-c:x", "registry.example/ml/clipship@sha256:" + "0" * 64])
+@pytest.mark.parametrize(
+    "tag",
+    ["clipship", "clipship:0.1", "localhost:5000/a/b-c:x", "registry.example/ml/clipship@sha256:" + "0" * 64],
+)
 def test_image_names_are_taken(job_path: Path, tag: str) -> None:
-    assert load(job_path, [f"image.tag={tag}"]).image.tag == tag
+    assert load_job(job_path, [f"image.tag={tag}"]).image.tag == tag
 
 
 def test_relative_paths_start_at_the_job_files_folder(
@@ -202,17 +273,29 @@ def test_relative_paths_start_at_the_job_files_folder(
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     monkeypatch.setenv("HOME", "/home/me")
     shards = '["s/{0..1}.tar", "/abs/*.tar", "~/a.tar", "s3://bucket/x.tar"]'
-    job = load(job_path, [f"data.train={shards}", "model.name=tiny.json", "model.pretrained=w.pt", "eval.class_names=names.txt"])
+    job = load_job(
+        job_path,
+        [
+            f"data.train={shards}",
+            "model.name=tiny.json",
+            "model.pretrained=w.pt",
+            "eval.class_names=names.txt",
+        ],
+    )
     here = str(job_path.parent)
     assert job.data.train == (f"{here}/s/{{0..1}}.tar", "/abs/*.tar", "/home/me/a.tar", "s3://bucket/x.tar")
-    assert (job.model.name, job.model.pretrained, job.logging.runs) == (f"{here}/tiny.json", f"{here}/w.pt", f"{here}/runs")
+    assert (job.model.name, job.model.pretrained, job.logging.runs) == (
+        f"{here}/tiny.json",
+        f"{here}/w.pt",
+        f"{here}/runs",
+    )
     assert job.eval.class_names == f"{here}/names.txt"
     assert job.eval.templates == ("a photo of a {}.",)
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "hf-hub:org/model"])
 def test_names_of_models_and_tags_are_no_paths(job_path: Path, name: str) -> None:
-    job = load(job_path, [f"model.name={name}", "model.pretrained=laion2b_s34b_b79k"])
+    job = load_job(job_path, [f"model.name={name}", "model.pretrained=laion2b_s34b_b79k"])
     assert (job.model.name, job.model.pretrained) == (name, "laion2b_s34b_b79k")
 
 
@@ -229,8 +312,17 @@ def jobs(draw: st.DrawFn) -> Job:
                 "separator": draw(st.sampled_from([None, "\t", ";"])),
                 "crop_scale": (draw(st.floats(0.01, 1)), 1.0),
             },
-            "model": {"name": draw(text), "pretrained": draw(st.none() | text), "lock_image": draw(st.booleans())},
-            "optim": {"global_batch_size": draw(positive), "steps": steps, "lr": draw(finite), "grad_clip_norm": draw(st.none() | finite)},
+            "model": {
+                "name": draw(text),
+                "pretrained": draw(st.none() | text),
+                "lock_image": draw(st.booleans()),
+            },
+            "optim": {
+                "global_batch_size": draw(positive),
+                "steps": steps,
+                "lr": draw(finite),
+                "grad_clip_norm": draw(st.none() | finite),
+            },
             "comm": {"nccl": {"socket_ifname": draw(st.none() | text)}, "torch": {"bucket_mb": draw(finite)}},
             "eval": {"class_names": draw(text | texts)},
             "logging": {"runs": draw(text)},
@@ -243,13 +335,18 @@ def jobs(draw: st.DrawFn) -> Job:
 def test_what_is_dumped_loads_to_an_equal_job(tmp_path_factory: pytest.TempPathFactory, job: Job) -> None:
     path = tmp_path_factory.getbasetemp() / "dumped.toml"
     resolved = resolve_paths(job, Path("/base [1]/{2}"))
-    path.write_bytes(dump(resolved).encode())
-    assert load(path) == resolved
+    path.write_bytes(dump_job(resolved).encode())
+    assert load_job(path) == resolved
 
 
 @settings(deadline=None)
-@given(keys=st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4, unique=True), values=st.lists(text, min_size=4, max_size=4))
-def test_lines_of_quoted_keys_are_found_after_values_of_several_lines(keys: list[str], values: list[str]) -> None:
+@given(
+    keys=st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4, unique=True),
+    values=st.lists(text, min_size=4, max_size=4),
+)
+def test_lines_of_quoted_keys_are_found_after_values_of_several_lines(
+    keys: list[str], values: list[str]
+) -> None:
     def quoted(value: str) -> str:
         return '"' + "".join(f"\\U{ord(c):08x}" for c in value) + '"'
 
@@ -265,17 +362,117 @@ def test_lines_of_quoted_keys_are_found_after_values_of_several_lines(keys: list
 
 def test_lines_of_headers_and_dotted_keys_are_found() -> None:
     content = 'a = 1\n[b.c] # x\nd."e.f" = { g = 1 }\n\n[ "h i" ]\nj = """\nk = 1\n"""\n'
-    assert key_lines(content) == {("a",): 1, ("b", "c"): 2, ("b", "c", "d", "e.f"): 3, ("h i",): 5, ("h i", "j"): 6}
+    assert key_lines(content) == {
+        ("a",): 1,
+        ("b", "c"): 2,
+        ("b", "c", "d", "e.f"): 3,
+        ("h i",): 5,
+        ("h i", "j"): 6,
+    }
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_are_valid_and_explain_themselves(tmp_path: Path, name: str) -> None:
     path = tmp_path / "job.toml"
     path.write_text(preset_text(name))
-    job = load(path)
+    job = load_job(path)
     assert job.name
     assert preset_text(name).count("#") >= 20
 
 
 def test_the_presets_are_those_promised() -> None:
     assert preset_names() == ["kubernetes", "laptop", "slurm"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a." * 900 + "a = 1",
+        "kubernetes.patch.worker." + "a." * 900 + "a = 1",
+        "[" + "a." * 900 + "a]",
+        "x = {" + "a." * 900 + "a = 1}",
+        '"x" = {' + '"a".' * 900 + "a = 1}",
+        "x = " + "{a=" * 90 + "1" + "}" * 90,
+        "x = " + "[" * 90 + "]" * 90,
+        "a." * 200_000 + "a = 1",
+    ],
+)
+def test_what_is_nested_too_deeply_is_refused_with_its_line(job_path: Path, line: str) -> None:
+    (told,) = problems(job_path, f'name = "x"\n{line}\n')
+    assert re.match(r"job\.toml:2: .*(nested more than 64 levels|a key of more than 64 parts)", told)
+
+
+def test_an_override_of_too_many_parts_is_refused(job_path: Path) -> None:
+    (told,) = problems(job_path, SMALLEST, f"{'a.' * 900}a=1")
+    assert "nested more than 64 levels deep" in told
+    assert len(told) < 300
+
+
+def test_many_unknown_keys_are_told_soon_and_counted(job_path: Path) -> None:
+    begin = time.monotonic()
+    told = problems(
+        job_path, "".join(f"unknown_key_{n} = 1\n" for n in range(3000)) + SMALLEST.replace('"x"', "1")
+    )
+    assert time.monotonic() - begin < 15  # a hint for each of them takes minutes
+    assert told[0].startswith("job.toml:1: unknown_key_0: unknown key; ")
+    assert told[-1] == "and 2,901 more problems"
+    assert len(told) == 101
+
+
+def test_a_name_of_a_whole_book_is_told_shortened(job_path: Path) -> None:
+    (told,) = problems(job_path, f"{SMALLEST}[{'n' * 200_000}]\n")
+    assert told == f"job.toml:7: {'n' * 97}...: unknown key"
+
+
+@pytest.mark.parametrize("key", ["seed", "env.X", "slurm.extra.x", "kubernetes.patch.worker.x"])
+def test_a_number_of_thousands_of_digits_is_refused(job_path: Path, key: str) -> None:
+    (told,) = problems(job_path, f"{key} = 0x{'f' * 9000}\n{SMALLEST}")
+    assert (
+        told
+        == f"job.toml:1: {key}: a number of more than 64 bits; TOML has whole numbers from -2^63 to 2^63 - 1"
+    )
+
+
+def test_a_file_too_large_for_a_job_is_not_read(job_path: Path) -> None:
+    (told,) = problems(job_path, "#" * 1_000_001)
+    assert "1,000,001 bytes and is no job file" in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'seed = "\\u001b[2J"',
+        '"\\u001b[2J\\u0000" = 1',
+        'model.precision = "\\u0000\\u202e"',
+        'seed = "a\\nb"',
+    ],
+)
+def test_no_value_acts_on_the_terminal(job_path: Path, line: str) -> None:
+    (told,) = problems(job_path, f"{line}\n{SMALLEST}")
+    assert told.isprintable()
+
+
+def test_a_password_is_masked_before_a_value_is_cut_short(job_path: Path) -> None:
+    (told,) = problems(job_path, f'seed = "https://user:s3cr3t{"x" * 100}@host/"\n{SMALLEST}')
+    assert told == 'job.toml:1: seed: expected a whole number (given "https://***@host/")'
+
+
+@pytest.mark.parametrize(
+    "key", ["logging.runs", "image.site.pip_conf", "checkpoint.resume", "model.cache_dir", "slurm.image"]
+)
+def test_a_path_that_no_file_system_has_is_refused(job_path: Path, key: str) -> None:
+    for long in ("/" + "x" * 256, "/x" * 2500, "/x" * 600):
+        (told,) = problems(job_path, f'{key} = "{long}.sif"\n{SMALLEST}')
+        assert "too long for a path" in told
+        assert len(told) < 250
+
+
+def test_weights_of_a_name_that_no_file_has_are_refused_in_words() -> None:
+    with pytest.raises(InputError):
+        check_pretrained("/x" * 2500 + ".pt")
+    assert weights_file("x" * 5000) == "x" * 5000
+
+
+def test_a_name_too_long_for_a_folder_is_refused(job_path: Path) -> None:
+    (told,) = problems(job_path, SMALLEST.replace('"x"', f'"{"é" * 150}"'))
+    assert told.endswith("at most 240 bytes, and it has 300")

@@ -10,15 +10,15 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kubernetes_jobs import CASES, EVERYTHING, HOROVOD, HOSTILE, kubernetes_job
-from trainer import jobfile
+from tests.support.kubernetes_jobs import CASES, EVERYTHING, HOROVOD, HOSTILE, kubernetes_job
+from trainer.cli.main import main
+from trainer.config import Job, Kubernetes
+from trainer.config.kubernetes import object_name
+from trainer.config.loader import dump_job, load_job
 from trainer.errors import InputError
-from trainer.job import Job, Kubernetes
-from trainer.job.kubernetes import object_name
-from trainer.launch.cli import main
-from trainer.launch.kubernetes.fits import hosts_bytes, warnings
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.patch import merged
+from trainer.launch.kubernetes.validate import hosts_bytes, warnings
 from trainer.launch.yaml_text import yaml as quoted
 from trainer.launch.yaml_text import yaml_block
 
@@ -26,8 +26,16 @@ Golden = Callable[[str, str], None]
 
 
 def documents(job: Job) -> tuple[Any, Any]:
-    config_map, mpijob = yaml.safe_load_all(manifest(job))
-    return config_map, mpijob
+    found = {document["kind"]: document for document in yaml.safe_load_all(manifest(job))}
+    return found["ConfigMap"], found["MPIJob"]
+
+
+def policy(job: Job) -> Any:
+    """The NetworkPolicy of the manifest, or None."""
+    return next(
+        (document for document in yaml.safe_load_all(manifest(job)) if document["kind"] == "NetworkPolicy"),
+        None,
+    )
 
 
 def pods(job: Job) -> tuple[Any, Any]:
@@ -36,8 +44,14 @@ def pods(job: Job) -> tuple[Any, Any]:
     return specs["Launcher"]["template"]["spec"], specs["Worker"]["template"]["spec"]
 
 
+def mount_paths(pod: Any) -> list[str]:
+    return [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+
+
 def variables(pod: Any) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod["containers"][0]["env"]}
+    return {
+        entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod["containers"][0]["env"]
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -54,7 +68,14 @@ def test_the_same_job_renders_the_same_bytes(case: str) -> None:
 def test_the_config_map_holds_the_job_that_was_rendered(case: str, tmp_path: Path) -> None:
     job = kubernetes_job(**CASES[case])
     (tmp_path / "job.toml").write_text(documents(job)[0]["data"]["job.toml"], encoding="utf-8")
-    assert jobfile.load(tmp_path / "job.toml") == job
+    assert load_job(tmp_path / "job.toml") == job
+
+
+@pytest.mark.parametrize("resources", [{"device": "cpu"}, {"gpus_per_node": 0}])
+def test_workers_of_a_job_that_means_the_cpu_ask_for_no_gpu(resources: dict[str, Any]) -> None:
+    assert "nvidia.com/gpu" not in str(
+        pods(kubernetes_job(resources=resources))[1]["containers"][0]["resources"]
+    )
 
 
 # The traps
@@ -81,7 +102,10 @@ def test_secrets_are_references_and_stand_on_no_command_line() -> None:
     job = kubernetes_job(kubernetes=EVERYTHING)
     launcher, worker = pods(job)
     assert variables(worker)["WANDB_API_KEY"] == {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
-    assert worker["containers"][0]["envFrom"] == [{"secretRef": {"name": "site"}}, {"configMapRef": {"name": "site"}}]
+    assert worker["containers"][0]["envFrom"] == [
+        {"secretRef": {"name": "site"}},
+        {"configMapRef": {"name": "site"}},
+    ]
     assert "CLIPSHIP_TOKEN" not in manifest(job)
     for pod in (launcher, worker):
         assert not any("wandb" in word for word in pod["containers"][0]["command"])
@@ -91,12 +115,15 @@ def test_the_launcher_waits_for_workers_whose_sshd_answers() -> None:
     spec = documents(kubernetes_job())[1]["spec"]
     assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
     container = spec["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    assert container["readinessProbe"]["tcpSocket"] == container["startupProbe"]["tcpSocket"] == {"port": 2222}
+    assert (
+        container["readinessProbe"]["tcpSocket"] == container["startupProbe"]["tcpSocket"] == {"port": 2222}
+    )
     assert container["command"][-1] == "2222"
 
 
 @pytest.mark.parametrize(
-    ("user", "folder", "port"), [(0, "/root/.ssh", 22), (1000, "/home/clipship/.ssh", 2222), (4242, "/home/clipship/.ssh", 2222)]
+    ("user", "folder", "port"),
+    [(0, "/root/.ssh", 22), (1000, "/home/clipship/.ssh", 2222), (4242, "/home/clipship/.ssh", 2222)],
 )
 def test_the_ssh_key_lies_where_ssh_takes_it_from_this_user(user: int, folder: str, port: int) -> None:
     job = kubernetes_job(kubernetes={"run_as_user": user})
@@ -135,14 +162,86 @@ def test_a_gang_does_not_wait_for_the_launcher_that_waits_for_the_gang() -> None
     """The operator's default, workers + 1, never starts with WaitForWorkersReady."""
     spec = documents(kubernetes_job(kubernetes={"gang": "volcano"}))[1]["spec"]
     assert spec["runPolicy"]["schedulingPolicy"]["minAvailable"] == 2
-    at_once = documents(kubernetes_job(kubernetes={"gang": "volcano", "launcher_start": "at-once"}))[1]["spec"]
+    at_once = documents(kubernetes_job(kubernetes={"gang": "volcano", "launcher_start": "at-once"}))[1][
+        "spec"
+    ]
     assert at_once["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
 
 
 def test_ipc_lock_comes_with_rdma_only() -> None:
     assert "IPC_LOCK" not in manifest(kubernetes_job())
     job = kubernetes_job(kubernetes={"rdma": {"rdma/hca": 1}})
-    assert pods(job)[1]["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert pods(job)[1]["containers"][0]["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["IPC_LOCK"],
+    }
+    both = pods(kubernetes_job(kubernetes={"rdma": {"rdma/hca": 1}, "run_as_user": 0}))[1]
+    assert {"IPC_LOCK", "SYS_CHROOT"} <= set(both["containers"][0]["securityContext"]["capabilities"]["add"])
+
+
+@pytest.mark.parametrize("user", [0, 1000, 4242])
+def test_containers_gain_no_rights_and_write_only_into_volumes(user: int) -> None:
+    launcher, worker = pods(kubernetes_job(kubernetes={"run_as_user": user}))
+    home = "/root" if user == 0 else "/home/clipship"
+    for pod in (launcher, worker):
+        security = pod["containers"][0]["securityContext"]
+        assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+        assert security["capabilities"]["drop"] == ["ALL"]
+        empty = {volume["name"] for volume in pod["volumes"] if volume.get("emptyDir") == {}}
+        mounted = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert {mounted["/tmp"], mounted[home]} <= empty
+    added = worker["containers"][0]["securityContext"]["capabilities"].get("add", [])
+    assert ("SYS_CHROOT" in added) == (user == 0)
+    assert not {"NET_RAW", "MKNOD", "SETPCAP", "SYS_ADMIN"} & set(added)
+    assert "SYS_CHROOT" not in launcher["containers"][0]["securityContext"]["capabilities"].get("add", [])
+
+
+def test_a_jobs_own_volume_takes_the_place_of_an_empty_one() -> None:
+    mounts = {"/scratch": "pvc:scratch", "/tmp": "host:/ssd/tmp"}
+    worker = pods(kubernetes_job(kubernetes={"mounts": mounts}))[1]
+    assert sorted(path for path in mount_paths(worker) if path in ("/tmp", "/home/clipship")) == [
+        "/home/clipship",
+        "/tmp",
+    ]
+    assert "tmp" not in [volume["name"] for volume in worker["volumes"]]
+
+
+def test_a_job_may_keep_its_root_file_system_writable() -> None:
+    worker = pods(kubernetes_job(kubernetes={"read_only_root": False}))[1]
+    assert "readOnlyRootFilesystem" not in worker["containers"][0]["securityContext"]
+    assert "/tmp" not in mount_paths(worker)
+
+
+def test_no_gpu_comes_to_a_pod_that_asks_for_none() -> None:
+    """The image says NVIDIA_VISIBLE_DEVICES=all, and where NVIDIA's runtime is the default it heeds that."""
+    launcher, worker = pods(kubernetes_job())
+    assert variables(launcher)["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert "NVIDIA_VISIBLE_DEVICES" not in variables(worker)
+    on_cpus = pods(kubernetes_job(kubernetes={"gpu_resource": "none"}))[1]
+    assert variables(on_cpus)["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_networks_of_the_workers_do_not_reach_the_launcher() -> None:
+    job = kubernetes_job(
+        kubernetes={
+            "annotations": {"example.com/both": "a", "example.com/one": "a"},
+            "launcher_annotations": {"example.com/launcher": "b"},
+            "worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0", "example.com/one": "c"},
+        }
+    )
+    specs = documents(job)[1]["spec"]["mpiReplicaSpecs"]
+    launcher, worker = (specs[role]["template"]["metadata"]["annotations"] for role in ("Launcher", "Worker"))
+    assert launcher == {"example.com/both": "a", "example.com/one": "a", "example.com/launcher": "b"}
+    assert worker == {
+        "example.com/both": "a",
+        "example.com/one": "c",
+        "k8s.v1.cni.cncf.io/networks": "rail-0",
+    }
+    assert not list(warnings(job))
+    (warning,) = warnings(
+        kubernetes_job(kubernetes={"annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}})
+    )
+    assert "reaches the launcher, too; networks belong into worker_annotations" in warning
 
 
 def test_jobs_on_the_nodes_network_do_not_share_ports() -> None:
@@ -160,6 +259,37 @@ def test_jobs_on_the_nodes_network_do_not_share_ports() -> None:
     assert all(20_000 <= port < 29_000 for port in ports)
 
 
+# Who may connect
+
+
+OWN_PODS = {"podSelector": {"matchLabels": {"training.kubeflow.org/job-name": "first-run"}}}
+
+
+@pytest.mark.parametrize("sections", [{}, CASES["patched"], CASES["root"]], ids=["user", "patched", "root"])
+def test_only_pods_of_the_job_connect_to_its_pods_and_what_they_connect_to_is_free(
+    sections: dict[str, Any],
+) -> None:
+    spec = policy(kubernetes_job(**sections))["spec"]
+    assert spec == {**OWN_PODS, "policyTypes": ["Ingress"], "ingress": [{"from": [OWN_PODS]}]}
+
+
+def test_a_job_may_do_without_a_network_policy() -> None:
+    assert policy(kubernetes_job(kubernetes={"network_policy": False})) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [{"host_network": True}, {"patch": {"worker": {"spec": {"hostNetwork": True}}}}],
+    ids=["key", "patch"],
+)
+def test_a_policy_does_not_keep_workers_on_the_nodes_network_from_their_launcher(key: dict[str, Any]) -> None:
+    """No policy selects such pods, and their connections to the launcher come from the node's address."""
+    job = kubernetes_job(kubernetes=key)
+    assert policy(job) is None
+    assert "kubernetes.network_policy = false says that this is meant" in "".join(warnings(job))
+    assert not list(warnings(kubernetes_job(kubernetes={**key, "network_policy": False})))
+
+
 # The patch
 
 
@@ -170,8 +300,8 @@ def test_a_patch_merges_as_kubectl_does() -> None:
     assert variables(worker)["OMP_NUM_THREADS"] == "3"
     assert variables(worker)["NEW"] == "1"
     assert variables(worker)["CLIPSHIP_WORLD_SIZE"] == "8"
-    assert [volume["name"] for volume in worker["volumes"]] == ["job", "mount-0", "ssd"]
-    assert [mount["mountPath"] for mount in worker["containers"][0]["volumeMounts"]] == ["/etc/clipship", "/scratch", "/ssd"]
+    assert [volume["name"] for volume in worker["volumes"]] == ["job", "tmp", "home", "mount-0", "ssd"]
+    assert mount_paths(worker) == ["/etc/clipship", "/tmp", "/home/clipship", "/scratch", "/ssd"]
     base = {"a": {"b": 1, "c": 2}, "tolerations": [{"key": "x"}]}
     assert merged(base, {"a": {"$patch": "replace", "d": 3}, "tolerations": ({"key": "y"},)}, "patch") == {
         "a": {"d": 3},
@@ -180,14 +310,22 @@ def test_a_patch_merges_as_kubectl_does() -> None:
     assert merged(base, {"a": {"$patch": "delete"}}, "patch") == {"tolerations": [{"key": "x"}]}
     named = {"env": [{"name": "A", "value": "1"}]}
     assert merged(named, {"env": ({"$patch": "replace"}, {"name": "B"})}, "patch") == {"env": [{"name": "B"}]}
-    assert merged({}, {"env": ({"name": "A", "$patch": "delete"}, {"name": "B"})}, "patch") == {"env": [{"name": "B"}]}
+    assert merged({}, {"env": ({"name": "A", "$patch": "delete"}, {"name": "B"})}, "patch") == {
+        "env": [{"name": "B"}]
+    }
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"spec": {"containers": 3}}, "worker.spec.containers is a list in this manifest, and the patch has a single value"),
-        ({"spec": {"volumes": {"name": "a"}}}, "worker.spec.volumes is a list in this manifest, and the patch has a table"),
+        (
+            {"spec": {"containers": 3}},
+            "worker.spec.containers is a list in this manifest, and the patch has a single value",
+        ),
+        (
+            {"spec": {"volumes": {"name": "a"}}},
+            "worker.spec.volumes is a list in this manifest, and the patch has a table",
+        ),
         (
             {"spec": {"volumes": ["a"]}},
             "worker.spec.volumes: 'a' must be a table with the key name, by which members of this list are told apart",
@@ -207,6 +345,17 @@ def test_a_patch_that_makes_no_pod_is_refused_with_its_key(change: dict[str, Any
     with pytest.raises(InputError) as refused:
         manifest(kubernetes_job(kubernetes={"patch": {"worker": change}}))
     assert str(refused.value) == f"kubernetes.patch.{problem}"
+
+
+@pytest.mark.parametrize("role", ["launcher", "worker"])
+@pytest.mark.parametrize("name", ["shareProcessNamespace", "hostPID"])
+def test_a_patch_does_not_make_another_process_the_first_one(role: str, name: str) -> None:
+    """Ranks would find the variables of Kubernetes' pause process, or of the node's init."""
+    with pytest.raises(
+        InputError, match=rf"kubernetes.patch.{role}.spec.{name} = true: ranks take their variables"
+    ):
+        manifest(kubernetes_job(kubernetes={"patch": {role: {"spec": {name: True}}}}))
+    manifest(kubernetes_job(kubernetes={"patch": {role: {"spec": {name: False}}}}))
 
 
 def test_a_patch_leaves_the_other_template_alone() -> None:
@@ -272,7 +421,9 @@ def test_hostile_values_reach_pods_as_data(text: str) -> None:
     job = kubernetes_job(env={"NOTE": text}, kubernetes={"annotations": {"note": text}})
     _read_back(job, text)
     patch = {"worker": {"spec": {"hostname": text}}}  # which writes the manifest anew
-    worker = _read_back(kubernetes_job(env={"NOTE": text}, kubernetes={"annotations": {"note": text}, "patch": patch}), text)
+    worker = _read_back(
+        kubernetes_job(env={"NOTE": text}, kubernetes={"annotations": {"note": text}, "patch": patch}), text
+    )
     assert worker["spec"]["hostname"] == text
 
 
@@ -305,29 +456,46 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
         ({"comm": {"launcher": "torchrun"}}, "use auto or mpirun"),
         ({"comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}}, "needs horovodrun"),
         ({"kubernetes": {"name": "a" * 60, "mounts": {"/scratch": "pvc:a"}}}, "use at most 54"),
-        ({"resources": {"nodes": 7000, "gpus_per_node": 1}, "optim": {"global_batch_size": 7000}}, "a ConfigMap holds 1,048,576"),
+        (
+            {"resources": {"nodes": 7000, "gpus_per_node": 1}, "optim": {"global_batch_size": 7000}},
+            "a ConfigMap holds 1,048,576",
+        ),
         ({"optim": {"global_batch_size": 4097}}, "cannot be shared equally by 8 ranks"),
-        ({"kubernetes": {"cpu_request": 99.0, "mounts": {"/scratch": "pvc:a"}}}, "above the worker's 32 cores"),
+        (
+            {"kubernetes": {"cpu_request": 99.0, "mounts": {"/scratch": "pvc:a"}}},
+            "above the worker's 32 cores",
+        ),
         ({"kubernetes": {"shm_gb": 999.0, "mounts": {"/scratch": "pvc:a"}}}, "above the worker's 240 GiB"),
         ({"kubernetes": {"mem_request_gb": 999.0, "mounts": {"/scratch": "pvc:a"}}}, "limit of 240 GiB"),
-        ({"env": {"A": "1"}, "kubernetes": {"env": {"A": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}}, "A: set in [env] and in"),
+        (
+            {"env": {"A": "1"}, "kubernetes": {"env": {"A": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
+            "A: set in [env] and in",
+        ),
         (
             {"kubernetes": {"env": {"CLIPSHIP_TOKEN": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
             "CLIPSHIP_TOKEN: what starts the ranks",
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_submitted(sections: dict[str, Any], expected: str) -> None:
+def test_what_cannot_work_is_refused_before_anything_is_submitted(
+    sections: dict[str, Any], expected: str
+) -> None:
     job = kubernetes_job(**{key: value for key, value in sections.items() if value != {"tag": None}})
     if sections.get("image"):
         job = job.model_copy(update={"image": job.image.model_copy(update={"tag": None})})
-    with pytest.raises(InputError, match="(?s)" + expected.replace("[", r"\[").replace(".", r"\.").replace("(", r"\(")):
+    with pytest.raises(
+        InputError, match="(?s)" + expected.replace("[", r"\[").replace(".", r"\.").replace("(", r"\(")
+    ):
         manifest(job)
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(InputError) as refused:
-        manifest(kubernetes_job(comm={"launcher": "torchrun"}, kubernetes={"mounts": {}}, optim={"global_batch_size": 3}))
+        manifest(
+            kubernetes_job(
+                comm={"launcher": "torchrun"}, kubernetes={"mounts": {}}, optim={"global_batch_size": 3}
+            )
+        )
     assert len(str(refused.value).splitlines()) == 3
 
 
@@ -377,10 +545,15 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, 
 
 def test_seldom_meant_settings_are_warned_of() -> None:
     job = kubernetes_job(
-        data={"train": ["/elsewhere/x.tar"]}, kubernetes={"grace_s": 5, "rdma": {"rdma/hca": 1}, "mounts": {"/scratch": "pvc:a"}}
+        data={"train": ["/elsewhere/x.tar"]},
+        kubernetes={"grace_s": 5, "rdma": {"rdma/hca": 1}, "mounts": {"/scratch": "pvc:a"}},
     )
     found = list(warnings(job))
-    assert ["grace_s" in found[0], "IPC_LOCK" in found[1], "/elsewhere/x.tar lies on no volume" in found[2]] == [True] * 3
+    assert [
+        "grace_s" in found[0],
+        "IPC_LOCK" in found[1],
+        "/elsewhere/x.tar lies on no volume" in found[2],
+    ] == [True] * 3
     assert not list(warnings(kubernetes_job()))
 
 
@@ -400,15 +573,17 @@ def test_the_size_of_the_operators_host_list_is_known_exactly() -> None:
 # The command
 
 
-def test_render_prints_the_manifest_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_the_manifest_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = kubernetes_job(comm=HOROVOD)
-    (tmp_path / "job.toml").write_text(jobfile.dump(job))
+    (tmp_path / "job.toml").write_text(dump_job(job))
     assert main(["render", "kubernetes", str(tmp_path / "job.toml")]) == 0
     assert capsys.readouterr() == (manifest(job), "")
 
 
 def test_render_refuses_a_job_without_an_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "job.toml").write_text(jobfile.dump(kubernetes_job()))
+    (tmp_path / "job.toml").write_text(dump_job(kubernetes_job()))
     assert main(["render", "kubernetes", str(tmp_path / "job.toml"), "--set", "image.tag="]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

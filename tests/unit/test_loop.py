@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import tiny_job
-from trainer import model, optim
+from tests.support.jobs import tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.writer import Writer
 from trainer.comm.protocol import Comm
+from trainer.config.batch_plan import plan, schedule
 from trainer.data.source import open_source
 from trainer.errors import InputError, Preempted
-from trainer.health.requests import Requests
-from trainer.loop import Loop, Metrics
-from trainer.plan import plan, schedule
-from trainer.run import Run
-from trainer.step import TrainStep
+from trainer.model.build import build_model
+from trainer.model.optimizer import build_optimizer
+from trainer.run.layout import Run
+from trainer.train.loop import Loop, Metrics
+from trainer.train.requests import Requests
+from trainer.train.step import TrainStep
 
 STEPS = 4
 
@@ -37,24 +38,34 @@ def loop_of(folder: Path, comm: Comm, evaluate: Callable[[], Metrics], **section
     sections["eval"] = {"zero_shot": ("val",), "retrieval": ("val.csv",), **sections.get("eval", {})}
     job = tiny_job(**sections, logging={"tensorboard": False})  # type: ignore[arg-type]
     cut, source, run = plan(job, 1), open_source(job.data), Run(folder)
-    clip = model.build(job, cut, comm)
-    train = TrainStep(job, cut, comm, clip.model, optim.build(clip.model, job.optim, comm.device))
+    clip = build_model(job, cut, comm)
+    train = TrainStep(job, cut, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
     writer = Writer(run.checkpoints, job.checkpoint, 0, 1, 30.0)
     requests = Requests(folder, 0, comm.pulse)
-    return Loop(job, comm, run, cut, schedule(job, len(source)), clip, train, source, None, evaluate, writer, requests)
+    return Loop(
+        job, comm, run, cut, schedule(job, len(source)), clip, train, source, None, evaluate, writer, requests
+    )
 
 
 def saved(loop: Loop) -> list[int]:
     """The steps whose checkpoints are there."""
-    return sorted(int(folder.name.removeprefix("step-")) for folder in files.newest_first(loop.run_folder.checkpoints))
+    return sorted(
+        int(folder.name.removeprefix("step-")) for folder in files.newest_first(loop.run_folder.checkpoints)
+    )
 
 
 def test_the_best_of_another_metric_is_no_measure(tmp_path: Path, alone: Comm) -> None:
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     files.note_best(tmp_path / "checkpoints", 1, "zero_shot_top1", 0.6)
-    loop = loop_of(tmp_path, alone, lambda: {"retrieval_i2t_r1": 0.35}, checkpoint={"best": "retrieval_i2t_r1"})
+    loop = loop_of(
+        tmp_path, alone, lambda: {"retrieval_i2t_r1": 0.35}, checkpoint={"best": "retrieval_i2t_r1"}
+    )
     assert loop.run(STEPS - 1) == {"retrieval_i2t_r1": 0.35}
-    assert files.best_so_far(loop.run_folder.checkpoints) == {"step": STEPS, "metric": "retrieval_i2t_r1", "value": 0.35}
+    assert files.best_so_far(loop.run_folder.checkpoints) == {
+        "step": STEPS,
+        "metric": "retrieval_i2t_r1",
+        "value": 0.35,
+    }
 
 
 def fails() -> Metrics:
@@ -66,7 +77,9 @@ def gives_up() -> Metrics:
 
 
 def manifest(loop: Loop, step: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((loop.run_folder.checkpoints / files.folder_name(step) / files.MANIFEST).read_text())
+    found: dict[str, Any] = json.loads(
+        (loop.run_folder.checkpoints / files.folder_name(step) / files.MANIFEST).read_text()
+    )
     return found
 
 
@@ -88,20 +101,36 @@ def test_a_start_at_the_last_step_evaluates_only_and_the_best_is_noted(tmp_path:
         loop_of(tmp_path, alone, fails).run(0)
     again = loop_of(tmp_path, alone, lambda: {"zero_shot_top1": 0.5}, checkpoint={"best": "zero_shot_top1"})
     assert again.run(STEPS) == {"zero_shot_top1": 0.5}
-    assert files.best_so_far(again.run_folder.checkpoints) == {"step": STEPS, "metric": "zero_shot_top1", "value": 0.5}
+    assert files.best_so_far(again.run_folder.checkpoints) == {
+        "step": STEPS,
+        "metric": "zero_shot_top1",
+        "value": 0.5,
+    }
     assert (manifest(again, STEPS)["metrics"], evaluations(again)) == ({"zero_shot_top1": 0.5}, [STEPS])
     files.verified(again.run_folder.checkpoints / files.folder_name(STEPS))
 
 
 @pytest.mark.parametrize("every_steps", [2, 3])
-def test_the_best_is_the_step_that_was_measured_whether_it_was_due_or_not(tmp_path: Path, alone: Comm, every_steps: int) -> None:
+def test_the_best_is_the_step_that_was_measured_whether_it_was_due_or_not(
+    tmp_path: Path, alone: Comm, every_steps: int
+) -> None:
     """Of four steps the second is the best and is due by itself; or is saved only because it is the best."""
     values = iter([0.1, 0.9, 0.3, 0.2])
     settings = {"best": "zero_shot_top1", "every_steps": every_steps, "keep": 1}
-    loop = loop_of(tmp_path, alone, lambda: {"zero_shot_top1": next(values)}, checkpoint=settings, eval={"every_steps": 1})
+    loop = loop_of(
+        tmp_path,
+        alone,
+        lambda: {"zero_shot_top1": next(values)},
+        checkpoint=settings,
+        eval={"every_steps": 1},
+    )
     assert loop.run(0) == {"zero_shot_top1": 0.2}
     assert saved(loop) == [2, 4]
-    assert files.best_so_far(loop.run_folder.checkpoints) == {"step": 2, "metric": "zero_shot_top1", "value": 0.9}
+    assert files.best_so_far(loop.run_folder.checkpoints) == {
+        "step": 2,
+        "metric": "zero_shot_top1",
+        "value": 0.9,
+    }
     assert [manifest(loop, step)["metrics"]["zero_shot_top1"] for step in (2, 4)] == [0.9, 0.2]
 
 
@@ -130,7 +159,9 @@ def test_an_evaluation_that_is_given_up_leaves_its_step_saved(tmp_path: Path, al
     assert saved(loop) == [2, 4]
 
 
-def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainer.launch.image.table import Row, table
+from trainer.image.stack_table import Row, table
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / f"docker/torch/{table().default}.txt"
@@ -18,26 +18,48 @@ PINS = sorted([*ROOT.glob("docker/requirements*.txt"), *ROOT.glob("tests/require
 
 def pinned(path: Path) -> dict[str, str]:
     """Version by normalized name."""
-    return {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE)}
+    return {
+        canonicalize_name(name): version
+        for name, version in re.findall(r"^([\w.-]+)==(\S+)", path.read_text(), re.MULTILINE)
+    }
 
 
 def test_every_dependency_of_the_package_is_pinned_within_its_bound() -> None:
-    pins = pinned(ROOT / "docker/requirements.txt") | pinned(DEFAULT) | pinned(ROOT / "docker/requirements-mpi.txt")
+    pins = (
+        pinned(ROOT / "docker/requirements.txt")
+        | pinned(DEFAULT)
+        | pinned(ROOT / "docker/requirements-mpi.txt")
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["mpi"])]
-    outside = [str(need) for need in wanted if not need.specifier.contains(pins.get(canonicalize_name(need.name), "0"))]
+    wanted = [
+        Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["mpi"])
+    ]
+    outside = [
+        str(need)
+        for need in wanted
+        if not need.specifier.contains(pins.get(canonicalize_name(need.name), "0"))
+    ]
     assert outside == []
 
 
 def test_no_lock_file_is_of_a_stack_that_is_gone() -> None:
-    assert {path.stem for path in (*OTHER_TORCHES, DEFAULT)} == {row.torch for row in table().rows if table().trains(row)}
+    assert {path.stem for path in (*OTHER_TORCHES, DEFAULT)} == {
+        row.torch for row in table().rows if table().trains(row)
+    }
 
 
-@pytest.mark.parametrize("row", [row for row in table().rows if table().trains(row)], ids=lambda row: row.torch)
+@pytest.mark.parametrize(
+    "row", [row for row in table().rows if table().trains(row)], ids=lambda row: row.torch
+)
 def test_each_stack_that_the_trainer_runs_on_is_pinned_as_the_table_says(row: Row) -> None:
     pins = pinned(ROOT / f"docker/torch/{row.torch}.txt")
     nccl = next(version for name, version in pins.items() if name.startswith("nvidia-nccl-cu"))
-    assert (pins["torch"], pins["torchvision"], pins["triton"], nccl) == (row.torch, row.torchvision, row.triton, row.nccl)
+    assert (pins["torch"], pins["torchvision"], pins["triton"], nccl) == (
+        row.torch,
+        row.torchvision,
+        row.triton,
+        row.nccl,
+    )
     assert not pins.keys() & pinned(ROOT / "docker/requirements.txt").keys()
 
 
@@ -46,7 +68,9 @@ def test_pins_carry_hashes_and_no_address(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"://|--(extra-)?index|--find-links|^-f", text, re.MULTILINE)
     blocks = re.split(r"\n(?=\S)", text)
-    assert [block.splitlines()[0] for block in blocks if "==" in block and "--hash=sha256:" not in block] == []
+    assert [
+        block.splitlines()[0] for block in blocks if "==" in block and "--hash=sha256:" not in block
+    ] == []
 
 
 def test_files_that_share_a_package_pin_the_same_version() -> None:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
+from trainer.config import Job
+from trainer.config.batch_plan import plan, schedule
 from trainer.errors import InputError
-from trainer.job import Job
-from trainer.plan import plan, schedule
 
 
 def _job(global_batch: int, limit: int | None = None, **length: int) -> Job:
@@ -18,7 +18,9 @@ def _job(global_batch: int, limit: int | None = None, **length: int) -> Job:
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 100))
 def test_every_cut_is_equal_and_within_the_limit(ranks: int, per_rank: int, limit: int) -> None:
     cut = plan(_job(ranks * per_rank, limit), ranks)
-    assert cut.micro_batch_size * cut.accumulation * cut.world_size == cut.global_batch_size == ranks * per_rank
+    assert (
+        cut.micro_batch_size * cut.accumulation * cut.world_size == cut.global_batch_size == ranks * per_rank
+    )
     assert 1 <= cut.micro_batch_size <= limit
 
 
@@ -34,14 +36,18 @@ def test_without_a_limit_a_share_passes_at_once() -> None:
 
 
 def test_a_world_that_does_not_divide_the_batch_is_refused_with_what_fits() -> None:
-    with pytest.raises(InputError, match=r"100 cannot be shared equally by 8 ranks: use 96 or 104.*2, 4, 5, 10"):
+    with pytest.raises(
+        InputError, match=r"100 cannot be shared equally by 8 ranks: use 96 or 104.*2, 4, 5, 10"
+    ):
         plan(_job(100), 8)
 
 
 def test_a_static_graph_is_refused_where_passes_are_accumulated() -> None:
     job = tiny_job(optim={"global_batch_size": 16}, comm={"torch": {"static_graph": True}})
     assert plan(job, 2).accumulation == 1
-    limited = tiny_job(optim={"global_batch_size": 16, "max_batch_size_per_gpu": 4}, comm={"torch": {"static_graph": True}})
+    limited = tiny_job(
+        optim={"global_batch_size": 16, "max_batch_size_per_gpu": 4}, comm={"torch": {"static_graph": True}}
+    )
     with pytest.raises(InputError, match=r"static_graph = true .* 2 ranks accumulate 2 passes"):
         plan(limited, 2)
 

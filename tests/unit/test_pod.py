@@ -15,14 +15,21 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import InputError
-from trainer.exits import ExitRecord, first_cause
-from trainer.health.last_words import EXIT_FILE, LastWords
-from trainer.health.tree import Meeting
-from trainer.pod.attempts import Memory, newest_checkpoint, read_memory, verdict, write_memory
-from trainer.pod.hosts import listed, read_hostfile, wait_for_all
-from trainer.pod.names import SSH_KEY, meeting
-from trainer.pod.rank import environment, read_environment
-from trainer.pod.watch import WATCH_S, Watch
+from trainer.launch.kubernetes.pod.attempts import (
+    Memory,
+    newest_checkpoint,
+    read_memory,
+    verdict,
+    write_memory,
+)
+from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
+from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, meeting
+from trainer.launch.kubernetes.pod.rank import environment, read_environment
+from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
+from trainer.run.exit_files import LastWords
+from trainer.run.exits import ExitRecord, first_cause
+from trainer.run.layout import EXIT_FILE
+from trainer.supervise.tree import Meeting
 
 # What a rank inherits
 
@@ -42,7 +49,13 @@ def test_a_rank_has_its_pods_variables_and_what_mpirun_tells_it(key: Path) -> No
         SSH_KEY: str(key),
         "OMPI_COMM_WORLD_RANK": "wrong",
     }
-    own = {"PATH": "/usr/bin", "HOME": "/home/clipship", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "SSH_CLIENT": "x"}
+    own = {
+        "PATH": "/usr/bin",
+        "HOME": "/home/clipship",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PMIX_RANK": "1",
+        "SSH_CLIENT": "x",
+    }
     found = environment(pod, own)
     assert {name: found[name] for name in ("PATH", "API_KEY", "HOME")} == {
         "PATH": "/opt/clipship/bin",
@@ -67,6 +80,16 @@ def test_all_pods_of_a_job_know_the_same_token_and_those_of_another_do_not(key: 
     other = tmp_path / "other"
     other.write_text("another key")
     assert meeting({**env, SSH_KEY: str(other)}).token != token
+
+
+def test_every_worker_is_known_by_the_jobs_own_key_and_by_no_other(key: Path) -> None:
+    env = {SSH_KEY: str(key)}
+    with pytest.raises(
+        InputError, match="the public half of the key that CLIPSHIP_SSH_KEY names cannot be read"
+    ):
+        known_host(env)
+    Path(f"{key}.pub").write_text("ecdsa-sha2-nistp521 AAAA operator@cluster with blanks\n")
+    assert known_host(env) == "* ecdsa-sha2-nistp521 AAAA\n"
 
 
 def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
@@ -97,7 +120,9 @@ def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
 def test_failures_without_progress_are_bounded_and_requests_are_heeded(
     code: int, asked: bool, failures: int, checkpoint: str, action: str, final: int | None, counted: int
 ) -> None:
-    found = verdict(Memory("uid", failures=failures), code, asked=asked, checkpoint=checkpoint, retries=3, message="m")
+    found = verdict(
+        Memory("uid", failures=failures), code, asked=asked, checkpoint=checkpoint, retries=3, message="m"
+    )
     assert (found.action, found.memory.final, found.memory.failures) == (action, final, counted)
 
 
@@ -134,7 +159,10 @@ def test_the_hostfile_of_the_operator_is_read(tmp_path: Path) -> None:
 
 
 def test_many_missing_workers_are_listed_shortly() -> None:
-    assert listed([f"a-worker-{i}.a.svc" for i in range(1000)]) == "a-worker-0, a-worker-1, a-worker-2, a-worker-3, a-worker-4 and 995 more"
+    assert (
+        listed([f"a-worker-{i}.a.svc" for i in range(1000)])
+        == "a-worker-0, a-worker-1, a-worker-2, a-worker-3, a-worker-4 and 995 more"
+    )
 
 
 @pytest.fixture
@@ -174,8 +202,10 @@ def test_a_port_that_accepts_and_says_nothing_is_no_sshd() -> None:
 
 
 def start_worker(*command: str) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-m", "trainer.pod.worker", *command]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    words = [sys.executable, "-m", "trainer.launch.kubernetes.pod.worker", *command]
+    return subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
 
 
 def test_a_worker_whose_sshd_ends_fails_so_that_it_is_started_again() -> None:
@@ -222,7 +252,9 @@ def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
 
 
 def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "-m", "trainer.rank", str(tmp_path)])
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)", "-m", "trainer.rank", str(tmp_path)]
+    )
     ask_a_worker_to_go()
     assert stranger.poll() is None
     stranger.kill()

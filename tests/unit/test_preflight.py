@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,25 +11,39 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.preflight import wire
+from trainer.preflight import host_probe as place
+from trainer.preflight import network_probe as wire
 from trainer.preflight.check import Report
-from trainer.preflight.judge import Needs, judge
-from trainer.preflight.reading import Finding, Gpu, Reading, Timing
+from trainer.preflight.findings import Needs, judge
+from trainer.preflight.measurements import Finding, Gpu, Rdma, Reading, Timing
 from trainer.preflight.table import lines
-from trainer.world import detect
+from trainer.supervise.world import detect
 
 NEEDS = Needs(shm_bytes=1 << 30, open_files=1024, checkpoint_bytes=1 << 30, checkpoints=4)
-GPU = Gpu("H100", free_bytes=79 << 30, total_bytes=80 << 30, uncorrected_errors=0, slowed_by=(), other_processes=0)
+GPU = Gpu(
+    "H100", free_bytes=79 << 30, total_bytes=80 << 30, uncorrected_errors=0, slowed_by=(), other_processes=0
+)
 
 
 def _readings(nodes: int = 4, **changed: Any) -> list[Reading]:
     """One rank a node, all well; `changed` is that of the last."""
     fast = {"all_reduce": Timing(1 << 20, 0.001)}
     readings = [
-        Reading(n, 0, f"n{n}", 2 << 30, 4096, 100 << 30, 1000.0, timings=fast, pairs={f"n{n ^ 1}": Timing(1 << 24, 0.01)}, gpu=GPU)
+        Reading(
+            n,
+            0,
+            f"n{n}",
+            2 << 30,
+            4096,
+            100 << 30,
+            1000.0,
+            timings=fast,
+            pairs={f"n{n ^ 1}": Timing(1 << 24, 0.01)},
+            gpu=GPU,
+        )
         for n in range(nodes)
     ]
     return [*readings[:-1], replace(readings[-1], **changed)]
@@ -49,11 +64,26 @@ def test_nothing_is_found_where_all_is_well() -> None:
         ({"shm_bytes": 64 << 20}, "warning shared memory: n3: 64 MiB of /dev/shm are free"),
         ({"open_files": 256}, "warning open files: n3: 256 open files are allowed, and a rank may need 1024"),
         ({"clock_s": 990.0}, "warning clock: n3: its clock is 10.0 s behind"),
-        ({"pairs": {"n2": Timing(1 << 24, 0.1)}}, "warning link: n3: 0.168 GB/s to its best partner, where the median is 1.68 GB/s"),
-        ({"gpu": replace(GPU, uncorrected_errors=2)}, "warning ECC: rank 3 on n3, H100: 2 uncorrected memory errors"),
-        ({"gpu": replace(GPU, slowed_by=("power brake",))}, "warning GPU clocks: rank 3 on n3, H100: held down by power brake"),
-        ({"gpu": replace(GPU, other_processes=1)}, "warning GPU use: rank 3 on n3, H100: 1 other processes compute on it"),
-        ({"gpu": replace(GPU, free_bytes=40 << 30)}, "warning GPU memory: rank 3 on n3, H100: 40.0 GiB of 80.0 GiB are free"),
+        (
+            {"pairs": {"n2": Timing(1 << 24, 0.1)}},
+            "warning link: n3: 0.168 GB/s to its best partner, where the median is 1.68 GB/s",
+        ),
+        (
+            {"gpu": replace(GPU, uncorrected_errors=2)},
+            "warning ECC: rank 3 on n3, H100: 2 uncorrected memory errors",
+        ),
+        (
+            {"gpu": replace(GPU, slowed_by=("power brake",))},
+            "warning GPU clocks: rank 3 on n3, H100: held down by power brake",
+        ),
+        (
+            {"gpu": replace(GPU, other_processes=1)},
+            "warning GPU use: rank 3 on n3, H100: 1 other processes compute on it",
+        ),
+        (
+            {"gpu": replace(GPU, free_bytes=40 << 30)},
+            "warning GPU memory: rank 3 on n3, H100: 40.0 GiB of 80.0 GiB are free",
+        ),
     ],
 )
 def test_the_odd_node_is_named(changed: dict[str, Any], expected: str) -> None:
@@ -61,8 +91,69 @@ def test_the_odd_node_is_named(changed: dict[str, Any], expected: str) -> None:
     assert text.startswith(expected)
 
 
+def _device(
+    sysfs: Path, name: str, rate: str, *, state: str = "4: ACTIVE", layer: str = "InfiniBand"
+) -> None:
+    """As the kernel shows an RDMA device with one port."""
+    port = sysfs / name / "ports" / "1"
+    port.mkdir(parents=True)
+    for file, text in (("rate", rate), ("state", state), ("link_layer", layer)):
+        (port / file).write_text(f"{text}\n")
+
+
+def _files(folder: Path, *targets: str) -> Path:
+    """As /proc shows the files that a process has open."""
+    folder.mkdir()
+    for number, target in enumerate(targets):
+        (folder / str(number)).symlink_to(target)
+    return folder
+
+
+def test_active_rdma_devices_are_found_and_whether_one_is_open(tmp_path: Path) -> None:
+    _device(tmp_path, "mlx5_0", "400 Gb/sec (4X NDR)")
+    _device(tmp_path, "mlx5_1", "200 Gb/sec (4X HDR)", layer="Ethernet")
+    _device(tmp_path, "rdmap16s27", "100 Gb/sec (4X EDR)", layer="Unspecified")  # EFA
+    _device(tmp_path, "mlx5_2", "400 Gb/sec (4X NDR)", state="1: DOWN")
+    _device(tmp_path, "bnxt_re0", "25 Gb/sec (1X EDR)", layer="Ethernet")  # the node's ordinary adapter
+    (tmp_path / "broken/ports/1").mkdir(parents=True)
+    shut, opened = (
+        _files(tmp_path / "a", "/dev/null"),
+        _files(tmp_path / "b", "/dev/null", "/dev/infiniband/uverbs3"),
+    )
+    devices = ("mlx5_0 400 Gb/s", "mlx5_1 200 Gb/s", "rdmap16s27 100 Gb/s")
+    assert place.rdma({}, tmp_path, shut) == Rdma(devices, opened=False)
+    assert place.rdma({"NCCL_IB_DISABLE": "0"}, tmp_path, opened) == Rdma(devices, opened=True)
+    assert place.rdma({"NCCL_IB_DISABLE": "1"}, tmp_path, shut) == Rdma(devices, False, "NCCL_IB_DISABLE=1")
+    assert place.rdma({"NCCL_NET": "Socket"}, tmp_path, shut) == Rdma(devices, False, "NCCL_NET=Socket")
+    assert place.rdma({}, tmp_path / "none", shut) is None
+
+
+def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_have() -> None:
+    idle = Rdma(tuple(f"mlx5_{number} 400 Gb/s" for number in range(8)), opened=False)
+    (text,) = _texts([replace(r, rdma=idle) for r in _readings()])
+    assert text.startswith(
+        "warning RDMA: n0, n1, n2, n3: NCCL uses TCP and none of the node's mlx5_0 400 Gb/s, mlx5_1 400 Gb/s, mlx5_2 400 Gb/s "
+        "and 5 more; a container needs /dev/infiniband"
+    )
+    refused = replace(idle, refused_by="NCCL_IB_DISABLE=1")
+    (text,) = _texts([replace(r, rdma=refused) for r in _readings()])
+    assert text.endswith("and 5 more; NCCL_IB_DISABLE=1 tells it so: leave that out")
+    (text,) = _texts(_readings(rdma=idle))
+    assert text.startswith("warning RDMA: n3: NCCL uses TCP")
+
+
+def test_nothing_is_said_of_rdma_that_is_used_or_not_needed() -> None:
+    used = Rdma(("mlx5_0 400 Gb/s",), opened=True)
+    assert _texts([replace(r, rdma=used) for r in _readings()]) == []
+    one_node = [replace(r, node="n0", pairs={}, rdma=replace(used, opened=False)) for r in _readings()]
+    assert _texts(one_node) == []
+
+
 def test_slow_copy_to_a_gpu_is_named_against_the_others() -> None:
-    readings = [replace(r, timings={"host to device": Timing(1 << 26, 0.01 if r.rank != 1 else 0.05)}) for r in _readings()]
+    readings = [
+        replace(r, timings={"host to device": Timing(1 << 26, 0.01 if r.rank != 1 else 0.05)})
+        for r in _readings()
+    ]
     (text,) = _texts(readings)
     assert text.startswith("warning host to device: rank 1 on n1: ")
 
@@ -70,7 +161,9 @@ def test_slow_copy_to_a_gpu_is_named_against_the_others() -> None:
 def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
     readings = [replace(r, disk_bytes=1 << 20) for r in _readings()]
     (text,) = _texts(readings)
-    assert text.startswith("warning disk: n0: 1 MiB are free in the run folder's file system, and 4 checkpoints need about 4.0 GiB")
+    assert text.startswith(
+        "warning disk: n0: 1 MiB are free in the run folder's file system, and 4 checkpoints need about 4.0 GiB"
+    )
 
 
 def test_partner_of_a_slow_node_is_not_blamed() -> None:
@@ -94,7 +187,9 @@ def test_every_round_pairs_ranks_mutually_and_across_places(slots: list[int]) ->
             if partner != rank:
                 assert wire.unit(places, rank) != wire.unit(places, partner)
                 met.add(wire.unit(places, rank))
-    firsts = {wire.unit(places, rank) for rank, (_, local) in enumerate(places) if local == 0 or len(slots) == 1}
+    firsts = {
+        wire.unit(places, rank) for rank, (_, local) in enumerate(places) if local == 0 or len(slots) == 1
+    }
     assert units == 1 or met >= firsts
 
 
@@ -109,7 +204,9 @@ def test_collectives_of_one_rank_are_right(alone: Comm) -> None:
     assert wire.wrong_collectives(alone) == ()
 
 
-def test_collective_that_lies_is_named_with_what_it_gave(alone: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_that_lies_is_named_with_what_it_gave(
+    alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def zeros_in_the_middle(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.clone()
         tensor[300:400] = 0  # as GPUs do whose peer access is broken
@@ -127,10 +224,14 @@ def test_measuring_stops_when_the_time_is_up(alone: Comm) -> None:
 
 def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
     readings = _readings(timings={"all_reduce": Timing(1 << 20, 0.002)})
-    shown = list(lines(readings, [Finding("warning", "clock", "n1: off")], ("pairs",), "0 errors, 1 warning in 2.0 s"))
+    readings[:2] = [replace(r, rdma=Rdma(("mlx5_0 400 Gb/s",), opened=not r.rank)) for r in readings[:2]]
+    shown = list(
+        lines(readings, [Finding("warning", "clock", "n1: off")], ("pairs",), "0 errors, 1 warning in 2.0 s")
+    )
     assert shown[0] == "world          4 ranks on 4 nodes: n0, n1, n2, n3"
     assert "all_reduce     0.524 GB/s: 1 MiB in 2 ms (slowest: rank 3 on n3)" in shown
     assert "not measured   pairs: the time was up (health.preflight_s)" in shown
+    assert "RDMA           1 of 2 ranks hold a device of their node open" in shown
     assert "warning        clock: n1: off" in shown
     assert shown[-1] == "result         0 errors, 1 warning in 2.0 s"
 

@@ -1,12 +1,12 @@
-"""What `trainer.proof` holds an environment to, and what an image's labels make `clipship image verify` ask of it."""
+"""What `trainer.image.selftest` holds an environment to, and what an image's labels make `clipship image verify` ask of it."""
 
 import json
 from typing import Any
 
 import pytest
 
-from trainer import proof
-from trainer.launch.image import inside
+from trainer.image import selftest as proof
+from trainer.image import verify as inside
 
 FOUND = {"torch": "2.9.0a0", "cuda": "13.0", "nccl": "2.27.7", "archs": ["8.0", "9.0"]}
 
@@ -18,10 +18,18 @@ def checked(monkeypatch: pytest.MonkeyPatch, **expected: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "expected",
-    [{"torch_min": "2.6.0"}, {"torch_min": "2.9.0"}, {"gpus": "8.0,8.6,9.0"}, {"archs": "8.0,9.0"}, {"cuda": "13.0", "nccl": "2.27.7"}],
+    [
+        {"torch_min": "2.6.0"},
+        {"torch_min": "2.9.0"},
+        {"gpus": "8.0,8.6,9.0"},
+        {"archs": "8.0,9.0"},
+        {"cuda": "13.0", "nccl": "2.27.7"},
+    ],
     ids=str,
 )
-def test_libraries_that_are_what_was_said_are_reported(monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]) -> None:
+def test_libraries_that_are_what_was_said_are_reported(
+    monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]
+) -> None:
     assert checked(monkeypatch, **expected) == FOUND
 
 
@@ -36,7 +44,9 @@ def test_libraries_that_are_what_was_said_are_reported(monkeypatch: pytest.Monke
     ],
     ids=str,
 )
-def test_libraries_that_are_not_what_was_said_are_named(monkeypatch: pytest.MonkeyPatch, expected: dict[str, str], said: str) -> None:
+def test_libraries_that_are_not_what_was_said_are_named(
+    monkeypatch: pytest.MonkeyPatch, expected: dict[str, str], said: str
+) -> None:
     with pytest.raises(proof.Unproven, match=said):
         checked(monkeypatch, **expected)
 
@@ -44,10 +54,22 @@ def test_libraries_that_are_not_what_was_said_are_named(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ({"org.clipship.torch": "2.14.1", "org.clipship.nccl": "2.30.7"}, ["--torch", "2.14.1", "--nccl", "2.30.7"]),
+        (
+            {"org.clipship.torch": "2.14.1", "org.clipship.nccl": "2.30.7"},
+            ["--torch", "2.14.1", "--nccl", "2.30.7"],
+        ),
         (
             {"org.clipship.torch": "2.14.1", "org.clipship.cuda": "13.0", "org.clipship.nccl": "2.30.7"},
-            ["--torch", "2.14.1", "--cuda", "13.0", "--nccl", "2.30.7", "--archs", "7.5,8.0,8.6,9.0,10.0,12.0"],
+            [
+                "--torch",
+                "2.14.1",
+                "--cuda",
+                "13.0",
+                "--nccl",
+                "2.30.7",
+                "--archs",
+                "7.5,8.0,8.6,9.0,10.0,12.0",
+            ],
         ),
         ({"org.clipship.torch": "base", "org.clipship.cuda": "13.0"}, ["--cuda", "13.0"]),
         ({"org.clipship.compiler": "g++"}, ["--compiler"]),
@@ -55,7 +77,9 @@ def test_libraries_that_are_not_what_was_said_are_named(monkeypatch: pytest.Monk
     ],
     ids=str,
 )
-def test_verify_asks_for_what_the_labels_promise(monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], words: list[str]) -> None:
+def test_verify_asks_for_what_the_labels_promise(
+    monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], words: list[str]
+) -> None:
     monkeypatch.setattr(inside, "labels", lambda image: labels)
     assert inside._expectations("any") == words
     assert inside.has_own_torch("any") == (labels.get("org.clipship.torch") == "base")

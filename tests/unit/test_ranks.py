@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from trainer.comm.protocol import Comm
-from trainer.ranks import RANKS_FILE, Ranks, seen
-from trainer.telemetry import Lap
+from trainer.run.layout import RANK_STATS_FILE
+from trainer.telemetry.rank_stats import Ranks, seen
+from trainer.telemetry.records import Lap
 
 QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0]
 
@@ -31,7 +32,13 @@ def test_one_rank_is_not_slow() -> None:
 
 def test_laps_add_up() -> None:
     both = Lap(2, 1.0, 2.0, 0.5, 0.5) + Lap(2, 1.0, 0.0, 0.0, 0.0)
-    assert both.per_step() == {"step_s": 1.25, "data_s": 0.5, "compute_s": 0.5, "comm_s": 0.125, "checkpoint_s": 0.125}
+    assert both.per_step() == {
+        "step_s": 1.25,
+        "data_s": 0.5,
+        "compute_s": 0.5,
+        "comm_s": 0.125,
+        "checkpoint_s": 0.125,
+    }
 
 
 def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tmp_path: Path) -> None:
@@ -47,6 +54,6 @@ def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tm
     shares = {"data_share": 0.2, "comm_share": 0.2, "checkpoint_share": 0.0}
     assert whole == {**shares, "step_s": 0.5, "comm_bytes": 2, "slowest_rank": 0, "slowest_share": 1.0}
     Ranks(alone, tmp_path, steps_done=10).look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
-    lines = [json.loads(line) for line in (tmp_path / RANKS_FILE).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / RANK_STATS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20]
     assert lines[0]["compute_s"] == [0.3]

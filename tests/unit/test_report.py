@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.report_folders import environment, failed_run, long_run, timed_out_run
+from tests.support.report_folders import environment, failed_run, long_run, timed_out_run
+from trainer.cli import main as cli
 from trainer.errors import InputError
-from trainer.launch import cli
 from trainer.report.board import BOARD_FILE, Text, read_rows, row, write_board
 from trainer.report.environment import Fact, environment_table
 from trainer.report.folder import last_lines, read_metrics, read_run
@@ -43,7 +43,13 @@ def test_finished_run_is_done_with_its_numbers_in_front(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run", steps=2000)
     assert status(read_run(folder)).word == "done"
     found = values(folder)
-    expected = {"steps": "2,000", "samples": "1.024 M", "zero-shot top-1": "70.0 %", "image to text R@1": "45.0 %", "time": "41:00"}
+    expected = {
+        "steps": "2,000",
+        "samples": "1.024 M",
+        "zero-shot top-1": "70.0 %",
+        "image to text R@1": "45.0 %",
+        "time": "41:00",
+    }
     assert found.items() >= expected.items()
     assert "first line of rank" not in shown(folder)
 
@@ -56,7 +62,12 @@ def test_unfinished_run_says_so_and_shows_rank_0s_last_lines(tmp_path: Path) -> 
 
 def test_failed_run_names_the_rank_its_reason_its_trace_and_its_last_words(tmp_path: Path) -> None:
     text = shown(failed_run(tmp_path / "run"))
-    for words in ("failed, exit code 1", "rank 2 on node-1: ValueError: no such thing", "Traceback", "last words"):
+    for words in (
+        "failed, exit code 1",
+        "rank 2 on node-1: ValueError: no such thing",
+        "Traceback",
+        "last words",
+    ):
         assert words in text
     assert read_run(tmp_path / "run").logs.keys() == {2}
 
@@ -83,10 +94,29 @@ def test_run_without_a_step_has_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["job.toml", "metrics.jsonl", "result.json", "exit.json", "diagnosis.json", "environment.json", BOARD_FILE]
+    "name",
+    [
+        "job.toml",
+        "metrics.jsonl",
+        "result.json",
+        "exit.json",
+        "diagnosis.json",
+        "environment.json",
+        BOARD_FILE,
+    ],
 )
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[[[", b"null", b"7", b'"\xff\x00"', b"[1, null, {}]", b'{"ranks": 3, "late": 4, "rank": "x"}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[[[",
+        b"null",
+        b"7",
+        b'"\xff\x00"',
+        b"[1, null, {}]",
+        b'{"ranks": 3, "late": 4, "rank": "x"}',
+    ],
 )
 def test_file_that_is_broken_does_not_hide_the_others(tmp_path: Path, name: str, content: bytes) -> None:
     folder = timed_out_run(tmp_path / "run")
@@ -97,7 +127,12 @@ def test_file_that_is_broken_does_not_hide_the_others(tmp_path: Path, name: str,
 
 
 junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.integers(min_value=10**400, max_value=10**401),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.integers(min_value=10**400, max_value=10**401),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
 )
 
@@ -107,7 +142,9 @@ a_line = st.fixed_dictionaries({"step": st.integers(0, 4)}, optional=dict.fromke
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(a_line, max_size=4), st.dictionaries(st.sampled_from(KEYS), junk))
-def test_known_keys_with_values_of_any_kind_make_a_page(events: list[dict[str, Any]], table: dict[str, Any]) -> None:
+def test_known_keys_with_values_of_any_kind_make_a_page(
+    events: list[dict[str, Any]], table: dict[str, Any]
+) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -155,13 +192,17 @@ def test_loss_that_no_chart_can_show_is_told(tmp_path: Path, loss: str) -> None:
 
 def test_evaluation_that_only_the_result_has_is_shown(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run", steps=40, every=20)
-    assert ("zero-shot top-1", "70.0 %", "70.0 % at step 40") in metric_rows(read_run(folder).metrics.evaluations)
+    assert ("zero-shot top-1", "70.0 %", "70.0 % at step 40") in metric_rows(
+        read_run(folder).metrics.evaluations
+    )
 
 
 def test_best_value_is_named_where_the_last_is_worse(tmp_path: Path) -> None:
     lines = ['{"step": 1, "zero_shot_top1": 0.75}', '{"step": 2, "zero_shot_top1": 0.5}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert [(tile.value, tile.note) for tile in tiles(read_run(tmp_path))] == [("50.0 %", "best 75.0 % at step 1")]
+    assert [(tile.value, tile.note) for tile in tiles(read_run(tmp_path))] == [
+        ("50.0 %", "best 75.0 % at step 1")
+    ]
 
 
 def test_environment_has_one_line_a_key_and_marks_what_should_not_differ() -> None:
@@ -191,10 +232,16 @@ HOSTILE = '<script>alert("1")</script>'
 
 
 def test_hostile_text_is_escaped_wherever_it_comes_from(tmp_path: Path) -> None:
-    folder = failed_run(tmp_path / "run", name=HOSTILE, reason=HOSTILE, details=HOSTILE, log=f"\x1b[31m{HOSTILE}\x00")
+    folder = failed_run(
+        tmp_path / "run", name=HOSTILE, reason=HOSTILE, details=HOSTILE, log=f"\x1b[31m{HOSTILE}\x00"
+    )
     (folder / "environment.json").write_text(json.dumps([{"rank": "0", HOSTILE: HOSTILE}, {"rank": "1"}]))
-    (folder / "diagnosis.json").write_text(json.dumps({"late": [0], "ranks": [dict.fromkeys(("rank", "node", "state", "stack"), HOSTILE)]}))
-    hostile_events = [{"step": step, HOSTILE: step / 1000} for step in (1, 2)] + [{"step": 1, "checkpoint": HOSTILE}]
+    (folder / "diagnosis.json").write_text(
+        json.dumps({"late": [0], "ranks": [dict.fromkeys(("rank", "node", "state", "stack"), HOSTILE)]})
+    )
+    hostile_events = [{"step": step, HOSTILE: step / 1000} for step in (1, 2)] + [
+        {"step": 1, "checkpoint": HOSTILE}
+    ]
     (folder / "metrics.jsonl").write_text("\n".join(json.dumps(event) for event in hostile_events))
     write_board(folder, [row(Image.new("L", (4, 4)), [Text(HOSTILE, 1.0, own=True)])])
     text = shown(folder)
@@ -234,7 +281,9 @@ def test_page_of_a_long_run_stays_small(tmp_path: Path) -> None:
     assert len(shown(long_run(tmp_path / "run", steps=20_000, every=2))) < 600_000
 
 
-def test_command_writes_into_the_run_folder_and_prints_the_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_into_the_run_folder_and_prints_the_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = long_run(tmp_path / "run")
     assert cli.main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
@@ -248,11 +297,17 @@ def test_command_writes_into_the_run_folder_and_prints_the_path(tmp_path: Path, 
     [
         ("no", "o.html", "no is no folder"),
         ("empty", "o.html", "is no run folder: it has no job.toml"),
-        ("run", "no/o.html", "cannot be written: No such file or directory; choose another file with --output"),
+        (
+            "run",
+            "no/o.html",
+            "cannot be written: No such file or directory; choose another file with --output",
+        ),
         ("run", "empty", "cannot be written: Is a folder"),
     ],
 )
-def test_bad_input_is_one_message_and_nothing_is_written(tmp_path: Path, run: str, output: str, message: str) -> None:
+def test_bad_input_is_one_message_and_nothing_is_written(
+    tmp_path: Path, run: str, output: str, message: str
+) -> None:
     (tmp_path / "empty").mkdir()
     long_run(tmp_path / "run")
     before = sorted(tmp_path.rglob("*"))
@@ -263,7 +318,9 @@ def test_bad_input_is_one_message_and_nothing_is_written(tmp_path: Path, run: st
 
 def test_report_is_made_without_torch(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run")
-    code = "import sys; from trainer.launch import cli; cli.main(); assert not {'torch', 'numpy', 'tensorboard'} & sys.modules.keys()"
+    code = "import sys; from trainer.cli import main as cli; cli.main(); assert not {'torch', 'numpy', 'tensorboard'} & sys.modules.keys()"
     command = [sys.executable, "-c", code, "report", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""}
+    )
     assert (done.returncode, done.stderr) == (0, "")

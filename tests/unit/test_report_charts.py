@@ -72,10 +72,16 @@ def test_no_record_makes_no_chart_and_a_field_that_is_missing_none_of_its_own() 
 
 
 def test_metrics_that_belong_together_share_a_chart_and_constant_counts_have_none() -> None:
-    metrics = ["zero_shot_top5", "zero_shot_top1", *(f"retrieval_{way}_r{k}" for way in ("i2t", "t2i") for k in (10, 1, 5))]
+    metrics = [
+        "zero_shot_top5",
+        "zero_shot_top1",
+        *(f"retrieval_{way}_r{k}" for way in ("i2t", "t2i") for k in (10, 1, 5)),
+    ]
     medians = {"retrieval_i2t_median_rank": 3.0, "retrieval_t2i_median_rank": 4.5}
     first = {"step": 1, "zero_shot_samples": 355, **dict.fromkeys(metrics, 0.25), **medians}
-    found = evaluation_charts([first, {**first, "step": 2, "retrieval_i2t_median_rank": 2.0, "retrieval_t2i_median_rank": 2.0}])
+    found = evaluation_charts(
+        [first, {**first, "step": 2, "retrieval_i2t_median_rank": 2.0, "retrieval_t2i_median_rank": 2.0}]
+    )
     assert {chart.title: hover(chart)["names"] for chart in found} == {
         "zero-shot": ["top-1", "top-5"],
         "retrieval image to text": ["R@1", "R@5", "R@10"],
@@ -105,7 +111,9 @@ finite = st.floats(-1e12, 1e12).map(lambda value: float(f"{value:.9g}"))
 @example([5e-324], False, None)
 @example([1.0, 1.0000000000000002], False, None)
 @example([1e-310, 1e-305], True, None)
-def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(values: list[float], may_be_log: bool, floor: float | None) -> None:
+def test_scale_holds_all_values_and_its_labels_lie_on_it_in_order(
+    values: list[float], may_be_log: bool, floor: float | None
+) -> None:
     scale = scale_of(values, floor=floor, may_be_log=may_be_log)
     assert all(scale.low <= value <= scale.high for value in values)
     ticks = scale.ticks()
@@ -132,13 +140,25 @@ def test_axis_labels_are_round() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(33792, "33,792"), (2.02636, "2.026"), (8.39e-07, "8.39e-07"), (12345.6, "12,346"), (0, "0"), (math.nan, "not finite")],
+    [
+        (33792, "33,792"),
+        (2.02636, "2.026"),
+        (8.39e-07, "8.39e-07"),
+        (12345.6, "12,346"),
+        (0, "0"),
+        (math.nan, "not finite"),
+    ],
 )
 def test_numbers_have_what_people_read(value: float, text: str) -> None:
     assert number(value) == text
 
 
 def test_words_for_shares_sizes_and_ranks() -> None:
-    assert [percent(0.98309), large(10_240_000), large(3), large(math.inf)] == ["98.3 %", "10.24 M", "3", "not finite"]
+    assert [percent(0.98309), large(10_240_000), large(3), large(math.inf)] == [
+        "98.3 %",
+        "10.24 M",
+        "3",
+        "not finite",
+    ]
     assert [tick(value) for value in (0, 0.5, 5000, 2.5e6, 5e-4)] == ["0", "0.5", "5k", "2.5M", "5e-4"]
     assert [ranks([3]), ranks([3, 0, 1, 7, 2])] == ["rank 3", "ranks 0-3, 7"]

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError, Preempted, Unfit
-from trainer.health.last_words import EXIT_FILE, LastWords, forget_others
-from trainer.inputs.run_folder import move_aside
-from trainer.run import open_run
-from trainer.run_lock import LOCK, hold, who_holds
+from trainer.run.exit_files import LastWords, forget_others
+from trainer.run.folder import move_aside
+from trainer.run.layout import EXIT_FILE, LOCK
+from trainer.run.lock import hold, who_holds
+from trainer.train.run_folder import open_run
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from trainer.run_lock import hold
+from trainer.run.lock import hold
 hold(Path(sys.argv[1]), "n1", "first", 1.0, print)
 print("held", flush=True)
 time.sleep(600)
@@ -85,7 +86,9 @@ def test_the_last_words_in_a_folder_are_those_of_the_start_that_writes_it(tmp_pa
     with other_start(tmp_path) as other:
         end = {"reason": "refused"}
         assert asyncio.run(LastWords(str(tmp_path), "second").keep(EXIT_FILE, end)) == ""
-        assert asyncio.run(LastWords(str(tmp_path), "first").keep(EXIT_FILE, end)) == str(tmp_path / EXIT_FILE)
+        assert asyncio.run(LastWords(str(tmp_path), "first").keep(EXIT_FILE, end)) == str(
+            tmp_path / EXIT_FILE
+        )
         asyncio.run(LastWords(str(tmp_path), "second").forget())
         assert (tmp_path / EXIT_FILE).exists()
         other.kill()

@@ -12,21 +12,24 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from tests.unit.test_telemetry import RECORD
-from trainer import inputs, sinks
+from trainer.cli.check import check_job
+from trainer.config import Job
 from trainer.errors import InputError
-from trainer.job import Job
 from trainer.launch.hosts import free_port
-from trainer.sinks import check_installed, open_sinks
-from trainer.telemetry import Telemetry
+from trainer.telemetry import writers as sinks
+from trainer.telemetry.metrics import Telemetry
+from trainer.telemetry.writers import check_installed, open_sinks
 
 has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 
 
 def log_events(job: Job, folder: Path, events: list[dict[str, Any]], steps_done: int = 0) -> None:
     """One start of a run, to its end."""
-    with Telemetry(folder / "metrics.jsonl", 10, steps_done, open_sinks(job, folder, steps_done)) as telemetry:
+    with Telemetry(
+        folder / "metrics.jsonl", 10, steps_done, open_sinks(job, folder, steps_done)
+    ) as telemetry:
         for event in events:
             telemetry.event(event)
 
@@ -55,7 +58,11 @@ def test_tensorboard_forgets_the_steps_that_come_again(tmp_path: Path) -> None:
 
 
 def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) -> None:
-    log_events(tiny_job(), tmp_path, [{"step": 1, "loss": float("nan"), "checkpoint": "step-1", "kept": True, "write_s": 2}])
+    log_events(
+        tiny_job(),
+        tmp_path,
+        [{"step": 1, "loss": float("nan"), "checkpoint": "step-1", "kept": True, "write_s": 2}],
+    )
     assert scalars(tmp_path) == {"write_s": [(1, 2.0)]}
 
 
@@ -71,12 +78,14 @@ def test_job_may_do_without_tensorboard(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wandb_that_is_not_installed_is_refused_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_that_is_not_installed_is_refused_with_the_way_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'clipship\[wandb\]'"):
         check_installed(tiny_job(logging={"wandb": "offline"}).logging)
     with pytest.raises(InputError, match=r"--set logging\.wandb=off"):
-        inputs.check(tiny_job(model={"name": "ViT-B-32"}, logging={"wandb": "online", "runs": str(tmp_path)}), 1)
+        check_job(tiny_job(model={"name": "ViT-B-32"}, logging={"wandb": "online", "runs": str(tmp_path)}), 1)
     check_installed(tiny_job().logging)
 
 
@@ -96,7 +105,12 @@ def test_starts_of_one_run_are_one_run_of_wandb_with_the_job_but_not_its_environ
     job = tiny_job(logging=OFFLINE).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
     log_events(job, tmp_path, [{"step": 1, "loss": 2.5}])
     log_events(job, tmp_path, [{"step": 2, "loss": 2.0}], steps_done=1)
-    found = [record.run for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb") for record in records(path) if record.run.run_id]
+    found = [
+        record.run
+        for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+        for record in records(path)
+        if record.run.run_id
+    ]
     name = (tmp_path / "wandb-id").read_text().strip()
     assert {(run.run_id, run.project, run.display_name) for run in found} == {(name, "digits", "tiny")}
     config = {entry.key: entry.value_json for run in found for entry in run.config.update}
@@ -106,7 +120,9 @@ def test_starts_of_one_run_are_one_run_of_wandb_with_the_job_but_not_its_environ
 
 @has_wandb
 def test_rank_that_fails_leaves_what_was_logged_offline(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path / "metrics.jsonl", 10, 0, open_sinks(tiny_job(logging=OFFLINE), tmp_path, 0))
+    telemetry = Telemetry(
+        tmp_path / "metrics.jsonl", 10, 0, open_sinks(tiny_job(logging=OFFLINE), tmp_path, 0)
+    )
     with telemetry, suppress(ValueError):
         telemetry.event({"step": 1, "loss": 2.5})
         raise ValueError
@@ -116,7 +132,9 @@ def test_rank_that_fails_leaves_what_was_logged_offline(tmp_path: Path) -> None:
 
 @has_wandb
 @pytest.mark.parametrize("key", ["", "short"])
-def test_wandb_that_knows_no_user_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_wandb_that_knows_no_user_is_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
     nowhere(monkeypatch, tmp_path, key)
     with pytest.raises(InputError, match=r"(?s)W&B: .*API key.*logging\.wandb=offline"):
         open_sinks(tiny_job(logging={"wandb": "online"}), tmp_path, 0)
@@ -144,7 +162,9 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, home: Path, key: str) -> None:
 def history(path: Path) -> list[dict[str, Any]]:
     """The logged rows of a W&B file."""
     rows = [record.history.item for record in records(path) if record.history.item]
-    return [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows]
+    return [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows
+    ]
 
 
 def records(path: Path) -> Iterator[Any]:

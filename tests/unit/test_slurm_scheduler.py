@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.launch.cli import main
+from trainer.cli.main import main
 from trainer.launch.slurm import scheduler
 from trainer.launch.submission import Submission, read_record, record
 
@@ -58,7 +58,9 @@ def test_submit_prints_the_jobs_id_alone_and_leaves_what_it_submitted(folder: Pa
     assert err == f"submitted to slurm; next: clipship status {run}\n"
     assert (folder / "called").read_text() == f"{run}/logs --parsable {run}/artefacts/train.sbatch\n"
     assert (run / "artefacts" / "train.sbatch").read_text().startswith("#!/bin/bash\n# a b: ")
-    assert main(["submit", "job.toml", "--to", "slurm", "--set", "name=other"]) == 0  # and another run is free to go
+    assert (
+        main(["submit", "job.toml", "--to", "slurm", "--set", "name=other"]) == 0
+    )  # and another run is free to go
 
 
 def test_what_a_site_says_before_the_jobs_number_is_no_number(folder: Path, capsys: Capture) -> None:
@@ -73,26 +75,38 @@ def test_what_a_site_says_before_the_jobs_number_is_no_number(folder: Path, caps
     assert "sbatch named no job" in capsys.readouterr().err
 
 
-def test_the_session_that_a_job_is_submitted_from_is_not_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_session_that_a_job_is_submitted_from_is_not_the_jobs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers(folder, "sbatch", f"/usr/bin/env >{folder}/environment; echo 42")
     for name in ("SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_JOB_ID", "SLURM_CONF", "SBATCH_ACCOUNT"):
         monkeypatch.setenv(name, "x")
     monkeypatch.delenv("LC_ALL", raising=False)
     assert main(["submit", "job.toml", "--to", "slurm"]) == 0
     names = {line.partition("=")[0] for line in (folder / "environment").read_text().splitlines()}
-    assert {"SLURM_CONF", "SBATCH_ACCOUNT"} == {name for name in names if name.startswith(("SLURM", "SBATCH"))}
+    assert {"SLURM_CONF", "SBATCH_ACCOUNT"} == {
+        name for name in names if name.startswith(("SLURM", "SBATCH"))
+    }
     assert "LC_ALL" not in names
 
 
 @pytest.mark.parametrize(
     ("said", "keys"),
     [
-        ("Invalid account or account/partition combination specified", "change slurm.account, slurm.partition\n"),
-        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", "change slurm.qos, slurm.time"),
+        (
+            "Invalid account or account/partition combination specified",
+            "change slurm.account, slurm.partition\n",
+        ),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "change slurm.qos, slurm.time",
+        ),
         ("invalid partition specified: gpux", "change slurm.partition"),
     ],
 )
-def test_a_refusal_names_its_keys_and_leaves_how_the_run_ended(folder: Path, capsys: Capture, said: str, keys: str) -> None:
+def test_a_refusal_names_its_keys_and_leaves_how_the_run_ended(
+    folder: Path, capsys: Capture, said: str, keys: str
+) -> None:
     run = folder / "runs" / "mine"
     run.mkdir(parents=True)
     (run / "exit.json").write_text("how it ended")
@@ -111,9 +125,16 @@ def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) ->
 
 
 def test_an_answer_that_no_key_explains_is_slurms_own(folder: Path, capsys: Capture) -> None:
-    answers(folder, "sbatch", "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    answers(
+        folder,
+        "sbatch",
+        "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
+    )
     assert main(["submit", "job.toml", "--to", "slurm"]) == 1
-    assert capsys.readouterr().err == "clipship: sbatch: sbatch: error: Unable to contact slurm controller (connect failure)\n"
+    assert (
+        capsys.readouterr().err
+        == "clipship: sbatch: sbatch: error: Unable to contact slurm controller (connect failure)\n"
+    )
 
 
 def test_a_bad_job_reaches_no_sbatch(folder: Path, capsys: Capture) -> None:
@@ -151,7 +172,9 @@ def test_status_says_why_a_job_waits(folder: Path, capsys: Capture) -> None:
     )
 
 
-def test_status_of_a_job_that_squeue_has_forgotten_comes_from_accounting(folder: Path, capsys: Capture) -> None:
+def test_status_of_a_job_that_squeue_has_forgotten_comes_from_accounting(
+    folder: Path, capsys: Capture
+) -> None:
     submitted(folder)
     answers(folder, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     answers(folder, "sacct", "echo 'FAILED|00:10:00|00:30:00|2|1:0|n[1-2]'")
@@ -166,7 +189,9 @@ def test_status_works_where_accounting_is_off(folder: Path, sacct: str | None, c
     answers(folder, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     if sacct:
         answers(folder, "sacct", sacct)
-    assert "state       unknown: Slurm has forgotten the job, and accounting is off\n" in status(folder, capsys)
+    assert "state       unknown: Slurm has forgotten the job, and accounting is off\n" in status(
+        folder, capsys
+    )
 
 
 def test_the_jobs_of_an_array_are_counted_by_state(folder: Path, capsys: Capture) -> None:
@@ -181,9 +206,13 @@ def test_the_jobs_of_an_array_are_counted_by_state(folder: Path, capsys: Capture
     assert "time        0:05 of 1:00, 1 node on n1\n" in shown
 
 
-def test_a_controller_that_is_down_is_told_and_what_the_run_folder_knows_is_shown(folder: Path, capsys: Capture) -> None:
+def test_a_controller_that_is_down_is_told_and_what_the_run_folder_knows_is_shown(
+    folder: Path, capsys: Capture
+) -> None:
     run = submitted(folder)
-    (run / "exit.json").write_text('{"rank": 1, "node": "n1", "exit_code": 1, "reason": "out of memory", "time": 0.0}')
+    (run / "exit.json").write_text(
+        '{"rank": 1, "node": "n1", "exit_code": 1, "reason": "out of memory", "time": 0.0}'
+    )
     answers(folder, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     assert main(["status", "mine"]) == 1
     shown = capsys.readouterr().out
@@ -191,7 +220,9 @@ def test_a_controller_that_is_down_is_told_and_what_the_run_folder_knows_is_show
     assert "ended       exit code 1, rank 1 on n1: out of memory" in shown
 
 
-def test_following_outlasts_a_controller_that_is_busy(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_following_outlasts_a_controller_that_is_busy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     run = submitted(folder)
     (run / "logs").mkdir()
     (run / "logs" / "rank-00000.log").write_text("one\ntwo")
@@ -241,7 +272,9 @@ def test_slurms_answers_are_asked_for_in_english(folder: Path, monkeypatch: pyte
     assert os.environ["LC_ALL"] == "de_DE.UTF-8"
 
 
-def test_logs_of_a_script_that_was_submitted_by_hand_are_where_slurm_has_them(folder: Path, capsys: Capture) -> None:
+def test_logs_of_a_script_that_was_submitted_by_hand_are_where_slurm_has_them(
+    folder: Path, capsys: Capture
+) -> None:
     submitted(folder)
     (folder / "slurm-7.out").write_text("clipship: no such image\n")
     answers(folder, "scontrol", f'echo "JobId=7 JobName=mine"; echo "   StdOut={folder}/slurm-7.out"')

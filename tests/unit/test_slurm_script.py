@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer import jobfile
+from trainer.cli.main import main
+from trainer.config import Job
+from trainer.config.loader import dump_job, job_from_table, load_job
 from trainer.errors import InputError
-from trainer.health.tree import Meeting
-from trainer.job import Job
-from trainer.launch.cli import main
 from trainer.launch.slurm.script import MEETING, batch_script
+from trainer.supervise.tree import Meeting
 
 Golden = Callable[[str, str], None]
 HOROVOD = {"backend": "horovod"}
@@ -35,7 +35,7 @@ def job(**sections: Any) -> Job:
     }
     for name, value in sections.items():
         table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
-    return jobfile.from_table(table, "a test's job")
+    return job_from_table(table, "a test's job")
 
 
 EVERYTHING: dict[str, Any] = {
@@ -55,21 +55,49 @@ EVERYTHING: dict[str, Any] = {
     "array": "1-10%1",
     "mail_type": ["END", "FAIL"],
     "mail_user": "me@example.com",
-    "extra": {"licenses": "matlab:1", "comment": HOSTILE, "spread-job": True, "overcommit": False},
+    "extra": {
+        "licenses": "matlab:1",
+        "gres": "nvme:1,craynetwork:1",
+        "mem-bind": "verbose,local",
+        "comment": HOSTILE,
+        "spread-job": True,
+        "overcommit": False,
+    },
 }
 
 CASES: dict[str, dict[str, Any]] = {
     "torch-srun": {},
     "one-node": {"resources": {"nodes": 1, "gpus_per_node": 1}, "slurm": {"requeue": False}},
-    "horovod-srun-pmi2": {"comm": HOROVOD, "slurm": {"mpi": "pmi2", "modules": ["cuda/13.0"], "setup": ['. "$HOME/venv/bin/activate"']}},
+    "horovod-srun-pmi2": {
+        "comm": HOROVOD,
+        "slurm": {"mpi": "pmi2", "modules": ["cuda/13.0"], "setup": ['. "$HOME/venv/bin/activate"']},
+    },
     "horovod-mpirun": {"comm": HOROVOD, "slurm": {"launcher": "mpirun", "python": "/shared/venv/bin/python"}},
     "torch-pyxis": {"slurm": PYXIS | {"mounts": ["/lustre/data:/data:ro"]}},
-    "horovod-pyxis": {"comm": HOROVOD, "slurm": PYXIS | {"image": "/images/clip.sqsh"}, "env": {"LIST": "a,b"}},
-    "torch-apptainer": {"slurm": {"container": "apptainer", "image": "/images/clip.sif"}, "env": {"LIST": "a,b"}},
-    "horovod-apptainer-mpirun": {"comm": HOROVOD, "slurm": {"container": "apptainer", "launcher": "mpirun"}, "image": {"tag": "clip:1"}},
+    "horovod-pyxis": {
+        "comm": HOROVOD,
+        "slurm": PYXIS | {"image": "/images/clip.sqsh"},
+        "env": {"LIST": "a,b"},
+    },
+    "torch-pyxis-cpu": {"slurm": PYXIS | {"gpus": "none"}, "comm": {"nccl": {"socket_ifname": "=eth0"}}},
+    "torch-apptainer": {
+        "slurm": {"container": "apptainer", "image": "/images/clip.sif"},
+        "env": {"LIST": "a,b"},
+    },
+    "horovod-apptainer-mpirun": {
+        "comm": HOROVOD,
+        "slurm": {"container": "apptainer", "launcher": "mpirun"},
+        "image": {"tag": "clip:1"},
+    },
     "every-option": {"slurm": EVERYTHING},
-    "hostile": {"name": HOSTILE, "env": {"A": HOSTILE, "LINES": "one\ntwo\nEND_OF_JOB\n", "EMPTY": ""}, "logging": {"runs": "/s/a\nb'c"}},
-    "ipv6-interface": {"slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "HUP", "signal_lead_s": 60}},
+    "hostile": {
+        "name": HOSTILE,
+        "env": {"A": HOSTILE, "LINES": "one\ntwo\nEND_OF_JOB\n", "EMPTY": ""},
+        "logging": {"runs": "/s/a\nb'c"},
+    },
+    "ipv6-interface": {
+        "slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "HUP", "signal_lead_s": 60}
+    },
     "name-suffix": {"slurm": {"name_suffix": "i"}},
 }
 
@@ -93,9 +121,11 @@ def test_the_same_job_gives_the_same_bytes() -> None:
     assert batch_script(job(slurm=EVERYTHING)) == batch_script(job(slurm=EVERYTHING))
 
 
-def test_render_prints_the_script_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_the_script_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(jobfile.dump(job()))
+    path.write_text(dump_job(job()))
     assert main(["render", "slurm", str(path)]) == 0
     assert capsys.readouterr() == (batch_script(job()), "")
 
@@ -105,21 +135,27 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=text, word=text)
-def test_any_variable_and_the_job_itself_leave_bash_as_they_went_in(value: str, word: str, tmp_path: Path) -> None:
+def test_any_variable_and_the_job_itself_leave_bash_as_they_went_in(
+    value: str, word: str, tmp_path: Path
+) -> None:
     given_job = job(env={"A": value, "B": "\n" + word + "\nEND_OF_JOB\n"}, logging={"runs": str(tmp_path)})
     head = batch_script(given_job).removesuffix("\nmain\n")
     (tmp_path / "first-run" / "artefacts").mkdir(parents=True, exist_ok=True)
     program = f"{head}\nenvironment\nwrite_job\nenv -0\n"
-    found = subprocess.run(["bash"], input=program.encode(), capture_output=True, check=True, env={"PATH": "/usr/bin:/bin"}).stdout
+    found = subprocess.run(
+        ["bash"], input=program.encode(), capture_output=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    ).stdout
     variables = dict(entry.split("=", 1) for entry in found.decode().split("\0") if "=" in entry)
     assert variables["A"] == value
     assert variables["B"] == "\n" + word + "\nEND_OF_JOB\n"
-    assert jobfile.load(tmp_path / "first-run" / "artefacts" / "slurm-job.toml") == given_job
+    assert load_job(tmp_path / "first-run" / "artefacts" / "slurm-job.toml") == given_job
 
 
 def test_a_mount_comes_before_those_within_it_and_would_hide_none() -> None:
     slurm = PYXIS | {"mounts": ["/local/ssd/imagenet:/data/imagenet", "/home/me/code:/code"]}
-    script = batch_script(job(slurm=slurm, data={"train": ["/data/{00..09}.tar"]}, logging={"runs": "/scratch/runs"}))
+    script = batch_script(
+        job(slurm=slurm, data={"train": ["/data/{00..09}.tar"]}, logging={"runs": "/scratch/runs"})
+    )
     (line,) = [line for line in script.splitlines() if "--container-mounts" in line]
     places = [mount.split(":")[1] for mount in line.split("=")[1].split(",")]
     assert places.index("/data") < places.index("/data/imagenet")
@@ -128,25 +164,47 @@ def test_a_mount_comes_before_those_within_it_and_would_hide_none() -> None:
 def test_folders_that_a_run_makes_are_there_before_a_container_mounts_them() -> None:
     sections = {"model": {"cache_dir": "/scratch/my cache"}, "data": {"index": "/scratch/idx"}}
     script = batch_script(job(slurm=PYXIS, **sections))
-    assert """mkdir -p "$run/artefacts" "$run/logs" '/scratch/my cache' /scratch/idx\n""" in script
-    assert """ - "$mark" '/scratch/my cache' /scratch/idx </dev/null""" in script  # on each node
-    assert "/scratch/idx /" not in batch_script(job(slurm=PYXIS | {"mounts": ["/far:/scratch"]}, logging={"runs": "/r"}, **sections))
+    assert """mkdir -p "$run/artefacts" "$run/logs" /scratch/idx '/scratch/my cache'\n""" in script
+    assert """ - "$mark" /scratch/idx '/scratch/my cache' </dev/null""" in script  # on each node
+    assert "/scratch/idx /" not in batch_script(
+        job(slurm=PYXIS | {"mounts": ["/far:/scratch"]}, logging={"runs": "/r"}, **sections)
+    )
 
 
-def in_bash(program: str, folder: Path, **commands: str) -> str:
-    """What functions of a job's script say, where these are the commands of Slurm."""
+def in_bash(program: str, folder: Path, sections: dict[str, Any] | None = None, **commands: str) -> str:
+    """What functions of a job's script say, where these are the commands of Slurm; stderr is a file, as in a batch job."""
     for name, text in commands.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
-    head = batch_script(job(logging={"runs": str(folder)})).removesuffix("\nmain\n")
-    variables = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7"}
+    head = batch_script(job(logging={"runs": str(folder)}, **(sections or {}))).removesuffix("\nmain\n")
+    variables = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "8",
+    }
     (folder / "first-run" / "artefacts").mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["bash"], input=f"{head}\n{program}\n", capture_output=True, text=True, check=False, env=variables)
-    return f"{done.stdout}{done.stderr}exit {done.returncode}"
+    with (folder / "slurm-7.out").open("ab+") as output:  # of earlier starts, too
+        begin = output.tell()
+        done = subprocess.run(
+            ["bash"],
+            input=f"{head}\n{program}\n".encode(),
+            stdout=output,
+            stderr=output,
+            check=False,
+            env=variables,
+            timeout=60,
+        )
+        output.seek(begin)
+        return f"{output.read().decode()}exit {done.returncode}"
 
 
-@pytest.mark.parametrize(("recorded", "asked"), [("n2", "n2"), ("n2.cluster.example", "n2"), ("login", "login")])
-def test_a_node_is_asked_for_by_the_name_that_slurm_has_for_it(tmp_path: Path, recorded: str, asked: str) -> None:
+@pytest.mark.parametrize(
+    ("recorded", "asked"), [("n2", "n2"), ("n2.cluster.example", "n2"), ("login", "login")]
+)
+def test_a_node_is_asked_for_by_the_name_that_slurm_has_for_it(
+    tmp_path: Path, recorded: str, asked: str
+) -> None:
     said = in_bash(f"answers {recorded}", tmp_path, scontrol="echo n1; echo n2", srun='echo "$*"')
     assert f"--nodelist={asked} " in said
 
@@ -162,13 +220,118 @@ def test_a_node_is_asked_for_by_the_name_that_slurm_has_for_it(tmp_path: Path, r
         ("exit 0", "exit 0"),
     ],
 )
-def test_a_step_that_cannot_start_is_not_blamed_on_the_run_folder(tmp_path: Path, srun: str, said: str) -> None:
-    assert in_bash("start=1; see_run_folder", tmp_path, srun=srun).endswith(said)
+def test_a_step_that_cannot_start_is_not_blamed_on_the_run_folder(
+    tmp_path: Path, srun: str, said: str
+) -> None:
+    assert in_bash("start=1 stop=''; see_run_folder", tmp_path, srun=srun).endswith(said)
 
 
 def test_bindings_of_the_session_that_submitted_do_not_reach_the_ranks(tmp_path: Path) -> None:
     program = "export SLURM_CPU_BIND=quiet,mask_cpu:0x1 SLURM_CPU_BIND_LIST=0x1 SLURM_MEM_BIND_TYPE=x; environment; env"
     assert "_BIND" not in in_bash(program, tmp_path)
+
+
+def test_binding_of_memory_that_the_job_asks_for_reaches_the_ranks(tmp_path: Path) -> None:
+    program = "export SLURM_MEM_BIND=quiet,none SLURM_MEM_BIND_TYPE=none; environment; env"
+    said = in_bash(program, tmp_path, {"slurm": {"extra": {"mem-bind": "verbose,local"}}})
+    assert [line for line in said.splitlines() if "MEM_BIND" in line] == ["SLURM_MEM_BIND=verbose,local"]
+
+
+UNPACKING = """
+[[ $* == *trainer.rank* ]] || exit 0
+trap 'echo "srun: error: n1: task 0: Exited with exit code 1" >&2; exit 1' USR2 TERM
+echo 'pyxis: importing docker image' >&2
+for ((try = 0; try < 300; try++)); do {signal}; sleep 0.1; done
+"""
+"""A step that has no rank yet, as srun with pyxis ends it when a signal comes."""
+QUEUE = """
+[[ $1 != requeue ]] || exec echo requeue >&2
+[[ $* == *hostnames* ]] && exec printf 'n1\\nn2\\n'
+echo "JobId=7 JobName=x StartTime=2026-01-01T12:00:00 EndTime=2026-01-01T13:00:00 PreemptEligibleTime=2026-01-01T12:00:00 PreemptTime={} x"
+"""
+
+
+def start(folder: Path, srun: str, *, preempted: str = "None", **sections: Any) -> list[str]:
+    """What a whole start of the script says, on a cluster that these commands are."""
+    none = {"squeue": "", "getent": "", "ip": ""}
+    said = in_bash(
+        "main", folder, {"slurm": PYXIS, **sections}, srun=srun, scontrol=QUEUE.format(preempted), **none
+    )
+    return said.splitlines()
+
+
+@pytest.mark.parametrize("signal", ["USR2", "preemption"])
+def test_a_start_that_is_stopped_while_its_image_is_unpacked_is_queued_again(
+    tmp_path: Path, signal: str
+) -> None:
+    deed, preempted = ("kill -USR2 $PPID", "None") if signal == "USR2" else ("exit 1", "2026-01-01T12:00:30")
+    said = start(tmp_path, UNPACKING.format(signal=deed), preempted=preempted)
+    assert said[-3:] == ["clipship: stopped before the start; queued again", "requeue", "exit 75"], said
+
+
+def test_a_start_that_is_cancelled_while_its_image_is_unpacked_is_not_queued_again(tmp_path: Path) -> None:
+    said = start(tmp_path, UNPACKING.format(signal="kill -TERM $PPID; kill -TERM $$"))
+    assert said[-2:] == ["clipship: stopped before the start", "exit 75"], said
+    assert "requeue" not in said
+
+
+def test_a_time_limit_before_the_ranks_start_starts_none(tmp_path: Path) -> None:
+    said = start(
+        tmp_path,
+        '[[ $* == *trainer.rank* ]] && echo STARTED; [[ $* != *"run folder"* ]] || { kill -USR2 $PPID; exit 1; }',
+    )
+    assert said[-3:] == ["clipship: stopped before the start; queued again", "requeue", "exit 75"], said
+    assert "STARTED" not in said
+
+
+def test_an_image_that_cannot_be_unpacked_is_not_queued_again(tmp_path: Path) -> None:
+    said = start(tmp_path, UNPACKING.format(signal="exit 1"))
+    assert said[-2].endswith("the launcher's words are above, its exit code is 1")
+    assert said[-1] == "exit 1"
+
+
+NO_PMIX = "[[ $* != *trainer.rank* ]] || { echo 'srun: error:  mpi/pmix_v4: init: can not load PMIx library' >&2; exit 1; }"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "keys"),
+    [
+        ({}, 'slurm.launcher = "mpirun"; or slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'),
+        (PYXIS, 'slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'),
+    ],
+)
+def test_a_cluster_that_lacks_pmix_is_told_which_package_brings_it(
+    tmp_path: Path, slurm: dict[str, Any], keys: str
+) -> None:
+    said = start(tmp_path, NO_PMIX, slurm=slurm, comm=HOROVOD)
+    assert "install libpmix-dev" in said[-2]
+    assert said[-2].endswith(f"Without it: {keys}")
+    later = start(
+        tmp_path, UNPACKING.format(signal="exit 1"), slurm=slurm, comm=HOROVOD
+    )  # its output follows the first one's
+    assert later[-2].endswith("its exit code is 1")
+
+
+def test_a_job_queued_again_may_use_the_names_of_its_containers_again() -> None:
+    assert "    export ENROOT_FORCE_OVERRIDE=y" in batch_script(job(slurm=PYXIS))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"slurm": PYXIS | {"gpus": "none"}}, {"slurm": PYXIS, "resources": {"device": "cpu"}}],
+    ids=str,
+)
+def test_a_container_without_gpus_asks_for_no_driver(sections: dict[str, Any]) -> None:
+    script = batch_script(job(**sections))
+    assert "    export NVIDIA_VISIBLE_DEVICES=void\n" in script
+    (line,) = [line for line in script.splitlines() if "--container-env=" in line]
+    assert "NVIDIA_VISIBLE_DEVICES" in line.partition("=")[2].split(",")
+    assert "NVIDIA_VISIBLE_DEVICES" not in batch_script(job(slurm=PYXIS))
+
+
+def test_ranks_keep_their_time_to_leave_where_containers_are_removed_after_them() -> None:
+    assert '#SBATCH --signal="B:USR2@180"' in directives()
+    assert '#SBATCH --signal="B:USR2@210"' in directives(**PYXIS)
 
 
 def directives(**slurm: Any) -> list[str]:
@@ -186,6 +349,30 @@ def test_memory_in_slurms_words_goes_first() -> None:
 
 def test_cpu_jobs_ask_for_no_gpu() -> None:
     assert not [line for line in directives(gpus="none") if "gpu" in line or "gres" in line]
+
+
+def test_a_job_that_means_the_cpu_asks_for_gpus_only_where_slurm_gpus_says_so() -> None:
+    on_cpu = {"device": "cpu"}
+    assert "--gpus" not in batch_script(job(resources=on_cpu))
+    assert '#SBATCH --gpus-per-node="4"\n' in batch_script(
+        job(resources=on_cpu, slurm={"gpus": "gpus-per-node"})
+    )
+    assert '#SBATCH --ntasks-per-node="1"\n' in batch_script(job(resources={"gpus_per_node": 0}))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ("gres", ["gres=gpu:4,nvme:1"]),
+        ("gpus-per-node", ["gpus-per-node=4", "gres=nvme:1"]),
+        ("none", ["gres=nvme:1"]),
+    ],
+)
+def test_other_generic_resources_go_beside_the_gpus(gpus: str, expected: list[str]) -> None:
+    found = [
+        line for line in directives(gpus=gpus, extra={"gres": "nvme:1"}) if "gpu" in line or "gres" in line
+    ]
+    assert [line.removeprefix("#SBATCH --").replace('"', "") for line in found] == expected
 
 
 @pytest.mark.parametrize("time", ["90", "30:00", "12:30:00", "2-12", "2-12:30", "2-12:30:00", "0-00:10"])
@@ -207,6 +394,7 @@ def test_a_bare_number_is_minutes() -> None:
         ({"time": "10:99"}, "is no time limit"),
         ({"time": "-5"}, "is no time limit"),
         ({"time": "3"}, "is not longer than signal_lead_s = 180"),
+        ({"time": "3:10", "container": "pyxis"}, "and the 30 s that the removal of a container may take"),
         ({"time": "0-00:02"}, "is not longer than signal_lead_s"),
         ({"mem": "480 GB"}, "is no memory of Slurm; write a whole number and one of K, M, G, T"),
         ({"mem": "1.5G"}, "is no memory of Slurm"),
@@ -218,6 +406,10 @@ def test_a_bare_number_is_minutes() -> None:
         ({"setup": ["a\nb"]}, "must be one line"),
         ({"modules": ["cuda; rm"]}, "is no module's name"),
         ({"extra": {"nodes": "3"}}, "nodes follows from resources.nodes"),
+        (
+            {"extra": {"gres": "nvme:1,gpu:2"}},
+            "GPUs follow from slurm.gpus, slurm.gpu_type and resources.gpus_per_node",
+        ),
         ({"extra": {"--licenses": "x"}}, "is no long option of sbatch"),
         ({"extra": {"comment": "a\n#SBATCH --nodes=9"}}, "must be one line"),
         ({"signal": "USR1"}, 'must be one of "USR2", "HUP", "INT" (given "USR1")'),
@@ -245,15 +437,23 @@ def test_what_slurm_would_misunderstand_is_refused(slurm: dict[str, Any], expect
     [
         ("clip:1", "clip:1", "docker://clip:1"),
         ("vision/clip:1", "vision/clip:1", "docker://vision/clip:1"),
-        ("registry.example.com/vision/clip:1", "registry.example.com#vision/clip:1", "docker://registry.example.com/vision/clip:1"),
+        (
+            "registry.example.com/vision/clip:1",
+            "registry.example.com#vision/clip:1",
+            "docker://registry.example.com/vision/clip:1",
+        ),
         ("localhost:5000/clip", "localhost:5000#clip", "docker://localhost:5000/clip"),
         ("/images/my clip.sqsh", "/images/my clip.sqsh", "/images/my clip.sqsh"),
         ("docker://clip:1", "docker://clip:1", "docker://clip:1"),
     ],
 )
 def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, apptainer: str) -> None:
-    assert f"--container-image={shlex.quote(pyxis)}\n" in batch_script(job(slurm={"container": "pyxis", "image": name}))
-    assert f" {shlex.quote(apptainer)} \\\n" in batch_script(job(slurm={"container": "apptainer", "image": name}))
+    assert f"--container-image={shlex.quote(pyxis)}\n" in batch_script(
+        job(slurm={"container": "pyxis", "image": name})
+    )
+    assert f" {shlex.quote(apptainer)} \\\n" in batch_script(
+        job(slurm={"container": "apptainer", "image": name})
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,7 +480,12 @@ def test_every_variable_of_a_rank_is_named_to_pyxis() -> None:
     script = batch_script(job(slurm=PYXIS, env={"MINE": "x"}, comm={"nccl": {"socket_ifname": "ib0"}}))
     line = next(line for line in script.splitlines() if "--container-env=" in line)
     named = set(line.partition("=")[2].split(","))
-    exported = {line.split()[1].partition("=")[0] for line in script.splitlines() if line.startswith("    export ") and "=" in line}
+    exported = {
+        line.split()[1].partition("=")[0]
+        for line in script.splitlines()
+        if line.startswith("    export ") and "=" in line
+    }
+    exported -= {"ENROOT_FORCE_OVERRIDE"}  # enroot's own
     assert exported | {"CLIPSHIP_TOKEN", "CLIPSHIP_SUPERVISORS", "MASTER_ADDR", "MASTER_PORT"} == named
     assert {"MINE", "NCCL_SOCKET_IFNAME", "CLIPSHIP_WORLD_SIZE"} <= named
 

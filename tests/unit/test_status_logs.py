@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from trainer.cli.main import main
 from trainer.launch import logfiles
-from trainer.launch.cli import main
 from trainer.launch.logfiles import log_lines
 
 
@@ -34,8 +34,16 @@ def _status(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
 
 
-def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _metrics(run, _record(1, samples_per_s=1.0, step_s=99.0), _record(40), {"step": 40, "checkpoint": "x/step-00000040"}, _record(60))
+def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _metrics(
+        run,
+        _record(1, samples_per_s=1.0, step_s=99.0),
+        _record(40),
+        {"step": 40, "checkpoint": "x/step-00000040"},
+        _record(60),
+    )
     rows = _status(capsys, str(run))
     assert rows["step"].startswith("60 of 100, epoch 0, loss 2.5000, logged ")
     assert rows["speed"] == "100.0 samples/s"
@@ -44,33 +52,70 @@ def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(run: P
     assert "result" not in rows
 
 
-def test_status_takes_the_number_of_steps_from_the_log_where_the_job_gives_epochs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("missing", ["epoch", "samples_per_s", "step_s"])
+def test_status_shows_what_the_records_have(
+    run: Path, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    record = _record(40)
+    del record[missing]
+    _metrics(run, _record(1), record)
+    rows = _status(capsys, str(run))
+    assert rows["step"].startswith("40 of 100")
+    assert ("speed" in rows) == (missing != "samples_per_s")
+
+
+def test_status_takes_the_number_of_steps_from_the_log_where_the_job_gives_epochs(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / "job.toml").write_text("[optim]\nepochs = 2\n")
-    (run / "logs" / "rank-00000.log").write_text("2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n")
+    (run / "logs" / "rank-00000.log").write_text(
+        "2026-01-01 00:00:00,000 INFO step   3/308  epoch 0  loss 1\n"
+    )
     _metrics(run, _record(8))
     assert _status(capsys, str(run))["time left"] == "10:00"
 
 
-def test_status_of_a_failed_run_says_why_and_no_time_left(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_failed_run_says_why_and_no_time_left(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _metrics(run, _record(8))
-    cause = {"rank": 3, "node": "n2", "exit_code": 1, "reason": "killed by SIGKILL in step, step 9", "time": 0.0, "details": ""}
+    cause = {
+        "rank": 3,
+        "node": "n2",
+        "exit_code": 1,
+        "reason": "killed by SIGKILL in step, step 9",
+        "time": 0.0,
+        "details": "",
+    }
     (run / "exit.json").write_text(json.dumps(cause))
     rows = _status(capsys, str(run))
     assert rows["ended"].startswith("exit code 1, rank 3 on n2: killed by SIGKILL in step, step 9 (")
     assert "time left" not in rows
 
 
-def test_status_of_a_run_without_evaluations_shows_none(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_run_without_evaluations_shows_none(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """result.json also says where the time went."""
     _metrics(run, _record(100))
-    numbers = {"exit_code": 0, "steps": 100, "loss": 2.5, "data_share": 0.15, "step_s": 4.5, "slowest_rank": 0, "rss_bytes_max": 9}
+    numbers = {
+        "exit_code": 0,
+        "steps": 100,
+        "loss": 2.5,
+        "data_share": 0.15,
+        "step_s": 4.5,
+        "slowest_rank": 0,
+        "rss_bytes_max": 9,
+    }
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers}))
     assert "evaluation" not in _status(capsys, str(run))
     (run / "result.json").write_text(json.dumps({"reason": "done", **numbers, "zero_shot_top1": 0.5}))
     assert _status(capsys, str(run))["evaluation"] == "step 100: zero_shot_top1 0.5"
 
 
-@pytest.mark.parametrize(("start", "code", "said"), [("under way", 0, "asked for"), ("over", 2, "no start of the run in")])
+@pytest.mark.parametrize(
+    ("start", "code", "said"), [("under way", 0, "asked for"), ("over", 2, "no start of the run in")]
+)
 def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
     run: Path, capsys: pytest.CaptureFixture[str], start: str, code: int, said: str
 ) -> None:
@@ -81,7 +126,9 @@ def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
     assert (run / "checkpoint.request").exists() is (start == "under way")
 
 
-def test_status_of_a_run_that_has_not_begun_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_run_that_has_not_begun_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "logs").mkdir()
     assert _status(capsys, str(tmp_path))["step"] == "none: no rank has begun"
 
@@ -91,13 +138,17 @@ def test_a_folder_of_runs_is_no_run(run: Path, capsys: pytest.CaptureFixture[str
     assert "is no run" in capsys.readouterr().err
 
 
-def test_a_run_is_found_by_its_name_in_runs(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_found_by_its_name_in_runs(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(run.parent.parent)
     assert _status(capsys, "mine")["run"] == "runs/mine"
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-def test_an_unknown_run_is_bad_input(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_run_is_bad_input(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([command, str(tmp_path / "none")]) == 2
     assert "is no run: give a run folder, a job file" in capsys.readouterr().err
 
@@ -107,7 +158,9 @@ def test_a_job_whose_cluster_is_not_known_here_is_told_both(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     job = tmp_path / "job.toml"
-    job.write_text('name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n[kubernetes]\n')
+    job.write_text(
+        'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n[kubernetes]\n'
+    )
     assert main(["status", str(job)]) == 2
     said = capsys.readouterr().err
     assert "has no run folder here" in said
@@ -120,7 +173,9 @@ def test_a_run_whose_folder_is_here_needs_no_cluster(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     job = tmp_path / "job.toml"
     head = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
-    job.write_text(f'{head}[logging]\nruns = "{run.parent}"\n[kubernetes]\nmounts = {{ "{run.parent}" = "host:{run.parent}" }}\n')
+    job.write_text(
+        f'{head}[logging]\nruns = "{run.parent}"\n[kubernetes]\nmounts = {{ "{run.parent}" = "host:{run.parent}" }}\n'
+    )
     assert _status(capsys, str(job))["run"] == str(run)
 
 
@@ -130,7 +185,9 @@ def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"to": "slurm"}', '{"to": "pbs", "id": "1", "at": "now"}'])
-def test_a_broken_record_of_the_submission_is_named(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_record_of_the_submission_is_named(
+    run: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / "artefacts").mkdir()
     (run / "artefacts" / "submission.json").write_text(text)
     assert main(["status", str(run)]) == 2
@@ -142,7 +199,9 @@ def _log(folder: Path, rank: int, text: str) -> None:
         file.write(text)
 
 
-def test_logs_come_in_the_order_of_time_with_their_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_come_in_the_order_of_time_with_their_rank(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _log(run, 0, "2026-01-01 00:00:01,000 INFO a\n2026-01-01 00:00:03,000 ERROR c\nTraceback\n")
     _log(run, 11, "2026-01-01 00:00:02,000 INFO b\n2026-01-01 00:00:04,000 INFO d\n")
     assert main(["logs", str(run)]) == 0
@@ -166,14 +225,18 @@ def test_logs_of_one_rank(run: Path) -> None:
     assert list(log_lines(run, 1, follow=False)) == ["[1] b"]
 
 
-def test_logs_of_a_rank_that_is_not_there_say_which_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_a_rank_that_is_not_there_say_which_are(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _log(run, 0, "a\n")
     _log(run, 7, "b\n")
     assert main(["logs", "--rank", "9", str(run)]) == 2
     assert "rank 9 has no log" in capsys.readouterr().err
 
 
-def test_following_logs_shows_what_comes_until_the_run_has_ended(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_logs_shows_what_comes_until_the_run_has_ended(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logfiles, "_POLL_S", 0.01)
 
     def train() -> None:

@@ -1,6 +1,8 @@
 """One optimizer step in one process: accumulation, randomness, precision, clipping, locked towers, batch norm."""
 
+import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.jobs import RESNET, VIT, tiny_job
-from trainer import model, optim
+from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.job import Job
-from trainer.plan import plan
-from trainer.step import MicroBatch, TrainStep
+from trainer.model import build as model
+from trainer.model.optimizer import build_optimizer
+from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES = 16
 
 
 def _step(job: Job, comm: Comm) -> TrainStep:
     cut = plan(job, 1)
-    clip = model.build(job, cut, comm).model.train()
-    return TrainStep(job, cut, comm, clip, optim.build(clip, job.optim, comm.device))
+    clip = model.build_model(job, cut, comm).model.train()
+    return TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
 
 
 def _batches(clip: nn.Module, size: int) -> list[MicroBatch]:
@@ -66,10 +69,14 @@ def dropout_model(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_second_pass_of_accumulation_repeats_the_dropout_of_the_first(alone: Comm, dropout_model: str) -> None:
+def test_the_second_pass_of_accumulation_repeats_the_dropout_of_the_first(
+    alone: Comm, dropout_model: str
+) -> None:
     step = _step(_accumulating(4, config=dropout_model), alone)
     passes: list[Tensor] = []
-    step.model.get_submodule("visual").register_forward_hook(lambda _module, _input, out: passes.append(out.detach().clone()))
+    step.model.get_submodule("visual").register_forward_hook(
+        lambda _module, _input, out: passes.append(out.detach().clone())
+    )
     _gradients(step, 4)
     first, second = passes[:4], passes[4:]
     assert len(first) == len(second) == 4
@@ -102,11 +109,25 @@ def test_gradient_is_clipped_to_the_norm_and_the_log_shows_it_before(alone: Comm
     assert float(after) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_logit_scale_stays_below_one_hundred(alone: Comm) -> None:
-    step = _step(tiny_job(optim={"lr": 100.0}), alone)
+@pytest.mark.parametrize(
+    ("keys", "limit"),
+    [({}, 100.0), ({"max_logit_scale": 20.0}, 20.0), ({"loss": "siglip", "max_logit_scale": 5.0}, 5.0)],
+)
+def test_logit_scale_stays_between_one_and_its_limit(alone: Comm, keys: dict[str, Any], limit: float) -> None:
+    step = _step(tiny_job(optim={"lr": 100.0, **keys}), alone)
     for number in range(3):
         step(_batches(step.model, SAMPLES), number)
-        assert 0 <= step.model.get_parameter("logit_scale").item() <= model.MAX_LOGIT_SCALE
+        assert 0 <= step.model.get_parameter("logit_scale").item() <= math.log(limit) + 1e-6
+
+
+def test_the_logit_scale_of_siglip_weights_above_one_hundred_moves_by_its_gradient_alone(alone: Comm) -> None:
+    """Released SigLIP weights have about 117: a clamp would change the model at the first step of fine-tuning."""
+    step = _step(tiny_job(optim={"loss": "siglip", "lr": 1e-6}), alone)
+    scale = step.model.get_parameter("logit_scale")
+    with torch.no_grad():
+        scale.fill_(math.log(117.3))
+    step(_batches(step.model, SAMPLES), 0)
+    assert scale.exp().item() == pytest.approx(117.3, rel=1e-4)
 
 
 @pytest.mark.parametrize("size", [4, SAMPLES])
@@ -126,6 +147,35 @@ def test_fp16_scaler_skips_a_step_that_overflows_and_halves_its_factor(alone: Co
     step(_batches(step.model, size), 0)
     assert all(torch.equal(p, old) for p, old in zip(step.model.parameters(), before, strict=True))
     assert step.scaler.get_scale() < 1e38
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_fp16_skips_a_step_whose_finite_gradients_have_an_infinite_norm(
+    alone: Comm, clip_norm: float | None
+) -> None:
+    """float32 holds each element and not their norm: clipping by it would make every parameter NaN."""
+    step = _step(
+        _with_model(tiny_job(optim={"grad_clip_norm": clip_norm} if clip_norm else {}), precision="fp16"),
+        alone,
+    )
+    batches = _batches(step.model, SAMPLES)
+    assert step(batches, 0).finite
+    step.scaler.update(2.0)
+    before, moments = _state(step.model), copy.deepcopy(step.optimizer.state_dict())
+    weight = step.model.get_parameter("visual.conv1.weight")
+    hook = weight.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
+    result = step(batches, 1)
+    assert not result.finite
+    assert float(result.grad_norm) == float("inf")
+    assert _differing(before, step.model) == []
+    after = step.optimizer.state_dict()
+    assert after["param_groups"] == moments["param_groups"]
+    for number, state in moments["state"].items():
+        assert all(torch.equal(after["state"][number][name], value) for name, value in state.items())
+    assert step.scaler.get_scale() == 1.0
+    hook.remove()
+    assert step(batches, 2).finite
+    assert "logit_scale" in _differing(before, step.model)
 
 
 def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
@@ -149,14 +199,21 @@ def test_a_model_that_writes_captions_is_refused_wherever_its_config_was(alone: 
 def timm_model(tmp_path: Path) -> str:
     """A convolutional tower of timm's, whose batch norm has the activation in it."""
     config = json.loads(Path(RESNET).read_text())
-    config["vision_cfg"] = {"timm_model_name": "test_efficientnet", "timm_model_pretrained": False, "timm_pool": "avg", "image_size": 64}
+    config["vision_cfg"] = {
+        "timm_model_name": "test_efficientnet",
+        "timm_model_pretrained": False,
+        "timm_pool": "avg",
+        "image_size": 64,
+    }
     path = tmp_path / "tiny-timm.json"
     path.write_text(json.dumps(config))
     return str(path)
 
 
 @pytest.mark.parametrize("timm", [False, True])
-def test_a_locked_tower_keeps_the_statistics_of_its_batch_norm(alone: Comm, timm_model: str, timm: bool) -> None:
+def test_a_locked_tower_keeps_the_statistics_of_its_batch_norm(
+    alone: Comm, timm_model: str, timm: bool
+) -> None:
     """And its names, its output, and with them every use of its checkpoints; micro-batches may be accumulated."""
     job = _accumulating(4, config=timm_model if timm else RESNET)
     plain = model.untrained(job).model
@@ -168,7 +225,11 @@ def test_a_locked_tower_keeps_the_statistics_of_its_batch_norm(alone: Comm, timm
     torch.testing.assert_close(got, wanted)
     for number in range(2):
         assert step(batches, number).finite
-    locked = [name for name in _differing(_state(plain), step.model) if name.startswith("visual.") and not name.startswith("visual.head.")]
+    locked = [
+        name
+        for name in _differing(_state(plain), step.model)
+        if name.startswith("visual.") and not name.startswith("visual.head.")
+    ]
     assert locked == []
     assert _differing(_state(plain), step.model) != []
 
@@ -182,7 +243,9 @@ def _image_features(clip: nn.Module, images: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [4, 8])
-def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(alone: Comm, dropout_model: str, size: int) -> None:
+def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(
+    alone: Comm, dropout_model: str, size: int
+) -> None:
     at_once = _gradients(_step(tiny_job(config=dropout_model), alone), SAMPLES)
     cut = _gradients(_step(_accumulating(size, config=dropout_model), alone), size)
     for name, gradient in at_once.items():
@@ -215,4 +278,6 @@ def test_a_step_moves_the_statistics_of_batch_norm(alone: Comm) -> None:
     step = _step(tiny_job(config=RESNET), alone)
     before = _state(step.model)
     assert step(_batches(step.model, SAMPLES), 0).finite
-    assert {"visual.bn1.running_mean", "visual.bn1.running_var", "visual.bn1.num_batches_tracked"} <= set(_differing(before, step.model))
+    assert {"visual.bn1.running_mean", "visual.bn1.running_var", "visual.bn1.num_batches_tracked"} <= set(
+        _differing(before, step.model)
+    )

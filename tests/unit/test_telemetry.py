@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.telemetry import Clock, Record, Telemetry, console_line, duration, last_loss
+from trainer.telemetry.metrics import Clock, Telemetry, console_line, last_loss
+from trainer.telemetry.records import Record
+from trainer.text.wording import duration
 
 RECORD = Record(
     step=20, epoch=1, samples=640, loss=1.25, lr=5e-4, grad_norm=0.5, logit_scale=14.3,
@@ -57,7 +59,9 @@ def test_time_is_split_into_parts_that_add_up_to_the_step() -> None:
     parts = clock.pop(comm_s=0.004).per_step()
     assert parts["data_s"] >= 0.01
     assert parts["comm_s"] == 0.002
-    assert sum(parts[part] for part in ("data_s", "compute_s", "comm_s", "checkpoint_s")) == pytest.approx(parts["step_s"])
+    assert sum(parts[part] for part in ("data_s", "compute_s", "comm_s", "checkpoint_s")) == pytest.approx(
+        parts["step_s"]
+    )
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3723, "1:02:03")])

@@ -17,7 +17,9 @@ def _as_a_new_process() -> Iterator[None]:
     templates._environment.cache_clear()
 
 
-def test_a_compiled_template_is_kept_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_template_is_kept_for_the_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     templates._environment().get_template(NAME)
     kept = tmp_path / "clipship" / "templates"
@@ -30,7 +32,9 @@ def test_a_compiled_template_is_kept_for_the_user_alone(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "relative"])
-def test_without_a_place_for_it_a_template_is_compiled_each_time(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_place_for_it_a_template_is_compiled_each_time(
+    folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", folder)
     monkeypatch.chdir(tmp_path)
     assert templates._environment().get_template(NAME).name == NAME

@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import tiny_job
+from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
-from trainer.train import prepare, train
+from trainer.train.main import prepare, train
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     """What a rank does to its process ends with the test."""
-    handlers, level, on_stop = list(logging.getLogger().handlers), logging.getLogger().level, signal.getsignal(signal.SIGUSR2)
+    handlers, level, on_stop = (
+        list(logging.getLogger().handlers),
+        logging.getLogger().level,
+        signal.getsignal(signal.SIGUSR2),
+    )
     yield
     for handler in set(logging.getLogger().handlers) - set(handlers):
         logging.getLogger().removeHandler(handler)
@@ -29,7 +33,6 @@ def as_before() -> Iterator[None]:
 def start(folder: Path, comm: Comm, resume: str = "auto") -> int | None:
     """One start of a run of four steps that saves each; the step it begins at, None where the run is done."""
     job = tiny_job(
-        data={"train": (str(folder / "none"),)},
         logging={"runs": str(folder), "tensorboard": False},
         health={"preflight": False},
         checkpoint={"every_steps": 1, "resume": resume},
@@ -42,13 +45,17 @@ def start(folder: Path, comm: Comm, resume: str = "auto") -> int | None:
     return ready.start.steps_done
 
 
-def test_a_run_that_is_done_goes_back_once_to_the_checkpoint_it_is_asked_for(tmp_path: Path, alone: Comm) -> None:
+def test_a_run_that_is_done_goes_back_once_to_the_checkpoint_it_is_asked_for(
+    tmp_path: Path, alone: Comm
+) -> None:
     checkpoints = tmp_path / "tiny" / "checkpoints"
     older = str(checkpoints / "step-00000002")
     assert start(tmp_path, alone) == 0
     assert start(tmp_path, alone) is None
     assert start(tmp_path, alone, older) == 2
-    assert {"aside-step-00000003", "aside-step-00000004", "step-00000004"} <= {path.name for path in checkpoints.iterdir()}
+    assert {"aside-step-00000003", "aside-step-00000004", "step-00000004"} <= {
+        path.name for path in checkpoints.iterdir()
+    }
     for resume in (older, "auto"):  # the job that was queued again, and any later one
         assert start(tmp_path, alone, resume) is None
     assert json.loads((tmp_path / "tiny" / "result.json").read_text())["steps"] == 4

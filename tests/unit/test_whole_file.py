@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.whole_file import json_text, write_json, write_whole
+from trainer.safe_io import atomic as whole_file
+from trainer.safe_io.atomic import json_text, write_json, write_whole
+from trainer.safe_io.plain import open_plain, read_plain
 
 
 def test_text_replaces_the_older_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -16,7 +18,9 @@ def test_text_replaces_the_older_and_leaves_nothing_beside(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_write_that_fails_leaves_the_older_and_nothing_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_that_fails_leaves_the_older_and_nothing_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_whole(tmp_path / "file", "old")
 
     def full(descriptor: int) -> None:
@@ -34,3 +38,49 @@ def test_what_json_does_not_have_becomes_null(tmp_path: Path) -> None:
     assert json.loads(json_text(value)) == {"norm": None, "rows": [{"loss": None}, [1.5, None]], "step": 3}
     write_json(tmp_path / "file", value)
     assert json.loads((tmp_path / "file").read_text())["norm"] is None
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    """Others may write in the folder of a report, too."""
+    folder, precious = tmp_path / "shared", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_text("mine")
+    for planted in (".report.html.partial", "report.html"):
+        (folder / planted).symlink_to(precious)
+    write_whole(folder / "report.html", "new")
+    assert precious.read_text() == "mine"
+    assert (folder / "report.html").read_text() == "new"
+    assert not (folder / "report.html").is_symlink()
+
+
+def test_a_link_that_is_planted_under_the_very_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_file, "token_hex", lambda _: "guessed")
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / ".file.guessed.partial").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        write_whole(tmp_path / "file", "new")
+    assert precious.read_text() == "mine"
+
+
+def test_a_name_of_the_longest_kind_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 127)
+    write_whole(path, "text")
+    assert path.read_text() == "text"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "exit.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(OSError, match=r"Errno"):
+        read_plain(path)
+    with pytest.raises(OSError, match=r"Errno"), open(path, "a", opener=open_plain):
+        pass

@@ -1,13 +1,19 @@
-"""`trainer.world`: each launcher's variables give the world they describe, and everything else is refused by name."""
+"""`trainer.supervise.world`: each launcher's variables give the world they describe, and everything else is refused by name."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
-from trainer.world import ROWS, SINGLE, World, detect, device_index, rendezvous, shared_devices
+from trainer.supervise.world import ROWS, SINGLE, World, detect, device_index, rendezvous, shared_devices
 
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none",
+}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
     "OMPI_COMM_WORLD_SIZE": "8",
@@ -36,7 +42,13 @@ BATCH_SHELL = {
     "SLURM_TASKS_PER_NODE": "4(x2)",
 }
 BY_HAND = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-ONE_TASK_A_NODE = {**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+ONE_TASK_A_NODE = {
+    **SRUN,
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +110,9 @@ def test_innermost_launcher_wins_over_the_one_around_it(env: dict[str, str], lau
         ({**HYDRA, **BY_HAND, "LOCAL_RANK": "0"}, ("MPI_LOCALRANKID=1", "LOCAL_RANK=0")),
     ],
 )
-def test_contradicting_variables_are_named_with_their_values(env: dict[str, str], names: tuple[str, str]) -> None:
+def test_contradicting_variables_are_named_with_their_values(
+    env: dict[str, str], names: tuple[str, str]
+) -> None:
     with pytest.raises(InputError) as refused:
         detect(env, "n2")
     assert all(name in str(refused.value) for name in names)
@@ -140,7 +154,13 @@ def test_what_makes_no_world_is_refused_by_name(env: dict[str, str], names: str)
 
 @pytest.mark.parametrize(("node", "tasks"), [("0", 4), ("1", 4), ("2", 3), ("3", 1)])
 def test_slurm_tasks_per_node_are_counted_in_its_short_form(node: str, tasks: int) -> None:
-    env = {**SRUN, "SLURM_STEP_NUM_TASKS": "12", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3,1", "SLURM_NODEID": node, "SLURM_LOCALID": "0"}
+    env = {
+        **SRUN,
+        "SLURM_STEP_NUM_TASKS": "12",
+        "SLURM_STEP_TASKS_PER_NODE": "4(x2),3,1",
+        "SLURM_NODEID": node,
+        "SLURM_LOCALID": "0",
+    }
     assert detect(env, "n").local_size == tasks
 
 
@@ -158,8 +178,14 @@ VALUES = st.one_of(
     st.text(max_size=4),
 )
 ENVIRONMENTS = st.builds(
-    lambda launchers, changes: {**{name: value for launcher in launchers for name, value in launcher.items()}, **changes},
-    st.lists(st.sampled_from([TORCHRUN, OPEN_MPI, HYDRA, HOROVODRUN, SRUN, BATCH_SHELL, BY_HAND, ONE_TASK_A_NODE]), max_size=3),
+    lambda launchers, changes: {
+        **{name: value for launcher in launchers for name, value in launcher.items()},
+        **changes,
+    },
+    st.lists(
+        st.sampled_from([TORCHRUN, OPEN_MPI, HYDRA, HOROVODRUN, SRUN, BATCH_SHELL, BY_HAND, ONE_TASK_A_NODE]),
+        max_size=3,
+    ),
     st.dictionaries(st.sampled_from(NAMES + ALSO), VALUES, max_size=5),
 )
 
@@ -180,8 +206,12 @@ def test_any_environment_gives_a_sound_world_or_a_refusal(env: dict[str, str]) -
     ("local_rank", "local_size", "visible", "index"),
     [(0, 1, 0, None), (3, 4, 0, None), (3, 4, 1, 0), (0, 4, 4, 0), (3, 4, 4, 3), (1, 2, 8, 1)],
 )
-def test_device_comes_from_the_visible_ones(local_rank: int, local_size: int, visible: int, index: int | None) -> None:
-    assert device_index(World(local_rank, local_size, local_rank, local_size, "n1", "Slurm"), visible) == index
+def test_device_comes_from_the_visible_ones(
+    local_rank: int, local_size: int, visible: int, index: int | None
+) -> None:
+    assert (
+        device_index(World(local_rank, local_size, local_rank, local_size, "n1", "Slurm"), visible) == index
+    )
 
 
 def test_more_ranks_than_visible_devices_are_refused() -> None:
@@ -203,7 +233,9 @@ def test_rendezvous_is_what_the_launcher_exports() -> None:
 
 
 def test_rendezvous_of_a_single_process_needs_nothing_and_leaves_the_port_open() -> None:
-    assert rendezvous({"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}, World(0, 1, 0, 1, "here", SINGLE)) == ("127.0.0.1", 0)
+    assert rendezvous(
+        {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}, World(0, 1, 0, 1, "here", SINGLE)
+    ) == ("127.0.0.1", 0)
 
 
 @pytest.mark.parametrize(

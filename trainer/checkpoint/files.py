@@ -1,7 +1,8 @@
-"""Checkpoint folders on disk: `step-0000NNNN` is whole or not there, and says itself whether a bit has changed. No torch.
+"""Checkpoint folders on disk: `step-0000NNNN` is complete or absent, and checksums show whether a bit has
+changed. No torch.
 
-A folder is filled beside its place, its files are flushed and sealed with size and SHA-256, and it is renamed when all parts are there.
-What a kill leaves behind begins with a dot and is swept away at the next start.
+A folder is filled beside its final place. Its files are flushed and sealed with size and SHA-256, and it is
+renamed when all parts are there. Leftovers of a kill begin with a dot and are removed at the next start.
 """
 
 import hashlib
@@ -16,9 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trainer.inputs.checkpoints import MANIFEST as MANIFEST
-from trainer.inputs.checkpoints import WEIGHTS as WEIGHTS
-from trainer.whole_file import write_json, write_whole
+from trainer.run.checkpoints import MANIFEST as MANIFEST
+from trainer.run.checkpoints import WEIGHTS as WEIGHTS
+from trainer.safe_io.atomic import write_json, write_whole
+from trainer.safe_io.plain import read_plain
 
 BEST = "best.json"
 _POLL_S = 0.05
@@ -27,17 +29,17 @@ _ASIDE = "aside-"
 
 
 class BrokenCheckpoint(Exception):
-    """A folder that is not what its manifest says; the text names the part."""
+    """Raised for a folder that differs from its manifest; the text names the part."""
 
 
 def folder_name(step: int) -> str:
-    """Of a checkpoint; names sort as steps do."""
+    """Returns the name of a step's checkpoint folder; names sort as steps do."""
     return f"step-{step:08d}"
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The checkpoint of one step within `checkpoints`, before and after it has its name."""
+    """The checkpoint of one step within `checkpoints`, before and after it has its final name."""
 
     checkpoints: Path
     step: int
@@ -51,15 +53,19 @@ class Folder:
         return self.checkpoints / f".{self.place.name}.partial"
 
     def write(self, name: str, content: Callable[[Path], None]) -> None:
-        """Let `content` write one file of the folder, and seal it. Several ranks may write different files at once."""
+        """Lets `content` write one file of the folder, and seals it.
+
+        Several ranks may write different files at once.
+        """
         self.beside.mkdir(parents=True, exist_ok=True)
         content(self.beside / name)
         write_json(self.beside / f"{name}.seal", _sealed(self.beside / name))
 
     def publish(self, names: list[str], about: Mapping[str, Any], timeout_s: float) -> Path:
-        """Wait for the seals of all files, write the manifest, rename.
+        """Waits for the seals of all files, writes the manifest, and renames the folder; returns it.
 
-        Raises OSError with what a rank told of its part, TimeoutError naming the files that no rank has written.
+        Raises OSError with the failure that a rank reported for its part, and TimeoutError, which names the
+        missing files, after `timeout_s` seconds.
         """
         seals = {name: self.beside / f"{name}.seal" for name in names}
         limit = time.monotonic() + timeout_s
@@ -67,7 +73,10 @@ class Folder:
             for told in self.beside.glob(f"*{_FAILED}"):
                 raise OSError(f"checkpoint of step {self.step}: {told.read_text()}")
             if time.monotonic() > limit:
-                raise TimeoutError(f"checkpoint of step {self.step}: not written within {timeout_s:g} s: {', '.join(missing)}")
+                raise TimeoutError(
+                    f"checkpoint of step {self.step}: not written within {timeout_s:g} s: "
+                    f"{', '.join(missing)}"
+                )
             time.sleep(_POLL_S)
         parts = {name: json.loads(seal.read_text()) for name, seal in seals.items()}
         for seal in seals.values():
@@ -80,25 +89,33 @@ class Folder:
         return self.place
 
     def note_metrics(self, metrics: Mapping[str, float | int]) -> None:
-        """Into the manifest of the checkpoint that has its name: they were measured since."""
-        manifest = json.loads((self.place / MANIFEST).read_text())
+        """Adds metrics that were measured later to the manifest of a checkpoint that has its final name."""
+        manifest = json.loads(read_plain(self.place / MANIFEST))
         write_json(self.place / MANIFEST, {**manifest, "metrics": dict(metrics)})
 
     def tell_failure(self, rank: int, error: Exception) -> None:
-        """Of this rank's part: rank 0 need not wait for it. On a disk that takes not even that, it does."""
+        """Marks this rank's part as failed, so that rank 0 stops waiting for it.
+
+        If the disk is too full for the marker, rank 0 waits until its time limit.
+        """
         with suppress(OSError):
             write_whole(self.beside / f"rank-{rank}{_FAILED}", f"rank {rank}: {error}")
 
 
 def verified(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose every file is as it was written. Raises BrokenCheckpoint naming the part that is not."""
+    """Returns the manifest of a checkpoint whose every file is as it was written.
+
+    Raises BrokenCheckpoint, which names the first part that is not.
+    """
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        parts = manifest["files"].items()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        manifest: dict[str, Any] = json.loads(read_plain(folder / MANIFEST))
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenCheckpoint(f"{folder}: its {MANIFEST} cannot be read: {error}") from error
-    for name, seal in parts:
+    require(folder, manifest, {"step": int, "files": dict})
+    for name, seal in manifest["files"].items():
         path = folder / name
+        if not (isinstance(seal, dict) and {"bytes", "sha256"} <= seal.keys() and path.name == name):
+            raise BrokenCheckpoint(f"{folder}: its {MANIFEST} has no size and checksum of {name}")
         if not path.is_file():
             raise BrokenCheckpoint(f"{folder}: {name} is missing")
         if path.stat().st_size != seal["bytes"]:
@@ -108,28 +125,39 @@ def verified(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def require(folder: Path, manifest: object, kinds: Mapping[str, type]) -> None:
+    """Raises BrokenCheckpoint if the manifest lacks one of the keys, or if its value is of another type."""
+    values = manifest if isinstance(manifest, dict) else {}
+    lacking = [key for key, kind in kinds.items() if not isinstance(values.get(key), kind)]
+    if lacking:
+        raise BrokenCheckpoint(
+            f"{folder}: its {MANIFEST} is malformed, {', '.join(lacking)} cannot be read from it"
+        )
+
+
 def newest_first(checkpoints: Path) -> Iterator[Path]:
-    """The folders that have their name, whole or broken."""
+    """Yields the folders with a final name, from the latest step on, complete or broken."""
     return iter(sorted(checkpoints.glob("step-*"), reverse=True))
 
 
 def newest(checkpoints: Path) -> Path:
-    """The folder of the latest step. Raises FileNotFoundError where there is none."""
+    """Returns the folder of the latest step. Raises FileNotFoundError if there is none."""
     for folder in newest_first(checkpoints):
         return folder
     raise FileNotFoundError(f"no checkpoint in {checkpoints}")
 
 
 def sweep(checkpoints: Path) -> None:
-    """Remove what a killed run left half written or half removed."""
+    """Removes folders that a killed run left half written or half removed."""
     for leftover in checkpoints.glob(".step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def set_aside(checkpoints: Path, step: int) -> list[Path]:
-    """Take the folders of later steps out of the way of a run that goes on from this one: they are another run's by now, or broken.
+    """Renames the folders of later steps, so that a run can continue from this one; returns the new paths.
 
-    So is the best one, where it is one of them.
+    They belong to another run by now, or are broken. If the best checkpoint is one of them, it is no longer
+    marked as best.
     """
     later = [folder for folder in newest_first(checkpoints) if folder.name > folder_name(step)]
     best = _noted(checkpoints)
@@ -144,7 +172,7 @@ def _free_name(wanted: Path) -> Path:
 
 
 def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the last `keep` and the best one."""
+    """Removes all checkpoints but the last `keep` and the best one."""
     best = best_so_far(checkpoints)
     for folder in list(newest_first(checkpoints))[keep:]:
         if best is None or folder.name != folder_name(best["step"]):
@@ -152,24 +180,31 @@ def prune(checkpoints: Path, keep: int) -> None:
 
 
 def best_so_far(checkpoints: Path) -> dict[str, Any] | None:
-    """The step, metric and value that `note_best` noted last, where the checkpoint of that step is there."""
+    """Returns the step, metric and value that `note_best` recorded last, if that step's checkpoint exists."""
     best = _noted(checkpoints)
     return best if best is not None and Folder(checkpoints, best["step"]).place.is_dir() else None
 
 
 def _noted(checkpoints: Path) -> dict[str, Any] | None:
     path = checkpoints / BEST
-    return json.loads(path.read_text()) if path.exists() else None
+    try:
+        best = json.loads(read_plain(path)) if path.exists() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    whole = (
+        isinstance(best, dict) and isinstance(best.get("step"), int) and {"metric", "value"} <= best.keys()
+    )
+    return best if whole else None
 
 
 def note_best(checkpoints: Path, step: int, metric: str, value: float) -> None:
-    """From now on the checkpoint of this step is kept."""
+    """Marks the checkpoint of this step as the best, which is kept from now on."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     write_json(checkpoints / BEST, {"step": step, "metric": metric, "value": value})
 
 
 def remove(folder: Path) -> None:
-    """Take the name away first: a kill in between leaves no half of a checkpoint."""
+    """Removes a checkpoint; it is renamed first, so that a kill in between leaves no half of a checkpoint."""
     if folder.exists():
         doomed = folder.with_name(f".{folder.name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)
@@ -178,14 +213,14 @@ def remove(folder: Path) -> None:
 
 
 def _sealed(path: Path) -> dict[str, Any]:
-    """Flush a file to its disk; its size and checksum."""
+    """Flushes a file to its disk; returns its size and checksum."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _flush_names(folder: Path) -> None:
-    """A rename survives a power cut only when its folder is flushed too."""
+    """Flushes a folder; without that, a rename in it would not survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

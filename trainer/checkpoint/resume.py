@@ -1,6 +1,7 @@
-"""Where a start begins: at step 0, or at a checkpoint that rank 0 finds, checks, reads and sends to the others.
+"""Finds where a start begins: at step 0, or at a checkpoint that rank 0 finds, checks, reads and sends to the
+others.
 
-Rank 0 alone reads, so the number of ranks may be another one than the checkpoint was written by.
+Rank 0 alone reads, so the number of ranks may differ from that which wrote the checkpoint.
 """
 
 import logging
@@ -11,47 +12,55 @@ from typing import Any
 
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
+from trainer.checkpoint.state import TrainState
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
+from trainer.config import Job
+from trainer.config.batch_plan import schedule
+from trainer.config.resume_rule import differences, may_change_keys
 from trainer.errors import InputError
-from trainer.inputs.same_job import MAY_CHANGE, differences
-from trainer.job import Job
-from trainer.plan import schedule
-from trainer.step import TrainStep
+from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
 
 
 @dataclass(frozen=True)
 class Start:
-    """Steps that are done already, and where that is known from."""
+    """Number of steps that are done already, and the checkpoint that they come from."""
 
     steps_done: int
     source: Path | None
 
 
-def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainStep, samples: int) -> Start:
-    """Collective: weights, optimizer and scaler on every rank as the job's `checkpoint.resume` says. Raises InputError on every rank."""
-    found: tuple[Start, Mapping[str, Any]] | str | None = None
+def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples: int) -> Start:
+    """Collective: restores weights, optimizer and scaler on every rank, as the job's `checkpoint.resume`
+    says.
+
+    Raises InputError on every rank.
+    """
+    found: tuple[int, str | None, Mapping[str, Any]] | str | None = None
     if comm.world.rank == 0:
         try:
-            found = _restore_here(job, checkpoints, train, samples)
-            for aside in files.set_aside(checkpoints, found[0].steps_done):
+            start, scaler = _restore_here(job, checkpoints, train, samples)
+            found = start.steps_done, str(start.source) if start.source else None, scaler
+            for aside in files.set_aside(checkpoints, start.steps_done):
                 log.warning("resume       set aside, for this start goes on from before it: %s", aside)
-        except InputError as error:
+        except (InputError, BrokenCheckpoint) as error:
             found = str(error)
     found = comm.broadcast_object(found)
     if isinstance(found, str):
         raise InputError(found)
     broadcast_replicas(comm, train.model, train.optimizer)
     assert found is not None
-    start, scaler = found
+    steps_done, source, scaler = found
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
-    return start
+    return Start(steps_done, Path(source) if source else None)
 
 
-def _restore_here(job: Job, checkpoints: Path, train: TrainStep, samples: int) -> tuple[Start, Mapping[str, Any]]:
+def _restore_here(
+    job: Job, checkpoints: Path, train: TrainState, samples: int
+) -> tuple[Start, Mapping[str, Any]]:
     files.sweep(checkpoints)
     wanted = job.checkpoint.resume
     if wanted == "never":
@@ -72,33 +81,48 @@ def _restore_here(job: Job, checkpoints: Path, train: TrainStep, samples: int) -
 
 
 def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The newest whole checkpoint, where a start with the same `checkpoint.resume` has written it: a job that is queued again goes on."""
+    """Returns the newest complete checkpoint if a start with the same `checkpoint.resume` wrote it.
+
+    So a job that is queued again continues.
+    """
     if wanted != "auto":
         folder, manifest = _chosen("auto", checkpoints)
-        if folder is not None and manifest["job"]["checkpoint"]["resume"] == wanted:
+        if folder is not None and manifest["job"]["checkpoint"].get("resume") == masked(wanted):
             return folder, manifest
     return None, {}
 
 
 def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The checkpoint that the job names, or the newest whole one; each broken one is named and passed over."""
+    """Returns the checkpoint that the job names, or the newest complete one; each broken one is logged and
+    skipped.
+    """
     if wanted != "auto":
         try:
-            return Path(wanted), files.verified(Path(wanted))
+            return Path(wanted), _resumable(Path(wanted))
         except BrokenCheckpoint as error:
             raise InputError(f"checkpoint.resume = {wanted}: {error}") from None
     for folder in files.newest_first(checkpoints):
         try:
-            return folder, files.verified(folder)
+            return folder, _resumable(folder)
         except BrokenCheckpoint as error:
             log.warning("resume       passed over, broken: %s", error)
     return None, {}
 
 
+def _resumable(folder: Path) -> dict[str, Any]:
+    """Returns the manifest of a complete checkpoint that a run can continue from. Raises BrokenCheckpoint."""
+    manifest = files.verified(folder)
+    files.require(folder, manifest, {"job": dict, "data_samples": int})
+    files.require(folder, manifest["job"], {"checkpoint": dict})
+    files.require(folder, manifest["files"], {files.WEIGHTS: dict})
+    return manifest
+
+
 def _refuse_to_mix(checkpoints: Path) -> None:
     for folder in files.newest_first(checkpoints):
         raise InputError(
-            f"checkpoint.resume = never, but the run folder has {folder}: take another name with --set name=..., resume = auto, "
+            f"checkpoint.resume = never, but the run folder has {folder}: "
+            "take another name with --set name=..., resume = auto, "
             "or move the run folder away (`clipship run --fresh` does)"
         )
 
@@ -110,22 +134,29 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, sam
     if found:
         raise InputError(
             f"{folder} is a checkpoint of another run: {'; '.join(found)}\n"
-            f"what may change is the number of ranks and {', '.join(sorted(MAY_CHANGE))}; to start from its weights alone, "
+            f"what may change is the number of ranks and {', '.join(sorted(may_change_keys()))}; "
+            "to start from its weights alone, "
             f"set model.pretrained = {folder / files.WEIGHTS} in a run of another name"
         )
 
 
-def _from_open_clip(path: Path, job: Job, train: TrainStep, samples: int) -> tuple[Start, Mapping[str, Any]]:
-    """A checkpoint of open_clip_train, which is written at the end of an epoch. Raises InputError where it leaves nothing to train."""
+def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[Start, Mapping[str, Any]]:
+    """Reads a checkpoint of open_clip_train, which is written at the end of an epoch.
+
+    Raises InputError if it leaves nothing to train.
+    """
     theirs = foreign.read(path)
     length = schedule(job, samples)
     steps = theirs.epoch * length.epoch_steps
     if steps >= length.steps:
         raise InputError(
             f"checkpoint.resume = {path}: that file is after epoch {theirs.epoch} = step {steps}, "
-            f"and this job ends at step {length.steps}: raise optim.{'steps' if job.optim.steps else 'epochs'}, "
+            f"and this job ends at step {length.steps}: raise "
+            f"optim.{'steps' if job.optim.steps else 'epochs'}, "
             "or give the file as model.pretrained"
         )
     foreign.load(theirs, train.model, train.optimizer)
-    log.info("resume       %s: open_clip_train's, after epoch %d, which is step %d here", path, theirs.epoch, steps)
+    log.info(
+        "resume       %s: open_clip_train's, after epoch %d, which is step %d here", path, theirs.epoch, steps
+    )
     return Start(steps, path), theirs.scaler

@@ -1,25 +1,32 @@
-"""Looks into a weights file before a model is made of it: is it whole, and what kind of model is it of?"""
+"""Checks a weights file before a model is made of it: is it complete, and which loss was its model trained
+with?
+"""
 
 import hashlib
 import json
+import pickle
+import re
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from trainer.comm.protocol import Comm
+from trainer.config import Job
 from trainer.errors import InputError
-from trainer.inputs.checkpoints import MANIFEST
-from trainer.job import Job
+from trainer.run.checkpoints import MANIFEST
 
 _NUMPY = (".npz", ".npy")
 _BIAS = "logit_bias"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_OFFERS_CODE = ("weights_only", "trust_remote_code", "only if you trust")
 
 
 def with_loss_of_weights(job: Job, comm: Comm) -> Job:
-    """Collective: the job with the loss that its weights file was trained by, for the models of the two losses differ in a parameter.
+    """Collective: returns the job with the loss that its weights file was trained with.
 
-    Raises InputError on every rank where the file is damaged, or holds no weights. Tags and hub names are left to open_clip.
+    The models of the two losses differ in one parameter. Raises InputError on every rank if the file is
+    damaged or holds no weights. Tags and hub names are left to open_clip.
     """
     path = Path(job.model.pretrained or "")
     found: bool | str | None = None
@@ -33,7 +40,9 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
         raise InputError(found)
     if found is None:
         return job
-    return job.model_copy(update={"optim": job.optim.model_copy(update={"loss": "siglip" if found else "clip"})})
+    return job.model_copy(
+        update={"optim": job.optim.model_copy(update={"loss": "siglip" if found else "clip"})}
+    )
 
 
 def _has_bias(path: Path) -> bool:
@@ -42,31 +51,68 @@ def _has_bias(path: Path) -> bool:
 
 
 def holds_bias(path: Path) -> bool:
-    """Is the file's model of the siglip loss? Raises InputError where it holds no weights."""
+    """Returns whether the file's model was trained with the siglip loss.
+
+    Raises InputError if it holds no weights.
+    """
     return any(name.removeprefix("module.") == _BIAS for name in _names(path))
 
 
 def _check_seal(path: Path) -> None:
-    """A checkpoint of ours says the checksum of its weights; torch loads flipped bits without a word."""
+    """Raises InputError if a checkpoint's weights differ from the checksum in its manifest.
+
+    torch loads flipped bits without an error.
+    """
     manifest = path.parent / MANIFEST
     if not manifest.is_file():
         return
-    seal = json.loads(manifest.read_text(encoding="utf-8"))["files"].get(path.name)
+    try:
+        sealed = json.loads(manifest.read_text(encoding="utf-8"))["files"][path.name]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path}: the {MANIFEST} beside it does not say its checksum ({cause(error)}): "
+            "take another checkpoint"
+        ) from None
     with path.open("rb") as file:
-        if seal and hashlib.file_digest(file, "sha256").hexdigest() != seal["sha256"]:
-            raise InputError(f"{path} does not have the checksum it was written with: take another checkpoint of the run")
+        if hashlib.file_digest(file, "sha256").hexdigest() != sealed:
+            raise InputError(
+                f"{path} does not have the checksum it was written with: take another checkpoint of the run"
+            )
 
 
 def _names(path: Path) -> list[str]:
-    """Reads no values where the format allows it, and runs no code that the file brings."""
+    """Returns the tensors' names; runs no code from the file.
+
+    It reads no values if the format allows that.
+    """
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return list(file.keys())
         if path.suffix in _NUMPY:
-            return [_BIAS]  # big_vision's SigLIP: the only models that come so
+            return [_BIAS]  # of big_vision's SigLIP, the only models in this format
         content = torch.load(path, map_location="meta", weights_only=True)
-        return list(content.get("state_dict", content))
-    except Exception as error:  # the readers raise whatever the bytes lead them to
-        what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no more is known'}"
-        raise InputError(f"{path} holds no weights that can be read safely ({what}): give a file of tensors by name") from None
+    except Exception as error:  # damaged bytes can make the readers raise anything
+        raise InputError(
+            f"{path} holds no weights that can be read safely ({cause(error)}): give a file of tensors by "
+            "name"
+        ) from None
+    tensors = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(tensors, dict) or not any(
+        isinstance(value, torch.Tensor) for value in tensors.values()
+    ):
+        raise InputError(
+            f"{path} holds no weights (it is a {type(content).__name__} without tensors): "
+            "give a file of tensors by name"
+        )
+    return [str(name) for name in tensors]
+
+
+def cause(error: Exception) -> str:
+    """Returns the error's text in one line, without colours and torch's advice to run a file's code."""
+    if isinstance(error, pickle.UnpicklingError) or any(offer in str(error) for offer in _OFFERS_CODE):
+        return "it is damaged, or brings Python code beside its tensors"
+    if isinstance(error, EOFError):
+        return "it is empty, or ends too early"
+    lines = _COLOURS.sub("", str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

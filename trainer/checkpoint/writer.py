@@ -1,4 +1,7 @@
-"""Writes checkpoints while training goes on: a snapshot in memory, then a thread. One at a time: a second waits for the first."""
+"""Writes checkpoints while training goes on: takes a snapshot in memory, then writes it in a thread.
+
+Only one is written at a time: a second waits for the first.
+"""
 
 import logging
 import os
@@ -15,8 +18,8 @@ import torch
 
 from trainer.checkpoint import files, state
 from trainer.checkpoint.files import Folder
-from trainer.job import Checkpoint
-from trainer.step import TrainStep
+from trainer.config import Checkpoint
+from trainer.sysinfo.shortage import with_missing_room
 
 log = logging.getLogger("clipship")
 
@@ -25,29 +28,42 @@ _PAGE = 2**16
 
 @dataclass(frozen=True)
 class Written:
-    """What a checkpoint cost, for metrics.jsonl."""
+    """Cost of a checkpoint, for metrics.jsonl."""
 
     step: int
     checkpoint: str
     checkpoint_bytes: int
     write_s: float
-    """In the thread, beside training."""
+    """Seconds of writing, in the thread, beside training."""
 
 
 class Writer:
-    """Each rank has one; rank 0 writes the weights and gives the folder its name, and every rank its part where the job says so."""
+    """Writes one rank's part of the checkpoints.
 
-    def __init__(self, checkpoints: Path, settings: Checkpoint, rank: int, world_size: int, timeout_s: float) -> None:
+    Rank 0 writes the weights and gives the folder its name; every rank writes its part if the job says so.
+    """
+
+    def __init__(
+        self, checkpoints: Path, settings: Checkpoint, rank: int, world_size: int, timeout_s: float
+    ) -> None:
         self._checkpoints, self._settings, self._timeout_s = checkpoints, settings, timeout_s
         self._rank, self._parts = rank, world_size if settings.every_rank_writes else 1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._written: list[Written] = []
+        self._size = 0
 
-    def save(self, step: int, train: TrainStep, about: Mapping[str, Any], best: tuple[str, float] | None = None) -> None:
-        """Snapshot now, write behind. Waits for the write before; what that met is raised here where the job says so.
+    def save(
+        self,
+        step: int,
+        train: state.TrainState,
+        about: Mapping[str, Any],
+        best: tuple[str, float] | None = None,
+    ) -> None:
+        """Takes a snapshot now and writes it in the background, after waiting for the previous write.
 
-        `best`, a metric and its value, makes it the one that is kept as soon as it is whole.
+        If that write failed, its error is raised here if the job says so. `best`, a metric and its value,
+        marks this checkpoint as the best as soon as it is complete.
         """
         self._settle(fatal=self._settings.on_failure == "stop")
         if self._rank >= self._parts:
@@ -60,29 +76,39 @@ class Writer:
         }
         if self._rank == 0:
             contents[files.WEIGHTS] = state.snapshot_weights(train.model)
+        self._size = sum(_tensor_bytes(content) for content in contents.values())
         write = partial(self._write, folder, contents, about, best)
         self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
         self._thread.start()
 
     def note(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
-        """What was measured of a step after `save`: into its manifest; `best` as there. Waits for the write."""
+        """Adds a step's metrics, measured after `save`, to its manifest, and marks it as best if `best` is
+        given.
+
+        Waits for the write to end.
+        """
         self.wait()
         folder = Folder(self._checkpoints, step)
-        if self._rank == 0 and folder.place.is_dir():  # else its write has failed, and the run goes on
+        if self._rank == 0 and folder.place.is_dir():  # else its write failed, and the run goes on
             self._guarded(folder, partial(self._note, folder, metrics, best))
 
     def wait(self) -> None:
-        """Until the write under way, if any, is over. What it met is raised where the job says so, else left for `finish`."""
+        """Waits until the write under way, if any, is over.
+
+        Its error is raised if the job says so, else left for `finish`.
+        """
         self._join()
         if self._error is not None and self._settings.on_failure == "stop":
             raise self._error
 
     def finish(self) -> None:
-        """Wait for the write under way; what it met is raised whatever the job says, for no later one can make up for it."""
+        """Waits for the write under way and raises its error whatever the job says, since no later write can
+        replace it.
+        """
         self._settle(fatal=True)
 
     def pop_written(self) -> list[Written]:
-        """What has been published since the last call; rank 0 only."""
+        """Returns the checkpoints published since the last call; rank 0 only."""
         written, self._written = self._written, []
         return written
 
@@ -100,18 +126,30 @@ class Writer:
     def _guarded(self, folder: Folder, write: Callable[[], None]) -> None:
         try:
             write()
-        except Exception as error:  # given to the training thread by _settle
+        except Exception as problem:  # _settle gives it to the training thread
+            if self._rank == 0:
+                # Half a checkpoint would keep a full disk full.
+                shutil.rmtree(folder.beside, ignore_errors=True)
+            error = with_missing_room(
+                problem, f"the checkpoint of step {folder.step}", self._size, self._checkpoints
+            )
             self._error = error
             if self._settings.on_failure == "continue":
                 log.error(
-                    "checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); the one before is still good", error
+                    "checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); "
+                    "the one before is still good",
+                    error,
                 )
-            if self._rank == 0:
-                shutil.rmtree(folder.beside, ignore_errors=True)  # half a checkpoint would keep a full disk full
-            else:
+            if self._rank:
                 folder.tell_failure(self._rank, error)
 
-    def _write(self, folder: Folder, contents: Mapping[str, state.State], about: Mapping[str, Any], best: tuple[str, float] | None) -> None:
+    def _write(
+        self,
+        folder: Folder,
+        contents: Mapping[str, state.State],
+        about: Mapping[str, Any],
+        best: tuple[str, float] | None,
+    ) -> None:
         start = time.monotonic()
         for name, content in contents.items():
             folder.write(name, partial(_write_state, content))
@@ -122,24 +160,40 @@ class Writer:
         self._keep(folder, best)
         size = sum(path.stat().st_size for path in place.iterdir())
         self._written.append(Written(folder.step, place.name, size, round(time.monotonic() - start, 3)))
-        log.info("%-12s %s, %.1f MB in %.1f s beside training", "checkpoint", place, size / 1e6, self._written[-1].write_s)
+        log.info(
+            "%-12s %s, %.1f MB in %.1f s beside training",
+            "checkpoint",
+            place,
+            size / 1e6,
+            self._written[-1].write_s,
+        )
 
-    def _note(self, folder: Folder, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
+    def _note(
+        self, folder: Folder, metrics: Mapping[str, float | int], best: tuple[str, float] | None
+    ) -> None:
         folder.note_metrics(metrics)
         self._keep(folder, best)
 
     def _keep(self, folder: Folder, best: tuple[str, float] | None) -> None:
-        """The last ones and the best one stay."""
+        """Removes all checkpoints but the last ones and the best one, after marking `best`."""
         if best is not None:
             files.note_best(self._checkpoints, folder.step, *best)
         files.prune(self._checkpoints, self._settings.keep)
 
 
+def _tensor_bytes(content: object) -> int:
+    """Returns the bytes of all tensors in nested dictionaries."""
+    if isinstance(content, torch.Tensor):
+        return content.nbytes
+    return sum(map(_tensor_bytes, content.values())) if isinstance(content, dict) else 0
+
+
 def _write_state(content: state.State, path: Path) -> None:
-    """Raises OSError with the reason where the disk takes no more."""
+    """Writes the state to a file. Raises OSError with the reason if the disk takes no more."""
     try:
         torch.save(content, path)
-    except RuntimeError:  # torch says only that writing failed: the file system says why
+    except RuntimeError:
+        # torch only says that writing failed; this second write raises the file system's reason.
         with open(path, "ab") as file:
             file.write(bytes(_PAGE))
             file.flush()

@@ -1,0 +1,1 @@
+"""Communication between ranks: the protocol, and the backends that implement it."""

@@ -1,7 +1,7 @@
 """Collectives that the gradient passes through, exact on both backends.
 
-Each rank's loss is its share of a sum over the ranks, so the backward pass of a gather adds up what every rank's share owes to a tensor.
-(Horovod's own gather divides that sum by the number of ranks.)
+Each rank's loss is its share of a sum over the ranks, so the backward pass of a gather sums, over the ranks,
+the gradients of their shares. (Horovod's own gather divides that sum by the number of ranks.)
 """
 
 from typing import Any
@@ -37,12 +37,15 @@ class _Sum(torch.autograd.Function):
 
 
 def gather_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
-    """Collective, and so is its backward pass: [n, d] -> [world_size * n, d], rank after rank."""
+    """Gathers a tensor from all ranks, rank after rank: [n, d] -> [world_size * n, d].
+
+    Collective, and so is its backward pass.
+    """
     gathered: Tensor = _Gather.apply(tensor, comm)
     return gathered
 
 
 def sum_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
-    """Collective, and so is its backward pass: the sum over the ranks, same shape."""
+    """Returns the sum over the ranks, in the same shape. Collective, and so is its backward pass."""
     total: Tensor = _Sum.apply(tensor, comm)
     return total

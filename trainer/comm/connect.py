@@ -1,4 +1,7 @@
-"""From a world to a communication backend on the right device. Horovod is imported only by a job that asks for it."""
+"""Connects a rank to the others: chooses its device and creates the communication backend.
+
+A backend's library is imported only by a job that asks for it.
+"""
 
 import os
 import socket
@@ -7,54 +10,54 @@ from collections.abc import Mapping
 
 import torch
 
+from trainer.comm.backends import row_of
+from trainer.comm.device import rank_device
 from trainer.comm.protocol import Comm
+from trainer.config import Job
 from trainer.errors import InputError
-from trainer.health.pulse import Pulse
-from trainer.job import Job
-from trainer.world import World, device_index, rendezvous, shared_devices
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World, rendezvous, shared_devices
+from trainer.sysinfo.imports import load
 
 RESOLVE_S = 30.0
-"""A name server that is busy says so, and a pod's name may be younger than its ranks."""
+"""Longest time to retry a name lookup, in seconds.
+
+A name server may be busy, and a pod's name may appear after its ranks start.
+"""
 
 
 def connect(job: Job, world: World, env: Mapping[str, str], pulse: Pulse | None = None) -> Comm:
-    """Collective: take this rank's device and meet the others. Raises InputError where that cannot work."""
-    device = _device(world)
+    """Collective: chooses this rank's device and joins the other ranks.
+
+    Raises InputError if this rank has no usable device, MASTER_ADDR cannot be resolved, or Horovod is
+    missing.
+    """
+    device = rank_device(job, world, env)
     pulse = pulse or Pulse.open(env)
     pulse.collective("meeting the others")
     comm = _backend(job, world, device, env, pulse)
     pulse.waiting(False)
     if device.type == "cuda":
-        shared_devices(comm.all_gather_object((world.rank, world.node, str(torch.cuda.get_device_properties(device).uuid))))
+        shared_devices(
+            comm.all_gather_object(
+                (world.rank, world.node, str(torch.cuda.get_device_properties(device).uuid))
+            )
+        )
     return comm
 
 
-def _device(world: World) -> torch.device:
-    index = device_index(world, torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    if index is None:
-        return torch.device("cpu")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
 def _backend(job: Job, world: World, device: torch.device, env: Mapping[str, str], pulse: Pulse) -> Comm:
-    if job.comm.backend == "horovod":
-        return _horovod(job, world, device, pulse)
-    from trainer.comm.torch_backend import TorchBackend
-
-    if world.size > 1:
-        _reachable(*rendezvous(env, world))
-    return TorchBackend(job, world, device, pulse)
-
-
-def _horovod(job: Job, world: World, device: torch.device, pulse: Pulse) -> Comm:
+    row = row_of(job)
     try:
-        from trainer.comm.horovod_backend import HorovodBackend
+        implementation = load(row.implementation)
     except ImportError as error:
         raise InputError(
-            f"comm.backend = horovod, but Horovod cannot be imported ({error}): `make horovod` builds it, or use backend = torch"
+            f"comm.backend = {row.name}, but its library cannot be imported ({error}): {row.missing}"
         ) from None
-    return HorovodBackend(job, world, device, pulse)
+    if row.meets_at_store and world.size > 1:
+        _reachable(*rendezvous(env, world))
+    comm: Comm = implementation(job, world, device, pulse)
+    return comm
 
 
 def _reachable(host: str, port: int) -> None:
@@ -65,5 +68,7 @@ def _reachable(host: str, port: int) -> None:
             return
         except OSError as error:
             if getattr(error, "errno", None) != socket.EAI_AGAIN or time.monotonic() > limit:
-                raise InputError(f"MASTER_ADDR = {host!r} cannot be resolved on {os.uname().nodename}: {error}") from error
+                raise InputError(
+                    f"MASTER_ADDR = {host!r} cannot be resolved on {os.uname().nodename}: {error}"
+                ) from error
         time.sleep(1)

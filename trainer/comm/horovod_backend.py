@@ -1,5 +1,6 @@
-"""Horovod, over NCCL, MPI or gloo. One of the two places that name a communication library."""
+"""Horovod over NCCL, MPI or gloo. This is one of the two modules that name a communication library."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,22 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
+import psutil
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.fixed import FixedReducer
-from trainer.comm.meter import Meter
+from trainer.comm.deterministic_reducer import FixedReducer
+from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
+from trainer.comm.timer import Meter
+from trainer.config import HorovodComm, Job
 from trainer.errors import InputError
-from trainer.health.pulse import Pulse
-from trainer.job import HorovodComm, Job
-from trainer.world import World
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World
+from trainer.sysinfo.addresses import address_towards
 
 _POLL_S = 0.01
 
 
 class HorovodBackend:
-    """Implements `protocol.Comm` on Horovod's sums; nothing here uses its averaging gather."""
+    """Implements `protocol.Comm` on Horovod's sums; it never uses Horovod's averaging gather."""
 
     def __init__(self, job: Job, world: World, device: torch.device, pulse: Pulse) -> None:
         self.world, self.device, self.pulse = world, device, pulse
@@ -31,11 +35,14 @@ class HorovodBackend:
         self._deterministic = job.comm.deterministic
         self._meter = Meter(device, pulse)
         self.name = "horovod"
+        _choose_interface()
         hvd.init()
         if (hvd.rank(), hvd.size()) != (world.rank, world.size):
             raise InputError(
-                f"Horovod says rank {hvd.rank()} of {hvd.size()}, the launcher's variables say rank {world.rank} of {world.size}: "
-                "start the ranks with mpirun, horovodrun or srun --mpi=pmix, and with the MPI that Horovod was built for"
+                f"Horovod says rank {hvd.rank()} of {hvd.size()}, "
+                f"the launcher's variables say rank {world.rank} of {world.size}: "
+                "start the ranks with mpirun, horovodrun or srun --mpi=pmix, "
+                "and with the MPI that Horovod was built for"
             )
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -51,7 +58,9 @@ class HorovodBackend:
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
         splits = [tensor.numel() * (rank == partner) for rank in range(self.world.size)]
         with self._meter.span("exchange", tensor.nbytes):
-            received, _ = hvd.alltoall(tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name="clipship.exchange")
+            received, _ = hvd.alltoall(
+                tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name="clipship.exchange"
+            )
         return received.view_as(tensor)  # type: ignore[no-any-return]
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
@@ -71,14 +80,20 @@ class HorovodBackend:
         tensor.detach().copy_(here)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        # Horovod's own collectives of objects are not used: they read pickles.
+        message = encode(value) if self.world.rank == root else torch.empty(0, dtype=torch.uint8)
         with self._meter.inside("broadcast of an object"):
-            # Named here: Horovod would take the type's name, which is another one on ranks that send None, and wait for ever.
-            return hvd.broadcast_object(value, root_rank=root, name="clipship.object")
+            size = hvd.broadcast(torch.tensor([message.numel()]), root_rank=root, name="clipship.object.size")
+            if self.world.rank != root:
+                message = torch.empty(int(size), dtype=torch.uint8)
+            return decode(hvd.broadcast(message, root_rank=root, name="clipship.object"))
 
     def all_gather_object(self, value: Any) -> list[Any]:
+        message = encode(value)
         with self._meter.inside("all_gather of objects"):
-            values: list[Any] = hvd.allgather_object(value, name="clipship.objects")
-        return values
+            sizes = hvd.allgather(torch.tensor([message.numel()]), name="clipship.objects.sizes")
+            messages = hvd.allgather(message, name="clipship.objects")
+        return [decode(part) for part in messages.split(sizes.tolist())]
 
     def barrier(self, timeout_s: float) -> None:
         handle = hvd.allreduce_async(torch.zeros(1), name="clipship.barrier", op=hvd.Sum)
@@ -86,7 +101,10 @@ class HorovodBackend:
         with self._meter.inside("barrier"):
             while not hvd.poll(handle):
                 if time.monotonic() > limit:
-                    raise TimeoutError(f"not all ranks reached the barrier within {timeout_s:g} s (Horovod's stall check names them)")
+                    raise TimeoutError(
+                        f"not all ranks reached the barrier within {timeout_s:g} s "
+                        "(Horovod's stall check names them)"
+                    )
                 time.sleep(_POLL_S)
             hvd.synchronize(handle)
 
@@ -110,17 +128,45 @@ class HorovodBackend:
     def versions(self) -> Mapping[str, str]:
         from horovod import __version__
 
-        built = [name for name, has in (("nccl", hvd.nccl_built()), ("mpi", hvd.mpi_built()), ("gloo", hvd.gloo_built())) if has]
+        built = [
+            name
+            for name, has in (
+                ("nccl", hvd.nccl_built()),
+                ("mpi", hvd.mpi_built()),
+                ("gloo", hvd.gloo_built()),
+            )
+            if has
+        ]
         return {"horovod": __version__, "horovod_built_with": ",".join(built)}
 
     def close(self) -> None:
         hvd.shutdown()
 
 
-class _Reducer:
-    """Sends each gradient off as soon as the last backward pass has made it, and waits for all of them in `finish`."""
+def _choose_interface() -> None:
+    """Sets HOROVOD_GLOO_IFACE to the network interface that leads to our Gloo server.
 
-    def __init__(self, model: nn.Module, settings: HorovodComm, find_unused: bool, meter: Meter, world_size: int) -> None:
+    An interface that is named already stays. Horovod takes only an interface's name. Without a Gloo server of
+    ours, nothing is set.
+    """
+    server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if server and not os.environ.get("HOROVOD_GLOO_IFACE"):
+        own = address_towards(server)
+        names = (
+            name
+            for name, addresses in psutil.net_if_addrs().items()
+            for found in addresses
+            if found.address == own
+        )
+        os.environ["HOROVOD_GLOO_IFACE"] = next(names, "")
+
+
+class _Reducer:
+    """Sends each gradient when the last backward pass has made it; `finish` waits for all of them."""
+
+    def __init__(
+        self, model: nn.Module, settings: HorovodComm, find_unused: bool, meter: Meter, world_size: int
+    ) -> None:
         self.module = model
         self._find_unused, self._meter, self._world_size = find_unused, meter, world_size
         self._compression = hvd.Compression.fp16 if settings.compression == "fp16" else hvd.Compression.none
@@ -146,7 +192,7 @@ class _Reducer:
 
     def _send(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        # Divided before it travels: a sum of fp16 gradients could overflow.
+        # The gradient is divided before it travels: a sum of fp16 gradients could overflow.
         parameter.grad.div_(self._world_size)
         wire, context = self._compression.compress(parameter.grad)
         self._bytes += wire.nbytes
@@ -161,14 +207,25 @@ class _Reducer:
             self._sent.clear()
 
     def _send_missing(self) -> None:
-        """A parameter that some rank used needs a gradient from every rank."""
+        """Sends a zero gradient for each parameter that other ranks used and this one did not.
+
+        Raises RuntimeError if a gradient is missing and `find_unused` is off.
+        """
         missing = [name for name in self._parameters if name not in self._sent]
         if missing and not self._find_unused:
-            raise RuntimeError(f"no gradient for {', '.join(missing[:5])}: set comm.find_unused_parameters = true, or lock the tower")
+            raise RuntimeError(
+                f"no gradient for {', '.join(missing[:5])}: "
+                "set comm.find_unused_parameters = true, or lock the tower"
+            )
         if not self._find_unused:
             return
-        # Named: Horovod numbers those without a name by how many a rank has sent so far, and here ranks have sent different numbers.
-        used = hvd.allreduce(torch.tensor([float(name in self._sent) for name in self._parameters]), name="clipship.used", op=hvd.Sum)
+        # It needs a name: Horovod numbers unnamed tensors by how many a rank has sent, and here the ranks
+        # have sent different numbers of them.
+        used = hvd.allreduce(
+            torch.tensor([float(name in self._sent) for name in self._parameters]),
+            name="clipship.used",
+            op=hvd.Sum,
+        )
         for (name, parameter), count in zip(self._parameters.items(), used.tolist(), strict=True):
             if count and name in missing:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

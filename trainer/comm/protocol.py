@@ -1,4 +1,7 @@
-"""What the trainer asks of a communication backend. Names neither torch.distributed nor Horovod: the two implementations do."""
+"""Protocol that every communication backend implements.
+
+It names neither torch.distributed nor Horovod; only the two implementations do.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -7,75 +10,106 @@ from typing import Any, Protocol
 
 from torch import Tensor, device, nn
 
-from trainer.health.pulse import Pulse
-from trainer.world import World
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World
 
 
 class Reducer(Protocol):
-    """Averages gradients over the ranks, once an optimizer step, overlapping the last backward pass where the backend can."""
+    """Averages gradients over the ranks once per optimizer step.
+
+    The backend does so during the last backward pass if it can.
+    """
 
     @property
     def module(self) -> nn.Module:
-        """What the forward pass calls instead of the model."""
+        """Module that the forward pass calls instead of the model."""
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Forward and backward passes inside only add to the local gradients."""
+        """Returns a context in which forward and backward passes only add to the local gradients."""
 
     def finish(self) -> None:
-        """Collective, after the last backward pass: every `grad` holds the mean over the ranks when it returns."""
+        """Collective, after the last backward pass: on return, every `grad` holds the mean over the ranks."""
 
 
 class Comm(Protocol):
-    """The ranks of one run. Methods are collective unless said otherwise: every rank calls them, in the same order."""
+    """Communication between the ranks of one run.
+
+    Methods are collective unless they say otherwise: every rank calls them, in the same order.
+    """
 
     world: World
     device: device
     name: str
-    """Backend as people say it: "torch (nccl)", "torch (gloo)", "horovod"."""
+    """Name of the backend for people: "torch (nccl)", "torch (gloo)" or "horovod"."""
     pulse: Pulse
-    """Where this rank says what it is doing."""
+    """Record in which this rank writes its current phase, for the supervisor to read."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """[n, ...] -> [world_size * n, ...], rank after rank. The same shape on every rank; no gradient: see `autograd.py`."""
+        """Gathers a tensor, rank after rank: [n, ...] -> [world_size * n, ...].
+
+        The shape is the same on every rank. No gradient passes; see `autograd.py`.
+        """
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, as a new tensor. No gradient."""
+        """Returns the sum over the ranks as a new tensor. No gradient passes."""
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
-        """The partner's tensor of the same shape, whose partner is this rank; a rank that is its own partner gets a copy of its own."""
+        """Swaps tensors of the same shape with the partner; returns the partner's.
+
+        The partner names this rank as its partner. A rank that is its own partner gets a copy of its own
+        tensor.
+        """
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Sends a small CPU tensor off; the call that it returns waits for the sum. One may be under way at a time."""
+        """Starts to sum a small CPU tensor; the returned function waits for the sum.
+
+        One sum may be under way at a time.
+        """
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrite the tensor, on any device, with the one of rank `root`."""
+        """Overwrites the tensor, on any device, with that of rank `root`."""
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """A small picklable value of rank `root`."""
+        """Returns rank `root`'s value.
+
+        It may hold numbers, texts, lists, tuples and mappings; see `trainer.comm.objects`.
+        """
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """A small picklable value of each rank, in rank order."""
+        """Returns the values of all ranks in rank order, each of the types that `broadcast_object` takes."""
 
     def barrier(self, timeout_s: float) -> None:
-        """Returns when all ranks are here; raises TimeoutError after `timeout_s` seconds."""
+        """Returns when all ranks have called it; raises TimeoutError after `timeout_s` seconds."""
 
     def reducer(self, model: nn.Module) -> Reducer:
-        """Wrap the model for gradient averaging; its parameters are equal on all ranks already."""
+        """Wraps the model for gradient averaging; its parameters must be equal on all ranks already."""
 
     def pop_seconds(self) -> float:
-        """Not collective. Seconds spent waiting for other ranks or the wire since the last call."""
+        """Returns the seconds spent waiting for other ranks or for data transfer since the last call.
+
+        Not collective.
+        """
 
     def pop_bytes(self) -> int:
-        """Not collective. What this rank gave to collectives since the last call, in bytes; what the library makes of it is its affair."""
+        """Returns the bytes that this rank gave to collectives since the last call. Not collective.
+
+        The library may send more or fewer.
+        """
 
     def start_timeline(self, path: Path) -> None:
-        """Not collective, but for all ranks: the library's own record of its work, as a Chrome trace, if it keeps one (Horovod does)."""
+        """Starts the library's own record of its work, a Chrome trace, if it keeps one (Horovod does).
+
+        Not collective, but every rank calls it.
+        """
 
     def stop_timeline(self) -> None:
-        """The end of that record."""
+        """Ends the record that `start_timeline` began."""
 
     def versions(self) -> Mapping[str, str]:
-        """Not collective. What carries the data, for the log and environment.json."""
+        """Returns versions of the libraries that carry the data, for the log and environment.json.
+
+        Not collective.
+        """
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leaves the process group."""

@@ -1,4 +1,4 @@
-"""Equal parameters and optimizer state on every rank: make them so, and prove that they are."""
+"""Makes parameters and optimizer state equal on every rank, and checks that they are."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +11,20 @@ from trainer.comm.protocol import Comm
 
 
 def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root: int = 0) -> None:
-    """Collective: parameters, buffers and the whole optimizer state (tensors and numbers) of rank `root` go to all."""
+    """Copies parameters, buffers and the whole optimizer state (tensors and numbers) of rank `root` to all.
+
+    Collective.
+    """
     for tensor in model.state_dict().values():
         comm.broadcast_(tensor, root)
     packed, tensors = _pack(optimizer.state_dict())
-    shapes = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
+    shapes = [(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.device.type) for t in tensors]
     packed, shapes = comm.broadcast_object((packed, shapes), root)
     if comm.world.rank != root:
-        tensors = [torch.empty(shape, dtype=dtype, device=comm.device if kind != "cpu" else "cpu") for shape, dtype, kind in shapes]
+        tensors = [
+            torch.empty(shape, dtype=getattr(torch, dtype), device=comm.device if kind != "cpu" else "cpu")
+            for shape, dtype, kind in shapes
+        ]
     for tensor in tensors:
         comm.broadcast_(tensor, root)
     if comm.world.rank != root:
@@ -26,18 +32,25 @@ def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root:
 
 
 class ReplicaError(RuntimeError):
-    """Ranks hold different values; the text names ranks and tensors."""
+    """Raised when ranks hold different values; the text names ranks and tensors."""
 
 
 def check_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer) -> None:
-    """Collective: raises ReplicaError on every rank where some rank's parameters or optimizer state differ from rank 0's."""
+    """Compares every rank's parameters and optimizer state with rank 0's. Collective.
+
+    Raises ReplicaError on every rank if any rank's differ.
+    """
     names, sums = [], []
     for name, tensor in _named_tensors(model, optimizer):
         names.append(name)
         sums.append(_checksum(tensor))
     everyone = comm.all_gather_object((names, sums))
     wrong = {rank: _differing(everyone[0], other) for rank, other in enumerate(everyone)}
-    lines = [f"rank {rank}: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}" for rank, bad in wrong.items() if bad]
+    lines = [
+        f"rank {rank}: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}"
+        for rank, bad in wrong.items()
+        if bad
+    ]
     if lines:
         raise ReplicaError("parameters or optimizer state differ from rank 0's on\n" + "\n".join(lines))
 
@@ -58,27 +71,32 @@ def _named_tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str
 
 
 def _checksum(tensor: Tensor) -> tuple[int, int]:
-    """Sums of the bytes, plain and weighted by their place, modulo 2**64: differs when one bit does."""
+    """Returns two sums of the tensor's bytes modulo 2**64, plain and weighted by position.
+
+    They differ if one bit does.
+    """
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     plain = weighted = 0
     for start in range(0, raw.numel(), _CHUNK):
         piece = raw[start : start + _CHUNK].to(torch.int64)
         plain += int(piece.sum())
-        weighted += int((piece * torch.arange(start + 1, start + 1 + piece.numel(), device=piece.device)).sum())
+        weighted += int(
+            (piece * torch.arange(start + 1, start + 1 + piece.numel(), device=piece.device)).sum()
+        )
     return plain, weighted % 2**64
 
 
-_CHUNK = 1 << 24  # bytes summed at a time: 128 MiB of int64
+_CHUNK = 1 << 24  # bytes that are summed at a time: as int64 they take 128 MiB
 
 
 def _pack(state: Any) -> tuple[Any, list[Tensor]]:
-    """The state with each tensor replaced by its number, and the tensors."""
+    """Returns the state with each tensor replaced by its number, and the list of tensors."""
     tensors: list[Tensor] = []
 
     def walk(value: Any) -> Any:
         if isinstance(value, Tensor):
             tensors.append(value)
-            return _Slot(len(tensors) - 1)
+            return {_SLOT: len(tensors) - 1}
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
         return [walk(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -87,15 +105,12 @@ def _pack(state: Any) -> tuple[Any, list[Tensor]]:
 
 
 def _unpack(packed: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(packed, _Slot):
-        return tensors[packed.number]
+    if isinstance(packed, dict) and _SLOT in packed:
+        return tensors[packed[_SLOT]]
     if isinstance(packed, dict):
         return {key: _unpack(item, tensors) for key, item in packed.items()}
     return [_unpack(item, tensors) for item in packed] if isinstance(packed, list) else packed
 
 
-class _Slot:
-    """Stands for a tensor in a packed state."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+_SLOT = "clipship.tensor"
+"""Key of the mapping that replaces a tensor in a packed state; its value is the tensor's number."""

@@ -1,6 +1,11 @@
-"""torch.distributed: NCCL on GPUs, gloo on CPUs. One of the two places that name a communication library."""
+"""torch.distributed: NCCL on GPUs, gloo on CPUs.
+
+This is one of the two modules that name a communication library.
+"""
 
 import inspect
+import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,26 +15,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket, HashStore, Store
+from torch.distributed import GradBucket, HashStore, Store, TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.comm.fixed import FixedReducer
-from trainer.comm.meter import Mark, Meter
+from trainer.comm.deterministic_reducer import FixedReducer
+from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
-from trainer.health.pulse import Pulse
-from trainer.job import Job, TorchComm
-from trainer.world import World
+from trainer.comm.timer import Mark, Meter
+from trainer.config import Job, TorchComm
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World, rendezvous
+from trainer.sysinfo.addresses import listening_address
 
-# torch 2.14 renamed both, and warns of the old names.
+# torch 2.14 renamed both and warns about the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _DDP_KEYS = inspect.signature(DistributedDataParallel).parameters
-_UNSYNCED_BUFFERS: dict[str, Any] = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in _DDP_KEYS): False}
+_UNSYNCED_BUFFERS: dict[str, Any] = {
+    next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in _DDP_KEYS): False
+}
 
 _ENDED: list[Any] = []
-"""Process groups that torch before 2.8 would free with the GIL held (pytorch #154976): that waits for gloo's threads, and one of them,
-freeing a tensor that nobody else has, for the GIL. They go when the process does."""
+"""Process groups that are kept until the process ends, for torch before 2.8 (pytorch #154976).
+
+That torch frees a group with the GIL held and waits for gloo's threads meanwhile; one of them may itself wait
+for the GIL, to free a tensor, so both would wait for ever.
+"""
 
 _HOOKS: dict[str, Callable[..., Any]] = {
     "none": default_hooks.allreduce_hook,
@@ -39,7 +51,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 
 
 class TorchBackend:
-    """Implements `protocol.Comm`; collectives that carry tensors run on `device`, the others over gloo."""
+    """Implements `protocol.Comm`; collectives of tensors run on `device`, the others over gloo."""
 
     def __init__(self, job: Job, world: World, device: torch.device, pulse: Pulse) -> None:
         self.world, self.device, self.pulse = world, device, pulse
@@ -102,26 +114,42 @@ class TorchBackend:
         tensor.detach().copy_(here)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        box = [value]
+        message = encode(value) if self.world.rank == root else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([message.numel()])
         with self._meter.inside("broadcast of an object"):
-            dist.broadcast_object_list(box, root, group=self._control)
-        return box[0]
+            dist.broadcast(size, root, group=self._control)
+            if self.world.rank != root:
+                message = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(message, root, group=self._control)
+        return decode(message)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.world.size
+        message, ranks = encode(value), self.world.size
+        sizes = torch.empty(ranks, dtype=torch.int64)
         with self._meter.inside("all_gather of objects"):
-            dist.all_gather_object(values, value, group=self._control)
-        return values
+            _all_gather(sizes, torch.tensor([message.numel()]), group=self._control)
+            longest = int(sizes.max())
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: message.numel()] = message
+            messages = torch.empty(ranks * longest, dtype=torch.uint8)
+            _all_gather(messages, padded, group=self._control)
+        return [
+            decode(row[:size])
+            for row, size in zip(messages.view(ranks, longest), sizes.tolist(), strict=True)
+        ]
 
     def barrier(self, timeout_s: float) -> None:
-        # Not monitored_barrier: there only rank 0 keeps the limit, and the others wait for ever for a rank 0 that is late.
+        # monitored_barrier is not used: there only rank 0 keeps the limit, and the others wait for ever for a
+        # late rank 0.
         arrivals = dist.all_reduce(torch.zeros(1), group=self._control, async_op=True)
         assert arrivals is not None
         try:
             with self._meter.inside("barrier"):
                 arrivals.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise TimeoutError(f"not all ranks reached the barrier within {timeout_s:g} s: {error}") from error
+            raise TimeoutError(
+                f"not all ranks reached the barrier within {timeout_s:g} s: {error}"
+            ) from error
 
     def reducer(self, model: nn.Module) -> Reducer:
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -137,10 +165,10 @@ class TorchBackend:
         return self._meter.pop_bytes()
 
     def start_timeline(self, path: Path) -> None:
-        """None: torch's profiler has its collectives too."""
+        """Does nothing: torch's profiler records the collectives already."""
 
     def stop_timeline(self) -> None:
-        """None was begun."""
+        """Does nothing, since nothing was started."""
 
     def versions(self) -> Mapping[str, str]:
         if self._backend != "nccl":
@@ -154,9 +182,11 @@ class TorchBackend:
 
 
 class _Reducer:
-    """DistributedDataParallel; the losses of its ranks are averaged, and so are the gradients."""
+    """DistributedDataParallel; it averages the gradients over the ranks."""
 
-    def __init__(self, model: nn.Module, settings: TorchComm, find_unused: bool, meter: Meter, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, settings: TorchComm, find_unused: bool, meter: Meter, device: torch.device
+    ) -> None:
         self._meter = meter
         self._last_bucket: Mark | None = None
         self._hook = _HOOKS[settings.compression]
@@ -167,12 +197,15 @@ class _Reducer:
             static_graph=settings.static_graph,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             find_unused_parameters=find_unused,
-            **_UNSYNCED_BUFFERS,  # synchronised batch norm keeps them equal
+            **_UNSYNCED_BUFFERS,  # synchronised batch norm keeps the buffers equal
         )
         self._ddp.register_comm_hook(None, self._reduce_bucket)
 
     def _reduce_bucket(self, _state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """The library's own hook; notes when the last bucket left, since what the backward pass takes after that is waiting."""
+        """Runs the library's own hook and marks when the last bucket left.
+
+        The backward pass spends the time after that mark waiting.
+        """
         self._last_bucket = self._meter.mark()
         self._meter.sent("all_reduce of gradients", bucket.buffer().nbytes)
         future: torch.futures.Future[Tensor] = self._hook(None, bucket)
@@ -184,15 +217,29 @@ class _Reducer:
             yield
 
     def finish(self) -> None:
-        if self._last_bucket is not None:  # DDP has waited at the end of the backward pass
+        if self._last_bucket is not None:  # DDP has waited already, at the end of the backward pass
             self._meter.since(self._last_bucket)
             self._last_bucket = None
 
 
 def _store(world: World, init_s: float) -> Store:
-    """Where ranks meet: MASTER_ADDR and MASTER_PORT, served by rank 0, or by torchrun's agent where it says so."""
+    """Returns the store at which ranks meet.
+
+    Rank 0 serves it at MASTER_ADDR and MASTER_PORT, on that address alone. If torchrun's agent says that it
+    serves the store, the agent's is used.
+    """
     if world.size == 1:
         return HashStore()
-    store: Store
-    store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=timedelta(seconds=init_s)))
-    return store
+    host, port = rendezvous(os.environ, world)
+    timeout = timedelta(seconds=init_s)
+    address = listening_address(host)
+    if world.rank or address is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store: Store
+        store, _, _ = next(torch_rendezvous("env://", world.rank, world.size, timeout=timeout))
+        return store
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # torch itself would listen on every interface.
+    with socket.create_server((address, port), family=family) as listener:
+        return TCPStore(
+            address, port, world.size, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
+        )

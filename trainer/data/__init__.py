@@ -1,0 +1,1 @@
+"""Samples: shards, tables and streams, their index, their order, their pixels and tokens."""

@@ -1,4 +1,7 @@
-"""Blocks of labelled images for evaluation, the same in every world: read, decoded and transformed in loader processes."""
+"""Blocks of labelled images for evaluation, the same for any number of ranks.
+
+Loader processes read, decode and transform the images.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,16 +17,22 @@ from trainer.data.sample import RawSample, Source
 from trainer.errors import InputError
 
 Transform = Callable[[Image.Image], Tensor]
-"""A picture to float32 [3, height, width]; picklable. Open_clip's own, so that a score is what open_clip finds."""
+"""Function from a picture to float32 [3, height, width]; picklable.
+
+It is open_clip's own, so that scores equal open_clip's.
+"""
 
 
 class EvalBlock(NamedTuple):
-    """`block` images in a row, whatever the world: the samples first .. first + valid - 1, then zeros with label -1."""
+    """A block of `block` consecutive images, the same for any number of ranks.
+
+    It holds the samples first .. first + valid - 1, then zeros with label -1.
+    """
 
     images: Tensor
-    """float32 [block, 3, height, width]"""
+    """Pixels, float32 [block, 3, height, width]."""
     labels: Tensor
-    """int64 [block]"""
+    """Class numbers, int64 [block]."""
     valid: int
     first: int
 
@@ -39,13 +48,18 @@ def eval_blocks(
     most_pixels: int = MOST_PIXELS,
     pin_memory: bool = False,
 ) -> Iterator[EvalBlock]:
-    """Every `world_size`-th block of `block` samples: any number of samples, and no block at all for ranks that none is left for."""
+    """Yields this rank's blocks of `block` samples: every `world_size`-th one.
+
+    Any number of samples will do; a rank for which no block is left yields none.
+    """
     firsts = range(rank * block, len(source), world_size * block)
-    return load(EvalBlocks(source, block, transform, most_pixels), firsts, min(workers, len(firsts)), pin_memory)
+    return load(
+        EvalBlocks(source, block, transform, most_pixels), firsts, min(workers, len(firsts)), pin_memory
+    )
 
 
 class EvalBlocks(Dataset[EvalBlock | InputError]):
-    """Turns the number of a block's first sample into the block, inside a loader process."""
+    """Reads the block that begins with a given sample number, inside a loader process."""
 
     def __init__(self, source: Source, block: int, transform: Transform, most_pixels: int) -> None:
         self._source = source
@@ -60,7 +74,9 @@ class EvalBlocks(Dataset[EvalBlock | InputError]):
             return error
 
     def _read(self, first: int) -> EvalBlock:
-        raws = [self._source.read(index) for index in range(first, min(first + self._block, len(self._source)))]
+        raws = [
+            self._source.read(index) for index in range(first, min(first + self._block, len(self._source)))
+        ]
         images = image_block(raws, self._transform, self._block, self._most_pixels)
         labels = torch.full((self._block,), -1)
         labels[: len(raws)] = torch.tensor([raw.label for raw in raws])
@@ -68,7 +84,10 @@ class EvalBlocks(Dataset[EvalBlock | InputError]):
 
 
 def image_block(raws: Sequence[RawSample], transform: Transform, block: int, most_pixels: int) -> Tensor:
-    """float32 [block, 3, height, width]: the samples' pictures, then zeros, so that every block passes the model in the same shape."""
+    """Returns the samples' pictures, then zeros: float32 [block, 3, height, width].
+
+    All blocks pass the model in the same shape.
+    """
     pictures = torch.stack([transform(decode(raw, most_pixels)) for raw in raws])
     images = pictures.new_zeros(block, *pictures.shape[1:])
     images[: len(raws)] = pictures

@@ -1,4 +1,6 @@
-"""Parts of files, local or behind a URL of fsspec's, read by their place; storage that fails for a while is asked again. No torch."""
+"""Reads parts of files by offset, local or behind a URL of fsspec's, and retries storage that fails for a
+while. No torch.
+"""
 
 import logging
 import os
@@ -7,42 +9,90 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
+from trainer.config import is_remote
 from trainer.errors import InputError, Unreadable
-from trainer.job import is_remote
 
 log = logging.getLogger("clipship.data")
 Found = TypeVar("Found")
 OPEN_FILES = 64
 READ_AHEAD = 2**20
-"""Bytes of a remote shard asked for at once while its headers are read: what lies between headers is mostly smaller."""
+"""Bytes to request at once while a remote shard's headers are read.
+
+Most members, which lie between headers, are smaller.
+"""
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before the second, third, ... attempt."""
+"""Pauses in seconds before the second, third, ... attempt."""
 
 
 class Stamp(NamedTuple):
-    """What tells one version of a file from the next."""
+    """Size and time of change, which tell one version of a file from the next."""
 
     size: int
     changed: str
-    """Time in nanoseconds, or what the remote storage says."""
+    """Time in nanoseconds, or the remote storage's own mark of the version."""
+
+
+def read_file(
+    path: str | Path,
+    name: str,
+    check: Callable[[os.stat_result], None],
+    waits_s: Sequence[float] | None = None,
+) -> bytes:
+    """Returns the whole file, unless `check` raises for it.
+
+    Raises Unreadable, whose text begins with `name`, if the file stays unreadable.
+    """
+
+    def read() -> bytes:
+        with open_at_once(path) as file:
+            check(os.fstat(file.fileno()))
+            return file.read()
+
+    return persistent(name, read, waits_s, was_there=True)
+
+
+def open_at_once(path: str | Path) -> BinaryIO:
+    """Opens a file for reading, without waiting for a FIFO's writer.
+
+    A FIFO that nobody writes ends at once; `open` would wait for a writer.
+    """
+    # The caller closes it.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    os.set_blocking(file.fileno(), True)
+    return file
 
 
 class Files:
-    """The files read last, kept open; pickled without them. Reads name their place, so forked processes may share a file."""
+    """Keeps the files that were read last open; it is pickled without them.
+
+    Each read names its offset, so forked processes may share a file.
+    """
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, int] = OrderedDict()
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """Unreadable, naming the file, where it cannot be read, also after some waiting; InputError where it ends too early."""
+        """Returns `size` bytes at `offset`.
+
+        Raises Unreadable, which names the file, if it cannot be read after some retries, and InputError if it
+        ends too early.
+        """
         return persistent(path, lambda: self._read(path, offset, size), was_there=True)
 
     def _read(self, path: str, offset: int, size: int) -> bytes:
-        content = _remote(path).cat_file(path, offset, offset + size) if is_remote(path) else self._local(path, offset, size)
+        content = (
+            _remote(path).cat_file(path, offset, offset + size)
+            if is_remote(path)
+            else self._local(path, offset, size)
+        )
         if len(content) < size:
-            raise InputError(f"{path}: the file now ends {size - len(content)} bytes too early: it changed after it was indexed")
+            raise InputError(
+                f"{path}: the file now ends {size - len(content)} bytes too early: it changed after it was "
+                "indexed"
+            )
         return cast(bytes, content)
 
     def _local(self, path: str, offset: int, size: int) -> bytes:
@@ -73,10 +123,13 @@ class Files:
             os.close(file)
 
 
-def persistent(path: str, read: Callable[[], Found], waits_s: Sequence[float] | None = None, was_there: bool = False) -> Found:
-    """What `read` returns, tried again after each of the pauses; Unreadable that names the file where it never succeeds.
+def persistent(
+    path: str, read: Callable[[], Found], waits_s: Sequence[float] | None = None, was_there: bool = False
+) -> Found:
+    """Returns the result of `read`, which is retried after each of the pauses.
 
-    A file that there is not is an InputError, unless it `was_there`.
+    Raises Unreadable, which names the file, if no attempt succeeds. A file that does not exist is an
+    InputError, unless it `was_there`.
     """
     waits_s = WAITS_S if waits_s is None else waits_s
     for wait_s in (*waits_s, None):
@@ -92,8 +145,13 @@ def persistent(path: str, read: Callable[[], Found], waits_s: Sequence[float] | 
     raise AssertionError("unreachable")
 
 
-def persistent_each(paths: Sequence[str], read: Callable[[str], Found], pool: Executor) -> list[Found | InputError]:
-    """`persistent` for many files: those that fail wait together, so that a thousand that are not there take no longer than one."""
+def persistent_each(
+    paths: Sequence[str], read: Callable[[str], Found], pool: Executor
+) -> list[Found | InputError]:
+    """Runs `persistent` for many files.
+
+    Those that fail wait together, so that a thousand missing files take no longer than one.
+    """
 
     def attempt(path: str) -> Found | Exception:
         try:
@@ -105,18 +163,33 @@ def persistent_each(paths: Sequence[str], read: Callable[[str], Found], pool: Ex
 
     found = dict(zip(paths, pool.map(attempt, paths), strict=True))
     for wait_s in WAITS_S:
-        left = [path for path, its in found.items() if isinstance(its, Exception) and not isinstance(its, InputError)]
+        left = [
+            path
+            for path, its in found.items()
+            if isinstance(its, Exception) and not isinstance(its, InputError)
+        ]
         if not left:
             break
-        log.info("%d files cannot be read, %s among them (%r): again in %g s", len(left), left[0], found[left[0]], wait_s)
+        log.info(
+            "%d files cannot be read, %s among them (%r): again in %g s",
+            len(left),
+            left[0],
+            found[left[0]],
+            wait_s,
+        )
         time.sleep(wait_s)
         found.update(zip(left, pool.map(attempt, left), strict=True))
-    return [_unreadable(path, its, WAITS_S) if isinstance(its := found[path], Exception) else its for path in paths]
+    return [
+        _unreadable(path, its, WAITS_S) if isinstance(its := found[path], Exception) else its
+        for path in paths
+    ]
 
 
 def _will_not_pass(path: str, error: Exception) -> bool:
-    # aiohttp's errors are no OSError, nor are those of most clients of object stores.
-    return isinstance(error, InputError | MemoryError) or (not isinstance(error, OSError) and not is_remote(path))
+    # aiohttp's errors are not OSErrors, nor are those of most clients of object stores.
+    return isinstance(error, InputError | MemoryError) or (
+        not isinstance(error, OSError) and not is_remote(path)
+    )
 
 
 def _unreadable(path: str, error: Exception, waits_s: Sequence[float], was_there: bool = False) -> InputError:
@@ -128,34 +201,49 @@ def _unreadable(path: str, error: Exception, waits_s: Sequence[float], was_there
 
 
 def _is_absent(error: Exception) -> bool:
-    """fsspec says so of every file that a web server does not give, whatever stands behind it: only 404 means it."""
-    return isinstance(error, FileNotFoundError) and (error.__cause__ is None or getattr(error.__cause__, "status", None) == 404)
+    """Returns whether the error means that the file does not exist.
+
+    fsspec raises FileNotFoundError for every file that a web server does not give, whatever the reason: only
+    404 means it.
+    """
+    return isinstance(error, FileNotFoundError) and (
+        error.__cause__ is None or getattr(error.__cause__, "status", None) == 404
+    )
 
 
 def stamp(path: str) -> Stamp:
-    """OSError where there is no such file."""
+    """Returns the file's size and time of change. Raises OSError if there is no such file."""
     if not is_remote(path):
         found = os.stat(path)
         return Stamp(found.st_size, str(found.st_mtime_ns))
     info = _remote(path).info(path)
-    changed = next((str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "updated") if info.get(name)), "")
+    changed = next(
+        (str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "updated") if info.get(name)),
+        "",
+    )
     return Stamp(int(info["size"] or 0), changed)
 
 
 def opened(path: str) -> "closing[BinaryIO]":
-    """For reading from the beginning to the end, with seeks ahead."""
+    """Opens a file to be read from beginning to end, with seeks forward."""
     if not is_remote(path):
-        return closing(open(path, "rb"))  # closed by whoever opened it
-    return closing(cast(BinaryIO, _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead")))
+        return closing(open(path, "rb"))  # closed by the caller
+    return closing(
+        cast(BinaryIO, _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead"))
+    )
 
 
 def _remote(path: str) -> Any:
-    """fsspec's file system for the URL; the same object for each call in a process. InputError where a package for it is missing."""
+    """Returns fsspec's file system for the URL, the same object for each call in a process.
+
+    Raises InputError if a package for it is missing.
+    """
     import fsspec
 
     try:
         return fsspec.core.url_to_fs(path)[0]
     except (ImportError, ValueError) as error:
         raise InputError(
-            f"{path}: {error}; s3:// needs the package s3fs, gs:// gcsfs: pip install 'clipship[s3]' brings the first"
+            f"{path}: {error}; s3:// needs the package s3fs, gs:// gcsfs: pip install 'clipship[s3]' brings "
+            "the first"
         ) from error

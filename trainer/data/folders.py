@@ -1,21 +1,22 @@
-"""Labelled images in folders: one folder for each class, numbered in the order of the folders' names. No torch."""
+"""Labelled images in folders: one folder per class, numbered in the order of the folders' names. No torch."""
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from trainer.data.files import persistent
-from trainer.data.sample import LeftOut, RawSample
+from trainer.data.files import read_file
+from trainer.data.image_folder import class_folders
+from trainer.data.sample import MOST_BYTES, LeftOut, RawSample, check_file
 from trainer.errors import InputError
-from trainer.inputs.folders import class_folders
 
 
 class FolderSource:
-    """The images below the class folders of `root`, at any depth: class by class, in the order of their paths."""
+    """Source of the images below the class folders of `root`, at any depth, ordered by class and then by
+    path.
+    """
 
-    def __init__(self, root: str, image_endings: Sequence[str]) -> None:
-        self._root = root
+    def __init__(self, root: str, image_endings: Sequence[str], most_bytes: int = MOST_BYTES) -> None:
+        self._root, self._most_bytes = root, most_bytes
         self._paths: list[str] = []
         self._labels: list[int] = []
         left_out: Counter[str] = Counter()
@@ -29,7 +30,10 @@ class FolderSource:
                     left_out[f"no {' or '.join(endings)}"] += 1
         self.left_out = LeftOut(left_out)
         if not self._paths:
-            raise InputError(f"{root}: no image in its {len(class_folders(root))} folders; an image's name ends in {' or '.join(endings)}")
+            raise InputError(
+                f"{root}: no image in its {len(class_folders(root))} folders; an image's name ends in "
+                f"{' or '.join(endings)}"
+            )
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -39,12 +43,13 @@ class FolderSource:
 
     def read(self, index: int) -> RawSample:
         path = self._paths[index]
-        content = persistent(path, Path(path).read_bytes, was_there=True)
-        return RawSample(os.path.relpath(path, self._root), self._root, content, (), self._labels[index])
+        key = os.path.relpath(path, self._root)
+        content = read_file(path, path, lambda found: check_file(self._root, key, found, self._most_bytes))
+        return RawSample(key, self._root, content, (), self._labels[index])
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Every file below that is not hidden, in the order of the paths, wherever they lie."""
+    """Yields every file below the folder that is not hidden, ordered by path."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue

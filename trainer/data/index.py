@@ -1,11 +1,13 @@
-"""The index of shards on disk: where each usable sample lies, so that a run opens any number of shards without reading them. No torch.
+"""Index of shards on disk: the place of each usable sample. No torch.
 
-A folder holds one file of rows for each shard, mapped when a sample of that shard is first read, and a catalogue of all shards.
-Both are sealed with checksums and replaced whole; shards of the same size and time are not read again.
+With it a run opens many shards without reading them. A folder holds one file of rows for each shard, which is
+mapped when a sample of that shard is first read, and a catalogue of all shards. Both carry checksums and are
+replaced whole; shards of unchanged size and time are not read again.
 """
 
 import fcntl
 import json
+import logging
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,35 +16,40 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from secrets import token_hex
+from typing import Any
 
 import numpy as np
 
+from trainer.config import is_remote
 from trainer.data.files import opened, persistent, persistent_each, stamp
 from trainer.data.tar import PLACE, Content, Rows, Selection, read_headers
 from trainer.errors import InputError, Unreadable
-from trainer.job import is_remote
+from trainer.safe_io.atomic import replacing
+from trainer.safe_io.plain import open_plain
+from trainer.text.masking import masked
+
+log = logging.getLogger("clipship")
 
 FOLDER = ".clipship-index"
 MAGIC = b"clipship index 1\n"
 DIGEST_BYTES = 16
 THREADS = 16
-"""On a network file system each header is a round trip."""
+"""Number of threads that read headers; on a network file system each header is a round trip."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One shard in the catalogue."""
+    """Catalogue entry of one shard."""
 
     size: int
     changed: str
     samples: int
     digest: str
-    """Of its rows."""
+    """Digest of the shard's rows."""
     left_out: Mapping[str, int]
     endings: Mapping[str, int]
     flaws: Sequence[tuple[str, str]] = ()
-    """Keys and causes, of the first left out."""
+    """Keys and causes of the first samples that were left out."""
     damage: str = ""
     lost: int = 0
 
@@ -52,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """The catalogue of some shards, in the order asked for."""
+    """Catalogue of some shards, in the order asked for."""
 
     folder: Path
     selection: Selection
@@ -60,24 +67,40 @@ class Index:
     entries: tuple[Entry, ...]
 
     def rows(self, number: int) -> Rows:
-        """Maps the rows of one shard. InputError where they are damaged, or are not what the catalogue says; Unreadable."""
+        """Maps the rows of one shard into memory.
+
+        Raises InputError if they are damaged or differ from the catalogue, and Unreadable if the file stays
+        unreadable.
+        """
         path, entry = self.paths[number], self.entries[number]
         file = rows_file(self.folder, path, self.selection)
 
         def mapped() -> mmap.mmap | None:
             with file.open("rb") as rows:
-                return mmap.mmap(rows.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(rows.fileno()).st_size else None
+                return (
+                    mmap.mmap(rows.fileno(), 0, access=mmap.ACCESS_READ)
+                    if os.fstat(rows.fileno()).st_size
+                    else None
+                )
 
         content = persistent(str(file), mapped, was_there=True)
-        if content is None or content[: len(MAGIC)] != MAGIC or _digest(memoryview(content)[len(MAGIC) :]) != entry.digest:
-            raise InputError(f"{file}: the index of {path} is damaged: remove the file, and `clipship index` makes it anew")
         keys_at = len(MAGIC) + entry.samples * PLACE.itemsize
+        whole = (
+            content is not None and content[: len(MAGIC)] == MAGIC and len(MAGIC) <= keys_at <= len(content)
+        )
+        if content is None or not whole or _digest(memoryview(content)[len(MAGIC) :]) != entry.digest:
+            raise InputError(
+                f"{file}: the index of {path} is damaged: remove the file, and `clipship index` makes it anew"
+            )
         places = np.frombuffer(content, dtype=PLACE, count=entry.samples, offset=len(MAGIC))
         return Rows(places, np.frombuffer(content, dtype=np.uint8, offset=keys_at))
 
 
 def index_folder(paths: Sequence[str]) -> Path | None:
-    """Where the index of these shards is, or may be made: beside the first; None where nobody may write there, and for URLs."""
+    """Returns the folder in which the index of these shards is or may be made, beside the first shard.
+
+    Returns None if that folder cannot be written, and for URLs.
+    """
     if is_remote(paths[0]):
         return None
     beside = Path(paths[0]).absolute().parent
@@ -86,14 +109,17 @@ def index_folder(paths: Sequence[str]) -> Path | None:
 
 
 def stale(paths: Sequence[str], selection: Selection, folder: Path) -> list[str]:
-    """The shards that the index lacks or that have changed since. InputError listing those that cannot be looked at."""
+    """Returns the shards that the index lacks or that have changed since.
+
+    Raises InputError, which lists the shards whose state cannot be read.
+    """
     known = read_catalogue(folder, selection)
     with ThreadPoolExecutor(THREADS) as pool:
         stamps = persistent_each(paths, stamp, pool)
     raise_all([found for found in stamps if isinstance(found, InputError)])
     fresh = (
         (entry := known.get(_name(folder, path))) is not None
-        and not entry.damage  # it may have been mended with its time kept
+        and not entry.damage  # it may have been mended while its time was kept
         and found == (entry.size, entry.changed)
         and rows_file(folder, path, selection).exists()
         for path, found in zip(paths, stamps, strict=True)
@@ -108,9 +134,11 @@ def index_shards(
     progress: Callable[[int, int], None] | None = None,
     pool: Executor | None = None,
 ) -> dict[str, Entry]:
-    """Reads the shards' headers, in the pool or in threads, and writes their rows; the catalogue's entries, which are not yet in it.
+    """Reads the shards' headers, in the pool or in threads, and writes their rows; returns the new catalogue
+    entries.
 
-    `progress(shards done, shards)`. InputError naming every shard that cannot be read; a damaged one has an entry.
+    The entries are not in the catalogue yet. `progress` is called with (shards done, shards). Raises
+    InputError, which names every shard that cannot be read; a damaged shard has an entry.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,55 +157,94 @@ def index_shards(
             if progress:
                 progress(len(entries) + len(problems), len(paths))
     if problems:
-        write_catalogue(folder, selection, entries)  # what was read need not be read again
+        write_catalogue(folder, selection, entries)  # so that these shards need not be read again
     raise_all(problems)
     return entries
 
 
 def write_catalogue(folder: Path, selection: Selection, entries: Mapping[str, Entry]) -> None:
-    """Adds the entries to the catalogue, whole or not at all; jobs that do so at once wait for each other."""
+    """Adds the entries to the catalogue, all or none.
+
+    Jobs that do so at the same time wait for each other.
+    """
     file = catalogue_file(folder, selection)
     if not entries and file.exists():
         return
     with _locked(file):
         every = {**read_catalogue(folder, selection), **entries}
-        text = json.dumps({"selection": selection, "shards": {name: asdict(entry) for name, entry in every.items()}}).encode()
+        text = json.dumps(
+            {"selection": selection, "shards": {name: asdict(entry) for name, entry in every.items()}}
+        ).encode()
         _write_whole(file, [_digest(text).encode(), b"\n", text])
 
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """By a file beside it, since it is replaced itself; where there are no locks, or that file is another user's, nothing is locked."""
+    """Locks a file beside the catalogue, since the catalogue itself is replaced.
+
+    Nothing is locked if the file system has no locks, or if that file is another user's.
+    """
     with ExitStack() as stack:
         with suppress(OSError):
-            lock = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            stack.callback(os.close, lock)  # which lets go of it
+            lock = open_plain(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, lock)  # which releases the lock
             fcntl.lockf(lock, fcntl.LOCK_EX)
         yield
 
 
 def read_catalogue(folder: Path, selection: Selection) -> dict[str, Entry]:
-    """Empty where there is none, or a damaged one: then all shards are read again."""
+    """Returns the catalogue; empty if there is none or it is damaged, so that all shards are read again."""
     try:
         digest, _, text = catalogue_file(folder, selection).read_bytes().partition(b"\n")
     except OSError:
         return {}
     if _digest(text) != digest.decode(errors="replace"):
         return {}
-    return {name: Entry(**entry) for name, entry in json.loads(text)["shards"].items()}
+    try:
+        return {str(name): _entry(entry) for name, entry in json.loads(text)["shards"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        file = catalogue_file(folder, selection)
+        log.warning(
+            "%-12s passed over, malformed, and made anew: %s (%s: %s)",
+            "index",
+            file,
+            type(error).__name__,
+            error,
+        )
+        return {}
 
 
-def open_index(paths: Sequence[str], selection: Selection, folder: Path, fresh: Mapping[str, Entry] | None = None) -> Index:
-    """The index of shards that `index_shards` and `write_catalogue` know; reads nothing of the shards.
+def _entry(values: dict[str, Any]) -> Entry:
+    """Returns the entry. Raises TypeError if a value is of another type than its field."""
+    entry = Entry(**values)
+    for name, kind in _KINDS.items():
+        if not isinstance(getattr(entry, name), kind):
+            raise TypeError(f"{name} is {getattr(entry, name)!r}")
+    return entry
 
-    `fresh`: entries just made, which another job may have taken out of the catalogue where the file system has no locks.
+
+_KINDS: Mapping[str, type] = {
+    "size": int, "changed": str, "samples": int, "digest": str,
+    "left_out": dict, "endings": dict, "flaws": list, "damage": str, "lost": int
+}  # fmt: skip
+
+
+def open_index(
+    paths: Sequence[str], selection: Selection, folder: Path, fresh: Mapping[str, Entry] | None = None
+) -> Index:
+    """Returns the index of shards that `index_shards` and `write_catalogue` have indexed; reads nothing of
+    the shards.
+
+    `fresh` holds entries that were just made; without locks in the file system, another job may have removed
+    them from the catalogue.
     """
     known = {**read_catalogue(folder, selection), **(fresh or {})}
     names = [_name(folder, path) for path in paths]
     missing = [path for path, name in zip(paths, names, strict=True) if name not in known]
     if missing:
         raise InputError(
-            f"{folder}: the index lacks {len(missing)} of {len(paths)} shards, the first is {missing[0]}: run `clipship index`"
+            f"{folder}: the index lacks {len(missing)} of {len(paths)} shards, the first is {missing[0]}: "
+            "run `clipship index`"
         )
     return Index(folder, selection, tuple(paths), tuple(known[name] for name in names))
 
@@ -187,16 +254,25 @@ def catalogue_file(folder: Path, selection: Selection) -> Path:
 
 
 def rows_file(folder: Path, path: str, selection: Selection) -> Path:
-    return folder / f"{Path(path).stem}-{_digest(repr((_name(folder, path), *selection)).encode())[:12]}.rows"
+    return (
+        folder
+        / f"{Path(masked(path)).stem}-{_digest(repr((_name(folder, path), *selection)).encode())[:12]}.rows"
+    )
 
 
 def _name(folder: Path, path: str) -> str:
-    """Of a shard in the catalogue: relative, so that shards and index may move together."""
-    return path if is_remote(path) else os.path.relpath(os.path.abspath(path), folder)
+    """Returns a shard's name in the catalogue: relative, so that shards and index may move together.
+
+    Secrets of an address are masked.
+    """
+    if not is_remote(path):
+        return os.path.relpath(os.path.abspath(path), folder)
+    kept = masked(path)
+    return path if kept == path else f"{kept}#{_digest(path.encode())[:12]}"
 
 
 def write_rows(file: Path, rows: Rows) -> str:
-    """Returns their digest, which the catalogue keeps."""
+    """Writes the rows; returns their digest, which the catalogue keeps."""
     payload = [rows.places.tobytes(), rows.keys.tobytes()]
     _write_whole(file, [MAGIC, *payload])
     return _digest(b"".join(payload))
@@ -207,14 +283,24 @@ def _index_or_problem(path: str, selection: Selection, folder: Path) -> Entry | 
         found, content = scan(path, selection)
         digest = write_rows(rows_file(folder, path, selection), content.rows)
         return Entry(
-            *found, len(content), digest, dict(content.left_out), dict(content.endings), content.flaws, content.damage, content.lost
+            *found,
+            len(content),
+            digest,
+            dict(content.left_out),
+            dict(content.endings),
+            content.flaws,
+            content.damage,
+            content.lost,
         )
     except InputError as error:
         return error
 
 
 def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
-    """What a shard's headers say, and of which version of it. InputError that names the shard where it cannot be read."""
+    """Returns a shard's version, as (size, time), and the content that its headers describe.
+
+    Raises InputError, which names the shard, if it cannot be read.
+    """
 
     def read() -> tuple[tuple[int, str], Content]:
         found = stamp(path)
@@ -225,7 +311,9 @@ def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
 
 
 def raise_all(problems: Sequence[InputError], shown: int = 5) -> None:
-    """One InputError that lists the first of the problems, where there is any; Unreadable where they all are."""
+    """Raises one InputError that lists the first of the problems, if there is any; Unreadable if all of them
+    are.
+    """
     if problems:
         kind = Unreadable if all(isinstance(problem, Unreadable) for problem in problems) else InputError
         more = [f"and {len(problems) - shown} more shards"] if len(problems) > shown else []
@@ -237,19 +325,19 @@ def _digest(content: bytes | memoryview) -> str:
 
 
 def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Several ranks may write the same file: each its own beside it, the last one stays, and all are equal."""
-    beside = path.with_name(f".{path.name}.{token_hex(4)}")
+    """Writes a file whole.
+
+    Several ranks may write the same file: each writes its own copy beside it, and all are equal.
+    """
     try:
-        with beside.open("wb") as file:
+        with replacing(path) as file:
             file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: the index cannot be written: {error.strerror}; --to, or data.index of a job, names another folder")
+    return InputError(
+        f"{path}: the index cannot be written: {error.strerror}; --to, or data.index of a job, names another "
+        "folder"
+    )

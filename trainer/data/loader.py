@@ -1,7 +1,8 @@
-"""Batches for a rank: reads, decodes, crops and tokenises in loader processes. Knows its rank and world by argument only.
+"""Batches for a rank: loader processes read, decode, crop and tokenise samples.
 
-Names neither torch.distributed nor Horovod, and imports nothing of the launcher. What a batch holds follows from seed, epoch and
-position; the number of loader processes changes nothing but speed.
+Rank and world are arguments only; this module names neither torch.distributed nor Horovod and imports nothing
+of the launcher. A batch depends on seed, epoch and position alone; the number of loader processes changes
+only the speed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from trainer.config.batch_plan import Plan, steps_per_epoch
 from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, load
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.tokens import Tokenizer
 from trainer.errors import InputError
-from trainer.plan import Plan
 
 Pixels = Callable[[RawSample, int], Tensor]
-"""A sample and a seed to uint8 [channels, height, width], always the same for the same seed; picklable. Raises BadSample."""
+"""Function from a sample and a seed to uint8 [channels, height, width].
+
+It gives the same pixels for the same seed, is picklable and raises BadSample.
+"""
 MOST_SUBSTITUTES = 50
 
 
@@ -30,34 +34,42 @@ class Batch:
     """One micro-batch of a rank, in the order of the epoch."""
 
     images: Tensor
-    """uint8 [samples, channels, height, width], as `pixels` gives them"""
+    """Pixels, uint8 [samples, channels, height, width], as the `pixels` function gives them."""
     tokens: Tensor
-    """int64 [samples, context length]"""
+    """Token ids, int64 [samples, context length]."""
     epoch: int
     batch_in_epoch: int
     """Number of the global batch within its epoch."""
     micro_batch: int
     """Number within the rank's share of that global batch."""
     positions: Tensor
-    """int64 [samples]: places in the order of the epoch."""
+    """Positions in the order of the epoch, int64 [samples]."""
     captions: list[str]
     keys: list[str]
     bad: tuple[BadSample, ...] = ()
-    """What stood in the order and was skipped: others took its places."""
+    """Samples that were skipped; others took their places."""
 
     def pin_memory(self) -> "Batch":
-        """Called by torch's loader: page-locked tensors copy to the GPU without waiting."""
+        """Returns the batch in page-locked memory, so that copies to the GPU need no waiting.
+
+        torch's loader calls it.
+        """
         return replace(self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory())
 
 
 def batches_per_epoch(samples: int, plan: Plan) -> int:
-    """Global batches of one epoch; samples that do not fill one are left to another epoch's order. InputError where none is full."""
+    """Returns the number of global batches in one epoch; samples that do not fill one are left to another
+    epoch.
+
+    Raises InputError if not one batch is full.
+    """
     if samples < plan.global_batch_size:
         raise InputError(
-            f"optim.global_batch_size = {plan.global_batch_size} is more than the {samples} usable samples of data.train: "
+            f"optim.global_batch_size = {plan.global_batch_size} is more than the {samples} usable samples "
+            "of data.train: "
             f"use {samples} or less, or more data"
         )
-    return samples // plan.global_batch_size
+    return steps_per_epoch(samples, plan.global_batch_size)
 
 
 def train_batches(
@@ -77,21 +89,24 @@ def train_batches(
     start_batch: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
-    """The rank's micro-batches, `plan.accumulation` for each global batch, from a place in an epoch to the end of epoch `epochs` - 1.
+    """Yields the rank's micro-batches, `plan.accumulation` for each global batch.
 
-    `epochs` None never ends. Over the ranks no sample comes more often than its shard's weight says. `skip_bad` replaces bad samples.
-    Raises InputError for what cannot be read or decoded.
+    It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1; with `epochs` None it never
+    ends. Over all ranks, no sample comes more often than its shard's weight says. `skip_bad` replaces bad
+    samples. Raises InputError for samples that cannot be read or decoded.
     """
     sizes = source.shard_sizes()
     batches = batches_per_epoch(epoch_samples(sizes, weights), plan)
     if not 0 <= start_batch < batches:
         raise ValueError(f"start_batch {start_batch} of {batches} batches")
-    requests = TrainRequests(sizes, weights, plan, rank, seed, window, batches, epochs, start_epoch, start_batch)
+    requests = TrainRequests(
+        sizes, weights, plan, rank, seed, window, batches, epochs, start_epoch, start_batch
+    )
     return load(TrainBatches(source, seed, pixels, tokenizer, skip_bad), requests, workers, pin_memory)
 
 
 class TrainRequest(NamedTuple):
-    """Which samples make one micro-batch: `positions` and `samples` are int64 [samples]."""
+    """Samples of one micro-batch; `positions` and `samples` are int64 [samples]."""
 
     epoch: int
     batch_in_epoch: int
@@ -118,7 +133,9 @@ class TrainRequests:
     def __iter__(self) -> Iterator[TrainRequest]:
         epoch, batch = self.start_epoch, self.start_batch
         while self.epochs is None or epoch < self.epochs:
-            order = EpochOrder(self.shard_sizes, seed=self.seed, epoch=epoch, window=self.window, weights=self.weights)
+            order = EpochOrder(
+                self.shard_sizes, seed=self.seed, epoch=epoch, window=self.window, weights=self.weights
+            )
             for number in range(batch, self.batches):
                 yield from self._of_batch(order, epoch, number)
             epoch, batch = epoch + 1, 0
@@ -134,7 +151,9 @@ class TrainRequests:
 class TrainBatches(Dataset[Batch | InputError]):
     """Turns requests into batches, inside a loader process."""
 
-    def __init__(self, source: Source, seed: int, pixels: Pixels, tokenizer: Tokenizer, skip_bad: bool) -> None:
+    def __init__(
+        self, source: Source, seed: int, pixels: Pixels, tokenizer: Tokenizer, skip_bad: bool
+    ) -> None:
         self._source = source
         self._seed = seed
         self._pixels = pixels
@@ -152,17 +171,37 @@ class TrainBatches(Dataset[Batch | InputError]):
         captions: list[str] = []
         keys: list[str] = []
         bad: list[BadSample] = []
-        for place, (position, sample) in enumerate(zip(request.positions.tolist(), request.samples.tolist(), strict=True)):
+        for place, (position, sample) in enumerate(
+            zip(request.positions.tolist(), request.samples.tolist(), strict=True)
+        ):
             raw, image = self._usable(sample, request.epoch, position, bad)
             if not place:
                 images = empty_to_send(len(request.samples), *image.shape)
             images[place] = image
-            captions.append(raw.captions[position_seed(self._seed, request.epoch, position, "caption") % len(raw.captions)])
+            captions.append(
+                raw.captions[
+                    position_seed(self._seed, request.epoch, position, "caption") % len(raw.captions)
+                ]
+            )
             keys.append(raw.key)
-        return Batch(images, self._tokenizer(captions), *request[:3], torch.from_numpy(request.positions), captions, keys, tuple(bad))
+        return Batch(
+            images,
+            self._tokenizer(captions),
+            *request[:3],
+            torch.from_numpy(request.positions),
+            captions,
+            keys,
+            tuple(bad),
+        )
 
-    def _usable(self, sample: int, epoch: int, position: int, bad: list[BadSample]) -> tuple[RawSample, Tensor]:
-        """The sample, or what the position alone chooses in its stead, with its pixels; appends to `bad` what was passed over."""
+    def _usable(
+        self, sample: int, epoch: int, position: int, bad: list[BadSample]
+    ) -> tuple[RawSample, Tensor]:
+        """Returns the sample and its pixels; a bad sample is replaced by one that depends on the position
+        alone.
+
+        Skipped samples are appended to `bad`.
+        """
         for attempt in range(MOST_SUBSTITUTES):
             try:
                 raw = self._source.read(sample)
@@ -172,4 +211,6 @@ class TrainBatches(Dataset[Batch | InputError]):
                     raise
                 bad.append(error)
             sample = position_seed(self._seed, epoch, position, f"substitute {attempt}") % len(self._source)
-        raise InputError(f"{MOST_SUBSTITUTES} samples drawn one after the other cannot be used; the last: {bad[-1]}")
+        raise InputError(
+            f"{MOST_SUBSTITUTES} samples drawn one after the other cannot be used; the last: {bad[-1]}"
+        )

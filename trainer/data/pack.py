@@ -1,7 +1,8 @@
-"""A table to WebDataset shards: the same bytes for the same table, in parallel; what was interrupted goes on where it stopped. No torch.
+"""Packs a table into WebDataset shards, in parallel: the same bytes for the same table. No torch.
 
-Shards are made in a folder beside the one asked for, each renamed when it is whole, and the folder is renamed when all are there.
-`sizes.json` beside the shards gives the number of samples in each; `clipship check` reads it, as other loaders do.
+An interrupted run is continued. Shards are made in a folder beside the one asked for. Each is renamed when it
+is complete, and the folder when all are there. `sizes.json` beside the shards gives the number of samples in
+each; `clipship check` reads it, as other loaders do.
 """
 
 import io
@@ -19,15 +20,16 @@ from pathlib import Path
 
 from PIL import Image
 
+from trainer.data.files import read_file
 from trainer.data.index import FOLDER, index_shards, write_catalogue
 from trainer.data.pictures import decode
-from trainer.data.sample import BadSample, RawSample
+from trainer.data.sample import MOST_BYTES, BadSample, RawSample, check_file
 from trainer.data.shard_files import SIZES, PackedSample, check_replaceable, sample_sizes, write_shard
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tables import Table, list_rows, missing_images, read_table
 from trainer.data.tar import Selection
 from trainer.errors import InputError
-from trainer.whole_file import write_json, write_whole
+from trainer.safe_io.atomic import write_json, write_whole
 
 BAD_ROWS = "bad-rows.tsv"
 PLAN = "plan.json"
@@ -36,17 +38,25 @@ QUALITY = 95
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done with each row."""
+    """Settings that say how each row is packed."""
 
     resize: int | None = None
-    """Pixels: the shorter side of larger images becomes this, and all are encoded anew as JPEG."""
+    """Shorter side of the packed images, in pixels.
+
+    Larger images are scaled down to it, and all are encoded as JPEG.
+    """
     skip_bad: bool = False
-    """Leave out rows whose image is missing or cannot be decoded, and list them; else they are an error."""
+    """True if rows whose image is missing or cannot be decoded are left out and listed; else they are an
+    error.
+    """
 
 
 @dataclass(frozen=True)
 class Job:
-    """One shard: its rows, each with number, image file, where it stands in the table, caption and other columns."""
+    """One shard and its rows.
+
+    Each row has number, image file, place in the table, caption and other columns.
+    """
 
     path: Path
     rows: tuple[tuple[int, Path, str, str, str], ...]
@@ -55,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Packed:
-    """The shards, and the rows that were left out: where, and why."""
+    """The shards, and the rows that were left out, each with its place and the reason."""
 
     shards: list[Path]
     bad: list[tuple[str, str]]
@@ -75,11 +85,12 @@ def pack(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Packed:
-    """The table's rows, in order, as shards in the folder `out`, which exists afterwards or is as it was; `progress(rows done, rows)`.
+    """Packs the table's rows, in order, as shards into the folder `out`; if that fails, `out` is as it was.
 
-    A row becomes a sample with one caption, in one line; further columns become its JSON. `shard_mb` cuts by the size of the image files
-    instead of by number. `force` replaces shards that were packed before, never other files.
-    Raises InputError before anything is written: rows without caption, images that are missing or whose ending no job expects.
+    A row becomes a sample with one caption, in one line; further columns become its JSON. `shard_mb` cuts by
+    the size of the image files (in MB) instead of by number. `force` replaces shards that were packed before,
+    never other files. `progress` is called with (rows done, rows). Raises InputError before anything is
+    written for rows without caption and for images that are missing or whose ending no job expects.
     """
     recipe = recipe or Recipe()
     check_replaceable(out, force)
@@ -98,7 +109,14 @@ def _jobs(table: Table, folder: Path, cuts: Sequence[int], recipe: Recipe) -> It
     for number, (begin, end) in enumerate(pairwise(cuts)):
         others = table.others or ({},) * len(table.rows)
         rows = tuple(
-            (row, table.image_path(row).absolute(), table.origin(row), table.captions[row], _json(others[row])) for row in range(begin, end)
+            (
+                row,
+                table.image_path(row).absolute(),
+                table.origin(row),
+                table.captions[row],
+                _json(others[row]),
+            )
+            for row in range(begin, end)
         )
         yield Job(folder / f"shard-{number:06d}.tar", rows, recipe)
 
@@ -108,7 +126,7 @@ def _json(cells: object) -> str:
 
 
 def _cuts(table: Table, samples: int, shard_mb: float | None) -> list[int]:
-    """The row that each shard begins with, and the number of rows."""
+    """Returns the first row of each shard, then the number of rows."""
     if shard_mb is None:
         return [*range(0, len(table.rows), samples), len(table.rows)]
     cuts, held = [0], 0
@@ -123,20 +141,30 @@ def _cuts(table: Table, samples: int, shard_mb: float | None) -> list[int]:
 
 
 def _begin(beside: Path, table: Table, recipe: Recipe, sizes: Sequence[int]) -> None:
-    """Goes on in the folder of an interrupted run where it packed the same rows in the same way; else begins anew."""
+    """Continues in the folder of an interrupted run if it packed the same rows in the same way; else begins
+    anew.
+    """
     content = repr((table.images, table.captions, table.others, sizes, recipe)).encode()
-    plan = json.dumps({"rows": len(table.rows), "recipe": asdict(recipe), "digest": blake2b(content, digest_size=16).hexdigest()})
+    plan = json.dumps(
+        {
+            "rows": len(table.rows),
+            "recipe": asdict(recipe),
+            "digest": blake2b(content, digest_size=16).hexdigest(),
+        }
+    )
     try:
         if not (beside / PLAN).exists() or (beside / PLAN).read_text() != plan:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
             write_whole(beside / PLAN, plan)
     except OSError as error:
-        raise InputError(f"{beside.parent}: cannot be written: {error.strerror} ({error.filename}); choose another folder") from error
+        raise InputError(
+            f"{beside.parent}: cannot be written: {error.strerror} ({error.filename}); choose another folder"
+        ) from error
 
 
 def _run(jobs: Sequence[Job], processes: int, progress: Callable[[int], None]) -> list[tuple[str, str]]:
-    """Makes the shards that are not there yet; the bad rows of all."""
+    """Makes the shards that are not there yet; returns the bad rows of all shards."""
     wanted = [job for job in jobs if not _report(job).exists()]
     done = sum(len(job.rows) for job in jobs) - sum(len(job.rows) for job in wanted)
     with _mapper(min(processes, len(wanted))) as each:
@@ -148,7 +176,7 @@ def _run(jobs: Sequence[Job], processes: int, progress: Callable[[int], None]) -
 
 @contextmanager
 def _mapper(processes: int) -> Iterator[Callable[..., Iterator[None]]]:
-    """`map`, in so many processes."""
+    """Returns a `map` that runs in `processes` processes."""
     if processes <= 1:
         yield map
         return
@@ -157,7 +185,9 @@ def _mapper(processes: int) -> Iterator[Callable[..., Iterator[None]]]:
 
 
 def _make(job: Job) -> None:
-    """Writes one shard, whole, then the report that says so: the rows that were left out."""
+    """Writes one shard, whole, then its report, which lists the rows that were left out and marks it as
+    complete.
+    """
     bad: list[tuple[str, str]] = []
     beside = job.path.with_suffix(".writing")
     write_shard(_samples(job, bad), beside)
@@ -173,17 +203,24 @@ def _samples(job: Job, bad: list[tuple[str, str]]) -> Iterator[PackedSample]:
     for number, image, origin, caption, other in job.rows:
         try:
             name, content = _image(image, origin, job.recipe)
-        except (BadSample, OSError) as error:
+        except InputError as error:
             if not job.recipe.skip_bad:
-                raise InputError(f"{origin}: image {image} cannot be used: {error}; --skip-bad-rows leaves such rows out") from error
+                raise InputError(
+                    f"{origin}: image {image} cannot be used: {error}; --skip-bad-rows leaves such rows out"
+                ) from error
             bad.append((origin, error.what if isinstance(error, BadSample) else str(error)))
             continue
-        yield f"{number:09d}", {name: content, "txt": caption.encode(), **({"json": other.encode()} if other else {})}
+        yield (
+            f"{number:09d}",
+            {name: content, "txt": caption.encode(), **({"json": other.encode()} if other else {})},
+        )
 
 
 def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
-    """The member's ending and content."""
-    content = path.read_bytes()
+    """Returns the member's ending and content."""
+    content = read_file(
+        path, str(path), lambda found: check_file(origin, path.name, found, MOST_BYTES), waits_s=()
+    )
     if recipe.resize is None and not recipe.skip_bad:
         return _ending(path.name), content
     picture = decode(RawSample(path.name, origin, content, ()))
@@ -199,18 +236,20 @@ def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
 
 
 def _finish(beside: Path, shards: Sequence[Path], bad: Sequence[tuple[str, str]]) -> None:
-    """Sizes, the list of bad rows and the index; what only this run needed is removed."""
+    """Writes sizes, the list of bad rows and the index; removes files that only this run needed."""
     write_json(beside / SIZES, {path.name: sample_sizes(path) for path in shards})
     if bad:
         write_whole(beside / BAD_ROWS, "".join(f"{origin}\t{' '.join(why.split())}\n" for origin, why in bad))
     selection = Selection(IMAGE_ENDINGS, "txt")
-    write_catalogue(beside / FOLDER, selection, index_shards([str(path) for path in shards], selection, beside / FOLDER))
+    write_catalogue(
+        beside / FOLDER, selection, index_shards([str(path) for path in shards], selection, beside / FOLDER)
+    )
     for path in (*(path.with_suffix(".json") for path in shards), beside / PLAN):
         path.unlink(missing_ok=True)
 
 
 def _replace(out: Path, beside: Path) -> None:
-    """The new shards are in place before an old one is removed: an interrupted call loses neither."""
+    """Puts the new shards in place, then removes old ones, so that an interrupted call loses neither."""
     old = out.parent / f".{out.name}.replaced"
     if out.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -220,13 +259,23 @@ def _replace(out: Path, beside: Path) -> None:
 
 
 def _check_images(table: Table, recipe: Recipe) -> None:
-    unknown = [row for row, image in zip(table.rows, table.images, strict=True) if _ending(image) not in IMAGE_ENDINGS]
+    unknown = [
+        row
+        for row, image in zip(table.rows, table.images, strict=True)
+        if _ending(image) not in IMAGE_ENDINGS
+    ]
     problems = []
     if missing := [] if recipe.skip_bad else missing_images(table):
-        problems.append(f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at {table.path.parent.absolute()}")
+        problems.append(
+            f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
+            f"{table.path.parent.absolute()}"
+        )
     if unknown and recipe.resize is None:
         allowed = ", ".join("." + ending for ending in IMAGE_ENDINGS)
-        problems.append(f"{table.path}: image of another kind than {allowed} in {list_rows(unknown)}: convert or remove them")
+        problems.append(
+            f"{table.path}: image of another kind than {allowed} in {list_rows(unknown)}: convert or remove "
+            "them"
+        )
     if problems:
         raise InputError("\n".join(problems))
 

@@ -1,51 +1,71 @@
-"""Encoded images to pictures in RGB, as a viewer shows them: turned as EXIF says, transparent parts white. No torch.
+"""Decodes images to RGB as a viewer shows them: turned as EXIF says, transparent parts white. No torch.
 
-Any format that Pillow reads without starting another program; what cannot be decoded is a `BadSample`.
+Any format works that Pillow reads without starting another program; an image that cannot be decoded is a
+`BadSample`.
 """
 
 import io
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trainer.data.sample import BadSample, RawSample
 
 MOST_PIXELS = 50_000_000
-"""A picture of more is taken for an attack on memory: a decoded pixel takes three bytes and more."""
-# Pillow would hand PostScript to Ghostscript; samples come from strangers.
+"""Largest number of pixels of a picture; a larger one counts as an attack on memory.
+
+A decoded pixel takes three bytes and more.
+"""
+# Samples come from strangers, so PostScript is left out: Pillow would hand it to Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
 
 
 def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
-    """The sample's picture in RGB; BadSample naming shard, key and cause where it cannot be decoded."""
+    """Returns the sample's picture in RGB.
+
+    Raises BadSample, which names shard, key and cause, if it cannot be decoded.
+    """
     if not isinstance(raw.image, bytes):
         return Image.fromarray(raw.image)
     try:
         with Image.open(io.BytesIO(raw.image), formats=_formats()) as picture:
             check_size(raw, picture.width, picture.height, most_pixels)
-            return to_rgb(ImageOps.exif_transpose(picture))
+            return to_rgb(ImageOps.exif_transpose(picture), known_depth=picture.format == "PPM")
     except UnidentifiedImageError as error:
         found = f"{len(raw.image)} bytes that begin with {raw.image[:12]!r}"
-        raise BadSample(raw.origin, raw.key, "not an image", f"the image is of no known format: {found}") from error
+        raise BadSample(
+            raw.origin, raw.key, "not an image", f"the image is of no known format: {found}"
+        ) from error
     except Image.DecompressionBombError as error:
-        raise BadSample(raw.origin, raw.key, "too many pixels", f"the image cannot be decoded: {error}") from error
-    # Decoders of damaged files raise any of these.
+        raise BadSample(
+            raw.origin, raw.key, "too many pixels", f"the image cannot be decoded: {error}"
+        ) from error
+    # Decoders raise any of these for damaged files.
     except (OSError, ValueError, SyntaxError, EOFError, OverflowError, MemoryError) as error:
-        raise BadSample(raw.origin, raw.key, "damaged image", f"the image cannot be decoded: {error}") from error
+        raise BadSample(
+            raw.origin, raw.key, "damaged image", f"the image cannot be decoded: {error}"
+        ) from error
 
 
 def check_size(raw: RawSample, width: int, height: int, most_pixels: int) -> None:
-    """BadSample where the header announces more pixels than allowed: nothing has been decoded yet."""
+    """Raises BadSample if the header announces more pixels than allowed; nothing has been decoded yet."""
     if width * height > most_pixels:
         what = f"the image has {width} x {height} pixels; data.max_image_pixels allows {most_pixels:,}"
         raise BadSample(raw.origin, raw.key, "too many pixels", what)
 
 
-def to_rgb(picture: Image.Image) -> Image.Image:
-    """8 bits a channel: 16-bit grey is scaled, not clipped, and transparent parts show white."""
+def to_rgb(picture: Image.Image, *, known_depth: bool = False) -> Image.Image:
+    """Returns the picture in RGB, 8 bits per channel.
+
+    Deeper grey is scaled, not clipped, and transparent parts show white. `known_depth` means that 32-bit
+    integers hold 16 bits, as Pillow makes them of PGM files.
+    """
     if picture.mode.startswith("I"):
-        return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+        grey = np.asarray(picture)
+        bits = 16 if picture.mode != "I" or known_depth else _bits(grey)
+        return Image.fromarray((grey.clip(0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)).convert("RGB")
     if picture.has_transparency_data:
         seen = picture.convert("RGBA")
         white = Image.new("RGBA", seen.size, "white")
@@ -53,8 +73,17 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
+def _bits(grey: NDArray[np.int32]) -> int:
+    """Returns how many bits the values in 32-bit integers were made of, since no header says.
+
+    The answer is 8 or 16 if these hold the largest value, else the number of bits that it needs.
+    """
+    needed = int(grey.max(initial=0)).bit_length()
+    return next((bits for bits in (8, 16) if needed <= bits), needed)
+
+
 @lru_cache
 def _formats() -> tuple[str, ...]:
-    """Those that this Pillow was built with."""
+    """Returns the formats that this Pillow was built with."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)

@@ -1,7 +1,8 @@
-"""A random crop of each image in training, as bytes: decoded no larger than needed, resized with antialias, normalised on the device.
+"""Random crops of training images, as bytes: decoded no larger than needed and resized with antialias.
 
-Every choice follows from the position's seed. Resized pixels differ from Pillow's bicubic antialias by less than 2 of 255 on average.
-A pixel has four bytes until it is normalised: the fourth means nothing, and with it torch resizes in two thirds of the time.
+The device normalises them later. Every choice follows from the position's seed. Resized pixels differ from
+Pillow's bicubic antialias by less than 2 of 255 on average. Until it is normalised a pixel has four bytes:
+the fourth means nothing, but with it torch resizes in two thirds of the time.
 """
 
 import math
@@ -21,11 +22,14 @@ from trainer.data.sample import RawSample
 
 TRIES = 10
 REDUCTIONS = (8, 4, 2)
-"""How much smaller the decoder can make an image while it decodes; these have fast paths."""
+"""Factors by which the decoder can shrink an image while it decodes; these have fast paths."""
 SOFT_COLOUR = 1.5
-"""Where at least so many pixels become one, the decoder may take the colour of the nearest instead of interpolating: nobody can see it."""
+"""Ratio of crop to result, per side, from which the decoder may take the nearest colour.
+
+It then does not interpolate the colour; the difference is not visible.
+"""
 FOUR_BYTES = "RGBX"
-"""Red, green, blue and a byte to spare, as Pillow and the decoder call it."""
+"""Red, green, blue and a spare byte, as Pillow and the decoder call it."""
 BYTES_OF_A_PIXEL = len(FOUR_BYTES)
 RGB_COLOURS = ("YCbCr", "RGB", "Gray")
 ORIENTATION = 0x0112
@@ -42,14 +46,18 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Called with a sample and a seed: uint8 [4, height, width], the fourth to spare. BadSample where the image cannot be decoded."""
+    """Crops a sample at random by a seed; returns uint8 [4, height, width], of which the fourth channel is
+    spare.
+
+    Raises BadSample if the image cannot be decoded.
+    """
 
     size: tuple[int, int]
-    """Height and width of what comes out."""
+    """Height and width of the result, in pixels."""
     scale: tuple[float, float] = (0.9, 1.0)
     """Share of the image's area that is kept."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width to height, before the crop becomes `size`."""
+    """Width divided by height, before the crop becomes `size`."""
     most_pixels: int = MOST_PIXELS
 
     def __call__(self, raw: RawSample, seed: int) -> Tensor:
@@ -57,7 +65,7 @@ class RandomCrop:
             try:
                 return self._of_jpeg(raw, raw.image, seed)
             except ValueError:
-                pass  # Pillow decides whether it is too damaged, and says why
+                pass  # Pillow decides whether it is too damaged, and why
         pixels = np.array(decode(raw, self.most_pixels).convert(FOUR_BYTES))
         box = self.box(pixels.shape[0], pixels.shape[1], seed)
         return resized(_cut(pixels, box), self.size)
@@ -75,9 +83,11 @@ class RandomCrop:
         return resized(_cut(pixels, Box(*(edge // by for edge in box))), self.size)
 
     def box(self, height: int, width: int, seed: int) -> Box:
-        """Where to cut: area and ratio drawn as torchvision's RandomResizedCrop draws them; the middle where nothing fits.
+        """Returns the crop: area and ratio are drawn as in torchvision's RandomResizedCrop; the middle if
+        nothing fits.
 
-        Where the decoder may make the image n times smaller, edges are multiples of n: between its pixels it cannot cut.
+        If the decoder may shrink the image by n, edges are multiples of n, since it cannot cut between its
+        pixels.
         """
         drawn = self._drawn(height, width, seed)
         by = reduction(drawn, self.size)
@@ -90,7 +100,7 @@ class RandomCrop:
             ratio = math.exp(draw.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
             w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < w <= width and 0 < h <= height:
-                # Not randrange: what it makes of the stream may change between versions of Python.
+                # randrange is not used: its use of the stream may change between versions of Python.
                 return Box(int(draw.random() * (height - h + 1)), int(draw.random() * (width - w + 1)), h, w)
         w = min(width, max(1, round(height * self.ratio[1])))
         h = min(height, max(1, round(width / self.ratio[0])))
@@ -98,24 +108,37 @@ class RandomCrop:
 
 
 def reduction(box: Box, size: tuple[int, int]) -> int:
-    """By how much the decoder may make the image smaller with the crop still at least as large as what becomes of it."""
+    """Returns the factor by which the decoder may shrink the image with the crop still at least `size`."""
     return next((by for by in REDUCTIONS if box.height // by >= size[0] and box.width // by >= size[1]), 1)
 
 
 def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> Tensor:
-    """uint8 [height, width, 4] to uint8 [4, *size], bicubic with antialias; the bytes of a pixel stay together in memory."""
-    # Whole rows, and a batch dimension that torch takes for channels last: any other layout takes half as long again.
+    """Resizes uint8 [height, width, 4] to uint8 [4, *size], bicubic with antialias.
+
+    The bytes of a pixel stay together in memory.
+    """
+    # It takes whole rows, and a batch dimension that torch sees as channels last: any other layout takes half
+    # as long again.
     image = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(image, size=size, mode="bicubic", antialias=True)[0]
 
 
 def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 [N, 3 or 4, H, W] to [N, 3, H, W] of the type and device of `mean` [3], as ToTensor and Normalize make it."""
-    return images[:, :3].to(mean.dtype, memory_format=torch.contiguous_format).div_(255).sub_(mean[:, None, None]).div_(std[:, None, None])
+    """Turns uint8 [N, 3 or 4, H, W] into [N, 3, H, W] of the type and device of `mean` [3].
+
+    The values are those of ToTensor and Normalize.
+    """
+    return (
+        images[:, :3]
+        .to(mean.dtype, memory_format=torch.contiguous_format)
+        .div_(255)
+        .sub_(mean[:, None, None])
+        .div_(std[:, None, None])
+    )
 
 
 def upright_jpeg(image: bytes) -> bool:
-    """Is it a JPEG that no EXIF orientation turns?"""
+    """Returns whether it is a JPEG that no EXIF orientation turns."""
     at = 2 if image.startswith(b"\xff\xd8") else len(image)
     while image[at : at + 1] == b"\xff" and (marker := image[at + 1 : at + 2]) not in (b"\xda", b""):
         if marker == b"\xe1" and image[at + 4 : at + 10] == b"Exif\0\0":

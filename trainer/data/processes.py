@@ -1,4 +1,7 @@
-"""Loader processes: a torch DataLoader whose processes an own server forks, and whose errors arrive without a worker's traceback."""
+"""Loader processes: a torch DataLoader whose processes are forked by a server of ours.
+
+Its errors come without a worker's traceback.
+"""
 
 import math
 import multiprocessing
@@ -11,21 +14,33 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainer.errors import InputError
+from trainer.errors import InputError, Unfit
 
 Loaded = TypeVar("Loaded")
-# What a loader process needs, imported once in the server that they fork from instead of once in each.
-PRELOADED = ["__main__", "torchvision.transforms", "open_clip", "trainer.data.loader", "trainer.data.eval_blocks"]
+# Modules that a loader process needs. They are imported once, in the server that forks the processes, instead
+# of in each.
+PRELOADED = [
+    "__main__",
+    "torchvision.transforms",
+    "open_clip",
+    "trainer.data.loader",
+    "trainer.data.eval_blocks",
+]
 
 
 def start_process_server() -> None:
-    """Call early where loader processes will be used: their server's imports take seconds, which may pass beside other work."""
+    """Starts the server of loader processes.
+
+    Call it early: its imports take seconds, which then pass beside other work.
+    """
     _process_context()
     multiprocessing.forkserver.ensure_running()
 
 
-def load(dataset: Dataset[Loaded | InputError], requests: Iterable[Any], workers: int, pin_memory: bool) -> Iterator[Loaded]:
-    """The data set's answers to the requests, in order; loader processes live as long as the iterator.
+def load(
+    dataset: Dataset[Loaded | InputError], requests: Iterable[Any], workers: int, pin_memory: bool
+) -> Iterator[Loaded]:
+    """Yields the data set's answers to the requests, in order; loader processes live as long as the iterator.
 
     An InputError travels as a value and is raised here: torch would wrap it in a worker's traceback.
     """
@@ -38,16 +53,16 @@ def load(dataset: Dataset[Loaded | InputError], requests: Iterable[Any], workers
         pin_memory=pin_memory,
         multiprocessing_context=_process_context() if workers else None,
         worker_init_fn=_ignore_stop,
-        # Its own generator: the loader would draw its base seed from the model's.
+        # It gets its own generator: else the loader would draw its base seed from the model's.
         generator=torch.Generator(),
     )
     return _unwrapped(iter(loader), workers)
 
 
 def empty_to_send(count: int, channels: int, height: int, width: int) -> Tensor:
-    """uint8 [count, channels, height, width], not yet filled, channels last in memory.
+    """Returns uint8 [count, channels, height, width], not yet filled, channels last in memory.
 
-    In a loader process it is memory that the rank shares, so that nothing is copied on its way.
+    In a loader process its memory is shared with the rank, so that nothing is copied on the way.
     """
     shape = (count, height, width, channels)
     if get_worker_info() is None:
@@ -57,12 +72,18 @@ def empty_to_send(count: int, channels: int, height: int, width: int) -> Tensor:
 
 
 def _ignore_stop(_worker: int) -> None:
-    """Slurm sends SIGTERM to every process of a step, and torch has made its loader processes end by it: the rank still needs them."""
+    """Ignores SIGTERM, which Slurm sends to every process of a step.
+
+    torch makes its loader processes end by that signal, but the rank still needs them.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _process_context() -> multiprocessing.context.BaseContext:
-    """Forking the rank itself is unsafe after MPI_Init and with threads about; a server that did neither forks instead."""
+    """Returns a context whose server forks the loader processes.
+
+    Forking the rank itself is unsafe after MPI_Init and with other threads; the server has neither.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -78,13 +99,16 @@ def _unwrapped(loaded: Iterator[Loaded | InputError], workers: int) -> Iterator[
             if isinstance(item, InputError):
                 raise item
             yield item
-    except (RuntimeError, ConnectionError, EOFError) as error:  # the last two: it died while it handed a batch over
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        # The last two mean that a loader process died while it handed a batch over.
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
-        raise RuntimeError(
-            f"a loader process died ({error or type(error).__name__}). With data.workers = {workers} each rank has {workers} of them: "
-            "look for the kernel's out-of-memory killer and for a small /dev/shm, try fewer; data.workers = 0 loads in the rank itself"
+        raise Unfit(
+            f"a loader process died ({error or type(error).__name__}). With data.workers = {workers} each "
+            f"rank has {workers} of them: "
+            "look for the kernel's out-of-memory killer and for a small /dev/shm, try fewer; data.workers = "
+            "0 loads in the rank itself"
         ) from error
     finally:
-        # An exception's traceback would keep the iterator, and with it the loader processes, alive.
+        # An exception's traceback would keep the iterator alive, and with it the loader processes.
         del loaded

@@ -1,4 +1,7 @@
-"""Blocks of images with all of their captions, for retrieval: read, decoded and tokenised in loader processes. See `eval_blocks.py`."""
+"""Blocks of images with all of their captions, for retrieval.
+
+Loader processes read, decode and tokenise them. See `eval_blocks.py`.
+"""
 
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -17,17 +20,20 @@ from trainer.errors import InputError
 
 
 class RetrievalBlock(NamedTuple):
-    """`block` images in a row, the last block filled up with zeros, and the captions of all of them, image by image."""
+    """A block of `block` consecutive images and all of their captions, image by image.
+
+    The last block is filled up with zeros.
+    """
 
     images: Tensor
-    """float32 [block, 3, height, width]"""
+    """Pixels, float32 [block, 3, height, width]."""
     valid: int
     tokens: Tensor
-    """int64 [captions, context length]"""
+    """Token ids, int64 [captions, context length]."""
     image_of_caption: Tensor
-    """int64 [captions]: the image's number in the whole set."""
+    """Number of each caption's image in the whole set, int64 [captions]."""
     digests: Tensor
-    """int64 [captions]: equal for captions that read the same."""
+    """Digests of the captions, int64 [captions]; equal captions have equal digests."""
 
 
 def retrieval_blocks(
@@ -41,15 +47,25 @@ def retrieval_blocks(
     workers: int,
     most_pixels: int = MOST_PIXELS,
 ) -> Iterator[RetrievalBlock]:
-    """Every `world_size`-th block: any number of images, and no block at all for ranks that none is left for."""
+    """Yields this rank's blocks: every `world_size`-th one.
+
+    Any number of images will do; a rank for which no block is left yields none.
+    """
     firsts = range(rank * block, len(source), world_size * block)
-    return load(RetrievalBlocks(source, block, transform, tokenizer, most_pixels), firsts, min(workers, len(firsts)), pin_memory=False)
+    return load(
+        RetrievalBlocks(source, block, transform, tokenizer, most_pixels),
+        firsts,
+        min(workers, len(firsts)),
+        pin_memory=False,
+    )
 
 
 class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
-    """Turns the number of a block's first image into the block, inside a loader process."""
+    """Reads the block that begins with a given image number, inside a loader process."""
 
-    def __init__(self, source: Source, block: int, transform: Transform, tokenizer: Tokenizer, most_pixels: int) -> None:
+    def __init__(
+        self, source: Source, block: int, transform: Transform, tokenizer: Tokenizer, most_pixels: int
+    ) -> None:
         self._source, self._block, self._most_pixels = source, block, most_pixels
         self._transform, self._tokenizer = transform, tokenizer
 
@@ -62,7 +78,9 @@ class RetrievalBlocks(Dataset[RetrievalBlock | InputError]):
     def _read(self, first: int) -> RetrievalBlock:
         numbers = range(first, min(first + self._block, len(self._source)))
         raws = [self._source.read(number) for number in numbers]
-        owned = [(number, caption) for number, raw in zip(numbers, raws, strict=True) for caption in raw.captions]
+        owned = [
+            (number, caption) for number, raw in zip(numbers, raws, strict=True) for caption in raw.captions
+        ]
         captions = [caption for _, caption in owned]
         return RetrievalBlock(
             image_block(raws, self._transform, self._block, self._most_pixels),

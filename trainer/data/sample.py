@@ -1,5 +1,10 @@
-"""What a source of samples is, and how samples are numbered: shared by shards, tables and synthetic data. No torch."""
+"""Protocol of a source of samples, and the numbering of samples; for shards, tables and synthetic data.
 
+No torch.
+"""
+
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,24 +13,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import InputError
+from trainer.text.terminal import one_line
+
+MOST_BYTES = 256_000_000
+"""Largest number of bytes of a member or an image file.
+
+A larger one counts as an attack on memory, or as a mistake.
+"""
+
+
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 class BadSample(InputError):
-    """One sample that cannot be used, or the end of a shard: then `key` is empty. What stands beside it can."""
+    """Raised for one sample that cannot be used, or for the lost end of a shard: then `key` is empty.
+
+    Other samples of the shard can still be used.
+    """
 
     def __init__(self, origin: str, key: str, cause: str, what: str) -> None:
-        super().__init__(f"{origin}: sample {key}: {what}" if key else f"{origin}: {what}")
+        text = f"{origin}: sample {key}: {what}" if key else f"{origin}: {what}"
+        super().__init__(one_line(text))  # the key comes from whoever packed the shard
         self.origin, self.key, self.what = origin, key, what
         self.cause = cause
-        """A few words that many bad samples share: they are counted by it."""
+        """Cause in a few words, the same for many bad samples, which are counted by it."""
 
     def __reduce__(self) -> tuple[type["BadSample"], tuple[str, str, str, str]]:
         return BadSample, (self.origin, self.key, self.cause, self.what)
 
 
+def check_file(origin: str, key: str, found: os.stat_result, most_bytes: int) -> None:
+    """Raises BadSample if the sample's image is no regular file or has more bytes than allowed.
+
+    Reading anything but a regular file might never end.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        raise BadSample(origin, key, "not a file", f"its image is {kind_of_file(found)}, not a file")
+    check_bytes(origin, key, "image file", found.st_size, most_bytes)
+
+
+def kind_of_file(found: os.stat_result) -> str:
+    """Returns the kind of file at a path, for a message."""
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+
+
+def check_bytes(origin: str, key: str, what: str, size: int, most_bytes: int) -> None:
+    """Raises BadSample if `what`, a part of the sample, has more bytes than allowed; nothing of it has been
+    read yet.
+    """
+    if size > most_bytes:
+        message = f"its {what} has {size:,} bytes; data.max_member_bytes allows {most_bytes:,}"
+        raise BadSample(origin, key, "too large", message)
+
+
 @dataclass(frozen=True)
 class RawSample:
-    """One sample as it is stored: `captions` is empty for labelled sources, `label` is None for captioned ones."""
+    """One sample as it is stored.
+
+    `captions` is empty for labelled sources, `label` is None for captioned ones.
+    """
 
     key: str
     origin: str
@@ -38,34 +91,43 @@ class RawSample:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What stands in the files and is no usable sample: known before any sample is read."""
+    """Samples in the files that cannot be used, as known before any sample is read."""
 
     by_cause: Mapping[str, int] = field(default_factory=dict)
-    """How many samples."""
+    """Number of samples by cause."""
     named: Sequence[BadSample] = ()
-    """Some of them, shard by shard."""
+    """Some of these samples, shard by shard."""
 
     @property
     def count(self) -> int:
-        """Samples left out."""
+        """Number of samples that are left out."""
         return sum(self.by_cause.values())
 
 
 class Source(Protocol):
-    """Samples by number. Picklable into loader processes; each process opens files when it first needs them."""
+    """Protocol of a source: samples by number.
+
+    It is picklable into loader processes; each process opens files when it first needs them.
+    """
 
     @property
     def left_out(self) -> LeftOut:
         """Samples in the files that cannot be used."""
 
     def __len__(self) -> int:
-        """Usable samples."""
+        """Returns the number of usable samples."""
 
     def shard_sizes(self) -> list[int]:
-        """Samples of each shard, in the order in which samples are numbered; a table is one shard."""
+        """Returns the samples of each shard, in the order in which samples are numbered; a table is one
+        shard.
+        """
 
     def read(self, index: int) -> RawSample:
-        """Raises BadSample where only this sample cannot be used, InputError that names the file where it cannot be read."""
+        """Returns one sample.
+
+        Raises BadSample if only this sample cannot be used, and InputError, which names the file, if that
+        cannot be read.
+        """
 
 
 class Numbering:
@@ -76,7 +138,7 @@ class Numbering:
         self.samples = int(self._ends[-1]) if len(self._ends) else 0
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The shard, and the row within it; IndexError where there is no such sample."""
+        """Returns the shard and the row within it; raises IndexError if there is no such sample."""
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
         shard = int(np.searchsorted(self._ends, index, side="right"))

@@ -1,4 +1,4 @@
-"""Shards and the folders that hold them: written whole or not at all, the same bytes for the same samples.
+"""Writes shards and the folders that hold them: whole or not at all, the same bytes for the same samples.
 
 No torch, so no webdataset, which imports it.
 """
@@ -15,11 +15,12 @@ from secrets import token_hex
 
 from trainer.data.index import FOLDER
 from trainer.errors import InputError
-from trainer.whole_file import write_json
+from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import open_plain
 
 SIZES = "sizes.json"
 PackedSample = tuple[str, Mapping[str, bytes]]
-"""Key, and the content of its members by ending."""
+"""A sample's key, and the content of its members by ending."""
 
 
 def write_shards(samples: Iterable[PackedSample], folder: Path, samples_per_shard: int) -> list[str]:
@@ -34,12 +35,13 @@ def write_shards(samples: Iterable[PackedSample], folder: Path, samples_per_shar
 
 
 def write_shard(samples: Iterable[PackedSample], path: Path) -> int:
-    """Returns the number of samples."""
+    """Writes one shard; returns its number of samples."""
     count = 0
     with _flushed(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for key, members in samples:
             for ending, content in sorted(members.items()):
-                # A new TarInfo names no user, no group and the time 0: the bytes depend on the content alone.
+                # A new TarInfo has no user, no group and the time 0, so the bytes depend on the content
+                # alone.
                 info = tarfile.TarInfo(f"{key}.{ending}")
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
@@ -48,19 +50,21 @@ def write_shard(samples: Iterable[PackedSample], path: Path) -> int:
 
 
 def sample_sizes(shard: Path) -> int:
-    """Samples of a shard that `write_shard` wrote."""
+    """Returns the number of samples in a shard that `write_shard` wrote."""
     with tarfile.open(shard, "r:") as tar:
         return len({name.partition(".")[0] for name in tar.getnames()})
 
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, renamed to `out` when the block succeeds and removed when it fails."""
+    """Yields a folder to fill; it is renamed to `out` if the block succeeds and removed if it fails."""
     beside = out.parent / f".{out.name}.partial-{token_hex(4)}"
     try:
         beside.mkdir(parents=True)
     except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error.strerror} ({error.filename}); choose another folder") from error
+        raise InputError(
+            f"{out}: cannot be written: {error.strerror} ({error.filename}); choose another folder"
+        ) from error
     try:
         yield beside
         beside.rename(out)
@@ -69,25 +73,31 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def check_replaceable(out: Path, force: bool) -> None:
-    """Raises InputError where the folder holds anything, unless `force` and it is only shards packed before."""
+    """Raises InputError if the folder is not empty, unless `force` is set and it holds only packed shards."""
     if not out.exists():
         return
     if not out.is_dir():
         raise InputError(f"{out}: is a file; give a folder that is new or empty")
     held = sorted(path.name for path in out.iterdir())
     packed = (SIZES, FOLDER, "bad-rows.tsv")
-    foreign = [name for name in held if name not in packed and not (name.startswith("shard-") and name.endswith(".tar"))]
+    foreign = [
+        name
+        for name in held
+        if name not in packed and not (name.startswith("shard-") and name.endswith(".tar"))
+    ]
     if held and (foreign or not force):
         shown = ", ".join((foreign or held)[:3])
         way_out = (
-            "only shards packed before can be replaced: give another folder" if foreign else "give another folder, or --force to replace it"
+            "only shards packed before can be replaced: give another folder"
+            if foreign
+            else "give another folder, or --force to replace it"
         )
         raise InputError(f"{out}: the folder is not empty (it holds {shown}); {way_out}")
 
 
 @contextmanager
 def _flushed(path: Path) -> Iterator[io.BufferedWriter]:
-    with path.open("wb") as file:
+    with open(path, "wb", opener=open_plain) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,7 @@
-"""WebDataset shards as a source: samples read by their place in the file, which an index on disk or in memory knows. No torch."""
+"""WebDataset shards as a source: samples are read by their offset in the file. No torch.
+
+The offsets come from an index on disk or in memory.
+"""
 
 import os
 from collections import Counter, OrderedDict
@@ -10,15 +13,15 @@ from itertools import chain, islice
 from statistics import median
 from typing import Literal, Protocol
 
-from trainer.data.bad import WHOLE, Allowed
+from trainer.data.bad_samples import WHOLE, Allowed
 from trainer.data.files import Files
 from trainer.data.index import THREADS, raise_all, scan
-from trainer.data.sample import BadSample, LeftOut, Numbering, RawSample
+from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, Numbering, RawSample, check_bytes
 from trainer.data.tar import Content, Rows, Selection
 from trainer.errors import InputError, Unreadable
 
 Meaning = Literal["captions", "label"]
-"""What the text member of a sample holds."""
+"""Kind of content of a sample's text member."""
 
 KEYS_OF_JOB = {
     "captions": "data.image_key and data.caption_key",
@@ -26,15 +29,17 @@ KEYS_OF_JOB = {
 }
 LOST = "lost in damaged shards, as far as one can tell"
 NAMED_IN_ALL = 10_000
-"""Of what is left out."""
+"""Largest number of left-out samples that are named."""
 MAPPED_ROWS = 256
-"""Shards whose rows a process keeps mapped: more than a window touches, and bounded."""
+"""Number of shards whose rows a process keeps mapped: more than a window touches, and bounded."""
 ONE_READ = 2**16
-"""Bytes between image and text up to which both are read at once: on a network a second request costs more."""
+"""Largest gap in bytes between image and text that are read at once: on a network a second request costs
+more.
+"""
 
 
 class Counted(Protocol):
-    """What is known of a shard before any of it is read: how many samples, and what else it holds."""
+    """Counts of a shard that are known before any sample is read: its samples and what else it holds."""
 
     @property
     def left_out(self) -> Mapping[str, int]: ...
@@ -50,7 +55,7 @@ class Counted(Protocol):
 
 
 class Shelf(Protocol):
-    """The index of several shards, wherever it is kept."""
+    """Protocol of an index of several shards, wherever it is kept."""
 
     @property
     def paths(self) -> Sequence[str]: ...
@@ -59,12 +64,12 @@ class Shelf(Protocol):
     @property
     def selection(self) -> Selection: ...
     def rows(self, number: int) -> Rows:
-        """Of one shard."""
+        """Returns the rows of one shard."""
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """An index made now and kept nowhere: for a few shards."""
+    """An index that is made now and kept in memory only, for a few shards."""
 
     selection: Selection
     paths: tuple[str, ...]
@@ -75,11 +80,12 @@ class InMemory:
 
 
 class ShardSource:
-    """The samples of several shards."""
+    """Source of the samples of several shards."""
 
-    def __init__(self, shelf: Shelf, meaning: Meaning) -> None:
+    def __init__(self, shelf: Shelf, meaning: Meaning, most_bytes: int = MOST_BYTES) -> None:
         self._shelf = shelf
         self._meaning = meaning
+        self._most_bytes = most_bytes
         self._numbering = Numbering(self.shard_sizes())
         self._files = Files()
         self._rows: OrderedDict[int, Rows] = OrderedDict()
@@ -99,6 +105,8 @@ class ShardSource:
         path, rows = self._shelf.paths[number], self._of_shard(number)
         image_at, image_size, text_at, text_size, _ = rows.places[row].item()
         key = rows.key(row)
+        check_bytes(path, key, "image", image_size, self._most_bytes)
+        check_bytes(path, key, f".{self._shelf.selection.text}", text_size, self._most_bytes)
         try:
             image, text = self._both(path, image_at, image_size, text_at, text_size)
         except InputError as error:
@@ -111,8 +119,10 @@ class ShardSource:
         except ValueError as error:
             raise BadSample(path, key, f"bad {self._meaning}", str(error)) from error
 
-    def _both(self, path: str, image_at: int, image_size: int, text_at: int, text_size: int) -> tuple[bytes, bytes]:
-        """Image and text, with one read where they stand near each other."""
+    def _both(
+        self, path: str, image_at: int, image_size: int, text_at: int, text_size: int
+    ) -> tuple[bytes, bytes]:
+        """Returns image and text, with one read if they are near each other."""
         begin, end = min(image_at, text_at), max(image_at + image_size, text_at + text_size)
         if end - begin > image_size + text_size + ONE_READ:
             return self._files.read(path, image_at, image_size), self._files.read(path, text_at, text_size)
@@ -128,7 +138,8 @@ class ShardSource:
         return self._rows[number]
 
     def __getstate__(self) -> dict[str, object]:
-        kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}  # long, and found again where it is asked for
+        # `left_out` is long, and is computed again where it is needed.
+        kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}
         return {**kept, "_rows": OrderedDict()}
 
 
@@ -139,13 +150,20 @@ def open_shards(
     meaning: Meaning,
     progress: Callable[[int, int], None] | None = None,
     allowed: Allowed = WHOLE,
+    most_bytes: int = MOST_BYTES,
 ) -> ShardSource:
-    """Index the shards in memory; `progress(shards done, shards)`. InputError naming every bad shard, or where no sample is usable."""
+    """Indexes the shards in memory and returns their samples; `progress` is called with (shards done,
+    shards).
+
+    Raises InputError, which names every bad shard, or if no sample is usable.
+    """
     selection = Selection(tuple(image_endings), text_ending)
     contents: list[Content] = []
     problems: list[InputError] = []
     with ThreadPoolExecutor(THREADS) as pool:
-        for done, result in enumerate(pool.map(lambda path: _content_or_problem(path, selection), paths), start=1):
+        for done, result in enumerate(
+            pool.map(lambda path: _content_or_problem(path, selection), paths), start=1
+        ):
             if isinstance(result, Content):
                 contents.append(result)
             else:
@@ -153,15 +171,19 @@ def open_shards(
             if progress:
                 progress(done, len(paths))
     raise_all(problems)
-    return open_indexed(InMemory(selection, tuple(paths), tuple(contents)), meaning, allowed)
+    return open_indexed(InMemory(selection, tuple(paths), tuple(contents)), meaning, allowed, most_bytes)
 
 
-def open_indexed(shelf: Shelf, meaning: Meaning, allowed: Allowed = WHOLE) -> ShardSource:
-    """The samples of shards whose headers were read, mostly into an index on disk: none is opened before one of its samples is read.
+def open_indexed(
+    shelf: Shelf, meaning: Meaning, allowed: Allowed = WHOLE, most_bytes: int = MOST_BYTES
+) -> ShardSource:
+    """Returns the samples of shards whose headers are indexed; a shard is opened when its first sample is
+    read.
 
-    InputError where more is wrong than allowed, or nothing is a sample: then with what the shards hold.
+    A sample with a member of more than `most_bytes` is a BadSample when it is read. Raises InputError if more
+    is wrong than allowed, or if no sample is usable: then it says what the shards hold.
     """
-    source = ShardSource(shelf, meaning)
+    source = ShardSource(shelf, meaning, most_bytes)
     if not allowed.damage or not len(source):
         raise_all(damages(shelf))
     if not len(source):
@@ -171,12 +193,18 @@ def open_indexed(shelf: Shelf, meaning: Meaning, allowed: Allowed = WHOLE) -> Sh
 
 
 def damages(shelf: Shelf) -> list[InputError]:
-    """One for each damaged shard."""
-    return [InputError(f"{path}: {entry.damage}") for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage]
+    """Returns one error for each damaged shard."""
+    return [
+        InputError(f"{path}: {entry.damage}")
+        for path, entry in zip(shelf.paths, shelf.entries, strict=True)
+        if entry.damage
+    ]
 
 
 def parse_captions(text: bytes) -> tuple[str, ...]:
-    """The lines that are not empty, stripped; ValueError where there is none or the text is not UTF-8."""
+    """Returns the lines that are not empty, stripped; raises ValueError if there is none or the text is not
+    UTF-8.
+    """
     try:
         lines = text.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -188,7 +216,7 @@ def parse_captions(text: bytes) -> tuple[str, ...]:
 
 
 def parse_label(text: bytes) -> int:
-    """A class number from 0; ValueError for anything else."""
+    """Returns a class number from 0; raises ValueError for anything else."""
     if not text.strip().isdigit():
         raise ValueError(f"label must be a class number from 0, given {text[:40]!r}")
     return int(text)
@@ -202,7 +230,10 @@ def _content_or_problem(path: str, selection: Selection) -> Content | InputError
 
 
 def _left_out(shelf: Shelf) -> LeftOut:
-    """What the shards hold besides. How much a cut one has lost is judged by the whole ones beside it, or the largest."""
+    """Returns the samples that cannot be used.
+
+    The loss in a cut shard is estimated from the whole shards beside it, or from the largest.
+    """
     counts: Counter[str] = Counter()
     beside: dict[str, list[Counted]] = {}
     for path, entry in zip(shelf.paths, shelf.entries, strict=True):
@@ -214,13 +245,19 @@ def _left_out(shelf: Shelf) -> LeftOut:
         counts[LOST] += max(1, entry.lost or usual[os.path.dirname(path)] - len(entry))
     named = chain(
         (BadSample(path, "", LOST, entry.damage) for path, entry in damaged),
-        (BadSample(path, key, cause, cause) for path, entry in zip(shelf.paths, shelf.entries, strict=True) for key, cause in entry.flaws),
+        (
+            BadSample(path, key, cause, cause)
+            for path, entry in zip(shelf.paths, shelf.entries, strict=True)
+            for key, cause in entry.flaws
+        ),
     )
     return LeftOut(counts, list(islice(named, NAMED_IN_ALL)))
 
 
 def _usual(entries: Sequence[Counted]) -> int:
-    """Samples of a shard in one folder: what the whole ones have, or the largest."""
+    """Returns the usual number of samples of a shard in one folder: the median of the whole ones, or the
+    largest.
+    """
     whole = [len(entry) for entry in entries if len(entry) and not entry.damage]
     return round(median(whole)) if whole else max(map(len, entries))
 
@@ -234,7 +271,10 @@ def _nothing_usable(shelf: Shelf, meaning: Meaning) -> str:
 
 
 def nothing_usable(where: str, found: Counter[str], selection: Selection, meaning: Meaning) -> str:
-    """What stands there, members counted by ending, and what a sample needs."""
+    """Returns a message: the members found, counted by ending, and what a sample needs."""
     listed = ", ".join(f".{ending} ({count})" for ending, count in found.most_common(12)) or "no file at all"
     images = ", ".join("." + ending for ending in selection.images)
-    return f"{where}: no usable sample. Found {listed}; a sample needs one of {images} and a .{selection.text}. Set {KEYS_OF_JOB[meaning]}"
+    return (
+        f"{where}: no usable sample. Found {listed}; a sample needs one of {images} and a .{selection.text}. "
+        f"Set {KEYS_OF_JOB[meaning]}"
+    )

@@ -1,48 +1,67 @@
-"""Sources that cannot seek: `pipe:COMMAND` and standard input, read by webdataset's own reader.
+"""Sources that cannot seek: `pipe:COMMAND` and standard input, opened, grouped and shuffled by webdataset.
 
-What comes is what the stream gives, in its order. Nothing is read by place, so less is promised than of shards: see `PROMISES`. Imports
-torch, as webdataset does.
+Samples come in the stream's own order. Nothing is read by offset, so less is promised than for shards: see
+`PROMISES`. This module imports torch, as webdataset does.
 """
 
-import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainer.data.sample import BadSample, LeftOut, RawSample, Source
+from trainer.config import STANDARD_INPUT
+from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, RawSample, Source, check_bytes
+from trainer.data.sample_counts import check_streams
 from trainer.data.shards import nothing_usable, parse_captions
+from trainer.data.stream_tar import DAMAGES, members
 from trainer.data.tar import Selection
 from trainer.errors import InputError
-from trainer.inputs.samples import check_streams
-from trainer.job import STANDARD_INPUT
 
 PROMISES = (
-    "streams cannot be read by place: the order depends on ranks and loader processes, an epoch is a number of samples and not each "
+    "streams cannot be read by place: the order depends on ranks and loader processes, "
+    "an epoch is a number of samples and not each "
     "once, and a resumed run reads its streams from their beginning"
 )
 _KEPT = 1000
-"""Samples that wait to be drawn from, at most: they are in memory, encoded."""
+"""Largest number of samples that wait to be drawn; they are in memory, encoded."""
 
 
 class StreamSource:
-    """One rank's streams as a `Source`: `read` gives the next sample, whatever its number. Each loader process has streams of its own."""
+    """One rank's streams as a `Source`: `read` returns the next sample, whatever its number.
+
+    Each loader process has streams of its own.
+    """
 
     left_out = LeftOut()
 
-    def __init__(self, streams: Sequence[str], samples: int, selection: Selection, window: int, seed: int) -> None:
-        """`samples`: of an epoch, over all ranks."""
-        self._streams, self._count, self._selection = tuple(streams), samples, selection
+    def __init__(
+        self,
+        streams: Sequence[str],
+        samples: int,
+        selection: Selection,
+        window: int,
+        seed: int,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """`samples` is the epoch's, over all ranks; `most_bytes` limits each member that is read."""
+        self._streams, self._count, self._selection, self._most_bytes = (
+            tuple(streams),
+            samples,
+            selection,
+            most_bytes,
+        )
         self._window, self._seed = min(window, _KEPT), seed
         self._samples: Iterator[RawSample | BadSample] | None = None
 
     @property
     def readers(self) -> int:
-        """Loader processes that have something to read, at most."""
-        return len(self._streams) if STANDARD_INPUT not in self._streams else 0  # it is the rank's, not its children's
+        """Largest number of loader processes that have something to read."""
+        # Standard input is the rank's and cannot be read by its children.
+        return len(self._streams) if STANDARD_INPUT not in self._streams else 0
 
     def __len__(self) -> int:
         return self._count
@@ -50,7 +69,7 @@ class StreamSource:
     def shard_sizes(self) -> list[int]:
         return [self._count]
 
-    def read(self, index: int) -> RawSample:  # of a protocol
+    def read(self, index: int) -> RawSample:  # the signature is the protocol's
         if self._samples is None:
             self._samples = self._endless()
         found = next(self._samples)
@@ -59,9 +78,10 @@ class StreamSource:
         return found
 
     def _endless(self) -> Iterator[RawSample | BadSample]:
-        """This process's streams, one after the other, again and again. Raises InputError where a turn has no usable sample.
+        """Yields the samples of this process's streams, one stream after the other, again and again.
 
-        A stream that cannot be read to its end is one bad sample.
+        A stream that cannot be read to its end is one bad sample. Raises InputError if a whole turn has no
+        usable sample.
         """
         worker = get_worker_info()
         own = self._streams[worker.id :: worker.num_workers] if worker else self._streams
@@ -84,19 +104,29 @@ class StreamSource:
                 raise InputError(nothing_usable(own[0], endings, self._selection, "captions"))
 
     def _turn(self, own: Sequence[str], turn: int) -> Iterator[dict[str, Any] | BadSample]:
-        """webdataset's dictionaries, shuffled within the window; after those of a stream that ends in an error, what is wrong with it."""
+        """Yields webdataset's dictionaries, shuffled within the window.
+
+        After those of a stream that ends in an error comes a BadSample that says what is wrong with it.
+        """
         import webdataset
+        from webdataset.tariterators import group_by_keys, url_opener
 
         problems: list[str] = []
 
         def readable(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             try:
                 yield from samples
-            except (OSError, EOFError, ValueError, tarfile.TarError) as error:  # in front of the shuffling, which would lose what it holds
+            except DAMAGES as error:  # before the shuffling, which would lose the samples that it holds
                 problems.append(f"the stream cannot be read: {' '.join(str(error).split())}")
 
         random = Random(f"{self._seed} {turn}")
-        stages = [webdataset.tarfile_to_samples(), readable]
+        wanted = {ending.lower() for ending in (*self._selection.images, self._selection.text)}
+        stages = [
+            url_opener,
+            partial(members, wanted=wanted, most_bytes=self._most_bytes),
+            group_by_keys,
+            readable,
+        ]
         if self._window > 1:
             stages.append(webdataset.shuffle(self._window, initial=self._window, rng=random))
         for stream in own:
@@ -106,12 +136,25 @@ class StreamSource:
 
     def _raw(self, sample: Mapping[str, Any]) -> RawSample | BadSample:
         key, stream = str(sample["__key__"]), str(sample["__url__"])
-        image = next((sample[ending] for ending in self._selection.images if ending in sample), None)
-        text = sample.get(self._selection.text)
+        names = [
+            next((ending for ending in self._selection.images if ending in sample), ""),
+            self._selection.text,
+        ]
+        image, text = (sample.get(name) for name in names)
         if image is None or text is None:
-            return BadSample(stream, key, "image or caption missing", f"it has {', '.join(name for name in sample if name[:2] != '__')}")
+            return BadSample(
+                stream,
+                key,
+                "image or caption missing",
+                f"it has {', '.join(name for name in sample if name[:2] != '__')}",
+            )
         try:
+            for name, content in zip(names, (image, text), strict=True):
+                if isinstance(content, int):
+                    check_bytes(stream, key, f".{name}", content, self._most_bytes)
             return RawSample(key, stream, image, parse_captions(text))
+        except BadSample as error:
+            return error
         except ValueError as error:
             return BadSample(stream, key, "bad captions", str(error))
 
@@ -120,15 +163,30 @@ class StreamSource:
 
 
 def _ended(usable: int) -> str:
-    return f"{STANDARD_INPUT}: standard input ended after {usable} samples, and cannot be read again: send more, or ask for fewer steps"
+    return (
+        f"{STANDARD_INPUT}: standard input ended after {usable} samples, "
+        "and cannot be read again: send more, or ask for fewer steps"
+    )
 
 
-def open_streams(streams: Sequence[str], samples: int, selection: Selection, window: int, seed: int, rank: int, ranks: int) -> StreamSource:
-    """This rank's share of the streams. Raises InputError, on all ranks alike, where there are fewer streams than ranks."""
+def open_streams(
+    streams: Sequence[str],
+    samples: int,
+    selection: Selection,
+    window: int,
+    seed: int,
+    rank: int,
+    ranks: int,
+    most_bytes: int = MOST_BYTES,
+) -> StreamSource:
+    """Returns this rank's share of the streams.
+
+    Raises InputError, on all ranks alike, if there are fewer streams than ranks.
+    """
     check_streams(streams, ranks)
-    return StreamSource(streams[rank::ranks], samples, selection, window, seed)
+    return StreamSource(streams[rank::ranks], samples, selection, window, seed, most_bytes)
 
 
 def loader_processes(source: Source, wanted: int) -> int:
-    """No more than have something to read."""
+    """Returns the number of loader processes, at most as many as have something to read."""
     return min(wanted, source.readers) if isinstance(source, StreamSource) else wanted

@@ -1,4 +1,7 @@
-"""Pictures and captions that are functions of a sample's number, so that a model can learn them without any file. No torch."""
+"""Pictures and captions that are functions of a sample's number, so that a model can learn without any file.
+
+No torch.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,7 +9,7 @@ from numpy.typing import NDArray
 from trainer.data.sample import LeftOut, Numbering, RawSample
 
 NOISE = 64
-# Added to the noise, so that no channel passes 255.
+# These are added to the noise, so that no channel passes 255.
 COLOURS = {
     "red": (180, 20, 20),
     "green": (20, 140, 40),
@@ -26,7 +29,10 @@ SIDE = 64
 
 
 class SyntheticSource:
-    """Coloured shapes on noise, 64 x 64 pixels; neighbouring numbers differ in colour, then shape, then place."""
+    """Source of coloured shapes on noise, 64 x 64 pixels.
+
+    Neighbouring numbers differ in colour, then shape, then place.
+    """
 
     left_out = LeftOut()
 
@@ -58,7 +64,7 @@ class SyntheticSource:
 
 
 def _mask(shape: str, row: float, column: float) -> NDArray[np.bool_]:
-    """[SIDE, SIDE], true inside a shape about a third as wide as the picture."""
+    """Returns [SIDE, SIDE], true inside a shape about a third as wide as the picture."""
     down, across = np.indices((SIDE, SIDE)) / SIDE - np.array([row, column])[:, None, None]
     distance, larger = np.hypot(down, across), np.maximum(abs(down), abs(across))
     masks = {

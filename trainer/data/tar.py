@@ -1,6 +1,8 @@
-"""What a tar holds, read from its headers alone: the samples of a WebDataset shard and where their members lie. No torch.
+"""Reads the samples of a WebDataset shard and their members' offsets from a tar's headers. No torch.
 
-Members belong to one sample when they follow each other and their paths agree up to the first dot of the file's name (webdataset's rule).
+Members belong to one sample if they follow each other and their paths agree up to the first dot of the file's
+name (webdataset's rule). No member's content is read here, however large it is, and at most HEADER_BYTES of
+headers per member.
 """
 
 import os
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +30,27 @@ FORMATS = {
     b"<": "text like HTML or XML: a failed download?",
 }
 LOOKED_AT = 2**20
-"""Bytes behind the last member: rarely are there more than a few kB of zeros."""
+"""Bytes after the last member that are checked; there are rarely more than a few kB of zeros."""
+HEADER_BYTES = 2**16
+"""Largest number of bytes for one member's headers.
+
+tarfile reads an extended header whole, however large it claims to be.
+"""
+LARGEST = 2**32 - 1
+"""Largest size in bytes that PLACE can hold; it stands for all larger members too, which nobody may read."""
 NAMED = 20
-"""Of the samples that a shard's headers show to be of no use, those whose keys are kept."""
-PLACE = np.dtype([("image_at", "<i8"), ("image_size", "<u4"), ("text_at", "<i8"), ("text_size", "<u4"), ("key_end", "<u4")])
-"""Of one sample: places and sizes in bytes, and where its key ends among the keys."""
+"""Number of unusable samples of a shard whose keys are kept."""
+PLACE = np.dtype(
+    [("image_at", "<i8"), ("image_size", "<u4"), ("text_at", "<i8"), ("text_size", "<u4"), ("key_end", "<u4")]
+)
+"""Offsets and sizes of one sample in bytes, and the end of its key among the keys.
+
+A size of LARGEST stands for any larger one.
+"""
 
 
 class Member(NamedTuple):
-    """A file inside a tar: sizes and places in bytes."""
+    """A file inside a tar; `offset` and `size` are in bytes."""
 
     key: str
     ending: str
@@ -45,15 +59,15 @@ class Member(NamedTuple):
 
 
 class Flaw(NamedTuple):
-    """A sample that stands in a shard and cannot be used."""
+    """A sample in a shard that cannot be used."""
 
     key: str
     cause: str
-    """A few words that many share: they are counted by it."""
+    """Cause in a few words, the same for many samples, which are counted by it."""
 
 
 class Selection(NamedTuple):
-    """Which members make a sample: the first of the image's endings that it has, and one text."""
+    """Members that make a sample: the first of the image's endings that it has, and one text."""
 
     images: tuple[str, ...]
     text: str
@@ -61,24 +75,26 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """The usable samples of one shard, in the order of the file; the arrays may be a file that is mapped."""
+    """The usable samples of one shard, in the order of the file; the arrays may be a mapped file."""
 
     places: NDArray[np.void]
-    """[samples] of PLACE."""
+    """Offsets and sizes, [samples] of PLACE."""
     keys: NDArray[np.uint8]
-    """All keys, one after the other."""
+    """All keys, one after the other, as bytes."""
 
     def __len__(self) -> int:
         return len(self.places)
 
     def key(self, row: int) -> str:
         begin = int(self.places["key_end"][row - 1]) if row else 0
-        return self.keys[begin : int(self.places["key_end"][row])].tobytes().decode("utf-8", "surrogateescape")
+        return (
+            self.keys[begin : int(self.places["key_end"][row])].tobytes().decode("utf-8", "surrogateescape")
+        )
 
 
 @dataclass(frozen=True)
 class Content:
-    """What was found in one shard."""
+    """Contents of one shard."""
 
     rows: Rows
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -86,18 +102,23 @@ class Content:
     endings: Mapping[str, int] = field(default_factory=dict)
     """All members, counted by ending."""
     flaws: Sequence[Flaw] = ()
-    """The first NAMED of the samples left out."""
+    """The first NAMED of the samples that are left out."""
     damage: str = ""
-    """Why nothing can be read behind these samples; empty where the shard was read to its end."""
+    """Reason why nothing can be read after these samples; empty if the shard was read to its end."""
     lost: int = 0
-    """Samples that fit into what stands behind the damage, if they are as large as those before it; 0 where nothing stands there."""
+    """Estimate of the samples after the damage, if they are as large as those before it; 0 if nothing
+    follows.
+    """
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 def read_headers(file: BinaryIO, selection: Selection) -> Content:
-    """The samples up to the end of the tar, or to the first damage. Raises OSError where reading fails."""
+    """Returns the samples up to the end of the tar, or to the first damage.
+
+    Raises OSError if reading fails.
+    """
     endings: Counter[str] = Counter()
     flaws: list[Flaw] = []
     usable = []
@@ -107,7 +128,9 @@ def read_headers(file: BinaryIO, selection: Selection) -> Content:
         found = list(group)
         by_ending = {member.ending: member for member in found}
         endings.update(by_ending.keys())
-        image = next((by_ending[ending.lower()] for ending in selection.images if ending.lower() in by_ending), None)
+        image = next(
+            (by_ending[ending.lower()] for ending in selection.images if ending.lower() in by_ending), None
+        )
         text = by_ending.get(selection.text.lower())
         if len(by_ending) < len(found):
             flaws.append(Flaw(key, "two members of one name"))
@@ -118,7 +141,7 @@ def read_headers(file: BinaryIO, selection: Selection) -> Content:
         else:
             usable.append((key, image, text))
     if members.damage and flaws and flaws[-1].key == key:
-        flaws.pop()  # what it lacks may stand behind the damage
+        flaws.pop()  # its missing member may be behind the damage
     left_out = Counter(flaw.cause for flaw in flaws)
     lost = round((len(usable) + len(flaws)) * members.bytes_behind / members.end) if members.end else 0
     return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost)
@@ -128,17 +151,22 @@ def _rows(usable: Iterable[tuple[str, Member, Member]]) -> Rows:
     places, keys = [], bytearray()
     for key, image, text in usable:
         keys += key.encode("utf-8", "surrogateescape")
-        places.append((image.offset, image.size, text.offset, text.size, len(keys)))
+        places.append(
+            (image.offset, min(image.size, LARGEST), text.offset, min(text.size, LARGEST), len(keys))
+        )
     return Rows(np.array(places, dtype=PLACE), np.frombuffer(bytes(keys), dtype=np.uint8))
 
 
 class _Members:
-    """The regular, non-empty files of a tar that have a key and an ending and stand there whole."""
+    """Yields the regular, non-empty, complete files of a tar that have a key and an ending."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.damage = ""
-        """After the last member: why there are no more, where it is not the archive's end."""
+        """Reason why there are no more members; empty at the archive's proper end.
+
+        It is set after the last member.
+        """
         self.end = self.bytes_behind = 0
         """Bytes up to the damage, and after it."""
 
@@ -147,30 +175,97 @@ class _Members:
         self._file.seek(0)
         end, problem = 0, ""
         try:
-            with tarfile.open(fileobj=self._file, mode="r:") as tar:
-                while (info := tar.next()) is not None:
-                    end = tar.offset
-                    tar.members.clear()  # type: ignore[attr-defined]  # it would keep every header that it has read
-                    name = NAME.fullmatch(info.name)
-                    is_file = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size and info.offset_data + info.size <= size
-                    if name and is_file and not META.match(info.name):
-                        yield Member(name["key"], name["ending"].lower(), info.offset_data, info.size)
+            for info, behind in headers(self._file):
+                end = behind
+                if (member := as_member(info)) and member.offset + member.size <= size:
+                    yield member
+                if behind > size:
+                    raise tarfile.ReadError("unexpected end of data")
         except tarfile.TarError as error:
             problem = str(error)
         if not end and problem:
-            self.damage = f"not a readable tar file: {_found(self._file) or problem}. Shards are tar files, not compressed"
+            self.damage = (
+                f"not a readable tar file: {_found(self._file) or problem}. Shards are tar files, not "
+                "compressed"
+            )
         elif problem or self._goes_on(end):
             self.end, self.bytes_behind = end, max(0, size - end)
             self.damage = f"damaged or cut off at byte {min(end, size)}: what stood behind it is lost"
 
     def _goes_on(self, end: int) -> bool:
-        """tarfile takes a damaged or cut header, and a hole, for the end of the archive; the end is zeros, or nothing."""
+        """Returns whether anything but zeros follows.
+
+        tarfile takes a damaged or cut header, and a hole, for the end of the archive; a proper end is zeros
+        or nothing.
+        """
         self._file.seek(end)
         return bool(self._file.read(LOOKED_AT).strip(b"\0"))
 
 
+class Forward(Protocol):
+    """A file that tarfile can read headers from; its `seek` only needs to go forward."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def seek(self, place: int, /) -> int: ...
+    def tell(self) -> int: ...
+
+
+def headers(file: Forward) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Yields each member's header and the offset after the member.
+
+    Raises TarError for headers that cannot be right, however they are made.
+    """
+    limited = _Limited(file)
+    try:
+        tar = tarfile.TarFile(fileobj=cast(BinaryIO, limited))
+        end = 0
+        while (info := tar.next()) is not None:
+            if tar.offset <= end:
+                raise tarfile.ReadError("a header leads backwards")
+            end = tar.offset
+            # Without this, tarfile would keep every header that it has read.
+            tar.members.clear()  # type: ignore[attr-defined]
+            yield info, end
+            limited.next_header()
+    except (ValueError, OverflowError, RecursionError) as error:
+        # The header holds numbers that are malformed, or that no file can have.
+        raise tarfile.ReadError(str(error)) from error
+
+
+def as_member(info: tarfile.TarInfo) -> Member | None:
+    """Returns the header's file; None if it is no file, is empty, has no key or ending, or has holes (GNU
+    sparse).
+    """
+    name = NAME.fullmatch(info.name)
+    is_file = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size > 0 and not info.issparse()
+    if not name or not is_file or META.match(info.name):
+        return None
+    return Member(name["key"], name["ending"].lower(), info.offset_data, info.size)
+
+
+class _Limited:
+    """Passes reads on to the file from which tarfile reads headers, at most HEADER_BYTES for one member."""
+
+    def __init__(self, file: Forward) -> None:
+        self._file = file
+        self._left = HEADER_BYTES
+        self.seek, self.tell = file.seek, file.tell
+
+    def next_header(self) -> None:
+        """Starts a new limit, since the previous member has been passed."""
+        self._left = HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        # A read of nothing counts too, so that reading at the end of the file again and again comes to an
+        # end.
+        self._left -= max(size, 1)
+        if self._left < 0:
+            raise tarfile.ReadError(f"the headers of a member take more than {HEADER_BYTES:,} bytes")
+        return self._file.read(size)
+
+
 def _found(file: BinaryIO) -> str | None:
-    """What the file seems to be instead of a tar."""
+    """Returns what the file seems to be instead of a tar; None if unknown."""
     file.seek(0)
     start = file.read(64)
     if not start:

@@ -1,6 +1,7 @@
-"""open_clip's word-piece tokenizer, sooner: the same tokens, with each word looked up once and plain text not repaired.
+"""A faster version of open_clip's word-piece tokenizer: the same tokens, with each word looked up once.
 
-Its own takes as long as decoding half an image. Other tokenizers are left as they are.
+Plain ASCII text skips the repair of broken text. open_clip's own tokenizer takes as long as decoding half an
+image. Other tokenizers are left as they are.
 """
 
 from collections.abc import Callable
@@ -12,19 +13,22 @@ from open_clip import tokenizer as theirs
 from torch import Tensor
 
 Tokenizer = Callable[[list[str]], Tensor]
-"""Captions to int64 [captions, context length]; picklable."""
+"""Function from captions to int64 [captions, context length]; picklable."""
 MOST_WORDS = 200_000
-"""Then memory is freed and words are learnt anew: captions never stop bringing new ones."""
+"""Number of known words at which memory is freed and words are learnt anew.
+
+Captions never stop bringing new words.
+"""
 
 
 def quick(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer, or one that gives the same tokens sooner."""
+    """Returns a faster tokenizer that gives the same tokens if there is one, else the tokenizer itself."""
     simple = type(tokenizer) is theirs.SimpleTokenizer and getattr(tokenizer, "reduction_fn", None) is None
     return QuickTokenizer(tokenizer) if simple else tokenizer
 
 
 class QuickTokenizer:
-    """What `open_clip.tokenizer.SimpleTokenizer` gives for a list of texts."""
+    """Gives the tokens of `open_clip.tokenizer.SimpleTokenizer` for a list of texts."""
 
     def __init__(self, simple: Any) -> None:
         self._simple = simple
@@ -46,8 +50,14 @@ class QuickTokenizer:
         return found
 
     def _clean(self, text: str) -> str:
-        # ftfy and html.unescape change nothing in printable ASCII without an ampersand, and take half the time.
-        if self._simple.clean_fn is theirs._clean_lower and text.isascii() and text.isprintable() and "&" not in text:
+        # ftfy and html.unescape change nothing in printable ASCII without an ampersand, but take half the
+        # time.
+        if (
+            self._simple.clean_fn is theirs._clean_lower
+            and text.isascii()
+            and text.isprintable()
+            and "&" not in text
+        ):
             return " ".join(text.split()).lower()
         return str(self._simple.clean_fn(text))
 
@@ -56,6 +66,8 @@ class QuickTokenizer:
             self._known.clear()
             special = (self._simple.decoder[token] for token in self._simple.all_special_ids)
             self._simple.cache = {text: text for text in special}
-        pieces = self._simple.bpe("".join(self._simple.byte_encoder[byte] for byte in word.encode())).split(" ")
+        pieces = self._simple.bpe("".join(self._simple.byte_encoder[byte] for byte in word.encode())).split(
+            " "
+        )
         self._known[word] = [self._simple.encoder[piece] for piece in pieces]
         return self._known[word]

@@ -1,0 +1,1 @@
+"""The demo: a small CLIP learns handwritten digits."""

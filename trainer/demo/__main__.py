@@ -1,6 +1,7 @@
-"""`make demo`: packs real images, trains a small CLIP on them with `clipship run`'s own launcher, shows what it learned. No torch.
+"""The demo of `make demo`: packs real images, trains a small CLIP on them, and shows what it learned.
 
-Everything lies in one folder, the job file too, so that the next step is to change it and run it again.
+It trains with `clipship run`'s own launcher. All files are in one folder, the job file too, so that the next
+step is to change it and run it again. Imports no torch.
 """
 
 import json
@@ -12,20 +13,27 @@ from pathlib import Path
 
 import click
 
-from trainer import jobfile
+from trainer.config import Job
+from trainer.config.loader import load_job
 from trainer.demo.data import pack_digits
 from trainer.errors import EXIT_DONE, InputError
-from trainer.inputs.run_folder import move_aside, run_folder
-from trainer.job import Job
 from trainer.launch.local import run
+from trainer.run.folder import move_aside, run_folder
+from trainer.run.layout import JOB_FILE, RESULT_FILE
 
 
 @click.command()
 @click.option(
-    "--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("demo"), show_default=True, help="Where all of it goes."
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo"),
+    show_default=True,
+    help="Where all of it goes.",
 )
 @click.option("--nproc", default=2, show_default=True, help="Ranks.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the demo's job file.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the demo's job file."
+)
 def main(folder: Path, nproc: int, overrides: tuple[str, ...]) -> None:
     """Train a small CLIP on 1,797 handwritten digits and show what it learned."""
     try:
@@ -36,10 +44,13 @@ def main(folder: Path, nproc: int, overrides: tuple[str, ...]) -> None:
 
 
 def demo(folder: Path, nproc: int, overrides: tuple[str, ...]) -> int:
-    """Pack, train, show; a finished run of before is kept aside, an unfinished one goes on. Returns an exit code."""
+    """Pack, train and show; returns an exit code.
+
+    A finished earlier run is moved aside, an unfinished one is resumed.
+    """
     job_path = prepare(folder)
-    job = jobfile.load(job_path, overrides)
-    if (run_folder(job) / "result.json").exists():
+    job = load_job(job_path, overrides)
+    if (run_folder(job) / RESULT_FILE).exists():
         print(f"demo: the finished run of before is now {move_aside(run_folder(job))}")
     print(f"demo: training on {nproc} ranks; the job is {job_path}", flush=True)
     started = time.monotonic()
@@ -48,24 +59,30 @@ def demo(folder: Path, nproc: int, overrides: tuple[str, ...]) -> int:
 
 
 def prepare(folder: Path) -> Path:
-    """The packed images and the job file with its model; an existing job file is left as its owner made it."""
+    """Pack the images and write the job file with its model; returns the job file.
+
+    An existing job file is kept as its owner changed it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     print(f"demo: packing 1,797 real images of digits into {folder / 'digits'}", flush=True)
     pack_digits(folder / "digits")
     for name, source in (("job.toml", "digits.toml"), ("digits-clip.json", "digits-clip.json")):
         if not (folder / name).exists():
             (folder / name).write_text(files("trainer.demo").joinpath(source).read_text())
-    return folder / "job.toml"
+    return folder / JOB_FILE
 
 
 def _show(job: Job, job_path: Path, nproc: int, seconds: float) -> int:
     folder = run_folder(job)
     subprocess.run([sys.executable, "-P", "-m", "trainer.demo.show", str(folder)], check=True)
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / RESULT_FILE).read_text())
     accuracy = f"{result['zero_shot_top1']:.1%} of {result['zero_shot_samples']} held-out images"
     print(f"\ndemo: zero-shot top-1 {accuracy}, trained in {seconds:.0f} s")
     print(f"demo: the run folder is {folder}")
-    print(f"demo: next: clipship check {job_path}; clipship run {job_path} --nproc {nproc} --set name=mine --set optim.lr=5e-4")
+    print(
+        f"demo: next: clipship check {job_path}; clipship run {job_path} --nproc {nproc} --set name=mine "
+        "--set optim.lr=5e-4"
+    )
     return EXIT_DONE
 
 

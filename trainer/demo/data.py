@@ -1,7 +1,8 @@
-"""The data set of `make demo`: 1,797 real images of handwritten digits, packed into shards. Imports scikit-learn, and no torch.
+"""Data set of `make demo`: 1,797 real images of handwritten digits, packed into shards.
 
-Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998,
-https://doi.org/10.24432/C50P49, licence CC BY 4.0: its test set as scikit-learn ships it, 8 x 8 pixels of 17 grey levels. Enlarged here.
+Imports scikit-learn, and no torch. Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten
+Digits", UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0: its test
+set as scikit-learn ships it, 8 x 8 pixels of 17 grey levels. The images are enlarged here.
 """
 
 import io
@@ -31,7 +32,7 @@ SAMPLES_PER_SHARD = 256
 
 @dataclass(frozen=True)
 class DigitSet:
-    """What a job file needs to know of the packed digits: patterns of shards, and what the classes are called."""
+    """Facts about the packed digits for a job file: patterns of shards, names of classes, templates."""
 
     train: str
     held_out: str
@@ -40,19 +41,27 @@ class DigitSet:
 
 
 def pack_digits(out: Path) -> DigitSet:
-    """Pack once into `out`, whole or not at all: samples of `png`, `txt` (all captions) and `cls`; every fifth of a digit is held out."""
+    """Pack the digits into `out` once, whole or not at all.
+
+    Samples have the members `png`, `txt` (all captions) and `cls`; every fifth sample of each digit is held
+    out.
+    """
     if not out.exists():
         images, labels = _digits()
         held_out = _every_fifth_of_each(labels)
         with whole_folder(out) as folder:
             for name, chosen in (("train", ~held_out), ("held-out", held_out)):
                 (folder / name).mkdir()
-                write_shards(_samples(images, labels, np.flatnonzero(chosen).tolist()), folder / name, SAMPLES_PER_SHARD)
+                write_shards(
+                    _samples(images, labels, np.flatnonzero(chosen).tolist()),
+                    folder / name,
+                    SAMPLES_PER_SHARD,
+                )
     return DigitSet(str(out / "train" / "*.tar"), str(out / "held-out" / "*.tar"))
 
 
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Images [1797, 8, 8] from 0 to 16, labels [1797]."""
+    """Returns images [1797, 8, 8] with values from 0 to 16, and labels [1797]."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -60,18 +69,23 @@ def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def _every_fifth_of_each(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool [samples]: the same share of each class, without drawing."""
+    """Returns bool [samples] that selects the same share of each class, without random numbers."""
     chosen = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         chosen[np.flatnonzero(labels == label)[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]] = True
     return chosen
 
 
-def _samples(images: NDArray[np.float64], labels: NDArray[np.int64], numbers: Sequence[int]) -> Iterator[PackedSample]:
+def _samples(
+    images: NDArray[np.float64], labels: NDArray[np.int64], numbers: Sequence[int]
+) -> Iterator[PackedSample]:
     for number in numbers:
         name = CLASS_NAMES[labels[number]]
         captions = "".join(template.format(name) + "\n" for template in TEMPLATES)
-        yield f"digit-{number:04d}", {"png": _png(images[number]), "txt": captions.encode(), "cls": str(labels[number]).encode()}
+        yield (
+            f"digit-{number:04d}",
+            {"png": _png(images[number]), "txt": captions.encode(), "cls": str(labels[number]).encode()},
+        )
 
 
 def _png(image: NDArray[np.float64]) -> bytes:

@@ -1,4 +1,7 @@
-"""A few held-out digits in the terminal, with what a trained model says of them: the checkpoint as open_clip itself loads it."""
+"""Shows some held-out digits in the terminal with the trained model's answers.
+
+open_clip itself loads the checkpoint.
+"""
 
 import sys
 from pathlib import Path
@@ -8,11 +11,12 @@ import open_clip
 import torch
 from PIL import Image
 
-from trainer import jobfile
 from trainer.checkpoint.files import WEIGHTS, newest
+from trainer.config.loader import load_job
 from trainer.data.pictures import decode
 from trainer.data.source import open_labelled
-from trainer.inputs.evaluation import class_names, templates
+from trainer.evaluate.inputs import class_names, templates
+from trainer.run.layout import CHECKPOINTS, JOB_FILE
 
 SHADES = " .:-=+*#%@"
 SHOWN = 6
@@ -20,10 +24,12 @@ WIDTH = 16  # characters a picture
 
 
 def main(run: Path) -> None:
-    job = jobfile.load(run / "job.toml")
+    job = load_job(run / JOB_FILE)
     open_clip.add_model_config(job.model.name)
     name = Path(job.model.name).stem
-    model, _, transform = open_clip.create_model_and_transforms(name, pretrained=str(newest(run / "checkpoints") / WEIGHTS))
+    model, _, transform = open_clip.create_model_and_transforms(
+        name, pretrained=str(newest(run / CHECKPOINTS) / WEIGHTS)
+    )
     model.eval()
     source = open_labelled(job.eval)
     names = class_names(job.eval)
@@ -31,10 +37,20 @@ def main(run: Path) -> None:
     chosen = [raw for _, raw in sorted(one_of_each.items(), key=lambda pair: pair[0] or 0)][-SHOWN:]
     pictures = [decode(raw) for raw in chosen]
     with torch.no_grad():
-        sentences = open_clip.get_tokenizer(name)([template.format(word) for word in names for template in templates(job.eval)])
-        words_CD = model.encode_text(sentences, normalize=True).reshape(len(names), -1, model.text_projection.shape[1]).mean(1)
-        images_BD = model.encode_image(torch.stack([transform(picture) for picture in pictures]), normalize=True)
-        shares_BC = (model.logit_scale.exp() * images_BD @ torch.nn.functional.normalize(words_CD, dim=1).T).softmax(1)
+        sentences = open_clip.get_tokenizer(name)(
+            [template.format(word) for word in names for template in templates(job.eval)]
+        )
+        words_CD = (
+            model.encode_text(sentences, normalize=True)
+            .reshape(len(names), -1, model.text_projection.shape[1])
+            .mean(1)
+        )
+        images_BD = model.encode_image(
+            torch.stack([transform(picture) for picture in pictures]), normalize=True
+        )
+        shares_BC = (
+            model.logit_scale.exp() * images_BD @ torch.nn.functional.normalize(words_CD, dim=1).T
+        ).softmax(1)
     said = [f"{names[int(place)]} {share:.0%}" for share, place in zip(*shares_BC.max(1), strict=True)]
     truth = [f"({names[raw.label]})" for raw in chosen if raw.label is not None]
     print("\nheld-out images, what the model says of them, and (what they are):\n")
@@ -45,7 +61,10 @@ def main(run: Path) -> None:
 
 
 def _drawn(picture: Image.Image) -> list[str]:
-    """The picture as lines of characters, half as many as are wide, since characters are high."""
+    """Returns the picture as lines of characters.
+
+    There are half as many lines as columns, because characters are high.
+    """
     grey = np.asarray(picture.convert("L").resize((WIDTH, WIDTH // 2), Image.Resampling.BOX), dtype=np.int64)
     return ["".join(SHADES[shade * len(SHADES) // 256] for shade in row) for row in grey.tolist()]
 

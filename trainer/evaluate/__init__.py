@@ -1,0 +1,1 @@
+"""Evaluation on all ranks: zero-shot classification and retrieval."""

@@ -1,7 +1,10 @@
-"""`python -m trainer.evaluate JOB RESULT`, once for each rank: the evaluation under a supervisor. No torch."""
+"""Runs the evaluation under a supervisor, once for each rank: `python -m trainer.evaluate JOB RESULT`.
+
+No torch.
+"""
 
 import sys
 
-from trainer.rank import main
+from trainer.supervise.main import main
 
 sys.exit(main(sys.argv[1:], "trainer.evaluate.rank"))

@@ -1,4 +1,4 @@
-"""The retrieval board of a run: a few images of the set, each with the texts that the model finds nearest."""
+"""Makes the retrieval board of a run: a few images, each with the texts that the model finds nearest."""
 
 import torch
 
@@ -11,18 +11,28 @@ IMAGES = 12
 TEXTS = 5
 
 
-def board(pairs: Pairs, source: Source, images: int = IMAGES, texts: int = TEXTS, most_pixels: int = MOST_PIXELS) -> list[Row]:
-    """Not collective: images evenly spread over the set, with their nearest different texts, from the nearest on."""
+def board(
+    pairs: Pairs, source: Source, images: int = IMAGES, texts: int = TEXTS, most_pixels: int = MOST_PIXELS
+) -> list[Row]:
+    """Returns images spread evenly over the set with their nearest different texts, nearest first.
+
+    Not collective.
+    """
     chosen = torch.linspace(0, len(source) - 1, min(images, len(source))).long()
     scores_BT = pairs.images_ND[chosen] @ pairs.texts_TD.T
-    return [_row(number, scores, pairs, source, texts, most_pixels) for number, scores in zip(chosen.tolist(), scores_BT, strict=True)]
+    return [
+        _row(number, scores, pairs, source, texts, most_pixels)
+        for number, scores in zip(chosen.tolist(), scores_BT, strict=True)
+    ]
 
 
-def _row(number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, most_pixels: int) -> Row:
+def _row(
+    number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, most_pixels: int
+) -> Row:
     found: dict[str, Text] = {}
     for place in scores_T.argsort(descending=True, stable=True).tolist():
         of_image = int(pairs.image_of_T[place])
-        first = int(torch.searchsorted(pairs.image_of_T, of_image))  # the image's texts stand together
+        first = int(torch.searchsorted(pairs.image_of_T, of_image))  # the texts of one image are consecutive
         caption = source.read(of_image).captions[place - first]
         own = caption in source.read(number).captions
         found.setdefault(caption, Text(caption, float(scores_T[place]), own))

@@ -1,19 +1,19 @@
-"""Everything that a job's `[eval]` asks of a model: zero-shot classification, retrieval."""
+"""Runs everything that a job's `[eval]` asks of a model: zero-shot classification and retrieval."""
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.comm.protocol import Comm
+from trainer.config import Job
 from trainer.data.source import open_images, open_labelled
 from trainer.evaluate.board import board
+from trainer.evaluate.inputs import class_names, templates
 from trainer.evaluate.ranking import Pairs
 from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.rounds import never
 from trainer.evaluate.zero_shot import zero_shot
-from trainer.inputs.evaluation import class_names, templates
-from trainer.job import Job
-from trainer.model import Clip
+from trainer.model.build import Clip
 from trainer.report.board import write_board
 
 log = logging.getLogger("clipship")
@@ -22,13 +22,23 @@ Metrics = dict[str, float | int]
 
 
 class Evaluation:
-    """May be called again and again. Opens the data sets when it is made, so that bad ones are found before a run and not at its end."""
+    """Evaluates a model, any number of times.
+
+    The data sets are opened when it is made, so that bad ones are found before a run and not at its end.
+    """
 
     def __init__(self, job: Job, comm: Comm, run_folder: Path | None = None) -> None:
-        """Raises InputError for what is missing or unreadable. In `run_folder`, where one is given, goes the retrieval board."""
+        """Raises InputError for data that is missing or unreadable.
+
+        The retrieval board is written into `run_folder`, if one is given.
+        """
         self._job, self._comm, self._run_folder = job, comm, run_folder
         settings = job.eval
-        self._labelled = open_labelled(settings, job.data.image_key) if settings.zero_shot else None
+        self._labelled = (
+            open_labelled(settings, job.data.image_key, most_bytes=job.data.max_member_bytes)
+            if settings.zero_shot
+            else None
+        )
         self._class_names = class_names(settings) if settings.zero_shot else ()
         self._templates = templates(settings) if settings.zero_shot else ()
         self._captioned = open_images(job.retrieval_data) if settings.retrieval else None
@@ -37,16 +47,18 @@ class Evaluation:
                 log.info("%-12s %d samples not used: %s", "evaluation", count, cause)
 
     def __call__(self, clip: Clip, stop: Callable[[], bool] = never) -> Metrics:
-        """Collective: the metrics under the names of result.json; none where the job asks for nothing.
+        """Collective: returns the metrics under the names of result.json; empty if the job asks for none.
 
-        Raises Preempted, on all ranks, where some rank's `stop` says so: it is asked before each round of blocks.
+        Raises Preempted on all ranks if `stop` is true on any; it is called before each round of blocks.
         """
         return {**self._zero_shot(clip, stop), **self._retrieval(clip, stop)}
 
     def _zero_shot(self, clip: Clip, stop: Callable[[], bool]) -> Metrics:
         if self._labelled is None:
             return {}
-        found = zero_shot(clip, self._labelled, self._class_names, self._templates, self._job, self._comm, stop)
+        found = zero_shot(
+            clip, self._labelled, self._class_names, self._templates, self._job, self._comm, stop
+        )
         shares = f"top-1 {found.top1 / found.samples:.2%}, top-5 {found.top5 / found.samples:.2%}"
         log.info("%-12s %s of %d images", "zero-shot", shares, found.samples)
         return found.metrics()
@@ -66,5 +78,11 @@ class Evaluation:
         metrics = retrieval(clip, self._captioned, self._job, self._comm, self._show, stop).metrics()
         for way, name in (("image to text", "i2t"), ("text to image", "t2i")):
             recalls = ", ".join(f"R@{k} {metrics[f'retrieval_{name}_r{k}']:.2%}" for k in RECALLS)
-            log.info("%-12s %s: %s, median rank %g", "retrieval", way, recalls, metrics[f"retrieval_{name}_median_rank"])
+            log.info(
+                "%-12s %s: %s, median rank %g",
+                "retrieval",
+                way,
+                recalls,
+                metrics[f"retrieval_{name}_median_rank"],
+            )
         return metrics

@@ -1,9 +1,10 @@
-"""Ranks of images and texts among each other, exactly and in blocks. Knows its share by argument only.
+"""Ranks images and texts among each other, exactly and in blocks. Its part of the work is an argument.
 
-Cosines are computed without any rounding: `exact` rounds unit vectors to multiples of 2^-24, so that products are multiples of 2^-48 and
-float64 holds each partial sum, which Cauchy-Schwarz keeps below 2. Whatever the order of adding - block, thread, rank, device - a pair has
-one cosine, equal pairs tie, and a tie is ranked by number: the lower one comes first, as in a stable sort. Shape suffixes: N images,
-T texts, D features, R rows and C columns of a block.
+Cosines are computed without any rounding: `exact` rounds unit vectors to multiples of 2^-24, so that products
+are multiples of 2^-48 and float64 holds each partial sum, which Cauchy-Schwarz keeps below 2. Whatever the
+order of adding - block, thread, rank, device - a pair has one cosine, equal pairs tie, and a tie is ranked by
+number: the lower one comes first, as in a stable sort. Shape suffixes: N images, T texts, D features, R rows
+and C columns of a block.
 """
 
 from collections.abc import Iterable
@@ -16,32 +17,39 @@ ROWS = 512
 COLUMNS = 4096
 STEP = 2.0**-24
 _HALF_OF_A_STEP = 2.0**-49
-"""Of a cosine: less than what tells two of them apart."""
+"""Half of one rounding step of a cosine; cosines closer than this count as equal."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Features of images and of their texts. Every image has a text, and texts stand in the order of their images."""
+    """Features of images and of their texts.
+
+    Every image has a text, and texts are in the order of their images.
+    """
 
     images_ND: Tensor
-    """float32, as `exact` gives them"""
+    """Image features, float32, as `exact` returns them."""
     texts_TD: Tensor
     image_of_T: Tensor
-    """int64, ascending from 0"""
+    """Number of each text's image, int64, ascending from 0."""
 
 
 def exact(features: Tensor) -> Tensor:
-    """float32 unit vectors [n, D] in multiples of 2^-24; zeros for a vector that is not finite, so that a broken model finds nothing."""
+    """Returns float32 unit vectors [n, D] in multiples of 2^-24.
+
+    A vector that is not finite becomes zeros, so that a broken model finds nothing.
+    """
     finite = torch.nan_to_num(features.double(), nan=0.0, posinf=0.0, neginf=0.0)
     unit = torch.nn.functional.normalize(finite, dim=1)
     return unit.div_(STEP).round_().mul_(STEP).float()
 
 
 def ahead(pairs: Pairs, begins: Iterable[int]) -> tuple[Tensor, Tensor]:
-    """What is found in the blocks of `ROWS` images that begin there; summed over all blocks, a place in the ranking, counted from 0.
+    """Counts the nearer texts and images in the blocks of `ROWS` images that begin at `begins`.
 
-    int64 [N]: texts nearer to the image than the nearest of its own; int64 [T]: images nearer to the text than its own. A block behind
-    the last image is empty.
+    Returns int64 [N], the texts nearer to each image than its own nearest text, and int64 [T], the images
+    nearer to each text than its own image. Summed over all blocks, a count is the place in the ranking, from
+    0. A block after the last image is empty.
     """
     own_T = _own_cosines(pairs)
     best_N, best_text_N = _best_texts(pairs, own_T)
@@ -62,19 +70,29 @@ def ahead(pairs: Pairs, begins: Iterable[int]) -> tuple[Tensor, Tensor]:
 
 
 def _is_ahead(cosines_RC: Tensor, own: Tensor, is_earlier_RC: Tensor) -> Tensor:
-    """Nearer, or as near and earlier: one comparison, since nothing lies within half a step below `own`."""
+    """Returns whether a pair is nearer, or as near and earlier.
+
+    One comparison is enough, since no cosine lies within half a step below `own`.
+    """
     return cosines_RC > torch.where(is_earlier_RC, own - _HALF_OF_A_STEP, own)
 
 
 def _own_cosines(pairs: Pairs) -> Tensor:
-    """float64 [T]: of each text with its image."""
+    """Returns the cosine of each text with its own image, float64 [T]."""
     parts = zip(pairs.texts_TD.split(COLUMNS), pairs.image_of_T.split(COLUMNS), strict=True)
-    return torch.cat([(texts_CD.double() * pairs.images_ND[of_C].double()).sum(1) for texts_CD, of_C in parts])
+    return torch.cat(
+        [(texts_CD.double() * pairs.images_ND[of_C].double()).sum(1) for texts_CD, of_C in parts]
+    )
 
 
 def _best_texts(pairs: Pairs, own_T: Tensor) -> tuple[Tensor, Tensor]:
-    """For each image the nearest of its own texts: float64 [N] cosines, int64 [N] numbers, the lowest where several are as near."""
-    best_N = own_T.new_full((len(pairs.images_ND),), -torch.inf).scatter_reduce(0, pairs.image_of_T, own_T, "amax")
+    """Returns the nearest of each image's own texts: float64 [N] cosines and int64 [N] numbers.
+
+    If several are as near, it is the one with the lowest number.
+    """
+    best_N = own_T.new_full((len(pairs.images_ND),), -torch.inf).scatter_reduce(
+        0, pairs.image_of_T, own_T, "amax"
+    )
     numbers_T = torch.arange(len(own_T), device=own_T.device)
     candidates_T = torch.where(own_T == best_N[pairs.image_of_T], numbers_T, len(own_T))
     last_N = numbers_T.new_full((len(best_N),), len(own_T))

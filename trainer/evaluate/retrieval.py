@@ -1,7 +1,8 @@
-"""Image-text retrieval, shared by all ranks: recall at 1, 5 and 10 and the median rank, from images to texts and back.
+"""Image-text retrieval, shared by all ranks: recall at 1, 5 and 10 and the median rank, in both directions.
 
-Images are cut into fixed blocks, and block b belongs to rank b modulo world_size. Ranks meet after each block to give each other its
-features, so nobody waits longer than a block takes; then each ranks its share of the images against all texts (see `ranking`).
+Images are cut into fixed blocks, and block b belongs to rank b modulo world_size. Ranks exchange features
+after each block, so nobody waits longer than a block takes; then each rank ranks its part of the images
+against all texts (see `ranking`).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,30 +13,35 @@ import torch
 from torch import Tensor
 
 from trainer.comm.protocol import Comm
+from trainer.config import Job
 from trainer.data.retrieval_blocks import RetrievalBlock, retrieval_blocks
 from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
 from trainer.evaluate.rounds import never, rounds
-from trainer.job import Job
-from trainer.model import Clip
+from trainer.model.build import Clip
 
 RECALLS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Ranks from 1, int64 on the CPU. A tie is ranked by number, the lower one first."""
+    """Ranks from 1, int64 on the CPU. Ties are ranked by number, the lower one first."""
 
     of_texts: Tensor
-    """[images]: of the nearest of an image's own texts among all texts."""
+    """Rank of the nearest of an image's own texts among all texts, [images]."""
     of_images: Tensor
-    """[texts]: of a text's own image among all images."""
+    """Rank of a text's own image among all images, [texts]."""
 
     def metrics(self) -> dict[str, float | int]:
-        """The names of result.json: recall as a share, i2t from images to texts, t2i back."""
-        found: dict[str, float | int] = {"retrieval_images": len(self.of_texts), "retrieval_texts": len(self.of_images)}
+        """Returns the metrics under the names of result.json: recall as a share, i2t from images to texts,
+        t2i back.
+        """
+        found: dict[str, float | int] = {
+            "retrieval_images": len(self.of_texts),
+            "retrieval_texts": len(self.of_images),
+        }
         for name, ranks in (("i2t", self.of_texts), ("t2i", self.of_images)):
             found |= {f"retrieval_{name}_r{k}": int((ranks <= k).sum()) / len(ranks) for k in RECALLS}
             found[f"retrieval_{name}_median_rank"] = median(ranks)
@@ -50,9 +56,10 @@ def retrieval(
     show: Callable[[Pairs], None] | None = None,
     stop: Callable[[], bool] = never,
 ) -> Retrieval:
-    """Collective: how well the images of the source find their captions among all captions, and captions their images.
+    """Collective: measures how well images find their captions among all captions, and captions their images.
 
-    `show` sees all features on rank 0, before they are ranked. Raises Preempted on all ranks where some rank's `stop` says so.
+    `show` gets all features on rank 0, before they are ranked. Raises Preempted on all ranks if `stop` is
+    true on any.
     """
     with evaluating(clip.model):
         pairs = _encoded(clip, source, job, comm, stop)
@@ -63,7 +70,10 @@ def retrieval(
 
 
 def _row_blocks(images: int, comm: Comm, stop: Callable[[], bool]) -> Iterator[int]:
-    """Collective: where the blocks of images begin that this rank ranks. In the last round one may begin behind the last image."""
+    """Collective: yields where the blocks of images begin that this rank ranks.
+
+    In the last round one may begin after the last image.
+    """
     progress = Progress("retrieval", images, "images ranked")
     for begin in rounds(images, ROWS, comm, stop):
         yield begin + comm.world.rank * ROWS
@@ -71,24 +81,24 @@ def _row_blocks(images: int, comm: Comm, stop: Callable[[], bool]) -> Iterator[i
 
 
 def median(ranks: Tensor) -> float:
-    """The middle one, or the mean of the two in the middle."""
+    """Returns the middle rank, or the mean of the two in the middle."""
     ordered = ranks.sort().values
     return (int(ordered[(len(ordered) - 1) // 2]) + int(ordered[len(ordered) // 2])) / 2
 
 
 class _Features(NamedTuple):
-    """Of one block, or of one block of each rank; D is 0 on a rank that has none."""
+    """Features of one block, or of one block of each rank; D is 0 on a rank that has none."""
 
     images: Tensor
-    """float32 [images, D], exact"""
+    """Image features, float32 [images, D], exact."""
     texts: Tensor
-    """float32 [texts, D], exact"""
+    """Text features, float32 [texts, D], exact."""
     about: Tensor
-    """int64 [texts, 2]: number of the image in the set, digest of the caption"""
+    """Number of each text's image in the set and digest of its caption, int64 [texts, 2]."""
 
 
 def _encoded(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]) -> Pairs:
-    """Collective: the features of the whole set on every rank."""
+    """Collective: returns the features of the whole set, on every rank."""
     parts = list(_parts(clip, source, job, comm, stop))
     images_ND = torch.cat([features.images for features in parts])
     about = torch.cat([features.about for features in parts])
@@ -98,7 +108,7 @@ def _encoded(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[]
 
 
 def _parts(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]) -> Iterator[_Features]:
-    """Collective: the features of one block of each rank after another."""
+    """Collective: yields the features of one block of each rank, round by round."""
     size, world = job.eval.batch_size, comm.world
     blocks = retrieval_blocks(
         source,
@@ -122,7 +132,8 @@ def _features(clip: Clip, block: RetrievalBlock, job: Job, device: torch.device)
     images = image_features(clip, block.images, job.model.precision, device)[: block.valid]
     texts = []
     for tokens in block.tokens.split(job.eval.batch_size):
-        filled = torch.cat([tokens, tokens[-1:].expand(job.eval.batch_size - len(tokens), -1)])  # one shape for all passes
+        # All passes have one shape.
+        filled = torch.cat([tokens, tokens[-1:].expand(job.eval.batch_size - len(tokens), -1)])
         texts.append(text_features(clip, filled, job.model.precision, device)[: len(tokens)])
     about = torch.stack([block.image_of_caption, block.digests], dim=1)
     return _Features(exact(images), exact(torch.cat(texts)), about.to(device))
@@ -134,7 +145,10 @@ def _nothing(device: torch.device) -> _Features:
 
 
 def gather_rows(comm: Comm, rows: Tensor) -> Tensor:
-    """Collective: [n, D] -> [sum of n, D], rank after rank; n may differ, and D may be 0 where n is."""
+    """Collective: gathers rows, rank after rank: [n, D] -> [sum of n, D].
+
+    n may differ between ranks, and D may be 0 if n is.
+    """
     shapes = comm.all_gather(torch.tensor([rows.shape], device=rows.device))
     most, width = shapes.amax(0).tolist()
     filled = rows.new_zeros(most, width)
@@ -144,11 +158,14 @@ def gather_rows(comm: Comm, rows: Tensor) -> Tensor:
 
 
 def _same_for_same_captions(texts_TD: Tensor, digest_T: Tensor) -> Tensor:
-    """Captions that read the same get the features of the first of them, in place: a model's kernels may differ by a bit between two."""
+    """Gives equal captions the features of the first of them, in place.
+
+    A model's kernels may differ by a bit between two of them.
+    """
     _, group_T = digest_T.unique(return_inverse=True)
     numbers_T = torch.arange(len(digest_T), device=digest_T.device)
     first = torch.full_like(numbers_T, len(digest_T)).scatter_reduce(0, group_T, numbers_T, "amin")[group_T]
     later = (first != numbers_T).nonzero()[:, 0]
-    for some in later.split(8192):  # a copy of all of them may be as large as the texts themselves
+    for some in later.split(8192):  # a copy of all would be as large as the texts
         texts_TD[some] = texts_TD[first[some]]
     return texts_TD

@@ -1,4 +1,7 @@
-"""Rounds of an evaluation, in each of which every rank does one block, or none where too few are left. Between them ranks heed a stop."""
+"""Rounds of an evaluation: in each, every rank does one block, or none if too few are left.
+
+Requests to stop are checked between rounds.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -9,14 +12,15 @@ from trainer.errors import Preempted
 
 
 def never() -> bool:
-    """Nobody asks to stop."""
+    """Returns False: nobody asks to stop."""
     return False
 
 
 def rounds(count: int, block: int, comm: Comm, stop: Callable[[], bool]) -> Iterator[int]:
-    """Collective: where each round begins among `count` things in blocks of `block`; rank 0's block is the first from there.
+    """Collective: yields where each round begins among `count` items in blocks of `block`.
 
-    Raises Preempted, on all ranks before the same round, where some rank's `stop` says so.
+    Rank 0's block is the first from there. Raises Preempted, on all ranks before the same round, if `stop` is
+    true on any.
     """
     for begin in range(0, count, block * comm.world.size):
         if comm.all_reduce(torch.tensor(float(stop()), device=comm.device)) > 0:

@@ -1,7 +1,8 @@
 """Zero-shot classification, shared by all ranks.
 
-Samples and classes are cut into fixed blocks, and block b belongs to rank b modulo world_size. A block is computed the same way whoever
-owns it, and only integers and rows that one rank owns are added up: any number of ranks gives the same result, to the last digit.
+Samples and classes are cut into fixed blocks, and block b belongs to rank b modulo world_size. A block is
+computed the same way on any rank, and only integers and rows that one rank owns are added up: so any number
+of ranks gives the same result, to the last digit.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor
 
 from trainer.comm.protocol import Comm
+from trainer.config import Job, Precision
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
 from trainer.evaluate.rounds import never, rounds
-from trainer.job import Job, Precision
-from trainer.model import Clip
+from trainer.model.build import Clip
 
 CLASSES_PER_BLOCK = 16
 
@@ -32,7 +33,7 @@ class ZeroShot:
     top5: int
 
     def metrics(self) -> dict[str, float | int]:
-        """The names of result.json."""
+        """Returns the metrics under the names of result.json."""
         return {
             "zero_shot_samples": self.samples,
             "zero_shot_top1": self.top1 / self.samples,
@@ -49,9 +50,10 @@ def zero_shot(
     comm: Comm,
     stop: Callable[[], bool] = never,
 ) -> ZeroShot:
-    """Collective: how often the right one of `names`, said with `templates`, is the nearest, and among the five nearest.
+    """Collective: counts how often the right class name, in the sentences of `templates`, is nearest or among
+    the nearest five.
 
-    Raises Preempted, on all ranks, where some rank's `stop` says so.
+    Raises Preempted on all ranks if `stop` is true on any.
     """
     progress = Progress("zero-shot", len(source), "images seen")
     with evaluating(clip.model):
@@ -77,28 +79,39 @@ def zero_shot(
 
 
 def _check_labels(source: Source, block: EvalBlock, classes: int) -> None:
-    """Raises InputError naming the first sample of a class that has no name."""
+    """Raises InputError, which names the first sample of a class that has no name."""
     for place in (block.labels >= classes).nonzero()[:1, 0].tolist():
         raw = source.read(block.first + place)
         raise InputError(
-            f"eval.zero_shot: {raw.origin}: sample {raw.key} is of class {raw.label}, but eval.class_names gives {classes} names, from 0"
+            f"eval.zero_shot: {raw.origin}: sample {raw.key} is of class {raw.label}, "
+            f"but eval.class_names gives {classes} names, from 0"
         )
 
 
 def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> Tensor:
-    """Samples, hits among the nearest one and among the nearest five: int64 [3]."""
+    """Returns the samples, the hits of the nearest class and those of the nearest five: int64 [3]."""
     device = classes_CD.device
     labels = block.labels[: block.valid]
     images_BD = image_features(clip, block.images, precision, device)
-    nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, len(classes_CD))).indices[: block.valid]
+    nearest = (
+        (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, len(classes_CD))).indices[: block.valid]
+    )
     hits = nearest == labels[:, None].to(device)
     return torch.stack([torch.tensor(block.valid, device=device), hits[:, 0].sum(), hits.any(1).sum()])
 
 
 def class_features(
-    clip: Clip, names: Sequence[str], templates: Sequence[str], precision: Precision, comm: Comm, stop: Callable[[], bool] = never
+    clip: Clip,
+    names: Sequence[str],
+    templates: Sequence[str],
+    precision: Precision,
+    comm: Comm,
+    stop: Callable[[], bool] = never,
 ) -> Tensor:
-    """Collective: a unit vector for each class, [classes, D] float32: the mean of its sentences' features (arXiv 2103.00020, 3.1.4)."""
+    """Collective: returns a unit vector for each class, float32 [classes, D].
+
+    It is the mean of its sentences' features (arXiv 2103.00020, 3.1.4).
+    """
     mine: dict[int, Tensor] = {}
     for begin in rounds(len(names), CLASSES_PER_BLOCK, comm, stop):
         first = begin + comm.world.rank * CLASSES_PER_BLOCK
@@ -106,7 +119,9 @@ def class_features(
             tokens = clip.tokenizer([template.format(names[place]) for template in templates])
             sentences = text_features(clip, tokens, precision, comm.device)
             mine[place] = torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
-    width = comm.all_reduce(torch.tensor([next(iter(mine.values())).numel() if comm.world.rank == 0 else 0], device=comm.device))
+    width = comm.all_reduce(
+        torch.tensor([next(iter(mine.values())).numel() if comm.world.rank == 0 else 0], device=comm.device)
+    )
     features_CD = torch.zeros(len(names), int(width), device=comm.device)
     for place, row in mine.items():
         features_CD[place] = row

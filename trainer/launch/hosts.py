@@ -1,7 +1,9 @@
-"""The hosts of `clipship run --hosts`, and where torch's ranks meet on them. Asks ssh, whose config names users, ports, keys. No torch."""
+"""The hosts of `clipship run --hosts`, and the address at which torch's ranks meet on them.
+
+Asks ssh, whose config names users, ports and keys. Imports no torch.
+"""
 
 import errno
-import ipaddress
 import random
 import re
 import shlex
@@ -12,13 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.errors import InputError
+from trainer.sysinfo.addresses import address_towards, is_here, is_loopback
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
-"""A password prompt or a dead host would otherwise hang the start: nobody sees the prompt of a launcher's ssh."""
+"""Options of ssh that prevent a hang at the start: nobody sees the password prompt of a launcher's ssh,
+and a dead host does not answer."""
 
-_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<slots>[0-9]{1,5}))?")
+_HOST = re.compile(
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<slots>[0-9]{1,5}))?"
+)
 _PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to outgoing connections: one of these would be taken between the asking and the using."""
+"""Ports below those that Linux gives to outgoing connections, which might take a port between the check
+and its use."""
 _FREE_PORT = f"""\
 import random, socket, sys
 for port in random.sample(range({_PORTS.start}, {_PORTS.stop}), 100):
@@ -33,16 +40,16 @@ sys.exit("100 ports below {_PORTS.stop} are taken")
 
 @dataclass(frozen=True)
 class Host:
-    """A host as ssh knows it (name, alias or address), and how many ranks it runs."""
+    """A host as ssh knows it (name, alias or address), and its number of ranks."""
 
     name: str
     slots: int
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read `a:4,b:4`; one rank where no number follows; IPv6 addresses in brackets, `[fd00::2]:4`.
+    """Read `a:4,b:4`; a host without a number has one rank; IPv6 addresses are in brackets, `[fd00::2]:4`.
 
-    Raises InputError with every host that cannot be read, and for a host named twice.
+    Raises InputError that lists every host that cannot be read or is named twice.
     """
     hosts, problems = [], []
     for part in text.split(","):
@@ -52,7 +59,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             hosts.append(Host(match["ipv6"] or match["name"], slots))
         else:
             problems.append(
-                f"--hosts: {part.strip()!r} is no host: write name:ranks, like a:4,b:4 or [fd00::2]:4 (users and ports: ~/.ssh/config)"
+                f"--hosts: {part.strip()!r} is no host: write name:ranks, like a:4,b:4 or [fd00::2]:4 "
+                "(users and ports: ~/.ssh/config)"
             )
     names = [host.name for host in hosts]
     problems += [
@@ -66,15 +74,15 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def meeting_point(hosts: Sequence[Host]) -> tuple[str, int]:
-    """Address of the first host as the others reach it, and a TCP port that is free there now.
+    """Returns the address of the first host as the others reach it, and a TCP port that is free there now.
 
-    Raises InputError where ssh cannot reach that host, or where its address means "myself" to the others.
+    Raises InputError if ssh cannot reach that host, or if its address is a loopback address for the others.
     """
     address = address_of(hosts[0])
-    if _is_loopback(address) and not all(_is_loopback(address_of(host)) for host in hosts[1:]):
+    if is_loopback(address) and not all(is_loopback(address_of(host)) for host in hosts[1:]):
         raise InputError(
-            f"--hosts: the first host, {hosts[0].name}, has the address {address}, which the other hosts take for themselves: "
-            f"name it as they reach it"
+            f"--hosts: the first host, {hosts[0].name}, has the address {address}, which the other hosts "
+            "take for themselves: name it as they reach it"
         )
     try:
         return address, free_port(address)
@@ -83,13 +91,35 @@ def meeting_point(hosts: Sequence[Host]) -> tuple[str, int]:
 
 
 def address_of(host: Host) -> str:
-    """What ssh's config puts in the place of an alias; the name itself where there is no alias."""
+    """Returns the address that ssh's config gives for an alias; the name itself if it is no alias."""
     answer = _ssh("-G", host.name)
-    return next((line.split()[1] for line in answer.stdout.splitlines() if line.startswith("hostname ")), host.name)
+    return next(
+        (line.split()[1] for line in answer.stdout.splitlines() if line.startswith("hostname ")), host.name
+    )
+
+
+def address_as_seen_by(hosts: Sequence[Host]) -> str:
+    """Returns this machine's IPv4 address as the hosts reach it; loopback if all of them are this machine.
+
+    Raises InputError if a host cannot be reached.
+    """
+    others = [host for host in hosts if not is_here(host.name)]
+    if not others:
+        return "127.0.0.1"
+    try:
+        found = [address_towards(address_of(host)) for host in others]
+    except OSError as error:
+        raise InputError(
+            f"--hosts: this machine has no way to {', '.join(host.name for host in others)}: {error}"
+        ) from None
+    return next((address for address in found if not is_loopback(address)), found[0])
 
 
 def free_port(address: str) -> int:
-    """A TCP port that is free on this machine's `address`. Raises OSError where the address is another machine's."""
+    """Returns a TCP port that is free on this machine's `address`.
+
+    Raises OSError if the address belongs to another machine.
+    """
     for port in random.sample(_PORTS, 100):
         try:
             socket.create_server((address, port), family=_family(address)).close()
@@ -106,25 +136,21 @@ def _free_port_there(host: Host, address: str) -> int:
     answer = _ssh(*SSH_OPTIONS, host.name, question)
     if answer.returncode or not answer.stdout.strip().isdigit():
         raise InputError(
-            f"--hosts: ssh {host.name} could not find a free port with {sys.executable}: {answer.stderr.strip() or answer.stdout.strip()}\n"
-            f"each host needs this environment at the same path, and ssh must reach it without a password"
+            f"--hosts: ssh {host.name} could not find a free port with {sys.executable}: "
+            f"{answer.stderr.strip() or answer.stdout.strip()}\neach host needs this environment at the "
+            "same path, and ssh must reach it without a password"
         )
     return int(answer.stdout)
 
 
 def _ssh(*arguments: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(["ssh", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["ssh", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         raise InputError("--hosts needs ssh, which is not on PATH: install openssh-client") from None
 
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -1,4 +1,7 @@
-"""The ranks' log files of a run folder as one stream: in the order of time, each line with its rank. Imports no torch."""
+"""The ranks' log files of a run folder as one stream: in the order of time, each line with its rank.
+
+Imports no torch.
+"""
 
 import json
 import re
@@ -9,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import EXIT_PREEMPTED, InputError
+from trainer.launch.liveness import is_dead
+from trainer.run.layout import EXIT_FILE, LOGS, RESULT_FILE, rank_logs
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
-_NAME = re.compile(r"rank-(\d{5,})\.log")
 _POLL_S = 0.5
 
 
 @dataclass
 class _File:
-    """One rank's log, read as it grows."""
+    """Log file of one rank, read as it grows."""
 
     path: Path
     rank: int
@@ -26,7 +30,9 @@ class _File:
     stamp: str = ""
 
     def new_lines(self) -> Iterator[tuple[str, int, str]]:
-        """Time, rank and text of each line that is new and whole; a line without a time goes with the one before it."""
+        """Yields time, rank and text of each new complete line; a line without a time has that of the line
+        before it.
+        """
         with suppress(FileNotFoundError), open(self.path, "rb") as file:
             file.seek(self.read)
             new = file.read()
@@ -38,21 +44,25 @@ class _File:
                 yield self.stamp, self.rank, text
 
     def last_words(self) -> Iterator[str]:
-        """A line that nobody ended: of a process that was killed as it spoke."""
+        """Yields an unfinished last line, as a process leaves it that is killed while it writes."""
         if self.rest:
             yield f"[{self.rank}] {self.rest.decode(errors='replace')}"
 
 
-def log_lines(folder: Path, rank: int | None, *, follow: bool, over: Callable[[], bool] | None = None) -> Iterator[str]:
-    """`[rank] line`; with `follow`, until the run has ended. Raises InputError where there is nothing to show.
+def log_lines(
+    folder: Path, rank: int | None, *, follow: bool, over: Callable[[], bool] | None = None
+) -> Iterator[str]:
+    """Yields `[rank] line`; with `follow`, until the run has ended.
 
-    `over` knows whether it has; without it, the run folder is asked.
+    `over` tells whether it has; without it, the run folder is asked. Raises InputError if there is nothing to
+    show.
     """
     files: dict[Path, _File] = {}
     if not _opened(folder, rank, files) and not follow:
         raise InputError(_nothing(folder, rank))
     while True:
-        ended = over() if over else _has_ended(folder)  # asked first: what is written before the end is still shown
+        # asked before reading, so that lines written before the end are still shown
+        ended = over() if over else _has_ended(folder)
         new = [line for file in _opened(folder, rank, files) for line in file.new_lines()]
         for _, which, text in sorted(new, key=lambda line: line[:2]):
             yield f"[{which}] {text}"
@@ -64,32 +74,37 @@ def log_lines(folder: Path, rank: int | None, *, follow: bool, over: Callable[[]
 
 
 def has_logs(folder: Path) -> bool:
-    """Has any rank said anything?"""
-    return any(_NAME.fullmatch(path.name) for path in (folder / "logs").glob("rank-*.log"))
+    """Returns whether any rank has a log file."""
+    return any(rank_logs(folder))
 
 
 def _opened(folder: Path, rank: int | None, files: dict[Path, _File]) -> list[_File]:
-    """Those of before, and those that are new."""
-    for path in sorted((folder / "logs").glob("rank-*.log")):
-        name = _NAME.fullmatch(path.name)
-        if name and path not in files and rank in (None, int(name[1])):
-            files[path] = _File(path, int(name[1]))
+    """Returns the open log files, with those that are new."""
+    for which, path in rank_logs(folder):
+        if path not in files and rank in (None, which):
+            files[path] = _File(path, which)
     return list(files.values())
 
 
 def _has_ended(folder: Path) -> bool:
-    """A run that was stopped and saved may be started again by its scheduler."""
-    if (folder / "result.json").exists():
+    """Returns whether the run is over.
+
+    A run that was stopped and saved is not, because its scheduler may start it again; a run whose processes
+    are gone without a record is.
+    """
+    if (folder / RESULT_FILE).exists() or is_dead(folder):
         return True
     try:
-        return bool(json.loads((folder / "exit.json").read_text())["exit_code"] != EXIT_PREEMPTED)
+        return bool(json.loads((folder / EXIT_FILE).read_text())["exit_code"] != EXIT_PREEMPTED)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def _nothing(folder: Path, rank: int | None) -> str:
-    logs = folder / "logs"
+    logs = folder / LOGS
     if rank is None:
         return f"{logs} holds no log of a rank yet: the run has not begun"
-    found = sorted(int(name[1]) for path in logs.glob("rank-*.log") if (name := _NAME.fullmatch(path.name)))
-    return f"rank {rank} has no log in {logs}: " + (f"there are ranks {found[0]} to {found[-1]}" if found else "the run has not begun")
+    found = [which for which, _ in rank_logs(folder)]
+    return f"rank {rank} has no log in {logs}: " + (
+        f"there are ranks {found[0]} to {found[-1]}" if found else "the run has not begun"
+    )

@@ -1,4 +1,7 @@
-"""One launcher process and all that it starts: a signal to stop is passed on, and nothing of it outlives the call. No torch."""
+"""Supervises one launcher process and everything it starts.
+
+A signal to stop is passed on, and no process outlives the call. Imports no torch.
+"""
 
 import ctypes
 import os
@@ -8,16 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 GRACE_S = 10.0
-"""Between the first failure, or a signal that nobody heeds, and SIGKILL for whatever is left."""
+"""Seconds between the first failure, or a signal that no rank receives, and SIGKILL for all remaining
+processes."""
 _KILL_S = 5.0
-"""For a killed process to be gone: one that waits for a far disk is not at once."""
+"""Seconds to wait until killed processes are gone; one that waits for a remote disk takes a while."""
 _POLL_S = 0.1
-_LOOK_S = 1.0  # the run folder may be far away
+_LOOK_S = 1.0  # a look at the run folder may be slow
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -30,17 +34,26 @@ def supervise(
     unheard: int = signal.SIGTERM,
     ended: Callable[[], bool] = lambda: False,
     stdin: int | None = subprocess.DEVNULL,
+    answer: Callable[[int, int], str] = lambda number, times: "",
 ) -> int:
-    """Run a launcher to its end; returns its exit code, or 128 + N where it ended by signal N, or after one that no rank heeded.
+    """Run a launcher to its end and return its exit code.
 
-    `exit_dir` is a fresh folder that `env` names: a record in it starts the grace period, and it marks the processes of this launcher,
-    for torchrun and mpirun put ranks into sessions of their own, where killing a process group does not reach them.
-    `ended` says, where ranks leave their word elsewhere, that the run is over; it is asked once a second, and starts the grace period too.
-    `ask` passes a signal on to the ranks' supervisors; where it returns False the launcher gets `unheard`, and its grace period starts.
-    `stdin` None is this process's own.
+    The code is 128 + N if this process received signal N, or if the launcher ended by it.
+
+    `exit_dir` is a fresh folder that `env` names. A record in it starts the grace period. It also marks the
+    processes of this launcher, because torchrun and mpirun put ranks into their own sessions, where killing a
+    process group does not reach them. `ended` says that the run is over if ranks leave their records
+    elsewhere; it is called once a second, and starts the grace period too. `ask` passes a signal on to the
+    ranks' supervisors; if it returns False, the launcher gets `unheard`, and its grace period starts.
+
+    `stdin` None is this process's own. `answer` returns a line for people, which is printed before a signal
+    has any other effect; it is called inside the signal handler, with the signal's number and its count, and
+    must not block.
     """
-    with _signals() as received:
-        process = subprocess.Popen(command, env=env, stdin=stdin, start_new_session=True, preexec_fn=_end_with_parent)
+    with _signals(answer) as received:
+        process = subprocess.Popen(
+            command, env=env, stdin=stdin, start_new_session=True, preexec_fn=_end_with_parent
+        )
         try:
             _Wait(process, received, exit_dir, ask, unheard, ended).until_end()
         finally:
@@ -52,10 +65,11 @@ def supervise(
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects signals instead of acting on them; only the main thread may ask for that.
+def _signals(answer: Callable[[int, int], str]) -> Iterator[list[int]]:
+    """Collects signals instead of acting on them; in any thread but the main one it collects none.
 
-    After one that was heard no other has a meaning: schedulers repeat themselves, also while this process says how the run ended.
+    After a signal was received, later ones are ignored at the end: schedulers repeat signals, even while this
+    process reports how the run ended.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -64,8 +78,13 @@ def _signals() -> Iterator[list[int]]:
 
     def collect(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        if line := answer(number, received.count(number)):
+            with suppress(OSError):
+                # Not print, which the signal may have interrupted. A terminal has just shown ^C.
+                os.write(2, f"{chr(10) if os.isatty(2) else ''}{line}\n".encode())
 
-    heeded = [number for number in _STOP if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    # nohup has SIGHUP ignored, and it stays so
+    heeded = [number for number in _STOP if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, collect) for number in heeded}
     try:
         yield received
@@ -76,7 +95,9 @@ def _signals() -> Iterator[list[int]]:
 
 @contextmanager
 def stdout_is_stderr() -> Iterator[None]:
-    """Whatever launchers and ranks say inside goes to stderr: stdout is for the result."""
+    """Sends everything that launchers and ranks print inside the block to stderr: stdout is for the
+    result.
+    """
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -88,7 +109,7 @@ def stdout_is_stderr() -> Iterator[None]:
 
 
 class _Wait:
-    """For the launcher's end, or the end of its grace period."""
+    """Waits for the launcher's end, or for the end of its grace period."""
 
     def __init__(
         self,
@@ -106,7 +127,10 @@ class _Wait:
         self._deadline: float | None = None
 
     def until_end(self) -> None:
-        """A run that was asked to stop has no deadline here: its supervisors bound it by the job's own limits."""
+        """Wait until the end.
+
+        A run that was asked to stop has no deadline here: its supervisors enforce the job's own limits.
+        """
         while self._process.poll() is None:
             while self._passed_on < len(self._received):
                 self._pass_on(self._received[self._passed_on])
@@ -124,7 +148,11 @@ class _Wait:
         return self._ended()
 
     def _pass_on(self, number: int) -> None:
-        """The supervisors tell a repeated signal from a second one. Without them, the second Ctrl-C has no more patience."""
+        """Pass the signal on.
+
+        The supervisors distinguish a repeated signal from a second one. If they cannot be reached, the second
+        Ctrl-C ends the wait at once.
+        """
         if self._ask(number):
             return
         self._process.send_signal(signal.SIGTERM if self._passed_on else self._unheard)
@@ -138,7 +166,11 @@ class _Wait:
 
 
 def _end(process: subprocess.Popen[bytes], exit_dir: Path) -> None:
-    """Leave nothing behind: a launcher that still runs has used up its grace; orphans of one that ended get theirs."""
+    """End all remaining processes.
+
+    A launcher that still runs has used up its grace period and is killed; orphans of one that has ended get
+    theirs first.
+    """
     if process.poll() is None:
         process.kill()
     else:
@@ -153,7 +185,7 @@ def _end(process: subprocess.Popen[bytes], exit_dir: Path) -> None:
 
 
 def _members(exit_dir: Path) -> list[int]:
-    """Processes of this user on this machine that have the folder in their environment."""
+    """Returns the processes of this user on this machine whose environment names the folder."""
     mark = os.fsencode(exit_dir)
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)]
 
@@ -161,7 +193,7 @@ def _members(exit_dir: Path) -> list[int]:
 def _environ(process: Path) -> bytes:
     try:
         return (process / "environ").read_bytes()
-    except OSError:  # it ended, or is another user's
+    except OSError:  # it has ended, or is another user's
         return b""
 
 
@@ -174,6 +206,9 @@ def _signal_all(pids: Sequence[int], number: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """In the child before exec: if this process is killed, the launcher gets SIGTERM and ends its ranks."""
+    """Make the launcher get SIGTERM if this process is killed, so that it ends its ranks.
+
+    Runs in the child before exec.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,7 @@
-"""What was submitted for a run, and the schedulers that know how it is. Imports no torch and no scheduler before one is asked."""
+"""Records of submitted runs, and the schedulers that control them.
+
+Imports no torch, and no scheduler before it is needed.
+"""
 
 import importlib
 import importlib.util
@@ -8,99 +11,122 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError
-from trainer.inputs.run_folder import ARTEFACTS as ARTEFACTS
-from trainer.inputs.run_folder import JOB_FILE
-from trainer.whole_file import write_json
+from trainer.run.layout import ARTEFACTS, EXIT_FILE, JOB_FILE, LOGS, SUBMISSION_FILE
+from trainer.safe_io.atomic import write_json
 
 if TYPE_CHECKING:
-    from trainer.job import Job
-
-SchedulerName = Literal["slurm", "kubernetes"]
-SCHEDULERS: tuple[str, ...] = get_args(SchedulerName)
-
-RECORD = "submission.json"
-_CLIENTS = {"kubernetes": "kubernetes"}
+    from trainer.config import Job
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What `clipship submit`, or a batch script when it begins, leaves in the run folder for status, logs and cancel."""
+    """Record in the run folder for status, logs and cancel.
 
-    to: SchedulerName
+    `clipship submit` writes it, or a batch script when it begins.
+    """
+
+    to: str
+    """Name of the scheduler's row in `trainer.config.schedulers`."""
     id: str
-    """The scheduler's own name for it."""
+    """Id that the scheduler gave the run."""
     at: str
-    """When, in UTC (ISO 8601)."""
+    """Time of the submission, in UTC (ISO 8601)."""
     details: Mapping[str, str] = field(default_factory=dict)
-    """What this scheduler needs besides."""
+    """Further facts that this scheduler needs."""
 
 
 class Scheduler(Protocol):
-    """The module `trainer.launch.NAME.scheduler` of each scheduler. All raise ClusterError where it does not answer or refuses."""
+    """Protocol of the module that a row of `trainer.config.schedulers` names as `control`.
+
+    All methods raise ClusterError if the scheduler does not answer or refuses.
+    """
 
     def submit(self, job: "Job", folder: Path) -> Submission:
-        """Write what is submitted into the folder's artefacts, and submit it. The folder exists."""
+        """Write the submitted text into the folder's artefacts, and submit it. The folder exists."""
 
     def adopt(self, job: "Job", folder: Path | None) -> tuple[Path, Submission] | None:
-        """What was submitted for the job by hand, recorded now, and where; `folder` is that of the run where there is one here."""
+        """Find what was submitted for the job by hand, and record it.
+
+        Returns it with its folder, None if there is nothing. `folder` is the run's folder, None if there is
+        none here.
+        """
 
     def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
-        """Topic and text, a line each; the first is `state`."""
+        """Returns topic and text, one line each; the first is `state`."""
 
     def cancel(self, folder: Path, submission: Submission) -> str:
-        """End it; returns a sentence on what happened."""
+        """End the run; returns a sentence on what happened."""
 
-    def log_lines(self, folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
-        """What the ranks said, in the order of time; None: it is in the run folder's log files."""
+    def log_lines(
+        self, folder: Path, submission: Submission, rank: int | None, follow: bool
+    ) -> Iterator[str] | None:
+        """Returns the ranks' output in the order of time; None if it is in the run folder's log files."""
 
 
 def scheduler(name: str) -> Scheduler:
-    """The module that speaks with it. Raises InputError where the client that it needs is not installed."""
-    needs = _CLIENTS.get(name)
+    """Returns the module that controls the scheduler.
+
+    Raises InputError if the client that it needs is not installed.
+    """
+    needs = SCHEDULERS[name].client
     if needs is not None and importlib.util.find_spec(needs) is None:
-        raise InputError(f"{name} needs the Python package {needs}, which {sys.executable} does not have: pip install 'clipship[launch]'")
-    return cast(Scheduler, importlib.import_module(f"trainer.launch.{name}.scheduler"))
+        raise InputError(
+            f"{name} needs the Python package {needs}, which {sys.executable} does not have: pip install "
+            "'clipship[launch]'"
+        )
+    return cast(Scheduler, importlib.import_module(SCHEDULERS[name].control))
 
 
 def record(folder: Path, submission: Submission) -> None:
-    """Into the run folder, whole or not at all."""
-    write_json(folder / ARTEFACTS / RECORD, asdict(submission))
+    """Write the record into the run folder, whole or not at all."""
+    write_json(folder / ARTEFACTS / SUBMISSION_FILE, asdict(submission))
 
 
 def read_record(folder: Path) -> Submission | None:
-    """None for a run that was not submitted. Raises InputError where the record cannot be read."""
-    path = folder / ARTEFACTS / RECORD
+    """Returns the run's record; None for a run that was not submitted.
+
+    Raises InputError if the record cannot be read.
+    """
+    path = folder / ARTEFACTS / SUBMISSION_FILE
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
         submission = Submission(**found)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as problem:
-        raise InputError(f"{path} cannot be read ({problem}): it says where the run was submitted; submit it again") from None
+        raise InputError(
+            f"{path} cannot be read ({problem}): it says where the run was submitted; submit it again"
+        ) from None
     if submission.to not in SCHEDULERS:
         raise InputError(f"{path}: unknown scheduler {submission.to!r}; known are {', '.join(SCHEDULERS)}")
     return submission
 
 
 def find_run(name: str) -> Path:
-    """The run folder that the user means: itself, a job file's, or a name in the folder `runs`. Raises InputError where there is none."""
+    """Returns the run folder that the user means.
+
+    `name` is the folder itself, a job file, or a name in the folder `runs`. Raises InputError if there is
+    none.
+    """
     path = Path(name)
     if _is_run(path):
         return path
     if path.is_file():
-        from trainer import jobfile
-        from trainer.inputs.run_folder import run_folder
+        from trainer.config.loader import load_job
+        from trainer.run.folder import run_folder
 
-        job = jobfile.load(path)
-        for path in (run_folder(job), Path("runs", job.name)):  # the second keeps what was submitted where ranks see other files
+        job = load_job(path)
+        # the second has the record if the ranks see other files than this machine
+        for path in (run_folder(job), Path("runs", job.name)):
             if _is_run(path):
                 return path
         raise InputError(
-            f"{name} has no run folder here: neither {run_folder(job)} nor runs/{job.name} below this folder. "
-            "It has not begun, or was submitted from another folder"
+            f"{name} has no run folder here: neither {run_folder(job)} nor runs/{job.name} below this "
+            "folder. It has not begun, or was submitted from another folder"
         )
     if "/" not in name and _is_run(Path("runs", name)):
         return Path("runs", name)
@@ -108,7 +134,10 @@ def find_run(name: str) -> Path:
 
 
 def find_submission(name: str) -> tuple[Path, Submission | None]:
-    """See `find_run`; and what was submitted for it, by hand too, where a scheduler of the job file knows that."""
+    """Returns the run folder as `find_run` does, with the run's record.
+
+    It also finds a run submitted by hand, if a scheduler of the job file knows it.
+    """
     try:
         folder = find_run(name)
     except InputError as missing:
@@ -121,22 +150,24 @@ def find_submission(name: str) -> tuple[Path, Submission | None]:
         return found
     submission = read_record(folder)
     if submission is None:
-        with suppress(ClusterError, InputError):  # the folder says enough
+        with suppress(ClusterError, InputError):  # the folder's own files are enough
             return _adopted(Path(name), folder) or (folder, None)
     return folder, submission
 
 
 def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
-    """Of a job file."""
+    """Returns what was submitted by hand for a job file; None if there is nothing or `path` is no file."""
     if not path.is_file():
         return None
-    from trainer import jobfile
+    from trainer.config.loader import load_job
 
-    job = jobfile.load(path)
-    found = (scheduler(name).adopt(job, folder) for name in SCHEDULERS if name in job.model_fields_set)
+    job = load_job(path)
+    found = (scheduler(name).adopt(job, folder) for name in job.schedulers)
     return next((one for one in found if one is not None), None)
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether something was submitted or started in it."""
-    return any((folder / name).exists() for name in (JOB_FILE, "exit.json", "logs", f"{ARTEFACTS}/{RECORD}"))
+    """Returns whether a run was submitted or started in the folder."""
+    return any(
+        (folder / name).exists() for name in (JOB_FILE, EXIT_FILE, LOGS, f"{ARTEFACTS}/{SUBMISSION_FILE}")
+    )

@@ -1,6 +1,6 @@
-"""The templates of docker/, slurm/ and k8s/, and the filters that every value in them passes. Imports no torch.
+"""The templates of docker/, slurm/ and k8s/, and the filters that every value in them passes.
 
-`trainer/templates/` links to those folders, so that an installed package carries them too.
+`trainer/templates/` links to those folders, so that an installed package carries them too. Imports no torch.
 """
 
 import os
@@ -20,7 +20,9 @@ FOLDER = Path(__file__).parent.parent / "templates"
 
 
 def render(name: str, **values: Any) -> str:
-    """The text of a template such as `slurm/train.sbatch.j2`; a value that it names and nobody gave is an error."""
+    """Returns the text of a template such as `slurm/train.sbatch.j2`; a value that it uses and does not
+    get is an error.
+    """
     return _environment().get_template(name).render(**values)
 
 
@@ -34,16 +36,26 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # this is no HTML: each value passes one of the filters
+        autoescape=False,  # the texts are no HTML: each value passes one of the filters
         bytecode_cache=_compiled(),
     )
-    environment.filters |= {"sh": sh, "sh_words": sh_words, "yaml": yaml, "yaml_block": yaml_block, "directive": directive}
+    environment.filters |= {
+        "sh": sh,
+        "sh_words": sh_words,
+        "yaml": yaml,
+        "yaml_block": yaml_block,
+        "directive": directive,
+    }
     environment.filters |= {"dockerfile": dockerfile}
     return environment
 
 
 def _compiled() -> "BytecodeCache | None":
-    """Keeps compiled templates in the user's cache folder: compiling takes longer than filling in. Where it cannot, nothing is lost."""
+    """Returns a cache of compiled templates in the user's cache folder: compiling takes longer than
+    rendering.
+
+    If the folder is not writable, nothing is cached. Returns None if there is no absolute path.
+    """
     from jinja2.bccache import Bucket, FileSystemBytecodeCache
 
     class Kept(FileSystemBytecodeCache):
@@ -57,20 +69,27 @@ def _compiled() -> "BytecodeCache | None":
 
 
 def sh(value: object) -> str:
-    """One word of a POSIX shell, whatever is in it."""
-    return shlex.quote(str(value))
+    """Returns the value as one word of a POSIX shell.
+
+    A leading = is quoted, because NAME==x reads as a comparison.
+    """
+    quoted = shlex.quote(str(value))
+    return f"'{quoted}'" if quoted.startswith("=") else quoted
 
 
 def sh_words(values: Iterable[object]) -> str:
-    """Words of a POSIX shell, whatever is in them."""
+    """Returns the values as words of a POSIX shell."""
     return " ".join(map(sh, values))
 
 
 def dockerfile(value: object) -> str:
-    """The value of an ENV or a LABEL, of one line: its backslashes, quotes and dollars stay what they are."""
+    """Returns the one-line value of an ENV or a LABEL, with backslashes, quotes and dollars escaped."""
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 
 
 def directive(value: object) -> str:
-    """The value of an option on an #SBATCH line. Inside of its quotes sbatch takes a backslash as a shell does."""
+    """Returns the value of an option on an #SBATCH line.
+
+    Inside quotes sbatch reads a backslash as a shell does.
+    """
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

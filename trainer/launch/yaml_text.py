@@ -1,4 +1,4 @@
-"""Values as YAML text that every reader of YAML 1.1 and 1.2 reads back unchanged, whatever is in them. Pure."""
+"""Writes values as YAML text that every reader of YAML 1.1 and 1.2 reads back unchanged. Pure."""
 
 import math
 import re
@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""What YAML 1.1 takes for something else, in any case."""
+"""Words that YAML 1.1 does not read as text, in any case."""
 
 
 def yaml(value: object) -> str:
-    """One line: texts in double quotes (12:30:00, 0123 and `no` stay texts), lists and mappings in brackets."""
+    """Returns one line: texts in double quotes (12:30:00, 0123 and `no` stay texts), lists and mappings in
+    brackets.
+
+    Raises TypeError for other values.
+    """
     if isinstance(value, str):
         return '"' + "".join(_escaped(character) for character in value) + '"'
     if value is None or isinstance(value, bool):
@@ -28,14 +32,21 @@ def yaml(value: object) -> str:
 
 
 def yaml_block(text: str, indent: int) -> str:
-    """A text of several lines, as it is where YAML allows that, so that people can read it; in quotes otherwise."""
+    """Returns a text of several lines as a readable block if YAML allows it, else in quotes."""
     lines = text.removesuffix("\n").split("\n")
-    readable = text.endswith("\n") and lines[0][:1] not in ("", " ") and lines[-1].strip() and all(map(_as_it_is, lines))
+    readable = (
+        text.endswith("\n")
+        and lines[0][:1] not in ("", " ")
+        and lines[-1].strip()
+        and all(map(_as_it_is, lines))
+    )
     return "|\n" + "\n".join((" " * indent + line).rstrip() for line in lines) if readable else yaml(text)
 
 
 def _as_it_is(line: str) -> bool:
-    return line == line.rstrip() and all(_escaped(character) == character or character in '"\\' for character in line)
+    return line == line.rstrip() and all(
+        _escaped(character) == character or character in '"\\' for character in line
+    )
 
 
 def _key(key: object) -> str:

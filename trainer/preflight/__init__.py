@@ -1,0 +1,1 @@
+"""Checks of nodes, network and collectives before a run trains."""

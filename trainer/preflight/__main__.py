@@ -1,7 +1,7 @@
-"""`python -m trainer.preflight JOB`, once for each rank, however it is started: the preflight under a supervisor. No torch."""
+"""Runs the preflight under a supervisor, once for each rank: `python -m trainer.preflight JOB`. No torch."""
 
 import sys
 
-from trainer.rank import main
+from trainer.supervise.main import main
 
 sys.exit(main(sys.argv[1:], "trainer.preflight.rank"))

@@ -1,6 +1,9 @@
-"""The preflight of a run: every rank reads its place, all try the wire together, and all come to the same findings."""
+"""Preflight of a run: every rank probes its host, all probe the network together, and all reach the same
+findings.
+"""
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -9,31 +12,32 @@ from typing import Any
 
 import torch
 
+from trainer.comm.backends import row_of
 from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.batch_plan import Plan
 from trainer.data.pixels import BYTES_OF_A_PIXEL
 from trainer.errors import Unfit
-from trainer.job import Job
-from trainer.model import Clip
-from trainer.plan import Plan
-from trainer.preflight import place, wire
-from trainer.preflight.judge import Needs, judge
-from trainer.preflight.reading import Finding, Gpu, Reading, Timing
-from trainer.wording import many
+from trainer.model.build import Clip
+from trainer.preflight import host_probe as place
+from trainer.preflight import network_probe as wire
+from trainer.preflight.findings import Needs, judge
+from trainer.preflight.measurements import Finding, Gpu, Reading, Timing
+from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24
-_HOROVOD_FUSION_MB = 128  # its default
-_BATCHES_PER_WORKER = 2  # that a loader process works ahead
-_BASE_FILES = 256  # libraries, logs, pipes
+_BATCHES_PER_WORKER = 2  # that a loader process reads ahead
+_BASE_FILES = 256  # for libraries, logs, pipes
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the preflight found, equal on all ranks."""
+    """Result of the preflight, equal on all ranks."""
 
     readings: tuple[Reading, ...]
     findings: tuple[Finding, ...]
     left_out: tuple[str, ...]
-    """What was not measured, for the time was up."""
+    """Names of what was not measured because time ran out."""
     seconds: float
 
     @property
@@ -41,27 +45,30 @@ class Report:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def raise_errors(self) -> None:
-        """Raises Unfit, on all ranks alike, where a run cannot begin here."""
+        """Raises Unfit, on all ranks alike, if a run cannot begin here."""
         if self.errors:
             raise Unfit("; ".join(finding.text for finding in self.errors))
 
     def headline(self) -> str:
-        """`0 errors, 1 warning in 2.1 s`."""
+        """Returns a summary such as `0 errors, 1 warning in 2.1 s`."""
         warnings = len(self.findings) - len(self.errors)
         return f"{many(len(self.errors), 'error')}, {many(warnings, 'warning')} in {self.seconds:.1f} s"
 
     def as_json(self) -> str:
-        """One line."""
+        """Returns the report as one line of JSON."""
         found: Mapping[str, Any] = {**asdict(self), "ranks": len(self.readings), "errors": len(self.errors)}
         return json.dumps(found)
 
 
 def preflight(job: Job, comm: Comm, cut: Plan, clip: Clip, folder: Path) -> Report:
-    """Collective: look at this rank's place and at the wire between all, within health.preflight_s. The model is on its device."""
+    """Collective: probes this rank's host and the network between all ranks, within health.preflight_s.
+
+    The model must be on its device.
+    """
     started = time.monotonic()
 
     def enough() -> bool:
-        """Collective: rank 0's clock speaks for all."""
+        """Collective: returns whether time is up; rank 0's clock decides."""
         return bool(comm.broadcast_object(time.monotonic() - started > job.health.preflight_s))
 
     wrong = wire.wrong_collectives(comm)
@@ -81,21 +88,29 @@ def preflight(job: Job, comm: Comm, cut: Plan, clip: Clip, folder: Path) -> Repo
         timings=timings if copy is None else {**timings, "host to device": copy},
         pairs=pairs,
         gpu=_gpu(comm.device),
+        rdma=place.rdma(os.environ) if comm.device.type == "cuda" else None,
     )
-    readings = tuple(comm.all_gather_object(reading))
-    left_out = tuple(name for name in ("latency", "all_gather", "all_reduce") if name not in timings) + (() if measured else ("pairs",))
-    return Report(readings, tuple(judge(readings, needs(job, comm, cut, clip))), left_out, round(time.monotonic() - started, 3))
+    readings = tuple(Reading.from_table(table) for table in comm.all_gather_object(asdict(reading)))
+    left_out = tuple(name for name in ("latency", "all_gather", "all_reduce") if name not in timings) + (
+        () if measured else ("pairs",)
+    )
+    return Report(
+        readings,
+        tuple(judge(readings, needs(job, comm, cut, clip))),
+        left_out,
+        round(time.monotonic() - started, 3),
+    )
 
 
 def needs(job: Job, comm: Comm, cut: Plan, clip: Clip) -> Needs:
-    """What the job takes on one node, roughly."""
+    """Returns a rough estimate of what the job needs on one node."""
     side = getattr(getattr(clip.model, "visual", None), "image_size", 224)
     height, width = side if isinstance(side, tuple | list) else (side, side)
     batches = job.data.workers * _BATCHES_PER_WORKER * comm.world.local_size
     return Needs(
         shm_bytes=batches * cut.micro_batch_size * BYTES_OF_A_PIXEL * height * width,
         open_files=_BASE_FILES + 4 * comm.world.size,
-        checkpoint_bytes=3 * _parameter_bytes(clip),  # weights and AdamW's two moments
+        checkpoint_bytes=3 * _parameter_bytes(clip),  # for weights and AdamW's two moments
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
     )
 
@@ -108,14 +123,12 @@ def _pairs(comm: Comm, enough: Callable[[], bool]) -> tuple[Mapping[str, Timing]
 
 
 def _reduced_bytes(job: Job, clip: Clip) -> int:
-    """Of the gradients that travel together, which cannot be more than there are."""
-    horovod = job.comm.horovod.fusion_mb if job.comm.horovod.fusion_mb is not None else _HOROVOD_FUSION_MB
-    together = horovod if job.comm.backend == "horovod" else job.comm.torch.bucket_mb
-    return int(min(together * 2**20, _parameter_bytes(clip)))
+    """Returns the bytes of the gradients that travel together, at most those of all parameters."""
+    return int(min(row_of(job).reduced_mb(job.comm) * 2**20, _parameter_bytes(clip)))
 
 
 def _gathered_bytes(cut: Plan, clip: Clip) -> int:
-    """Of one rank's image features, float32."""
+    """Bytes of one rank's image features in float32, which the preflight gathers."""
     tokens = clip.tokenizer(["a"]).to(next(clip.model.parameters()).device)
     with torch.no_grad():
         width = clip.model.encode_text(tokens).shape[-1]  # type: ignore[operator]

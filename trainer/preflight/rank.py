@@ -1,4 +1,5 @@
-"""What one rank of `clipship doctor` runs under its supervisor: all that a run does before it trains, and nothing after it.
+"""Runs one rank of `clipship doctor` under its supervisor: all that a run does before it trains, and nothing
+after it.
 
 No run folder is made. Rank 0 prints a table, or JSON, on stdout.
 """
@@ -10,45 +11,59 @@ from pathlib import Path
 
 import click
 
-from trainer import jobfile, model
 from trainer.comm.connect import connect
-from trainer.console import leave_now, run_rank
-from trainer.health.pulse import Pulse
-from trainer.inputs.run_folder import run_folder
-from trainer.job import Job
-from trainer.plan import plan
+from trainer.comm.shared_folder import check_place
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.config.loader import load_job
+from trainer.config.overrides import inherited
+from trainer.model.build import build_model
 from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
-from trainer.run import check_place
-from trainer.world import World
+from trainer.run.folder import run_folder
+from trainer.supervise.console import leave_now, run_rank
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World
+from trainer.text.terminal import shown
 
 log = logging.getLogger("clipship")
 
 
 @click.command(help="Look at this rank's place and at the wire, as a run of JOB would.")
 @click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
-@click.option("--run-folder", "folder", type=click.Path(path_type=Path), help="Whose disk to look at, where it is not the job's.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file."
+)
+@click.option(
+    "--run-folder",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Whose disk to look at, where it is not the job's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
 def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     def work(world: World, pulse: Pulse) -> None:
-        job = jobfile.load(job_path, overrides)
+        job = load_job(job_path, [*inherited(os.environ), *overrides])
         _look(job, world, pulse, folder or run_folder(job), as_json)
 
     leave_now(run_rank(sys.stderr, work))
 
 
 def _look(job: Job, world: World, pulse: Pulse, folder: Path, as_json: bool) -> None:
-    """Collective: the preflight, shown by rank 0. Raises Unfit where a run could not begin."""
+    """Collective: runs the preflight, and rank 0 prints it. Raises Unfit if a run could not begin."""
     pulse.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, pulse)
     log.info("%-12s %d ranks, %s on %s", "world", world.size, comm.name, comm.device)
     check_place(folder, comm)
     cut = plan(job, world.size)
-    report = preflight(job, comm, cut, model.build(job, cut, comm), folder)
+    report = preflight(job, comm, cut, build_model(job, cut, comm), folder)
     if world.rank == 0:
-        found = (report.as_json(),) if as_json else lines(report.readings, report.findings, report.left_out, report.headline())
-        print("\n".join(found), flush=True)
+        found = (
+            (report.as_json(),)
+            if as_json
+            else lines(report.readings, report.findings, report.left_out, report.headline())
+        )
+        print(shown("\n".join(found)), flush=True)
     pulse.phase("shutdown")
     comm.barrier(job.timeouts.init_s)
     comm.close()

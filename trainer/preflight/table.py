@@ -1,24 +1,33 @@
-"""The preflight for people: what was measured, then what is wrong. No torch."""
+"""Formats the preflight for people: the measurements, then the findings. No torch."""
 
 from collections.abc import Iterator, Sequence
 
-from trainer.preflight.judge import figures, pair_speeds, rate, size
-from trainer.preflight.reading import Finding, Reading
+from trainer.preflight.findings import figures, pair_speeds, rate, size
+from trainer.preflight.measurements import Finding, Reading
 
 
-def lines(readings: Sequence[Reading], findings: Sequence[Finding], left_out: Sequence[str], headline: str) -> Iterator[str]:
-    """Aligned lines, one a topic; the worst node of each figure is named."""
+def lines(
+    readings: Sequence[Reading], findings: Sequence[Finding], left_out: Sequence[str], headline: str
+) -> Iterator[str]:
+    """Yields aligned lines, one per topic; the worst node of each figure is named."""
     nodes = list(dict.fromkeys(r.node for r in readings))
     rows = [
         (
             "world",
-            f"{len(readings)} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}: {', '.join(nodes[:6])}{' ...' if len(nodes) > 6 else ''}",
+            (
+                f"{len(readings)} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}: "
+                f"{', '.join(nodes[:6])}{' ...' if len(nodes) > 6 else ''}"
+            ),
         )
     ]
-    rows += [("collectives", "all_reduce, all_gather, broadcast, exchange and objects are right")] * (not any(r.wrong for r in readings))
+    rows += [("collectives", "all_reduce, all_gather, broadcast, exchange and objects are right")] * (
+        not any(r.wrong for r in readings)
+    )
     rows += list(_speeds(readings))
     rows += list(_places(readings))
-    rows += [("not measured", f"{', '.join(left_out)}: the time was up (health.preflight_s)")] * bool(left_out)
+    rows += [("not measured", f"{', '.join(left_out)}: the time was up (health.preflight_s)")] * bool(
+        left_out
+    )
     rows += [(finding.severity, f"{finding.check}: {finding.text}") for finding in findings]
     rows += [("result", headline)]
     for topic, text in rows:
@@ -31,11 +40,23 @@ def _speeds(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
         if name == "latency":
             yield name, f"{seconds * 1e6:,.0f} us for an all_reduce of {timing.bytes} bytes"
         else:
-            yield name, f"{rate(timing.bytes_per_s)}: {size(timing.bytes)} in {seconds * 1e3:.3g} ms (slowest: {_who(slowest)})"
+            yield (
+                name,
+                (
+                    f"{rate(timing.bytes_per_s)}: {size(timing.bytes)} in {seconds * 1e3:.3g} ms "
+                    f"(slowest: {_who(slowest)})"
+                ),
+            )
     speeds = pair_speeds(readings)
     if speeds:
         slowest_place = min(speeds, key=lambda place: speeds[place])
-        yield "pairs", f"{rate(speeds[slowest_place])} ({slowest_place}) to {rate(max(speeds.values()))}, each in its best pair"
+        yield (
+            "pairs",
+            (
+                f"{rate(speeds[slowest_place])} ({slowest_place}) to {rate(max(speeds.values()))}, "
+                "each in its best pair"
+            ),
+        )
 
 
 def _places(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
@@ -48,9 +69,21 @@ def _places(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
         yield "disk", f"{size(readings[0].disk_bytes)} free for the run folder"
     clocks = [r.clock_s for r in readings]
     yield "clocks", f"within {max(clocks) - min(clocks):.3f} s"
+    rdma = [r.rdma for r in readings if r.rdma is not None]
+    if rdma:
+        yield (
+            "RDMA",
+            f"{sum(found.opened for found in rdma)} of {len(rdma)} ranks hold a device of their node open",
+        )
     gpus = [r.gpu for r in readings if r.gpu is not None]
     if gpus:
-        yield "GPUs", f"{', '.join(sorted({gpu.name for gpu in gpus}))}; at least {size(min(gpu.free_bytes for gpu in gpus))} free"
+        yield (
+            "GPUs",
+            (
+                f"{', '.join(sorted({gpu.name for gpu in gpus}))}; "
+                f"at least {size(min(gpu.free_bytes for gpu in gpus))} free"
+            ),
+        )
 
 
 def _who(reading: Reading) -> str:

@@ -1,7 +1,8 @@
-"""The retrieval board: a few images with the texts that a model finds nearest, for people to look at. No torch.
+"""The retrieval board: a few images with the texts that a model finds nearest, for people to look at.
 
-`retrieval_board.json` in a run folder is a list of `{"image": PNG in base64, "texts": [...], "scores": [...], "own": [...]}`: the texts
-from the nearest on, the similarity of each to the image, and whether it is one of the image's own captions.
+No torch. `retrieval_board.json` in a run folder is a list of `{"image": PNG in base64, "texts": [...],
+"scores": [...], "own": [...]}`: the texts, nearest first, the similarity of each to the image, and whether it
+is one of the image's own captions.
 """
 
 import base64
@@ -14,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.whole_file import write_json
+from trainer.safe_io.atomic import write_json
 
 BOARD_FILE = "retrieval_board.json"
 
@@ -30,9 +31,9 @@ class Text:
 
     text: str
     score: float
-    """Similarity to the image: the larger, the nearer."""
+    """Similarity to the image; a larger one is nearer."""
     own: bool
-    """Is it one of the image's own captions?"""
+    """True if it is one of the image's own captions."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,13 @@ class Row:
     """One image of the board."""
 
     image: str
-    """PNG in base64."""
+    """The image as PNG in base64."""
     texts: Sequence[Text]
-    """From the nearest on."""
+    """The texts, nearest first."""
 
 
 def row(image: Image.Image, texts: Sequence[Text]) -> Row:
-    """A row of a picture, which is made smaller where it is larger than the board shows it."""
+    """Returns the row of a picture, which is scaled down if it is larger than the board shows it."""
     small = image.convert("RGB")
     small.thumbnail((_SIDE, _SIDE))
     png = BytesIO()
@@ -55,12 +56,15 @@ def row(image: Image.Image, texts: Sequence[Text]) -> Row:
 
 
 def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
-    """Replaces the run's board, whole or not at all: rank 0 writes what the last evaluation found."""
+    """Replaces the run's board, whole or not at all, with the rows of the last evaluation.
+
+    Rank 0 calls it.
+    """
     write_json(run_folder / BOARD_FILE, [_to_json(row) for row in rows])
 
 
 def read_rows(found: Sequence[Any]) -> list[Row]:
-    """The rows of a board file's list that are as the format says; the others are left out."""
+    """Returns the rows of a board file's list that have the right format; the others are left out."""
     return [row for entry in found[:_ROWS] if (row := _row(entry)) is not None]
 
 

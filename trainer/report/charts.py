@@ -1,6 +1,7 @@
 """Draws charts of values over steps as SVG text. Pure; no torch.
 
-The drawing is stretched to the width of the page; the labels are HTML beside it, in percent of its size, so that they keep theirs.
+The drawing is stretched to the width of the page; its labels are HTML beside it, placed in percent of its
+size, so that they keep their own size.
 """
 
 import json
@@ -14,7 +15,11 @@ from trainer.report.wording import number, tick
 
 WIDTH, HEIGHT = 1000, 300
 MOST_POINTS = 300
-"""A longer line is drawn through the means of so many stretches, with a band from the least to the largest value."""
+"""Largest number of points of a line.
+
+A longer line is drawn through the means of this many stretches, with a band from the least to the largest
+value.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Label:
-    """A text beside an axis, at so many percent from the left or the top."""
+    """A text beside an axis; `place` is in percent from the left or the top."""
 
     place: float
     text: str
@@ -38,7 +43,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the page's template draws."""
+    """A chart as the page's template draws it."""
 
     title: str
     note: str
@@ -46,14 +51,16 @@ class Chart:
     x_labels: Sequence[Label]
     y_labels: Sequence[Label]
     legend: Sequence[tuple[str, int]]
-    """Name and colour of each series; empty where there is one."""
+    """Name and colour of each series; empty if there is only one."""
     hover: str
-    """JSON: `x` (percent) and `head` of each point; by series `names`, `colors`, and of each point `texts` and `y` (percent)."""
+    """JSON: `x` (percent) and `head` of each point; `names` and `colors` by series; `texts` and `y` (percent)
+    of each point by series.
+    """
 
 
 @dataclass(frozen=True)
 class _Point:
-    """One value, or the mean of a stretch of them."""
+    """One value, or the mean of a stretch of values."""
 
     first: float
     step: float
@@ -72,7 +79,10 @@ def line_chart(
     may_be_log: bool = False,
     note: str = "",
 ) -> Chart:
-    """One line a series. `text` writes a value, `label` one beside the axis; see `scale_of` for the rest."""
+    """Returns a chart with one line per series.
+
+    `text` formats a value, `label` a value beside the axis; see `scale_of` for the rest.
+    """
     x = step_scale(max((line.steps[-1] for line in series if line.steps), default=1))
     y = scale_of((value for line in series for value in line.values), floor=floor, may_be_log=may_be_log)
     drawn = [(line, _thinned(line)) for line in series]
@@ -89,32 +99,32 @@ def line_chart(
 
 
 def step_scale(last: float, first: float = 0.0) -> Scale:
-    """From the first to the last step, without air."""
+    """Returns the scale from the first to the last step, without a margin."""
     return Scale(first, max(last, first + 1))
 
 
 def step_labels(x: Scale) -> list[Label]:
-    """Whole steps along the lower edge."""
+    """Returns the labels along the lower edge, whole steps only."""
     return [Label(100 * x.place(step), tick(step)) for step in x.ticks() if step == int(step)]
 
 
 def grid(y: Scale) -> str:
-    """A line across for each label of the axis."""
+    """Returns the SVG of a line across for each label of the axis."""
     return "".join(f'<path class="grid" d="M0 {height(y, at)}H{WIDTH}"/>' for at in y.ticks())
 
 
 def height(y: Scale, value: float) -> float:
-    """Units of the drawing from its top."""
+    """Returns the distance from the top of the drawing, in its units."""
     return round(HEIGHT * (1 - y.place(value)), 1)
 
 
 def width(x: Scale, step: float) -> float:
-    """Units of the drawing from its left."""
+    """Returns the distance from the left of the drawing, in its units."""
     return round(WIDTH * x.place(step), 1)
 
 
 def stretches(length: int) -> list[slice]:
-    """At most MOST_POINTS of about the same length, which cover so many points."""
+    """Returns at most MOST_POINTS slices of about the same length that together cover `length` points."""
     count = min(length, MOST_POINTS)
     edges = [length * place // count for place in range(count + 1)] if count else [0]
     return [slice(first, end) for first, end in pairwise(edges)]
@@ -125,12 +135,17 @@ def _thinned(line: Series) -> list[_Point]:
     for some in stretches(len(line.steps)):
         steps, values = line.steps[some], [value for value in line.values[some] if math.isfinite(value)]
         mean = sum(values) / len(values) if values else math.nan
-        points.append(_Point(steps[0], steps[-1], mean, min(values, default=math.nan), max(values, default=math.nan)))
+        points.append(
+            _Point(steps[0], steps[-1], mean, min(values, default=math.nan), max(values, default=math.nan))
+        )
     return points
 
 
 def _line(color: int, points: Sequence[_Point], x: Scale, y: Scale) -> str:
-    """The line through the means, broken where a value is not finite; its band below it; the last point as a dot."""
+    """Returns the SVG of a line through the means, broken where a value is not finite, and of its band.
+
+    A single point is a dot.
+    """
     svg = []
     for part in _unbroken(points):
         places = [(width(x, point.step), height(y, point.value)) for point in part]
@@ -138,7 +153,8 @@ def _line(color: int, points: Sequence[_Point], x: Scale, y: Scale) -> str:
         band += [(width(x, point.step), height(y, point.least)) for point in reversed(part)]
         if any(point.least != point.largest for point in part):
             svg.append(f'<path class="band c{color}" d="{_path(band)}Z"/>')
-        shown = places if len(places) > 1 else places * 2  # a line of no length is a dot, since its ends are round
+        # A line of no length is a dot, since its ends are round.
+        shown = places if len(places) > 1 else places * 2
         svg.append(f'<path class="line c{color}" d="{_path(shown)}"/>')
     return "".join(svg)
 
@@ -157,8 +173,10 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{left:g} {top:g}" for left, top in places)
 
 
-def _hover(drawn: Sequence[tuple[Series, Sequence[_Point]]], x: Scale, y: Scale, text: Callable[[float], str]) -> str:
-    """Of the points of the first line, which all others of a chart share."""
+def _hover(
+    drawn: Sequence[tuple[Series, Sequence[_Point]]], x: Scale, y: Scale, text: Callable[[float], str]
+) -> str:
+    """Returns the texts for hovering, at the points of the first line, which all lines of a chart share."""
     points = drawn[0][1] if drawn else []
     return json.dumps(
         {
@@ -168,7 +186,11 @@ def _hover(drawn: Sequence[tuple[Series, Sequence[_Point]]], x: Scale, y: Scale,
             "colors": [line.color for line, _ in drawn],
             "texts": [[_value_text(point, text) for point in line] for _, line in drawn],
             "y": [
-                [round(100 - 100 * y.place(point.value), 2) if math.isfinite(point.value) else None for point in line] for _, line in drawn
+                [
+                    round(100 - 100 * y.place(point.value), 2) if math.isfinite(point.value) else None
+                    for point in line
+                ]
+                for _, line in drawn
             ],
         }
     )
@@ -181,5 +203,5 @@ def _value_text(point: _Point, text: Callable[[float], str]) -> str:
 
 
 def steps_text(first: float, last: float) -> str:
-    """`step 20`, `steps 1-20`."""
+    """Returns `step 20`, or `steps 1-20`."""
     return f"step {last:,.0f}" if first == last else f"steps {first:,.0f}-{last:,.0f}"

@@ -1,4 +1,4 @@
-"""Which charts a run's metrics make. Pure; no torch."""
+"""Selects the charts for a run's metrics. Pure; no torch."""
 
 import math
 import re
@@ -10,8 +10,13 @@ from trainer.report.folder import Numbers
 from trainer.report.shares import share_chart
 from trainer.report.wording import number, percent, tick
 
-PARTS = (("compute", "compute_s", 1), ("data", "data_s", 2), ("communication", "comm_s", 3), ("checkpoint", "checkpoint_s", 4))
-"""What the time of a step goes into: name, field of the record, colour."""
+PARTS = (
+    ("compute", "compute_s", 1),
+    ("data", "data_s", 2),
+    ("communication", "comm_s", 3),
+    ("checkpoint", "checkpoint_s", 4),
+)
+"""Parts of a step's time: name, field of the record, colour."""
 
 _LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Loss", "loss", {"may_be_log": True}),
@@ -23,7 +28,7 @@ _LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def training_charts(records: Sequence[Numbers]) -> list[Chart]:
-    """Of the loop's records; none without records."""
+    """Returns the charts of the training loop's records; none without records."""
     charts = [
         line_chart(title, [series(records, name)], **settings)
         for title, name, settings in _LINES
@@ -32,31 +37,45 @@ def training_charts(records: Sequence[Numbers]) -> list[Chart]:
     shares = [series(records, field, name, color) for name, field, color in PARTS]
     if any(any(map(math.isfinite, part.values)) for part in shares):
         parts = [
-            Series(part.name, part.steps, [max(0.0, v) if math.isfinite(v) else 0.0 for v in part.values], part.color) for part in shares
+            Series(
+                part.name,
+                part.steps,
+                [max(0.0, v) if math.isfinite(v) else 0.0 for v in part.values],
+                part.color,
+            )
+            for part in shares
         ]
         charts.insert(3, share_chart("Time of a step", parts, note="rank 0"))
     return charts
 
 
 def evaluation_charts(evaluations: Sequence[Numbers]) -> list[Chart]:
-    """One for each family of metrics, where there is more than one evaluation."""
+    """Returns a chart for each family of metrics, if there is more than one evaluation."""
     if len(evaluations) < 2:
         return []
     return [_metrics_chart(title, evaluations, names) for title, names in _families(evaluations)]
 
 
 def series(events: Sequence[Numbers], name: str, title: str = "", color: int = 1) -> Series:
-    """A field of all events over their steps; NaN where one lacks it."""
-    return Series(title or name, [event["step"] for event in events], [event.get(name, math.nan) for event in events], color)
+    """Returns a field of all events over their steps; NaN if an event lacks it."""
+    return Series(
+        title or name,
+        [event["step"] for event in events],
+        [event.get(name, math.nan) for event in events],
+        color,
+    )
 
 
 def metric_names(evaluations: Sequence[Numbers]) -> list[str]:
-    """In the order of their first appearance."""
+    """Returns the metrics' names in the order of their first appearance."""
     return list(dict.fromkeys(name for event in evaluations for name in event if name != "step"))
 
 
 def is_share(name: str, evaluations: Sequence[Numbers]) -> bool:
-    """Accuracies and recalls are written as floats from 0 to 1, counts as integers; a median rank is a float, too."""
+    """Returns whether a metric is a share, such as an accuracy or a recall.
+
+    Those are floats from 0 to 1, and counts are integers; a median rank is a float too.
+    """
     if name.endswith("_rank"):
         return False
     values = [event[name] for event in evaluations if name in event and math.isfinite(event[name])]
@@ -64,19 +83,34 @@ def is_share(name: str, evaluations: Sequence[Numbers]) -> bool:
 
 
 def metric_text(name: str, value: float, evaluations: Sequence[Numbers]) -> str:
-    """Shares in percent, the others as they are."""
+    """Returns the text of a value: shares in percent, others as they are."""
     return percent(value) if is_share(name, evaluations) else number(value)
 
 
 def metric_title(name: str) -> str:
-    """`zero_shot_top1` -> `zero-shot top-1`, `retrieval_i2t_r5` -> `retrieval image to text R@5`."""
-    words = name.replace("zero_shot", "zero-shot").replace("i2t", "image to text").replace("t2i", "text to image").replace("_", " ")
+    """Returns a readable title: `zero_shot_top1` -> `zero-shot top-1`, `retrieval_i2t_r5` -> `retrieval image
+    to text R@5`.
+    """
+    words = (
+        name.replace("zero_shot", "zero-shot")
+        .replace("i2t", "image to text")
+        .replace("t2i", "text to image")
+        .replace("_", " ")
+    )
     return re.sub(r"\btop(\d+)$", r"top-\1", re.sub(r"\br(\d+)$", r"R@\1", words))
 
 
 def _families(evaluations: Sequence[Numbers]) -> Iterator[tuple[str, list[str]]]:
-    """Shares whose names differ in their last word stand together, and so do the two ways of a retrieval metric. No constant counts."""
-    names = [name for name in metric_names(evaluations) if is_share(name, evaluations) or _changes(name, evaluations)]
+    """Yields families of metrics, each with its title; each family is one chart.
+
+    Shares whose names differ in their last word belong together, and so do the two directions of a retrieval
+    metric. Constant counts are left out.
+    """
+    names = [
+        name
+        for name in metric_names(evaluations)
+        if is_share(name, evaluations) or _changes(name, evaluations)
+    ]
     families: dict[str, list[str]] = {}
     for name in names:
         families.setdefault(_family(name, evaluations), []).append(name)
@@ -96,16 +130,25 @@ def _changes(name: str, evaluations: Sequence[Numbers]) -> bool:
 
 def _metrics_chart(title: str, evaluations: Sequence[Numbers], names: Sequence[str]) -> Chart:
     shares = is_share(names[0], evaluations)
-    order = sorted(names, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)])
-    lines = [series(evaluations, name, _in_family(name, title), color) for color, name in enumerate(order[:6], start=1)]
-    return line_chart(title, lines, text=percent if shares else number, label=percent_tick if shares else tick, floor=0.0)
+    order = sorted(
+        names, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)]
+    )
+    lines = [
+        series(evaluations, name, _in_family(name, title), color)
+        for color, name in enumerate(order[:6], start=1)
+    ]
+    return line_chart(
+        title, lines, text=percent if shares else number, label=percent_tick if shares else tick, floor=0.0
+    )
 
 
 def _in_family(name: str, family: str) -> str:
-    """The words that tell a metric from the others of its family: `R@5`."""
-    return " ".join(word for word in metric_title(name).split() if word not in family.split()) or metric_title(name)
+    """Returns the words that tell a metric from the others of its family, such as `R@5`."""
+    return " ".join(
+        word for word in metric_title(name).split() if word not in family.split()
+    ) or metric_title(name)
 
 
 def percent_tick(share: float) -> str:
-    """`80%`."""
+    """Returns a share in percent, such as `80%`."""
     return f"{100 * share:.3g}%"

@@ -1,6 +1,7 @@
-"""Reads a run folder as it is: unfinished, failed, half written or empty. No torch; nothing here raises for what a file holds.
+"""Reads a run folder in any state: unfinished, failed, half written or empty. No torch.
 
-What cannot be read becomes a remark, so that the rest is still shown.
+No content of a file raises an error here: a file that cannot be read becomes a remark, so that the rest is
+still shown.
 """
 
 import json
@@ -17,14 +18,25 @@ import tomli_w
 
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, Row, read_rows
-from trainer.telemetry import Record
+from trainer.run.layout import (
+    DIAGNOSIS_FILE,
+    ENVIRONMENT_FILE,
+    EXIT_FILE,
+    JOB_FILE,
+    LOGS,
+    METRICS_FILE,
+    RESULT_FILE,
+    rank_log,
+)
+from trainer.telemetry.records import Record
+from trainer.text.masking import masked, masked_values
 
 T = TypeVar("T")
 Numbers = Mapping[str, float]
 
 _RECORD = {field.name for field in fields(Record)}
 _EVALUATED = ("zero_shot_", "retrieval_")
-"""How the names of what an evaluation measures begin: result.json has other numbers beside them."""
+"""Prefixes of the names of evaluation metrics; result.json has other numbers beside them."""
 _LARGEST = 1e300
 _LOG_LINES = 40
 _LOG_BYTES = 64 * 1024
@@ -34,50 +46,55 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\t\n\x20-\x7e\x80-\U0010ffff]")
 
 @dataclass(frozen=True)
 class Metrics:
-    """The lines of metrics.jsonl by what they say."""
+    """Lines of metrics.jsonl, sorted by kind."""
 
     records: Sequence[Numbers] = ()
-    """Of the loop, in the order of their steps: the fields of `telemetry.Record` that its version wrote."""
+    """Records of the training loop in the order of their steps, with the fields of `telemetry.Record` that
+    their version wrote.
+    """
     evaluations: Sequence[Numbers] = ()
-    """`step` and what was measured."""
+    """Evaluations: `step` and the metrics."""
     checkpoints: Sequence[Mapping[str, Any]] = ()
-    """`step`, `checkpoint`, and what it cost."""
+    """Checkpoints: `step`, `checkpoint`, and its cost."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run folder says. A missing file is an empty value."""
+    """Contents of a run folder. A missing file is an empty value."""
 
     folder: Path
     metrics: Metrics
     job: Mapping[str, Any]
     job_text: str
-    """As TOML; the values of [env], which may be secrets, are left out."""
+    """The job as TOML; the values of [env], which may be secrets, are left out."""
     result: Mapping[str, Any]
     exit: Mapping[str, Any]
-    """The first cause of the run's end; see `trainer.exits.ExitRecord`."""
+    """First cause of the run's end; see `trainer.run.exits.ExitRecord`."""
     diagnosis: Mapping[str, Any]
     environment: Sequence[Mapping[str, str]]
-    """Of each rank."""
+    """Environment of each rank."""
     board: Sequence[Row]
     logs: Mapping[int, Sequence[str]]
-    """The last lines by rank: of the ranks that failed, or of rank 0 where the run has no end."""
+    """Last lines by rank: of the ranks that failed, or of rank 0 if the run has no end."""
     remarks: Sequence[str]
-    """What could not be read."""
+    """Names of files that could not be read, with the reasons."""
 
 
 def read_run(folder: Path) -> RunFacts:
-    """Raises InputError where there is no run folder."""
+    """Reads a run folder. Raises InputError if it is none."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: give a run folder, e.g. runs/first-run")
-    if not any((folder / name).exists() for name in ("job.toml", "metrics.jsonl", "exit.json")):
-        raise InputError(f"{folder} is no run folder: it has no job.toml; give the one that holds job.toml and metrics.jsonl")
+    if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
+        raise InputError(
+            f"{folder} is no run folder: it has no job.toml; give the one that holds job.toml and "
+            "metrics.jsonl"
+        )
     remarks: list[str] = []
     table = partial(_json, folder, kind=dict, remarks=remarks)
-    result, exit_, diagnosis = table("result.json"), table("exit.json"), table("diagnosis.json")
-    metrics = _with_result(read_metrics(folder / "metrics.jsonl", remarks), result)
-    job, job_text = _job(folder / "job.toml", remarks)
-    ranks = _json(folder, "environment.json", list, remarks)
+    result, exit_, diagnosis = table(RESULT_FILE), table(EXIT_FILE), table(DIAGNOSIS_FILE)
+    metrics = _with_result(read_metrics(folder / METRICS_FILE, remarks), result)
+    job, job_text = _job(folder / JOB_FILE, remarks)
+    ranks = _json(folder, ENVIRONMENT_FILE, list, remarks)
     return RunFacts(
         folder=folder,
         metrics=metrics,
@@ -86,15 +103,17 @@ def read_run(folder: Path) -> RunFacts:
         result=result,
         exit=exit_,
         diagnosis=diagnosis,
-        environment=[{str(key): str(value) for key, value in rank.items()} for rank in ranks if isinstance(rank, dict)],
+        environment=[
+            {str(key): str(value) for key, value in rank.items()} for rank in ranks if isinstance(rank, dict)
+        ],
         board=read_rows(_json(folder, BOARD_FILE, list, remarks)),
-        logs={} if result.get("reason") == "done" else _logs(folder / "logs", _failed_ranks(exit_, diagnosis)),
+        logs={} if result.get("reason") == "done" else _logs(folder / LOGS, _failed_ranks(exit_, diagnosis)),
         remarks=remarks,
     )
 
 
 def read_metrics(path: Path, remarks: list[str]) -> Metrics:
-    """Sorts the lines; adds a remark for those that are no events."""
+    """Sorts the lines of metrics.jsonl by kind; adds a remark about lines that are no events."""
     lines = _text(path, remarks).splitlines()
     events = [event for line in lines if (event := _event(line)) is not None]
     if len(events) < len(lines):
@@ -103,16 +122,18 @@ def read_metrics(path: Path, remarks: list[str]) -> Metrics:
     rest = [_numbers(event) for event in events if "checkpoint" not in event and "slow_rank" not in event]
     records = [numbers for numbers in rest if "loss" in numbers]
     evaluations = [numbers for numbers in rest if "loss" not in numbers and numbers.keys() - _RECORD]
-    return Metrics(_in_order(records), _in_order(evaluations), sorted(checkpoints, key=lambda event: event["step"]))
+    return Metrics(
+        _in_order(records), _in_order(evaluations), sorted(checkpoints, key=lambda event: event["step"])
+    )
 
 
 def clean(text: str) -> str:
-    """Without colours and control characters, which a page cannot hold."""
-    return _CONTROL.sub("", text)
+    """Returns the text without colours, secrets and control characters, which a page cannot hold."""
+    return _CONTROL.sub("", masked(text))
 
 
 def last_lines(path: Path) -> list[str]:
-    """At most _LOG_LINES, and of no more than the last _LOG_BYTES."""
+    """Returns at most the last _LOG_LINES lines, from at most the last _LOG_BYTES bytes."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))
@@ -135,8 +156,12 @@ def _is_step(value: object) -> TypeGuard[int]:
 
 
 def _numbers(event: Mapping[str, Any]) -> Numbers:
-    """NaN stands for what no chart can show: infinity, null, an integer beyond all floats."""
-    return {name: _finite(value) for name, value in event.items() if value is None or type(value) in (int, float)}
+    """Returns the event's numbers; NaN stands for what no chart can show: infinity, null, an integer beyond
+    all floats.
+    """
+    return {
+        name: _finite(value) for name, value in event.items() if value is None or type(value) in (int, float)
+    }
 
 
 def _finite(value: Any) -> float:
@@ -145,21 +170,23 @@ def _finite(value: Any) -> float:
 
 
 def _in_order(events: Iterable[Numbers]) -> list[Numbers]:
-    """By step; of two at one step, the later line."""
+    """Returns the events by step; of two at one step, the later line."""
     return [event for _, event in sorted({event["step"]: event for event in events}.items())]
 
 
 def _with_result(metrics: Metrics, result: Mapping[str, Any]) -> Metrics:
-    """result.json has the final evaluation too: take it from there where metrics.jsonl does not end with it."""
+    """Adds the final evaluation from result.json, if metrics.jsonl does not end with it."""
     final = {name: value for name, value in _numbers(result).items() if name.startswith(_EVALUATED)}
     steps = result.get("steps")
     if not final or not _is_step(steps) or any(event["step"] == steps for event in metrics.evaluations):
         return metrics
-    return Metrics(metrics.records, _in_order([*metrics.evaluations, {"step": steps, **final}]), metrics.checkpoints)
+    return Metrics(
+        metrics.records, _in_order([*metrics.evaluations, {"step": steps, **final}]), metrics.checkpoints
+    )
 
 
 def _job(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
-    """The table and its text, without the values of [env]."""
+    """Returns the job's table and its text, without the values of [env]."""
     try:
         job = tomllib.loads(_text(path, remarks))
     except (ValueError, RecursionError) as error:
@@ -167,11 +194,12 @@ def _job(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
         return {}, ""
     if isinstance(job.get("env"), dict):
         job["env"] = dict.fromkeys(job["env"], "(not shown)")
+    job = masked_values(job)
     return job, tomli_w.dumps(job)
 
 
 def _failed_ranks(exit_: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> Iterator[int]:
-    """The first cause first."""
+    """Yields the failed ranks, that of the first cause first."""
     late = diagnosis.get("late")
     for rank in (exit_.get("rank"), *(late if isinstance(late, list) else ())):
         if _is_step(rank):
@@ -180,12 +208,12 @@ def _failed_ranks(exit_: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> Ite
 
 def _logs(folder: Path, ranks: Iterable[int]) -> dict[int, list[str]]:
     wanted = list(dict.fromkeys(ranks)) or [0]
-    found = {rank: last_lines(folder / f"rank-{rank:05d}.log") for rank in wanted[:_LOGS]}
+    found = {rank: last_lines(folder / rank_log(rank)) for rank in wanted[:_LOGS]}
     return {rank: lines for rank, lines in found.items() if lines}
 
 
 def _json(folder: Path, name: str, kind: type[T], remarks: list[str]) -> T:
-    """The file's content, or an empty one of its kind."""
+    """Returns the file's content, or an empty value of its type."""
     text = _text(folder / name, remarks)
     if not text:
         return kind()
@@ -201,7 +229,7 @@ def _json(folder: Path, name: str, kind: type[T], remarks: list[str]) -> T:
 
 
 def _text(path: Path, remarks: list[str]) -> str:
-    """Empty where there is no file."""
+    """Returns the file's text; empty if there is no file."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How a run ended, and the numbers that people ask for first. Pure; no torch."""
+"""Shows how a run ended, and the numbers that people ask for first. Pure; no torch."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.wording import large, number, percent, size_of, time_of
-from trainer.telemetry import duration
+from trainer.text.wording import duration
 
 _CHECKPOINTS = 20
 _SHOWN_METRICS = ("zero_shot_top1", "zero_shot_top5", "retrieval_i2t_r1", "retrieval_t2i_r1")
@@ -18,7 +18,7 @@ _SHOWN_METRICS = ("zero_shot_top1", "zero_shot_top5", "retrieval_i2t_r1", "retri
 
 @dataclass(frozen=True)
 class Status:
-    """`kind` is done, stopped, failed or open: the page's colour."""
+    """End of a run; `kind` is done, stopped, failed or open and gives the page's colour."""
 
     kind: str
     word: str
@@ -35,26 +35,32 @@ class Tile:
 
 
 def status(facts: RunFacts) -> Status:
-    """From result.json, else from the first cause of the end."""
+    """Returns the status from result.json, else from the first cause of the end."""
     if facts.result.get("reason") == "done":
         return Status("done", "done", "")
     if not facts.result and not facts.exit:
-        return Status("open", "not finished", "No end is recorded: the run goes on, or it was killed together with what watches it.")
+        return Status(
+            "open",
+            "not finished",
+            "No end is recorded: the run goes on, or it was killed together with what watches it.",
+        )
     end: Mapping[str, Any] = facts.exit or facts.result
     code, reason = end.get("exit_code"), str(end.get("reason", "no reason is recorded"))
     if code == EXIT_PREEMPTED:
         return Status("stopped", "stopped", f"{reason}. The same command goes on from the last checkpoint.")
     where = f"rank {end['rank']} on {end.get('node', '?')}: " if "rank" in end else ""
-    return Status("failed", "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}", where + reason)
+    return Status(
+        "failed", "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}", where + reason
+    )
 
 
 def tiles(facts: RunFacts) -> list[Tile]:
-    """Those that the run has numbers for."""
+    """Returns the tiles for which the run has numbers."""
     return [*_progress(facts), *_measured(facts.metrics.evaluations), *_speed(facts)]
 
 
 def not_finite(records: Sequence[Numbers]) -> str:
-    """A sentence about the first loss that is no number; empty where there is none."""
+    """Returns a sentence about the first loss that is NaN or infinite; empty if there is none."""
     first = next((record["step"] for record in records if not math.isfinite(record.get("loss", 0.0))), None)
     return "" if first is None else f"The loss is not finite at step {number(first)}."
 
@@ -67,31 +73,47 @@ def _progress(facts: RunFacts) -> Iterator[Tile]:
     total = _number(facts.result, "steps") or _number(facts.job.get("optim"), "steps")
     yield Tile("steps", number(last["step"]), f"of {number(total)}" if total else "")
     if "samples" in last:
-        yield Tile("samples", large(last["samples"]), f"epoch {number(last['epoch'])}" if "epoch" in last else "")
+        yield Tile(
+            "samples", large(last["samples"]), f"epoch {number(last['epoch'])}" if "epoch" in last else ""
+        )
     yield Tile("loss", number(last["loss"]), f"from {number(first['loss'])}")
 
 
 def _measured(evaluations: Sequence[Numbers]) -> Iterator[Tile]:
-    """The last value, and the best where that is another."""
+    """Yields a tile with the last value of each metric, and with the best one if that differs."""
     for name in [name for name in metric_names(evaluations) if name in _SHOWN_METRICS]:
         measured = [(event[name], event["step"]) for event in evaluations if name in event]
         value, step = measured[-1]
         best, best_step = max(measured)
-        note = f"best {metric_text(name, best, evaluations)} at step {number(best_step)}" if best > value else f"at step {number(step)}"
+        note = (
+            f"best {metric_text(name, best, evaluations)} at step {number(best_step)}"
+            if best > value
+            else f"at step {number(step)}"
+        )
         yield Tile(metric_title(name).removeprefix("retrieval "), metric_text(name, value, evaluations), note)
 
 
 def _speed(facts: RunFacts) -> Iterator[Tile]:
     records = facts.metrics.records
-    usual = records[1:] or records  # loaders start in the first one
-    speeds = [record["samples_per_s"] for record in usual if math.isfinite(record.get("samples_per_s", math.nan))]
+    usual = records[1:] or records  # in the first one the loaders start
+    speeds = [
+        record["samples_per_s"] for record in usual if math.isfinite(record.get("samples_per_s", math.nan))
+    ]
     ranks = int(_number(facts.result, "world_size")) or len(facts.environment)
     if speeds:
         speed = statistics.median(speeds)
-        yield Tile("samples a second", number(round(speed, 1)), f"{number(round(speed / ranks, 1))} a rank" if ranks else "")
+        yield Tile(
+            "samples a second",
+            number(round(speed, 1)),
+            f"{number(round(speed / ranks, 1))} a rank" if ranks else "",
+        )
     seconds = {name: sum(record.get(field, 0.0) for record in usual) for name, field, _ in PARTS}
     if 0 < sum(seconds.values()) < math.inf:
-        yield Tile("time in compute", percent(seconds["compute"] / sum(seconds.values())), f"{percent(_share(seconds, 'data'))} in data")
+        yield Tile(
+            "time in compute",
+            percent(seconds["compute"] / sum(seconds.values())),
+            f"{percent(_share(seconds, 'data'))} in data",
+        )
     if whole := _number(facts.result, "seconds"):
         yield Tile("time", duration(whole), f"{ranks} rank{'s' * (ranks != 1)}" if ranks else "")
 
@@ -101,18 +123,22 @@ def _share(seconds: Mapping[str, float], name: str) -> float:
 
 
 def metric_rows(evaluations: Sequence[Numbers]) -> list[tuple[str, str, str]]:
-    """Metric, last value, best value with its step (shares only) for the table of the evaluation."""
+    """Returns metric, last value and best value with its step (shares only), for the table of evaluations."""
     rows = []
     for name in metric_names(evaluations):
         measured = [(event[name], event["step"]) for event in evaluations if name in event]
         best, step = max(measured, key=lambda pair: (pair[0], -pair[1]))
-        shown = f"{metric_text(name, best, evaluations)} at step {number(step)}" if is_share(name, evaluations) else ""
+        shown = (
+            f"{metric_text(name, best, evaluations)} at step {number(step)}"
+            if is_share(name, evaluations)
+            else ""
+        )
         rows.append((metric_title(name), metric_text(name, measured[-1][0], evaluations), shown))
     return rows
 
 
 def checkpoint_rows(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Step, folder, size, time of the write; the last _CHECKPOINTS of them."""
+    """Returns step, folder, size and write time of the last _CHECKPOINTS checkpoints."""
     return [
         (
             number(written["step"]),
@@ -129,6 +155,6 @@ def _shown(text: Callable[[float], str], event: Mapping[str, Any], name: str) ->
 
 
 def _number(table: Any, name: str) -> float:
-    """0 where the table has none that makes sense, or is no table."""
+    """Returns the table's number; 0 if there is no positive number, or if it is no table."""
     value = table.get(name) if isinstance(table, Mapping) else None
     return value if isinstance(value, (int, float)) and 0 < value < 1e15 else 0

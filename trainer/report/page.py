@@ -1,6 +1,7 @@
-"""One HTML page about a run, which loads nothing from anywhere. No torch.
+"""Makes one HTML page about a run, which loads nothing from elsewhere. No torch.
 
-Everything from the run folder is escaped by the template, and the page's own policy lets the browser run the one script that it has.
+The template escapes everything from the run folder, and the page's own policy lets the browser run only the
+one script that it has.
 """
 
 import base64
@@ -17,16 +18,18 @@ from trainer.report.environment import environment_table
 from trainer.report.figures import evaluation_charts, training_charts
 from trainer.report.folder import RunFacts, clean, read_run
 from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
-from trainer.whole_file import write_whole
-
-REPORT_FILE = "report.html"
+from trainer.run.layout import REPORT_FILE
+from trainer.safe_io.atomic import write_whole
 
 _RANKS = 64
 _KEYS = ("rank", "node", "state", "phase", "step", "phase_s", "collectives", "collective", "stack")
 
 
 def write_report(run_folder: Path, output: Path | None = None) -> Path:
-    """Replaces the page, whole or not at all; returns its path (RUN/report.html). Raises InputError where it cannot be read or written."""
+    """Replaces the page, whole or not at all; returns its path (RUN/report.html).
+
+    Raises InputError if the run cannot be read or the page cannot be written.
+    """
     path = output if output is not None else run_folder / REPORT_FILE
     text = page(read_run(run_folder))
     try:
@@ -34,12 +37,14 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
             raise IsADirectoryError(None, "Is a folder")
         write_whole(path, text)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; choose another file with --output FILE") from None
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror}; choose another file with --output FILE"
+        ) from None
     return path
 
 
 def page(facts: RunFacts) -> str:
-    """The same text for the same facts."""
+    """Returns the page's text, the same for the same facts."""
     script = _source("page.js")
     environment = Environment(
         loader=PackageLoader("trainer.report", "."),
@@ -72,8 +77,10 @@ def page(facts: RunFacts) -> str:
 
 
 def _subtitle(facts: RunFacts) -> str:
-    """Model, precision, loss, global batch, world."""
-    model, optim = (section if isinstance(section := facts.job.get(name), dict) else {} for name in ("model", "optim"))
+    """Returns model, precision, loss, global batch and world in one line."""
+    model, optim = (
+        section if isinstance(section := facts.job.get(name), dict) else {} for name in ("model", "optim")
+    )
     ranks = len(facts.environment)
     nodes = len({environment.get("node") for environment in facts.environment})
     parts = [
@@ -88,13 +95,15 @@ def _subtitle(facts: RunFacts) -> str:
 
 
 def _json_in_script(text: str) -> Markup:
-    """JSON as a script element may hold it: no character of it can end the element."""
+    """Returns JSON that a script element can hold: none of its characters can end the element."""
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _stuck_ranks(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each rank did when a limit passed, the late ones first; `late` says which they are."""
-    late, ranks = (found if isinstance(found := diagnosis.get(key), list) else [] for key in ("late", "ranks"))
+    """Returns what each rank did when a limit passed, the late ones first; `late` marks them."""
+    late, ranks = (
+        found if isinstance(found := diagnosis.get(key), list) else [] for key in ("late", "ranks")
+    )
     known = [rank for rank in ranks if isinstance(rank, dict)]
     rows = [{key: rank.get(key, "") for key in _KEYS} | {"late": rank.get("rank") in late} for rank in known]
     return sorted(rows, key=lambda row: not row["late"])[:_RANKS]

@@ -1,4 +1,4 @@
-"""Axes: from a value to its place, and the round values to write beside it. Pure; no torch."""
+"""Axes: the place of a value, and the round values to write beside an axis. Pure; no torch."""
 
 import math
 from collections.abc import Iterable
@@ -7,31 +7,45 @@ from dataclasses import dataclass
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_RATIO = 50.0
 _EQUAL = 1e-10
-"""Values that differ by less of themselves are one: labels have twelve digits."""
+"""Relative difference below which two values count as one: labels have twelve digits."""
 _NOTHING, _MOST = 1e-300, 1e300
-"""Less has too few digits to be divided, more has no room for air."""
+"""Smallest and largest number that is scaled: less has too few digits to be divided, more leaves no room for
+a margin.
+"""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From `low` to `high`, which differ; both above 0 where `log`."""
+    """Scale from `low` to `high`, which differ; both are above 0 if `log`."""
 
     low: float
     high: float
     log: bool = False
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high end; what lies outside stands at the nearer end."""
-        low, high, at = (math.log10(max(v, 1e-300)) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        """Returns the place of a value, from 0 at the low end to 1 at the high end; values outside are at the
+        nearer end.
+        """
+        low, high, at = (
+            (math.log10(max(v, 1e-300)) for v in (self.low, self.high, value))
+            if self.log
+            else (self.low, self.high, value)
+        )
         return min(1.0, max(0.0, (at - low) / (high - low)))
 
     def ticks(self, about: int = 4) -> list[float]:
-        """Round values from `low` to `high`."""
-        return _decades(self.low, self.high, about + 1) if self.log else _round_values(self.low, self.high, about)
+        """Returns round values from `low` to `high`."""
+        return (
+            _decades(self.low, self.high, about + 1)
+            if self.log
+            else _round_values(self.low, self.high, about)
+        )
 
 
 def scale_of(values: Iterable[float], *, floor: float | None = None, may_be_log: bool = False) -> Scale:
-    """A scale that holds all finite values with some air; `floor` is its low end where no value lies below it."""
+    """Returns a scale that holds all finite values with a margin; `floor` is its low end if no value is below
+    it.
+    """
     finite = [max(-_MOST, min(_MOST, value)) for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     if may_be_log and low > _NOTHING and high > _LOG_RATIO * low:
@@ -53,10 +67,12 @@ def _round_values(low: float, high: float, about: int) -> list[float]:
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
-    """1, 2 and 5 times the powers of ten where that is not too much, else every so many powers."""
+    """Returns 1, 2 and 5 times the powers of ten if these are not too many, else every so many powers."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
-        found = _within((float(f"{digit}e{exponent}") for exponent in exponents for digit in digits), low, high)
+        found = _within(
+            (float(f"{digit}e{exponent}") for exponent in exponents for digit in digits), low, high
+        )
         if len(found) <= most:
             return found
     powers = _within((float(f"1e{exponent}") for exponent in exponents), low, high)

@@ -1,11 +1,13 @@
-"""Numbers and lists of ranks as people read them. Pure; no torch."""
+"""Formats numbers and lists of ranks for people. Pure; no torch."""
 
 import math
 from collections.abc import Iterable
 
 
 def number(value: float) -> str:
-    """Four significant digits; whole numbers in full: `33,792`, `2.026`, `8.39e-07`, `not finite`."""
+    """Returns four significant digits, and whole numbers in full: `33,792`, `2.026`, `8.39e-07`, `not
+    finite`.
+    """
     if not math.isfinite(value):
         return "not finite"
     if value == int(value) and abs(value) < 1e15:
@@ -16,7 +18,7 @@ def number(value: float) -> str:
 
 
 def large(value: float) -> str:
-    """As `number` up to a million; from there in millions or billions: `10.2 M`."""
+    """Returns the text of `number` up to a million; from there millions or billions: `10.2 M`."""
     for size, letter in ((1e9, "G"), (1e6, "M")):
         if size <= abs(value) < math.inf:
             return f"{value / size:.4g} {letter}"
@@ -24,12 +26,12 @@ def large(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """One decimal: `98.3 %`."""
+    """Returns a percentage with one decimal: `98.3 %`."""
     return f"{100 * share:.1f} %" if math.isfinite(share) else "not finite"
 
 
 def tick(value: float) -> str:
-    """As short as the value allows: `0.5`, `20k`, `1e-6`."""
+    """Returns a text as short as the value allows: `0.5`, `20k`, `1e-6`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"
@@ -40,14 +42,14 @@ def tick(value: float) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """A time of a step: `0.8 ms`, `431 ms`, `11.9 s`."""
+    """Returns the time of a step: `0.8 ms`, `431 ms`, `11.9 s`."""
     if not math.isfinite(seconds):
         return "not finite"
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def size_of(size: float) -> str:
-    """Bytes: `1.2 GB`."""
+    """Returns a size in bytes: `1.2 GB`."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
@@ -55,7 +57,7 @@ def size_of(size: float) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 0-3, 7`."""
+    """Returns `rank 3`, or `ranks 0-3, 7`."""
     runs: list[list[int]] = []
     for rank in sorted(set(numbers)):
         if runs and rank == runs[-1][1] + 1:

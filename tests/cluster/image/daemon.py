@@ -20,7 +20,10 @@ def daemon(folder: Path) -> Iterator[None]:
     if _answers():
         yield
         return
-    with (folder / "dockerd.log").open("wb") as log, subprocess.Popen(["nice", "dockerd"], stdout=log, stderr=log) as process:
+    with (
+        (folder / "dockerd.log").open("wb") as log,
+        subprocess.Popen(["nice", "dockerd"], stdout=log, stderr=log) as process,
+    ):
         try:
             _wait_for(process, folder / "dockerd.log")
             yield
@@ -34,9 +37,14 @@ def base(suite: str, folder: Path) -> str:
     if not docker("images", "--quiet", name).strip():
         root = folder / suite
         script = Path("/usr/share/debootstrap/scripts") / suite
-        subprocess.run(["debootstrap", "--variant=minbase", suite, str(root), _mirror()] + [str(script)] * script.exists(), check=True)
+        subprocess.run(
+            ["debootstrap", "--variant=minbase", suite, str(root), mirror()]
+            + [str(script)] * script.exists(),
+            check=True,
+        )
         with subprocess.Popen(
-            ["tar", "-C", str(root), "--exclude=./var/cache/apt", "--exclude=./var/lib/apt/lists", "-c", "."], stdout=subprocess.PIPE
+            ["tar", "-C", str(root), "--exclude=./var/cache/apt", "--exclude=./var/lib/apt/lists", "-c", "."],
+            stdout=subprocess.PIPE,
         ) as tar:
             subprocess.run(["docker", "import", "-", name], stdin=tar.stdout, check=True)
         subprocess.run(["rm", "-rf", "--one-file-system", str(root)], check=True)
@@ -51,7 +59,9 @@ def images() -> set[str]:
 def remove(identities: set[str]) -> None:
     """Those images and their names, and no other: what they began with stays. In rounds, for children go first."""
     while identities:
-        subprocess.run(["docker", "rmi", "--force", "--no-prune", *identities], capture_output=True, check=False)
+        subprocess.run(
+            ["docker", "rmi", "--force", "--no-prune", *identities], capture_output=True, check=False
+        )
         left = identities & images()
         assert left != identities, f"docker keeps {', '.join(left)}"
         identities = left
@@ -70,10 +80,12 @@ def docker(*words: str) -> str:
     return done.stdout
 
 
-def _mirror() -> str:
+def mirror() -> str:
     """Where this machine's own packages come from."""
     text = "\n".join(
-        path.read_text() for path in sorted(Path("/etc/apt").glob("sources.list*/*.*")) + sorted(Path("/etc/apt").glob("sources.list"))
+        path.read_text()
+        for path in sorted(Path("/etc/apt").glob("sources.list*/*.*"))
+        + sorted(Path("/etc/apt").glob("sources.list"))
     )
     found = re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?) (https?://\S+/debian)/?\s", text, re.MULTILINE)
     assert found, "no Debian mirror in /etc/apt"

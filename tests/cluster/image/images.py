@@ -13,8 +13,8 @@ from typing import Any
 import tomli_w
 
 from tests.cluster.image.daemon import certificates
-from trainer import jobfile
-from trainer.launch.image.context import context, write_tar
+from trainer.config.loader import load_job
+from trainer.image.context import context, write_tar
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,13 +43,15 @@ class Built:
     output: str
 
 
-def write_job(folder: Path, tag: str, base: str, system: str, *, name: str = "job.toml", **image: Any) -> Path:
+def write_job(
+    folder: Path, tag: str, base: str, system: str, *, name: str = "job.toml", **image: Any
+) -> Path:
     """A job file that names the image; `image` are more keys of [image], `stack` those of [stack]."""
     stack = image.pop("stack", {})
     site = {"certificates": list(certificates()), **image.pop("site", {})}
     table = {
         "name": "image-test",
-        "data": {"train": "none", "format": "synthetic", "synthetic_samples": 64},
+        "data": {"format": "synthetic", "synthetic_samples": 64},
         "optim": {"global_batch_size": 16, "steps": 1, "warmup_steps": 0},
         "stack": stack,
         "image": {"tag": tag, "base": base, "os": system, "site": site, **image},
@@ -63,7 +65,13 @@ def clipship(*words: str, root: Path = ROOT, **variables: str) -> "subprocess.Co
     """The command line of the checkout at `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root), **variables}
     # From that folder: Python looks for the trainer in the working folder first.
-    return subprocess.run([sys.executable, "-m", "trainer.launch.cli", *words], cwd=root, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "trainer.cli.main", *words],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def build(job: Path, tag: str, root: Path = ROOT) -> Built:
@@ -78,9 +86,14 @@ def build(job: Path, tag: str, root: Path = ROOT) -> Built:
 def build_stage(name: str, job: Path, tag: str) -> None:
     """A stage of a job's image, from the cache of its build: of the very same bytes, as the builder compares them."""
     with tempfile.TemporaryFile(dir=job.parent) as file:
-        write_tar(context(jobfile.load(job)), file)
+        write_tar(context(load_job(job)), file)
         file.seek(0)
-        done = subprocess.run(["docker", "build", f"--target={name}", f"--tag={tag}", "-"], stdin=file, capture_output=True, text=True)
+        done = subprocess.run(
+            ["docker", "build", f"--target={name}", f"--tag={tag}", "-"],
+            stdin=file,
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 
@@ -96,7 +109,9 @@ def over_ssh(tag: str, command: str, sshd: Sshd) -> str:
     return done.stdout
 
 
-def in_image(tag: str, *command: str, options: tuple[str, ...] = (), network: str = "none") -> "subprocess.CompletedProcess[str]":
+def in_image(
+    tag: str, *command: str, options: tuple[str, ...] = (), network: str = "none"
+) -> "subprocess.CompletedProcess[str]":
     """Run a command in a container that is removed afterwards."""
     words = ["docker", "run", "--rm", f"--network={network}", "--shm-size=1g", *options, tag, *command]
     return subprocess.run(words, capture_output=True, text=True)

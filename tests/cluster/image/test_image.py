@@ -25,8 +25,8 @@ from tests.cluster.image.images import (
     write_job,
 )
 from trainer.demo.__main__ import prepare as prepare_demo
+from trainer.image.stack_table import table
 from trainer.launch.hosts import free_port
-from trainer.launch.image.table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
 
@@ -83,9 +83,19 @@ def test_neither_history_nor_labels_nor_variables_tell_of_the_site(default_image
     assert "DEBIAN_FRONTEND" not in told
 
 
-@pytest.mark.parametrize("user", [pytest.param("0", marks=pytest.mark.full), pytest.param("1000", marks=pytest.mark.full), "4242:4242"])
+@pytest.mark.parametrize(
+    "user",
+    [pytest.param("0", marks=pytest.mark.full), pytest.param("1000", marks=pytest.mark.full), "4242:4242"],
+)
 def test_the_proof_holds_for_root_the_image_s_user_and_any_other(default_image: Built, user: str) -> None:
-    done = in_image(default_image.tag, "python", "-P", "-m", "trainer.proof", options=(f"--user={user}", "--env=HOME=/tmp"))
+    done = in_image(
+        default_image.tag,
+        "python",
+        "-P",
+        "-m",
+        "trainer.image.selftest",
+        options=(f"--user={user}", "--env=HOME=/tmp"),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -95,27 +105,47 @@ def test_sshd_lets_the_holder_of_the_job_s_key_in_and_finds_mpirun(default_image
     assert found.split() == ["/usr/bin/mpirun", "/opt/clipship/bin/python", "/opt/clipship/bin/clipship"]
 
 
-@pytest.mark.parametrize(("backend", "launcher"), [("torch", "torchrun"), ("horovod", "mpirun"), ("horovod", "horovodrun")])
+@pytest.mark.parametrize(
+    ("backend", "launcher"), [("torch", "torchrun"), ("horovod", "mpirun"), ("horovod", "horovodrun")]
+)
 def test_the_demo_learns_inside(default_image: Built, tmp_path: Path, backend: str, launcher: str) -> None:
     prepare_demo(tmp_path)
     tmp_path.chmod(0o777)
-    settings = [f"comm.backend={backend}", f"comm.launcher={launcher}", "optim.epochs=6", "resources.cpus_per_gpu=1"]
+    settings = [
+        f"comm.backend={backend}",
+        f"comm.launcher={launcher}",
+        "optim.epochs=6",
+        "resources.cpus_per_gpu=1",
+    ]
     words = [word for setting in settings for word in ("--set", setting)]
     command = ("clipship", "run", "/workspace/job.toml", "--nproc", "2", *words)
     # With no interface but loopback Horovod's gloo dies of a segmentation fault.
-    done = in_image(default_image.tag, *command, options=(f"--volume={tmp_path}:/workspace",), network="bridge")
+    done = in_image(
+        default_image.tag, *command, options=(f"--volume={tmp_path}:/workspace",), network="bridge"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((tmp_path / "runs/digits/result.json").read_text())["zero_shot_top1"] > 0.5
     ranks = json.loads((tmp_path / "runs/digits/environment.json").read_text())
-    assert {(rank["nccl_mapped"], rank["image_nccl"]) for rank in ranks} == {(table().row(table().default).nccl,) * 2}
+    assert {(rank["nccl_mapped"], rank["image_nccl"]) for rank in ranks} == {
+        (table().row(table().default).nccl,) * 2
+    }
 
 
-def test_a_run_with_another_nccl_than_its_image_was_proven_with_is_refused_at_its_start(default_image: Built, tmp_path: Path) -> None:
+def test_a_run_with_another_nccl_than_its_image_was_proven_with_is_refused_at_its_start(
+    default_image: Built, tmp_path: Path
+) -> None:
     prepare_demo(tmp_path)
     tmp_path.chmod(0o777)
-    (tmp_path / "stack.json").write_text('{"nccl": "2.28.3"}')  # as if a library had been mounted over it: the promise is another
-    volumes = (f"--volume={tmp_path}:/workspace", f"--volume={tmp_path}/stack.json:/opt/clipship/stack.json:ro")
-    done = in_image(default_image.tag, "clipship", "run", "/workspace/job.toml", "--nproc", "2", options=volumes)
+    (tmp_path / "stack.json").write_text(
+        '{"nccl": "2.28.3"}'
+    )  # as if a library had been mounted over it: the promise is another
+    volumes = (
+        f"--volume={tmp_path}:/workspace",
+        f"--volume={tmp_path}/stack.json:/opt/clipship/stack.json:ro",
+    )
+    done = in_image(
+        default_image.tag, "clipship", "run", "/workspace/job.toml", "--nproc", "2", options=volumes
+    )
     assert done.returncode == 2
     assert f"nccl {table().row(table().default).nccl}, the image has 2.28.3: ranks 0, 1" in done.stderr
 
@@ -126,7 +156,9 @@ def test_the_list_of_packages_has_names_versions_and_licences(default_image: Bui
     assert rows == sorted(rows, key=lambda row: (row[0], row[1].lower(), row[2]))
     found = {(row[0], row[1]): row[2:] for row in rows}
     assert found["python", "torch"][0] == table().default
-    assert found["system", "libstdc++6"][1].startswith(("GPL", "see")), "its documentation is a link to that of another package"
+    assert found["system", "libstdc++6"][1].startswith(("GPL", "see")), (
+        "its documentation is a link to that of another package"
+    )
     assert "BSD" in found["system", "openssh-server"][1]
     assert "not stated" not in {row[3] for row in rows if row[0] == "system"}
     assert all(len(row) == 4 and all(row) for row in rows)
@@ -136,11 +168,15 @@ def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     default_image: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("trainer", "docker", "slurm", "k8s"):
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    with (tmp_path / "trainer/proof.py").open("a") as file:
-        file.write(f"# changed: {uuid.uuid4()}\n")  # never built before: docker keeps the layers of earlier runs
+    with (tmp_path / "trainer/image/selftest.py").open("a") as file:
+        file.write(
+            f"# changed: {uuid.uuid4()}\n"
+        )  # never built before: docker keeps the layers of earlier runs
     tag = "clipship-test:changed"
     job = tmp_path / "job.toml"
     job.write_text(default_image.job.read_text().replace(default_image.tag, tag))
@@ -156,10 +192,16 @@ def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     assert size <= LARGEST
 
 
-def test_an_older_stack_s_horovod_is_built_on_debian_13_with_its_own_cuda(docker_folder: Path, tmp_path: Path) -> None:
+def test_an_older_stack_s_horovod_is_built_on_debian_13_with_its_own_cuda(
+    docker_folder: Path, tmp_path: Path
+) -> None:
     """Its build stage; the whole image is one of the long tests."""
     torch, tag = "2.6.0", "clipship-test:older-horovod"
-    build_stage("horovod", write_job(tmp_path, tag, daemon.base("trixie", docker_folder), "debian-13", stack={"torch": torch}), tag)
+    build_stage(
+        "horovod",
+        write_job(tmp_path, tag, daemon.base("trixie", docker_folder), "debian-13", stack={"torch": torch}),
+        tag,
+    )
     checked = in_image(tag, "/opt/clipship/bin/horovodrun", "--check-build")
     assert checked.returncode == 0, checked.stderr
     assert {"PyTorch", "MPI", "Gloo", "NCCL"} <= set(re.findall(r"\[X\] (\w+)", checked.stdout))
@@ -188,7 +230,9 @@ def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str,
     )
     tag = f"127.0.0.1:{port}/team/base:1"
     docker("tag", bookworm, tag)
-    with subprocess.Popen(["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as registry:
+    with subprocess.Popen(
+        ["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as registry:
         try:
             job = write_job(docker_folder, tag, bookworm, "debian-12", name="push.toml")
             wait_for_port(port)

@@ -9,8 +9,17 @@ import pytest
 
 from tests.cluster.image import daemon
 from tests.cluster.image.daemon import docker
-from tests.cluster.image.images import SSHD_OF_USER, Built, build, build_stage, clipship, in_image, over_ssh, write_job
-from trainer.launch.image.table import table
+from tests.cluster.image.images import (
+    SSHD_OF_USER,
+    Built,
+    build,
+    build_stage,
+    clipship,
+    in_image,
+    over_ssh,
+    write_job,
+)
+from trainer.image.stack_table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.full, pytest.mark.timeout(7200)]
 
@@ -29,16 +38,22 @@ def _packages(tag: str) -> str:
     return done.stdout
 
 
-def test_open_mpi_5_of_pypi_is_in_the_image_and_shares_the_wheels_layers(default_image: Built, bookworm: str, tmp_path: Path) -> None:
+def test_open_mpi_5_of_pypi_is_in_the_image_and_shares_the_wheels_layers(
+    default_image: Built, bookworm: str, tmp_path: Path
+) -> None:
     tag = "clipship-test:openmpi5"
     build(write_job(tmp_path, tag, bookworm, "debian-12", mpi="pypi"), tag)
     assert "5.0" in in_image(tag, "mpirun", "--version").stdout
-    layers = [docker("inspect", "--format={{json .RootFS.Layers}}", image) for image in (default_image.tag, tag)]
+    layers = [
+        docker("inspect", "--format={{json .RootFS.Layers}}", image) for image in (default_image.tag, tag)
+    ]
     first, second = (re.findall(r"sha256:\w+", text) for text in layers)
     assert first[:3] == second[:3]  # the base, the system, the wheels
 
 
-def test_two_builds_without_a_cache_give_the_same_packages(default_image: Built, bookworm: str, tmp_path: Path) -> None:
+def test_two_builds_without_a_cache_give_the_same_packages(
+    default_image: Built, bookworm: str, tmp_path: Path
+) -> None:
     """BuildKit has a cache of its own, and here a secret as well: a build from nothing by the other builder."""
     conf = tmp_path / "pip.conf"
     conf.write_text("[global]\ntimeout = 97\n")
@@ -75,7 +90,9 @@ RUN echo numpy==1.26.4 >/etc/constraint.txt
 """
 
 
-def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(default_image: Built, bookworm: str, tmp_path: Path) -> None:
+def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(
+    default_image: Built, bookworm: str, tmp_path: Path
+) -> None:
     stage, base, tag = "clipship-test:stage", "clipship-test-own:torch", "clipship-test:own-torch"
     build_stage("horovod", default_image.job, stage)
     (tmp_path / "own").mkdir()
@@ -83,7 +100,9 @@ def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(defaul
     docker("build", f"--tag={base}", str(tmp_path / "own"))
     row = table().row(table().default)
     try:
-        wrong = clipship("image", "build", str(_on_own_torch(tmp_path, tag, base, mpi="debian")), "--any-disk")
+        wrong = clipship(
+            "image", "build", str(_on_own_torch(tmp_path, tag, base, mpi="debian")), "--any-disk"
+        )
         assert wrong.returncode == 1
         assert 'image.mpi = "base" takes it' in wrong.stderr
         build(_on_own_torch(tmp_path, tag, base, mpi="base", stack={"nccl": row.nccl}), tag)
@@ -92,25 +111,46 @@ def test_a_base_with_a_torch_of_its_own_is_checked_and_gets_no_second_one(defaul
         assert "stack base:" in done.stderr
         assert '"nccl_library": "/usr/lib/x86_64-linux-gnu/libnccl.so.2"' in done.stdout
         assert in_image(tag, "sh", "-c", "ls -d /opt/clipship/lib/python3*/site-packages/torch").stdout == ""
-        assert over_ssh(tag, "command -v python mpirun", SSHD_OF_USER).split() == ["/opt/clipship/bin/python", "/usr/bin/mpirun"]
+        assert over_ssh(tag, "command -v python mpirun", SSHD_OF_USER).split() == [
+            "/opt/clipship/bin/python",
+            "/usr/bin/mpirun",
+        ]
     finally:  # the stage is the cache of other builds, too
         subprocess.run(["docker", "rmi", "--force", tag, base], check=False)
 
 
-def _on_own_torch(folder: Path, tag: str, base: str, *, stack: dict[str, str] | None = None, **image: str) -> Path:
+def _on_own_torch(
+    folder: Path, tag: str, base: str, *, stack: dict[str, str] | None = None, **image: str
+) -> Path:
     return write_job(folder, tag, base, "debian-12", stack={"torch": "base", **(stack or {})}, **image)
 
 
-def test_a_compiler_stays_where_the_job_asks_for_it_and_any_user_compiles(bookworm: str, tmp_path: Path) -> None:
+def test_a_compiler_stays_where_the_job_asks_for_it_and_any_user_compiles(
+    bookworm: str, tmp_path: Path
+) -> None:
     tag = "clipship-test:compiler"
-    build(write_job(tmp_path, tag, bookworm, "debian-12", compiler=True), tag)  # its proof has trained a compiled step
+    build(
+        write_job(tmp_path, tag, bookworm, "debian-12", compiler=True), tag
+    )  # its proof has trained a compiled step
     verified = clipship("image", "verify", tag)
     assert verified.returncode == 0, verified.stderr
     assert '"compiled": ' in verified.stdout
-    proof = ("python", "-P", "-m", "trainer.proof", "--compiler")
+    proof = ("python", "-P", "-m", "trainer.image.selftest", "--compiler")
     done = in_image(tag, *proof, options=("--user=4242:4242", "--env=HOME=/nowhere"))
     assert done.returncode == 0, done.stderr[-3000:]
-    left = in_image(tag, "find", "/tmp", "/var/tmp", "/home", "-name", "*inductor*", "-o", "-name", "*triton*", options=("--user=0",))
+    left = in_image(
+        tag,
+        "find",
+        "/tmp",
+        "/var/tmp",
+        "/home",
+        "-name",
+        "*inductor*",
+        "-o",
+        "-name",
+        "*triton*",
+        options=("--user=0",),
+    )
     assert left.stdout == ""
 
 
@@ -129,7 +169,9 @@ def test_a_wheelhouse_replaces_the_index(bookworm: str, tmp_path: Path) -> None:
     build(offline, tag)
 
 
-def test_apptainer_builds_the_image_and_runs_it(default_image: Built, docker_folder: Path, tmp_path: Path) -> None:
+def test_apptainer_builds_the_image_and_runs_it(
+    default_image: Built, docker_folder: Path, tmp_path: Path
+) -> None:
     """In a container of Debian 13: older releases carry no apptainer."""
     definition = clipship("render", "apptainer", str(default_image.job))
     assert definition.returncode == 0
@@ -148,6 +190,8 @@ def test_apptainer_builds_the_image_and_runs_it(default_image: Built, docker_fol
     )
     places = ("--volume=/var/run/docker.sock:/var/run/docker.sock", f"--volume={tmp_path}:/work")
     options = (*capabilities, "--env=APPTAINER_NO_PRIVS=1", *places)
-    done = in_image(daemon.base("trixie", docker_folder), "bash", "-c", script, options=options, network="bridge")
+    done = in_image(
+        daemon.base("trixie", docker_folder), "bash", "-c", script, options=options, network="bridge"
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert "clipship" in done.stdout

@@ -20,7 +20,9 @@ IMAGES = {"openmpi4": "clipship-test:openmpi4", "openmpi5": "clipship-test:openm
 def cluster() -> Iterator[Cluster]:
     """What is not there fails the tests: nobody asks for them by chance."""
     if "KUBECONFIG" not in os.environ:
-        pytest.fail("KUBECONFIG names no cluster: these tests need a Kubernetes with the MPI Operator, one node of it this machine")
+        pytest.fail(
+            "KUBECONFIG names no cluster: these tests need a Kubernetes with the MPI Operator, one node of it this machine"
+        )
     found = connect(f"clipship-test-{os.getpid()}")
     with found.asking("make a namespace"):
         found.core.create_namespace({"metadata": {"name": found.namespace}})
@@ -44,7 +46,9 @@ def _leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "demo" in request.fixturenames:
         found: Cluster = request.getfixturevalue("cluster")
-        found.custom.delete_collection_namespaced_custom_object("kubeflow.org", "v2beta1", found.namespace, "mpijobs")
+        found.custom.delete_collection_namespaced_custom_object(
+            "kubeflow.org", "v2beta1", found.namespace, "mpijobs"
+        )
         deadline = time.monotonic() + 120
         while found.core.list_namespaced_pod(found.namespace).items and time.monotonic() < deadline:
             time.sleep(0.5)

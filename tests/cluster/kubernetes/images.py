@@ -16,7 +16,10 @@ MPI = {"openmpi4": "debian", "openmpi5": "pypi"}
 
 
 def main(command: list[str]) -> None:
-    with tempfile.TemporaryDirectory(prefix="clipship-images-", dir="/var/tmp") as folder, daemon.daemon(Path(folder)):
+    with (
+        tempfile.TemporaryDirectory(prefix="clipship-images-", dir="/var/tmp") as folder,
+        daemon.daemon(Path(folder)),
+    ):
         base = daemon.base("bookworm", Path(folder))
         for name, tag in IMAGES.items():
             build(write_job(Path(folder), tag, base, "debian-12", name=f"{name}.toml", mpi=MPI[name]), tag)

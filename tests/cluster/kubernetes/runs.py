@@ -47,7 +47,11 @@ class Demo:
     def write(self, name: str, **sections: Mapping[str, Any]) -> Path:
         """A job file of the demo's training, on two workers of one rank each, with keys of sections replaced."""
         job: dict[str, Any] = tomllib.loads((self.folder / "job.toml").read_text())
-        job |= {"name": name, "resources": {"nodes": 2, "gpus_per_node": 1, "cpus_per_gpu": 1}, "image": {"tag": self.images["openmpi4"]}}
+        job |= {
+            "name": name,
+            "resources": {"nodes": 2, "gpus_per_node": 1, "cpus_per_gpu": 1},
+            "image": {"tag": self.images["openmpi4"]},
+        }
         job["kubernetes"] = {
             "namespace": self.cluster.namespace,
             "gpu_resource": "none",
@@ -69,7 +73,7 @@ class Demo:
         return path
 
     def clipship(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "trainer.launch.cli", *words]
+        command = [sys.executable, "-m", "trainer.cli.main", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder)
 
     def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
@@ -138,7 +142,11 @@ class Demo:
         return found
 
     def pods(self, mpijob: str, role: str) -> list[dict[str, Any]]:
-        return [pod for pod in pods_of(self.cluster, mpijob) if pod["metadata"]["labels"]["training.kubeflow.org/job-role"] == role]
+        return [
+            pod
+            for pod in pods_of(self.cluster, mpijob)
+            if pod["metadata"]["labels"]["training.kubeflow.org/job-role"] == role
+        ]
 
     def delete_pod(self, name: str, **options: Any) -> None:
         self.cluster.core.delete_namespaced_pod(name, self.cluster.namespace, **options)
@@ -147,7 +155,9 @@ class Demo:
         """What a Python script prints in a pod."""
         words = ["/opt/clipship/bin/python", "-c", script]
         run = self.cluster.core.connect_get_namespaced_pod_exec
-        answer = stream(run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True, _preload_content=False)
+        answer = stream(
+            run, pod, self.cluster.namespace, command=words, stdout=True, stderr=True, _preload_content=False
+        )
         with disconnecting(answer):
             answer.run_forever(timeout=LIMIT_S)
             return str(answer.read_all())
@@ -164,5 +174,8 @@ def processes(mark):
             pass
 """
 KILL_RANK = PROCESSES + 'for pid in processes(b"\\0trainer.train\\0"): os.kill(pid, 9)'
-ENVIRONMENT = PROCESSES + "print(open(f\"/proc/{next(processes(bytes([0]) + b'trainer.train' + bytes([0])))}/environ\").read())"
+ENVIRONMENT = (
+    PROCESSES
+    + "print(open(f\"/proc/{next(processes(bytes([0]) + b'trainer.train' + bytes([0])))}/environ\").read())"
+)
 COMMAND_LINES = PROCESSES + 'print([open(f"/proc/{pid}/cmdline").read() for pid in processes(b"")])'

@@ -16,8 +16,8 @@ import yaml
 from kubernetes import client
 
 from tests.cluster.kubernetes.runs import Demo
-from tests.kubernetes_jobs import CASES, kubernetes_job
-from trainer import jobfile
+from tests.support.kubernetes_jobs import CASES, kubernetes_job
+from trainer.config.loader import load_job
 from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster
 from trainer.launch.kubernetes.manifest import manifest
 
@@ -29,12 +29,18 @@ ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> None:
-    config_map, mpijob = yaml.safe_load_all(manifest(kubernetes_job(**CASES[case])))
-    for found in (config_map, mpijob):
+    objects = list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))
+    for found in objects:
         found["metadata"]["namespace"] = cluster.namespace
+    config_map, *policies, mpijob = objects
     options: dict[str, Any] = {"dry_run": "All", "field_validation": "Strict"}
     cluster.core.create_namespaced_config_map(cluster.namespace, config_map, **options)
-    kept = cluster.custom.create_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, mpijob, **options)
+    for policy in policies:
+        accepted = cluster.networking.create_namespaced_network_policy(cluster.namespace, policy, **options)
+        assert cluster.plain(accepted)["spec"] == policy["spec"]
+    kept = cluster.custom.create_namespaced_custom_object(
+        GROUP, VERSION, cluster.namespace, PLURAL, mpijob, **options
+    )
     assert within(mpijob["spec"], kept["spec"]), "the server dropped or changed something"
     for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
         cluster.core.create_namespaced_pod(cluster.namespace, pod(role, spec["template"]), **options)
@@ -46,16 +52,22 @@ def schema(cluster: Cluster) -> Any:
     if "CLIPSHIP_MPIJOB_CRD" in os.environ:
         crd = yaml.safe_load(Path(os.environ["CLIPSHIP_MPIJOB_CRD"]).read_text())
     else:
-        crd = cluster.plain(client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(f"{PLURAL}.{GROUP}"))
-    return next(version for version in crd["spec"]["versions"] if version["name"] == VERSION)["schema"]["openAPIV3Schema"]
+        crd = cluster.plain(
+            client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(f"{PLURAL}.{GROUP}")
+        )
+    return next(version for version in crd["spec"]["versions"] if version["name"] == VERSION)["schema"][
+        "openAPIV3Schema"
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_variant_satisfies_the_operators_own_schema(case: str, schema: Any) -> None:
-    mpijob = list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))[1]
+    mpijob = list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))[-1]
     jsonschema.validate(mpijob, closed(schema))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**mpijob, "spec": {**mpijob["spec"], "launcherCreationPolcy": "AtStartup"}}, closed(schema))
+        jsonschema.validate(
+            {**mpijob, "spec": {**mpijob["spec"], "launcherCreationPolcy": "AtStartup"}}, closed(schema)
+        )
 
 
 def closed(schema: Any) -> Any:
@@ -65,7 +77,11 @@ def closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     tight = {key: closed(inner) for key, inner in schema.items()}
-    if schema.get("type") == "object" and "properties" in schema and schema["properties"].keys() != {"annotations"}:
+    if (
+        schema.get("type") == "object"
+        and "properties" in schema
+        and schema["properties"].keys() != {"annotations"}
+    ):
         tight.setdefault("additionalProperties", False)
     if "x-kubernetes-int-or-string" in tight:
         tight.pop("type", None)
@@ -91,7 +107,9 @@ def pod(role: str, template: Any) -> Any:
 
 
 def test_a_field_that_kubernetes_does_not_know_is_refused(demo: Demo) -> None:
-    path = demo.write("unknown", kubernetes=kubernetes(demo, patch={"worker": {"spec": {"hostNetwrk": True}}}))
+    path = demo.write(
+        "unknown", kubernetes=kubernetes(demo, patch={"worker": {"spec": {"hostNetwrk": True}}})
+    )
     answer = demo.clipship("submit", str(path), "--to", "kubernetes")
     assert answer.returncode == 1
     assert "hostNetwrk" in answer.stderr
@@ -103,7 +121,12 @@ def test_a_namespace_that_is_not_there_is_named(demo: Demo) -> None:
 
 def test_a_claim_and_a_secret_that_are_not_there_are_named(demo: Demo) -> None:
     mounts = {str(demo.folder): f"host:{demo.folder}", "/more": "pvc:missing"}
-    refused(demo, "has no PersistentVolumeClaim missing and no Secret wandb", mounts=mounts, env={"KEY": "secret:wandb:key"})
+    refused(
+        demo,
+        "has no PersistentVolumeClaim missing and no Secret wandb",
+        mounts=mounts,
+        env={"KEY": "secret:wandb:key"},
+    )
 
 
 def test_an_unknown_priority_class_and_service_account_are_named(demo: Demo) -> None:
@@ -115,22 +138,35 @@ def test_what_others_made_under_the_names_of_the_job_is_left_alone(demo: Demo) -
     """No image is needed: its pods wait for one."""
     job = demo.write("taken", image={"tag": "clipship-test:missing"})
     text = demo.clipship("render", "kubernetes", str(job)).stdout
-    config_map, mpijob = text.replace("app.kubernetes.io/name", "example.com/name").split("\n---\n")
-    for theirs, said in ((config_map, "has a ConfigMap"), (mpijob, "is there already and is not Clipship's")):
-        subprocess.run(["kubectl", "apply", "--filename=-"], input=theirs, text=True, check=True, stdout=subprocess.DEVNULL)
+    theirs = text.replace("app.kubernetes.io/name", "example.com/name")
+    config_map, policy, mpijob = theirs.split("\n---\n")
+    for made, said, code in (
+        (policy, "has a NetworkPolicy", 1),
+        (config_map, "has a ConfigMap", 1),
+        (mpijob, "is there already and is not Clipship's", 2),
+    ):
+        subprocess.run(
+            ["kubectl", "apply", "--filename=-"], input=made, text=True, check=True, stdout=subprocess.DEVNULL
+        )
         answer = demo.clipship("submit", str(job), "--to", "kubernetes")
-        assert (answer.returncode, said in answer.stderr) == (1 if theirs is config_map else 2, True), answer.stderr
+        assert (answer.returncode, said in answer.stderr) == (code, True), answer.stderr
     subprocess.run(
-        ["kubectl", "get", "--filename=-"], input=f"{config_map}\n---\n{mpijob}", text=True, check=True, stdout=subprocess.DEVNULL
+        ["kubectl", "get", "--filename=-"], input=theirs, text=True, check=True, stdout=subprocess.DEVNULL
     )
 
 
 @contextmanager
 def quota(cluster: Cluster, **hard: str) -> Iterator[None]:
-    cluster.core.create_namespaced_resource_quota(cluster.namespace, {"metadata": {"name": "small"}, "spec": {"hard": hard}})
+    cluster.core.create_namespaced_resource_quota(
+        cluster.namespace, {"metadata": {"name": "small"}, "spec": {"hard": hard}}
+    )
     limit = time.monotonic() + 120
-    while not cluster.core.read_namespaced_resource_quota("small", cluster.namespace).status.used:  # until then it refuses nothing
-        assert time.monotonic() < limit, "nobody counts what the quota is for: is the cluster's controller manager well?"
+    while not cluster.core.read_namespaced_resource_quota(
+        "small", cluster.namespace
+    ).status.used:  # until then it refuses nothing
+        assert time.monotonic() < limit, (
+            "nobody counts what the quota is for: is the cluster's controller manager well?"
+        )
         time.sleep(0.2)
     try:
         yield
@@ -144,23 +180,105 @@ def test_a_quota_is_explained(demo: Demo, cluster: Cluster) -> None:
     with quota(cluster, **{"limits.cpu": "100"}):
         refused(demo, "create a worker pod", cpu_limit=False, launcher_cpu_limit=1.0)
         refused(demo, "must specify limits.cpu for: launcher", cpu_limit=True)
-        refused(demo, "no PriorityClass with name high", cpu_limit=True, launcher_cpu_limit=1.0, priority_class="high")
+        refused(
+            demo,
+            "no PriorityClass with name high",
+            cpu_limit=True,
+            launcher_cpu_limit=1.0,
+            priority_class="high",
+        )
 
 
-def test_a_user_who_may_not_is_told_what_they_may_not(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_may_not_is_told_what_they_may_not(
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = demo.cluster
     cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": "guest"}})
-    token = cluster.core.create_namespaced_service_account_token("guest", cluster.namespace, {"spec": {}}).status.token
+    token = cluster.core.create_namespaced_service_account_token(
+        "guest", cluster.namespace, {"spec": {}}
+    ).status.token
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster, token, tmp_path / "guest")))
     refused(demo, "you may not: mpijobs.kubeflow.org")
 
 
-def test_expired_credentials_are_recognised(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+RULES = [
+    {"apiGroups": [""], "resources": ["pods", "configmaps"], "verbs": ["*"]},
+    {"apiGroups": ["kubeflow.org"], "resources": ["mpijobs"], "verbs": ["*"]},
+]
+"""A user's who may train, and is given no NetworkPolicies."""
+
+
+def test_a_user_who_may_make_no_network_policies_is_told_the_key(
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No image is needed: its pods wait for one."""
+    cluster = demo.cluster
+    cluster.core.create_namespaced_service_account(cluster.namespace, {"metadata": {"name": "trainee"}})
+    access = client.RbacAuthorizationV1Api(cluster.api)
+    access.create_namespaced_role(cluster.namespace, {"metadata": {"name": "train"}, "rules": RULES})
+    subject = {"kind": "ServiceAccount", "name": "trainee", "namespace": cluster.namespace}
+    role = {"kind": "Role", "name": "train", "apiGroup": "rbac.authorization.k8s.io"}
+    access.create_namespaced_role_binding(
+        cluster.namespace, {"metadata": {"name": "train"}, "roleRef": role, "subjects": [subject]}
+    )
+    token = cluster.core.create_namespaced_service_account_token(
+        "trainee", cluster.namespace, {"spec": {}}
+    ).status.token
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster, token, tmp_path / "trainee")))
+    refused(
+        demo, "or set kubernetes.network_policy = false: whatever reaches the pods may then connect to them"
+    )
+    demo.submit(
+        "open", image={"tag": "clipship-test:missing"}, kubernetes=kubernetes(demo, network_policy=False)
+    )
+    assert demo.clipship("cancel", str(demo.run("open"))).returncode == 0
+
+
+@pytest.mark.parametrize("made_by", ["submit", "kubectl"])
+def test_a_cancelled_job_leaves_no_network_policy_and_no_config_map(made_by: str, demo: Demo) -> None:
+    """No image is needed: its pods wait for one."""
+    name, image = f"cleared-{made_by}", {"tag": "clipship-test:missing"}
+    if made_by == "submit":
+        demo.submit(name, image=image)
+    else:
+        rendered = demo.clipship("render", "kubernetes", str(demo.write(name, image=image))).stdout
+        subprocess.run(
+            ["kubectl", "apply", "--filename=-"],
+            input=rendered,
+            text=True,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        assert (
+            demo.clipship("status", str(demo.folder / "job-of-a-test.toml")).returncode == 0
+        )  # knows it now
+    namespace = demo.cluster.namespace
+    policy = demo.cluster.plain(
+        demo.cluster.networking.read_namespaced_network_policy(f"{name}-job", namespace)
+    )
+    demo.until(lambda: bool(demo.pods(name, "worker")), lambda: "no pods")
+    for pod in demo.pods(name, "worker"):
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert demo.clipship("cancel", str(demo.run(name))).returncode == 0
+
+    def left() -> list[str]:
+        found = demo.cluster.networking.list_namespaced_network_policy(namespace).items
+        found += demo.cluster.core.list_namespaced_config_map(namespace).items
+        return [item.metadata.name for item in found if item.metadata.name == f"{name}-job"]
+
+    demo.until(lambda: not left(), lambda: f"{left()} is left")
+
+
+def test_expired_credentials_are_recognised(
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(demo.cluster, "nonsense", tmp_path / "stranger")))
     refused(demo, "the cluster does not know you")
 
 
-def test_a_cluster_that_does_not_answer_is_named(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_answer_is_named(
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = kubeconfig(demo.cluster, "x", tmp_path / "gone", server="https://127.0.0.1:9")
     monkeypatch.setenv("KUBECONFIG", str(path))
     refused(demo, "does not answer at https://127.0.0.1:9")
@@ -172,7 +290,7 @@ def test_no_kubeconfig_at_all_is_said(demo: Demo, tmp_path: Path, monkeypatch: p
 
 
 def kubernetes(demo: Demo, **keys: Any) -> dict[str, Any]:
-    job = jobfile.load(demo.write("any"))
+    job = load_job(demo.write("any"))
     return {**job.kubernetes.model_dump(exclude_none=True), **keys}
 
 
@@ -208,7 +326,9 @@ def test_an_mpijob_that_kubectl_made_is_known_to_clipship(demo: Demo) -> None:
     before = demo.clipship("status", str(job))
     assert (before.returncode, "has no run folder here" in before.stderr) == (2, True)
     rendered = demo.clipship("render", "kubernetes", str(job)).stdout
-    subprocess.run(["kubectl", "apply", "--filename=-"], input=rendered, text=True, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["kubectl", "apply", "--filename=-"], input=rendered, text=True, check=True, stdout=subprocess.DEVNULL
+    )
     status = demo.clipship("status", str(job))
     assert status.returncode == 0, status.stderr
     assert "workers     0 of 2 ready\n" in status.stdout
@@ -224,9 +344,15 @@ def test_an_mpijob_submitted_later_under_the_same_name_is_not_taken_for_this_run
     answer = demo.clipship("cancel", str(before))
     assert answer.returncode == 0, answer.stderr
     demo.submit("again", image={"tag": "clipship-test:missing"})
-    assert json.loads(record.read_text())["details"]["uid"] not in (before / "artefacts" / "submission.json").read_text()
+    assert (
+        json.loads(record.read_text())["details"]["uid"]
+        not in (before / "artefacts" / "submission.json").read_text()
+    )
     status, cancelled, logs = (demo.clipship(word, str(before)) for word in ("status", "cancel", "logs"))
     assert "gone: the MPIJob of this run was deleted" in status.stdout
-    assert "another one of the same name, submitted later, and is left alone" in cancelled.stdout + cancelled.stderr
+    assert (
+        "another one of the same name, submitted later, and is left alone"
+        in cancelled.stdout + cancelled.stderr
+    )
     assert (logs.returncode, "submitted later" in logs.stderr) == (2, True)
     assert not demo.state("again").startswith("gone")

@@ -15,19 +15,35 @@ LEARNED, BEGAN_TO = 0.85, 0.5
 HOROVOD: dict[str, Any] = {"backend": "horovod", "deterministic": False}
 BACKENDS: dict[str, dict[str, Any]] = {"torch": {"backend": "torch"}, "horovod": HOROVOD}
 USERS = {"user": 1000, "root": 0}
-PAIRS = {("torch", "openmpi5", "user"), ("horovod", "openmpi4", "user"), ("horovod", "openmpi5", "root"), ("torch", "openmpi4", "root")}
+PAIRS = {
+    ("torch", "openmpi5", "user"),
+    ("horovod", "openmpi4", "user"),
+    ("horovod", "openmpi5", "root"),
+    ("torch", "openmpi4", "root"),
+}
 EVERY_5 = {"every_steps": 5}
 SHORT = {"epochs": 6, "warmup_steps": 4}
 PATIENT = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 """The pods share this machine's cores: a rank that spins while it waits takes the core from the one it waits for."""
-HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(HOME)`\\", "DOLLARS": "$$ $", "LINES": "one\ntwo\n", "EMPTY": "", "UTF8": "é\t"}
+HOSTILE = {
+    "LIST": "a,b=c d",
+    "QUOTES": "'\"`$(HOME)`\\",
+    "DOLLARS": "$$ $",
+    "LINES": "one\ntwo\n",
+    "EMPTY": "",
+    "UTF8": "é\t",
+}
 
 
 def cases() -> list[object]:
     """Six epochs of each pair, and the whole demo in every case."""
-    pairs: list[object] = [pytest.param(*case, SHORT, BEGAN_TO, id=f"{'-'.join(case)}-six-epochs") for case in sorted(PAIRS)]
+    pairs: list[object] = [
+        pytest.param(*case, SHORT, BEGAN_TO, id=f"{'-'.join(case)}-six-epochs") for case in sorted(PAIRS)
+    ]
     found = product(BACKENDS, ("openmpi4", "openmpi5"), USERS)
-    return pairs + [pytest.param(*case, {}, LEARNED, marks=pytest.mark.full, id="-".join(case)) for case in found]
+    return pairs + [
+        pytest.param(*case, {}, LEARNED, marks=pytest.mark.full, id="-".join(case)) for case in found
+    ]
 
 
 def settings(demo: Demo, **keys: Any) -> dict[str, Any]:
@@ -38,7 +54,9 @@ def settings(demo: Demo, **keys: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("backend", "image", "user", "optim", "learned"), cases())
-def test_the_demo_learns_the_digits(backend: str, image: str, user: str, optim: dict[str, int], learned: float, demo: Demo) -> None:
+def test_the_demo_learns_the_digits(
+    backend: str, image: str, user: str, optim: dict[str, int], learned: float, demo: Demo
+) -> None:
     name = f"{'short' if optim else 'whole'}-{backend}-{image}-{user}"
     comm = BACKENDS[backend]
     pods = settings(demo, run_as_user=USERS[user])
@@ -75,7 +93,9 @@ def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_s
     said = demo.said("drained")
     assert "is saved, and the run can go on" in said
     assert "the ranks are started again (a worker was asked to go)" in said
-    assert demo.steps("drained") == list(range(1, demo.steps("drained")[-1] + 1)), "a step was lost or done twice"
+    assert demo.steps("drained") == list(range(1, demo.steps("drained")[-1] + 1)), (
+        "a step was lost or done twice"
+    )
 
 
 def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> None:
@@ -91,7 +111,9 @@ def test_a_deleted_launcher_saves_and_its_successor_goes_on(demo: Demo) -> None:
     demo.wait_for_step("launcher", 12)
     demo.delete_pod(demo.pods(mpijob, "launcher")[0]["metadata"]["name"])
     assert demo.wait("launcher") == "succeeded", demo.said("launcher")
-    assert demo.steps("launcher") == list(range(1, demo.steps("launcher")[-1] + 1)), "a step was lost or done twice"
+    assert demo.steps("launcher") == list(range(1, demo.steps("launcher")[-1] + 1)), (
+        "a step was lost or done twice"
+    )
     assert demo.memory("launcher")["starts"] == 2
 
 
@@ -105,7 +127,9 @@ def test_a_launcher_that_vanishes_leaves_no_second_world(demo: Demo) -> None:
 
 def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_message(demo: Demo) -> None:
     small = {"nodes": 2, "gpus_per_node": 1, "cpus_per_gpu": 1, "mem_gb_per_gpu": 0.25}
-    mpijob = demo.submit("oom", resources=small, kubernetes=settings(demo, retries=1, backoff_limit=1, shm_gb=0.05))
+    mpijob = demo.submit(
+        "oom", resources=small, kubernetes=settings(demo, retries=1, backoff_limit=1, shm_gb=0.05)
+    )
     assert demo.wait("oom") == "failed", demo.said("oom")
     launchers = demo.pods(mpijob, "launcher")
     ended = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in launchers]
@@ -120,7 +144,11 @@ def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_
 
 
 def test_bad_input_of_the_ranks_ends_the_job_at_once(demo: Demo) -> None:
-    mpijob = demo.submit("wrong", data={"train": str(demo.folder / "nothing" / "*.tar")}, kubernetes=settings(demo, backoff_limit=0))
+    mpijob = demo.submit(
+        "wrong",
+        data={"train": str(demo.folder / "nothing" / "*.tar")},
+        kubernetes=settings(demo, backoff_limit=0),
+    )
     assert demo.wait("wrong") == "failed", demo.said("wrong")
     end = demo.pods(mpijob, "launcher")[0]["status"]["containerStatuses"][0]["state"]["terminated"]
     assert end["exitCode"] == 2, demo.said("wrong")
@@ -132,10 +160,20 @@ def test_hostile_names_and_values_and_secrets_reach_the_ranks_as_data(demo: Demo
     name = "a #b \"c\" 'd' %j $HOME \\n;é"
     secret = {"metadata": {"name": "wandb"}, "stringData": {"key": "the-secret-value"}}
     demo.cluster.core.create_namespaced_secret(demo.cluster.namespace, secret)
-    keys = {"env": {"API_KEY": "secret:wandb:key"}, "env_from": ["secret:wandb"], "annotations": {"note": HOSTILE["QUOTES"]}}
-    mpijob = demo.submit(name, env=HOSTILE, checkpoint={"every_steps": 10_000}, kubernetes=settings(demo, **keys))
+    keys = {
+        "env": {"API_KEY": "secret:wandb:key"},
+        "env_from": ["secret:wandb"],
+        "annotations": {"note": HOSTILE["QUOTES"]},
+    }
+    mpijob = demo.submit(
+        name, env=HOSTILE, checkpoint={"every_steps": 10_000}, kubernetes=settings(demo, **keys)
+    )
     demo.wait_for_step(name, 5)
-    seen = dict(entry.split("=", 1) for entry in demo.inside(f"{mpijob}-worker-1", ENVIRONMENT).split("\0") if "=" in entry)
+    seen = dict(
+        entry.split("=", 1)
+        for entry in demo.inside(f"{mpijob}-worker-1", ENVIRONMENT).split("\0")
+        if "=" in entry
+    )
     assert {key: seen.get(key) for key in HOSTILE} == HOSTILE
     assert seen["API_KEY"] == seen["key"] == "the-secret-value"
     for pod in demo.pods(mpijob, "launcher") + demo.pods(mpijob, "worker"):
@@ -174,25 +212,36 @@ def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(dem
     assert "succeeded" in status
     refused = demo.write("followed", kubernetes=settings(demo, service_account="nobody"))
     assert demo.clipship("submit", str(refused), "--to", "kubernetes").returncode == 1
-    assert "succeeded" in demo.clipship("status", str(elsewhere)).stdout  # what is refused has deleted nothing
+    assert (
+        "succeeded" in demo.clipship("status", str(elsewhere)).stdout
+    )  # what is refused has deleted nothing
     demo.submit("followed", optim={"epochs": 1, "warmup_steps": 4})
     assert "gone" in demo.clipship("status", str(elsewhere)).stdout
 
 
 def test_a_user_that_the_image_does_not_know_trains_too(demo: Demo) -> None:
-    demo.submit("stranger", optim={"epochs": 1, "warmup_steps": 4}, kubernetes=settings(demo, run_as_user=4242))
+    demo.submit(
+        "stranger", optim={"epochs": 1, "warmup_steps": 4}, kubernetes=settings(demo, run_as_user=4242)
+    )
     assert demo.wait("stranger") == "succeeded", demo.said("stranger")
     assert (demo.run("stranger") / "result.json").stat().st_uid == 4242
 
 
 def test_ranks_that_fail_again_and_again_end_the_job_with_their_cause(demo: Demo) -> None:
     """Within `retries`, and a launcher that comes later does not begin anew."""
-    mpijob = demo.submit("hopeless", optim={**SHORT, "lr": 1e-3}, kubernetes=settings(demo, retries=0, backoff_limit=1))
+    mpijob = demo.submit(
+        "hopeless", optim={**SHORT, "lr": 1e-3}, kubernetes=settings(demo, retries=0, backoff_limit=1)
+    )
     demo.wait_for_step("hopeless", 3)
     demo.inside(f"{mpijob}-worker-0", KILL_RANK)
     assert demo.wait("hopeless") == "failed", demo.said("hopeless")
-    ended = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in demo.pods(mpijob, "launcher")]
+    ended = [
+        pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in demo.pods(mpijob, "launcher")
+    ]
     assert len(ended) == 2
     assert len({end["message"] for end in ended}) == 1
-    assert f"rank 0 on {mpijob}-worker-0 ended the run with exit code 1: killed by SIGKILL in" in ended[0]["message"]
+    assert (
+        f"rank 0 on {mpijob}-worker-0 ended the run with exit code 1: killed by SIGKILL in"
+        in ended[0]["message"]
+    )
     assert demo.memory("hopeless")["starts"] == 1

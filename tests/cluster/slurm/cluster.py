@@ -61,6 +61,7 @@ MpiDefault=none
 SrunPortRange=40000-40999
 GresTypes=gpu
 {nodes}
+PlugStackConfig={folder}/plugstack.conf
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=all Nodes=n[1-3] Default=YES MaxTime=60 State=UP PriorityTier=2
@@ -88,18 +89,28 @@ class Cluster:
 
     folder: Path
     shared: Sequence[Path] = (REPOSITORY,)
+    pyxis: Path | None = None
+    """What pyxis.sh has built: srun then starts containers."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """For sbatch and its friends: this cluster, and no variable of another launcher."""
         kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "CLIPSHIP_", "OMPI_", "PYTEST"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "SBATCH_", "CLIPSHIP_", "OMPI_", "PYTEST"))
         }
         # Both nodes are the loopback interface, which Open MPI 4 passes over unless told; Open MPI 5 takes no loopback at all.
-        open_mpi = {"OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_oob_tcp_if_include": "lo", "PMIX_MCA_ptl_tcp_if_include": "lo"}
+        open_mpi = {
+            "OMPI_MCA_btl_tcp_if_include": "lo",
+            "OMPI_MCA_oob_tcp_if_include": "lo",
+            "PMIX_MCA_ptl_tcp_if_include": "lo",
+        }
         few_cores = {"OMPI_MCA_mpi_yield_when_idle": "1"}
         ours = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": str(REPOSITORY)}
+        if self.pyxis:
+            ours["PATH"] = f"{self.folder}/bin:{self.pyxis}/bin:{kept['PATH']}"
         return {**kept, **open_mpi, **few_cores, **ours}
 
     def start(self) -> None:
@@ -129,7 +140,9 @@ class Cluster:
     def members(self, node: str) -> list[int]:
         """All processes of the node: those of a job are no descendants of slurmd, but they share its host name."""
         mark = _host_name_space(self.processes[node].pid)
-        return [pid for entry in Path("/proc").glob("[0-9]*") if _host_name_space(pid := int(entry.name)) == mark]
+        return [
+            pid for entry in Path("/proc").glob("[0-9]*") if _host_name_space(pid := int(entry.name)) == mark
+        ]
 
     def clear(self) -> None:
         """No job, all nodes up and idle."""
@@ -150,9 +163,19 @@ class Cluster:
             process.wait()
         self.processes.clear()
 
-    def run(self, *words: str, check: bool = True, timeout_s: float = 120, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, check: bool = True, timeout_s: float = 120, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands, or of ours, on the submitting host."""
-        return subprocess.run(words, env=self.environment, capture_output=True, text=True, check=check, timeout=timeout_s, **options)  # type: ignore[call-overload,no-any-return]
+        return subprocess.run(  # type: ignore[call-overload,no-any-return]
+            words,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=timeout_s,
+            **options,
+        )
 
     def job(self, job_id: str) -> Mapping[str, str]:
         """What `scontrol show job` says, by key; no value here holds a space."""
@@ -166,7 +189,9 @@ class Cluster:
         return self.job(job_id)
 
     def is_idle(self) -> bool:
-        states = self.run("sinfo", "--Node", "--noheader", "--format=%N %T", "--partition=all", check=False).stdout.split()
+        states = self.run(
+            "sinfo", "--Node", "--noheader", "--format=%N %T", "--partition=all", check=False
+        ).stdout.split()
         return states == [word for node in NODES for word in (node, "idle")]
 
     def _configure(self) -> None:
@@ -178,24 +203,48 @@ class Cluster:
             f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={MEMORY_MB} Gres=gpu:{GPUS} State=UNKNOWN"
             for name, port in zip(NODES, ports, strict=True)
         )
-        config = _CONFIG.format(address=_ADDRESS, host=socket.gethostname(), port=own, folder=self.folder, nodes=nodes)
+        config = _CONFIG.format(
+            address=_ADDRESS, host=socket.gethostname(), port=own, folder=self.folder, nodes=nodes
+        )
         (self.folder / "slurm.conf").write_text(config)
         (self.folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in _GPU_FILES))
-        (self.folder / "hosts").write_text(" ".join([_ADDRESS, "localhost", socket.gethostname(), *NODES]) + "\n")
+        (self.folder / "hosts").write_text(
+            " ".join([_ADDRESS, "localhost", socket.gethostname(), *NODES]) + "\n"
+        )
+        spank = (
+            f"required {self.pyxis}/lib/slurm/spank_pyxis.so runtime_path=/tmp/pyxis\n" if self.pyxis else ""
+        )
+        (self.folder / "plugstack.conf").write_text(spank)
         (self.folder / "state").mkdir(exist_ok=True)
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(128))
         (self.folder / "munge.key").chmod(0o400)
 
     def _munged(self) -> list[str]:
-        places = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        return ["munged", "--foreground", "--force", *(f"--{option}={self.folder}/munge.{name}" for option, name in places.items())]
+        places = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        return [
+            "munged",
+            "--foreground",
+            "--force",
+            *(f"--{option}={self.folder}/munge.{name}" for option, name in places.items()),
+        ]
 
     def _spawn(self, name: str, words: Sequence[str]) -> None:
         """The daemons end with this process, however it ends."""
         with open(self.folder / f"{name}.out", "ab") as out:
             environment = {**self.environment, "KEPT": str(self.folder)}
             self.processes[name] = subprocess.Popen(
-                words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_end_with_parent
+                words,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                preexec_fn=_end_with_parent,
             )
 
 
@@ -208,7 +257,11 @@ def _host_name_space(pid: int) -> str:
 
 def missing_programs() -> list[str]:
     """Debian's slurm-wlm, munge and util-linux have them."""
-    return [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare") if shutil.which(name) is None]
+    return [
+        name
+        for name in ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
+        if shutil.which(name) is None
+    ]
 
 
 def _end_with_parent() -> None:
@@ -224,7 +277,11 @@ def _until(happened: Callable[[], bool], limit_s: float, otherwise: str, logs: P
     limit = time.monotonic() + limit_s
     while not happened():
         if time.monotonic() > limit:
-            said = [(path.name, path.read_text(errors="replace")[-1500:]) for path in sorted(logs.glob("*.out"))] if logs else []
+            said = (
+                [(path.name, path.read_text(errors="replace")[-1500:]) for path in sorted(logs.glob("*.out"))]
+                if logs
+                else []
+            )
             raise TimeoutError("\n".join([otherwise, *(f"== {name}\n{text}" for name, text in said)]))
         time.sleep(0.2)
 

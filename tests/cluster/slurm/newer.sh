@@ -5,9 +5,9 @@ set -euo pipefail
 
 suite=$1 python=$2
 shift 2
-root=${XDG_CACHE_HOME:-$HOME/.cache}/clipship/debian-$suite
-packages=slurmctld,slurmd,slurm-client,munge,libpmix2t64,openmpi-bin,iproute2,procps,libssl3t64,libffi8,libsqlite3-0,libreadline8t64
+packages=slurmctld,slurmd,slurm-client,munge,libpmix-dev,openmpi-bin,iproute2,procps,libssl3t64,libffi8,libsqlite3-0,libreadline8t64
 [[ $suite != sid ]] || packages+=,apptainer # no release of Debian carries it
+root=${XDG_CACHE_HOME:-$HOME/.cache}/clipship/debian-$suite-$(cksum <<<"$packages" | cut -d ' ' -f 1)
 
 if [[ ! -e $root/complete ]]; then
     command -v debootstrap >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap

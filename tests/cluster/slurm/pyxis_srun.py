@@ -33,7 +33,11 @@ def task(image: str, named: str, *command: str) -> None:
     """In the task: the environment that a container would have."""
     of_image = json.loads(Path(image).read_text())
     listed = set(named.split(",")) if named else set()
-    of_job = {name: value for name, value in os.environ.items() if name in listed or name not in (*DROPPED, *of_image)}
+    of_job = {
+        name: value
+        for name, value in os.environ.items()
+        if name in listed or name not in (*DROPPED, *of_image)
+    }
     os.execve(command[0], list(command), {**of_image, "PATH": "/usr/bin:/bin", **of_job})
 
 

@@ -14,7 +14,14 @@ import tomli_w
 from tests.cluster.slurm.cluster import Cluster
 from trainer.demo.__main__ import prepare
 
-HOSTILE = {"LIST": "a,b=c d", "QUOTES": "'\"`$(false)`\\", "LINES": "one\ntwo\n", "EMPTY": "", "PERCENT": "%t %j #", "UTF8": "é\t"}
+HOSTILE = {
+    "LIST": "a,b=c d",
+    "QUOTES": "'\"`$(false)`\\",
+    "LINES": "one\ntwo\n",
+    "EMPTY": "",
+    "PERCENT": "%t %j #",
+    "UTF8": "é\t",
+}
 SHORT = {"epochs": 1, "warmup_steps": 4}
 _STAND_IN = """\
 #!{python}
@@ -44,8 +51,11 @@ class Demo:
         import tomllib
 
         job: dict[str, Any] = tomllib.loads((self.folder / "job.toml").read_text())
-        job |= {"name": name, "resources": {"nodes": 2, "gpus_per_node": 2, "cpus_per_gpu": 1}}
-        job["slurm"] = {"time": "30", "python": sys.executable, "signal_lead_s": 20}
+        job |= {
+            "name": name,
+            "resources": {"nodes": 2, "gpus_per_node": 2, "cpus_per_gpu": 1, "device": "cpu"},
+        }
+        job["slurm"] = {"gpus": "gpus-per-node", "time": "30", "python": sys.executable, "signal_lead_s": 20}
         job["data"]["workers"] = 0
         job["logging"]["every_steps"] = 1
         job["timeouts"] = {"silence_s": 60.0}  # a busy machine may leave a supervisor without CPU for long
@@ -56,7 +66,7 @@ class Demo:
         return path
 
     def clipship(self, *words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "trainer.launch.cli", *words]
+        command = [sys.executable, "-m", "trainer.cli.main", *words]
         return self.cluster.run(*command, check=False, cwd=self.folder, timeout_s=timeout_s)
 
     def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
@@ -90,7 +100,12 @@ class Demo:
         return found
 
     def wait_for_step(self, name: str, step: int, job_id: str) -> None:
-        self.until(lambda: max(self.losses(name), default=0) >= step, f"{name} does not reach step {step}", name, job_id)
+        self.until(
+            lambda: max(self.losses(name), default=0) >= step,
+            f"{name} does not reach step {step}",
+            name,
+            job_id,
+        )
 
     def wait(self, name: str, job_id: str) -> Mapping[str, str]:
         """Until the job has ended for good; what scontrol says of it then."""

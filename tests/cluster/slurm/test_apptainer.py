@@ -23,12 +23,22 @@ def container() -> dict[str, object]:
     image = Path(os.environ["CLIPSHIP_SANDBOX"])
     (image / "workspace").mkdir(exist_ok=True)  # where the product's images have their working directory
     homes = {Path(folder).parts[1] for folder in (sys.prefix, sys.base_prefix, REPOSITORY)} - OF_THE_SYSTEM
-    return {"container": "apptainer", "image": str(image), "mounts": [f"/{home}:/{home}" for home in sorted(homes)]}
+    return {
+        "container": "apptainer",
+        "image": str(image),
+        "mounts": [f"/{home}:/{home}" for home in sorted(homes)],
+    }
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_variables_arrive_in_the_container_as_they_are_written(demo: Demo, container: dict[str, object], launcher: str) -> None:
-    found = demo.variables(f"variables-{launcher}", env=HOSTILE, slurm={**container, "launcher": launcher, "python": demo.stand_in()})
+def test_variables_arrive_in_the_container_as_they_are_written(
+    demo: Demo, container: dict[str, object], launcher: str
+) -> None:
+    found = demo.variables(
+        f"variables-{launcher}",
+        env=HOSTILE,
+        slurm={**container, "launcher": launcher, "python": demo.stand_in()},
+    )
     for variables in found:
         assert variables["APPTAINER_CONTAINER"]
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
@@ -37,9 +47,13 @@ def test_variables_arrive_in_the_container_as_they_are_written(demo: Demo, conta
 
 
 @pytest.mark.parametrize(
-    ("backend", "launcher"), [("torch", "srun"), pytest.param("horovod", "mpirun", marks=pytest.mark.horovod)], ids=["torch", "horovod"]
+    ("backend", "launcher"),
+    [("torch", "srun"), pytest.param("horovod", "mpirun", marks=pytest.mark.horovod)],
+    ids=["torch", "horovod"],
 )
-def test_ranks_in_containers_train_over_two_nodes(demo: Demo, container: dict[str, object], backend: str, launcher: str) -> None:
+def test_ranks_in_containers_train_over_two_nodes(
+    demo: Demo, container: dict[str, object], backend: str, launcher: str
+) -> None:
     comm = {"backend": backend, "deterministic": backend == "torch"}
     job = demo.submit(backend, comm=comm, slurm={**container, "launcher": launcher}, optim=SHORT)
     assert demo.wait(backend, job)["JobState"] == "COMPLETED", demo.output(backend, job)

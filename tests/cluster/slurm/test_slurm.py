@@ -34,7 +34,9 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
     demo.wait_for_step("cut", 10, cut)
     demo.cluster.run("scontrol", "update", f"JobId={cut}", "EndTime=now+60")
     demo.until(lambda: demo.cluster.job(cut)["Restarts"] != "0", "the job is not queued again", "cut", cut)
-    demo.cluster.run("scontrol", "update", f"JobId={cut}", "TimeLimit=50")  # the limit of before would be the next start's too
+    demo.cluster.run(
+        "scontrol", "update", f"JobId={cut}", "TimeLimit=50"
+    )  # the limit of before would be the next start's too
     assert demo.wait("cut", cut)["JobState"] == "COMPLETED", demo.output("cut", cut)
     said = demo.output("cut", cut)
     assert "the time limit is near: ranks save and leave" in said
@@ -52,7 +54,9 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize(("name", "optim"), [("six-epochs", FEWER), pytest.param("whole-demo", {}, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("name", "optim"), [("six-epochs", FEWER), pytest.param("whole-demo", {}, marks=pytest.mark.full)]
+)
 def test_horovod_by_srun_learns_the_digits(demo: Demo, name: str, optim: dict[str, int]) -> None:
     job = demo.submit(name, comm=HOROVOD, optim=optim)
     assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
@@ -66,7 +70,12 @@ def test_horovod_by_mpirun_in_a_run_with_a_hostile_name_and_hostile_variables(de
     job = demo.submit(name, comm=HOROVOD, slurm={"launcher": "mpirun"}, env=HOSTILE, optim=SHORT)
     assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
     assert demo.result(name)["world_size"] == 4
-    assert demo.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%j").stdout.rstrip("\n") == name
+    assert (
+        demo.cluster.run(
+            "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%j"
+        ).stdout.rstrip("\n")
+        == name
+    )
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
@@ -82,7 +91,13 @@ def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher
 
 
 def test_the_jobs_variables_win_over_those_of_a_pyxis_image(demo: Demo) -> None:
-    of_image = {"OMP_NUM_THREADS": "64", "CLIPSHIP_TOKEN": "image", "LIST": "image", "ONLY_IMAGE": "kept", "EMPTY": "image"}
+    of_image = {
+        "OMP_NUM_THREADS": "64",
+        "CLIPSHIP_TOKEN": "image",
+        "LIST": "image",
+        "ONLY_IMAGE": "kept",
+        "EMPTY": "image",
+    }
     (demo.folder / "image.json").write_text(json.dumps(of_image))
     standin = demo.folder / "standin"
     standin.mkdir()
@@ -90,7 +105,12 @@ def test_the_jobs_variables_win_over_those_of_a_pyxis_image(demo: Demo) -> None:
     command = [sys.executable, pyxis, str(shutil.which("srun")), str(demo.folder / "image.json")]
     (standin / "srun").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     (standin / "srun").chmod(0o755)
-    slurm = {"container": "pyxis", "image": "registry.example.com/clip:1", "python": demo.stand_in(), "setup": [f"PATH={standin}:$PATH"]}
+    slurm = {
+        "container": "pyxis",
+        "image": "registry.example.com/clip:1",
+        "python": demo.stand_in(),
+        "setup": [f"PATH={standin}:$PATH"],
+    }
     found = demo.variables("pyxis", env=HOSTILE, slurm=slurm)
     for variables in found:
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
@@ -117,7 +137,7 @@ def test_a_killed_rank_ends_the_job_with_its_name_as_the_last_word(demo: Demo) -
 
 
 def _rank_on(demo: Demo, node: str) -> int:
-    return next(pid for pid in demo.cluster.members(node) if b"trainer.health.start" in _command(pid))
+    return next(pid for pid in demo.cluster.members(node) if b"trainer.supervise.rank_start" in _command(pid))
 
 
 def _command(pid: int) -> bytes:
@@ -130,7 +150,12 @@ def _command(pid: int) -> bytes:
 def _leftovers(demo: Demo) -> list[bytes]:
     """Ranks that outlived their job; Slurm may need a moment after its last word."""
     for _ in range(20):
-        found = [_command(pid) for node in ("n1", "n2") for pid in demo.cluster.members(node) if b"trainer." in _command(pid)]
+        found = [
+            _command(pid)
+            for node in ("n1", "n2")
+            for pid in demo.cluster.members(node)
+            if b"trainer." in _command(pid)
+        ]
         if not found:
             break
         time.sleep(0.5)
@@ -201,7 +226,9 @@ def test_a_run_folder_that_only_one_node_has_is_named_before_ranks_start(demo: D
     said = (demo.folder / f"slurm-{job}.out").read_text()
     assert ended["ExitCode"] == "2:0"
     assert "clipship: node n2 does not see the run folder" in said
-    assert said.splitlines()[-1].endswith("must be on a file system that all nodes share: change logging.runs")
+    assert said.splitlines()[-1].endswith(
+        "must be on a file system that all nodes share: change logging.runs"
+    )
 
 
 def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) -> None:
@@ -217,7 +244,10 @@ def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) ->
     assert (again.returncode, f"is Slurm's job {job} already (RUNNING)" in again.stderr) == (2, True)
     second = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
     assert demo.wait("by-hand", second)["ExitCode"] == "2:0"
-    assert f"job {job} of Slurm writes {demo.run('by-hand')} already" in (demo.folder / f"slurm-{second}.out").read_text()
+    assert (
+        f"job {job} of Slurm writes {demo.run('by-hand')} already"
+        in (demo.folder / f"slurm-{second}.out").read_text()
+    )
     answer = demo.clipship("cancel", str(demo.run("by-hand")))
     assert answer.returncode == 0, answer.stderr
     assert demo.wait("by-hand", job)["JobState"] == "CANCELLED"
@@ -242,7 +272,9 @@ def test_another_number_of_ranks_than_rendered_is_refused(demo: Demo) -> None:
         ({"slurm": {"dependency": "never:1"}}, "slurm.dependency"),
     ],
 )
-def test_what_slurm_refuses_names_the_key_to_change(demo: Demo, sections: dict[str, dict[str, object]], expected: str) -> None:
+def test_what_slurm_refuses_names_the_key_to_change(
+    demo: Demo, sections: dict[str, dict[str, object]], expected: str
+) -> None:
     answer = demo.clipship("submit", str(demo.write("refused", **sections)), "--to", "slurm")
     assert answer.returncode == 2, answer.stderr
     assert answer.stdout == ""

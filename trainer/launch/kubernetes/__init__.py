@@ -1,0 +1,1 @@
+"""Kubernetes: the MPIJob, and the code that submits, follows and cancels it."""

@@ -1,11 +1,11 @@
-"""Talks to a cluster through the official client, with the user's kubeconfig; turns its refusals into words. No torch.
+"""Talks to a cluster through the official client, with the user's kubeconfig; explains its refusals.
 
-The client takes a second to import: only this module does, and only commands that ask a cluster import this module.
+The client takes a second to import: only this module imports it, and only commands that ask a cluster import
+this module. Imports no torch.
 """
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
+from trainer.text.terminal import say
 
 GROUP, VERSION, PLURAL = "kubeflow.org", "v2beta1", "mpijobs"
 _ANSWER_S = 20.0
@@ -26,7 +27,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cluster:
-    """One context of the kubeconfig, one namespace of it."""
+    """A connection to one namespace of one kubeconfig context."""
 
     api: Any
     context: str
@@ -42,55 +43,72 @@ class Cluster:
         return client.BatchV1Api(self.api)
 
     @property
+    def networking(self) -> Any:
+        return client.NetworkingV1Api(self.api)
+
+    @property
     def custom(self) -> Any:
         return client.CustomObjectsApi(self.api)
 
     def mpijob(self, name: str) -> Object | None:
-        """As the API server has it; None where there is none of this name."""
+        """Returns the MPIJob as the API server has it; None if there is none of this name."""
         with self.asking("read the MPIJob"):
             try:
                 found: Object = self.custom.get_namespaced_custom_object(
                     GROUP, VERSION, self.namespace, PLURAL, name, _request_timeout=_ANSWER_S
                 )
             except ApiException as problem:
-                if problem.status == 404 and re.fullmatch(rf'{PLURAL}\.{GROUP} ".*" not found', _message(problem)):
+                if problem.status == 404 and re.fullmatch(
+                    rf'{PLURAL}\.{GROUP} ".*" not found', _message(problem)
+                ):
                     return None
                 raise
         return found
 
     def plain(self, found: Any) -> Object:
-        """What the client made of an answer, as the JSON that it was."""
+        """Returns an object of the client as the JSON that the server sent."""
         answer: Object = self.api.sanitize_for_serialization(found)
         return answer
 
     @contextmanager
-    def asking(self, what: str) -> Iterator[None]:
-        """Raises ClusterError, in the user's words, for whatever the client raises inside."""
+    def asking(self, what: str, otherwise: str = "") -> Iterator[None]:
+        """Converts every exception of the client inside the block to a ClusterError for people.
+
+        `otherwise` tells a user without the permission how the job can do without this request.
+        """
         try:
             yield
         except ApiException as problem:
-            raise ClusterError(explain(problem, what, self.namespace)) from None
+            way_out = f", or {otherwise}" if otherwise and may_not(problem) else ""
+            raise ClusterError(explain(problem, what, self.namespace) + way_out) from None
         except (urllib3.exceptions.HTTPError, OSError) as problem:
             reason = getattr(problem, "reason", None) or problem
-            raise ClusterError(f"the cluster of context {self.context} does not answer at {self.server}: {reason}") from None
+            raise ClusterError(
+                f"the cluster of context {self.context} does not answer at {self.server}: {reason}"
+            ) from None
 
 
 def connect(namespace: str | None, context: str | None = None) -> Cluster:
-    """The context named, else the current one, of KUBECONFIG or ~/.kube/config; inside of a pod, its own cluster.
+    """Connect to the named context, else to the current one, of KUBECONFIG or ~/.kube/config.
 
-    `namespace` None: the context's own. Raises ClusterError where there is no such context.
+    Inside a pod without a kubeconfig, connects to the pod's own cluster. `namespace` None means the context's
+    own. Raises ClusterError if there is no such context.
     """
     try:
         contexts, current = config.list_kube_config_contexts()
     except config.ConfigException as problem:
         return _inside(namespace, str(problem))
-    chosen = current if context is None else next((found for found in contexts if found["name"] == context), None)
+    chosen = (
+        current if context is None else next((found for found in contexts if found["name"] == context), None)
+    )
     if chosen is None:
         known = ", ".join(found["name"] for found in contexts)
-        raise ClusterError(f"the kubeconfig has no context {context!r}, with which the run was submitted; it has: {known}")
+        raise ClusterError(
+            f"the kubeconfig has no context {context!r}, with which the run was submitted; it has: {known}"
+        )
     try:
         settings = client.Configuration()
-        settings.retries = False  # read when the client is made
+        settings.retries = False  # the client reads it when it is made
         api = config.new_client_from_config(context=chosen["name"], client_configuration=settings)
     except (config.ConfigException, OSError) as problem:
         raise ClusterError(f"context {chosen['name']} of the kubeconfig cannot be used: {problem}") from None
@@ -103,52 +121,71 @@ def _inside(namespace: str | None, problem: str) -> Cluster:
         config.load_incluster_config()
     except config.ConfigException:
         raise ClusterError(
-            f"no cluster to talk to: {problem}; set KUBECONFIG, or let `kubectl config use-context` choose a context"
+            f"no cluster to talk to: {problem}; set KUBECONFIG, or let `kubectl config use-context` choose "
+            "a context"
         ) from None
     api = client.ApiClient()
     own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
     return Cluster(
-        api, "the pod's own cluster", namespace or (own.read_text().strip() if own.exists() else "default"), api.configuration.host
+        api,
+        "the pod's own cluster",
+        namespace or (own.read_text().strip() if own.exists() else "default"),
+        api.configuration.host,
     )
 
 
 def explain(problem: ApiException, what: str, namespace: str) -> str:
-    """What the API server refused, and what to do; `what` as in "cannot WHAT"."""
+    """Returns what the API server refused, and what to do; `what` is used as in "cannot WHAT"."""
     said = _message(problem)
     head = f"cannot {what} in namespace {namespace}: "
     match problem.status:
         case 401:
-            return f"{head}the cluster does not know you: log in again (the kubeconfig's credentials have expired or are wrong)"
+            return (
+                f"{head}the cluster does not know you: log in again (the kubeconfig's credentials have "
+                "expired or are wrong)"
+            )
         case 403 if "exceeded quota" in said:
             return (
-                f"{head}it would exceed the quota: {said}; ask for less in [resources], or wait (`kubectl describe quota -n {namespace}`)"
+                f"{head}it would exceed the quota: {said}; ask for less in [resources], or wait (`kubectl "
+                f"describe quota -n {namespace}`)"
             )
         case 403 if "must specify" in said:
             return (
-                f"{head}its quota wants every container to say what it may take: {said}; for workers resources.mem_gb_per_gpu and "
-                "kubernetes.cpu_limit do, for the launcher kubernetes.launcher_cpu_limit"
+                f"{head}its quota wants every container to say what it may take: {said}; for workers "
+                "resources.mem_gb_per_gpu and kubernetes.cpu_limit do, for the launcher "
+                "kubernetes.launcher_cpu_limit"
             )
         case 403 if "violates PodSecurity" in said:
-            return f"{head}the namespace's pod security forbids it: {said}; see run_as_user, seccomp, mounts and rdma of [kubernetes]"
+            return (
+                f"{head}the namespace's pod security forbids it: {said}; see run_as_user, seccomp, mounts "
+                "and rdma of [kubernetes]"
+            )
         case 403 if "cannot" in said and "resource" in said:
-            return f"{head}you may not: {said}; ask who runs the cluster for a role that allows it (`kubectl auth can-i`)"
+            return (
+                f"{head}you may not: {said}; ask who runs the cluster for a role that allows it (`kubectl "
+                "auth can-i`)"
+            )
         case 404 if said.startswith('namespaces "'):
-            return f"{head}there is no such namespace: change kubernetes.namespace, or the context's (`kubectl get namespaces`)"
+            return (
+                f"{head}there is no such namespace: change kubernetes.namespace, or the context's "
+                "(`kubectl get namespaces`)"
+            )
         case 404:
             return (
-                f"{head}the cluster knows no MPIJob ({said}): the MPI Operator, v0.3 or newer, must be installed (kubeflow.org/{VERSION})"
+                f"{head}the cluster knows no MPIJob ({said}): the MPI Operator, v0.3 or newer, must be "
+                f"installed (kubeflow.org/{VERSION})"
             )
         case _:
             return f"{head}{said}"
 
 
 def warn(text: str) -> None:
-    """On stderr."""
-    print(f"clipship: warning: {text}", file=sys.stderr)
+    """Print a warning on stderr."""
+    say(f"warning: {text}")
 
 
 def _message(problem: ApiException) -> str:
-    """The API server's own sentence."""
+    """Returns the API server's own sentence."""
     try:
         found: Mapping[str, Any] = json.loads(problem.body or "")
         return str(found["message"])
@@ -157,6 +194,6 @@ def _message(problem: ApiException) -> str:
 
 
 def may_not(problem: ApiException) -> bool:
-    """Whether RBAC alone stands in the way."""
+    """Returns whether the request failed only because RBAC forbids it."""
     said = _message(problem)
     return problem.status == 403 and "cannot" in said and "resource" in said

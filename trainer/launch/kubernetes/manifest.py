@@ -1,4 +1,7 @@
-"""Job -> the text of an MPIJob and its ConfigMap. Pure: no clock, no network, no cluster; imports neither torch nor the client."""
+"""Renders a job as the text of an MPIJob, its ConfigMap and its NetworkPolicy.
+
+Pure: uses no clock, no network and no cluster. Imports neither torch nor the client.
+"""
 
 import hashlib
 import math
@@ -8,15 +11,25 @@ from functools import cached_property
 
 import tomli_w
 
+from trainer.comm.backends import row_of
+from trainer.config import Image, Job, Kubernetes
+from trainer.config.kubernetes import JOB_FOLDER, object_name
 from trainer.errors import InputError
-from trainer.job import Image, Job, Kubernetes
-from trainer.job.kubernetes import JOB_FOLDER, object_name
-from trainer.launch.environment import rank_environment
-from trainer.launch.kubernetes.fits import refuse_misfits
 from trainer.launch.kubernetes.patch import patched
-from trainer.launch.kubernetes.pod_values import Yaml, cores, gib, memory, mounted, plain_variables, toleration, volume
+from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
+from trainer.launch.kubernetes.pod_values import (
+    Yaml,
+    cores,
+    gib,
+    memory,
+    mounted,
+    plain_variables,
+    toleration,
+    volume,
+)
+from trainer.launch.kubernetes.validate import refuse_misfits
+from trainer.launch.rank_env import rank_environment
 from trainer.launch.templates import render
-from trainer.pod.names import JOB_UID, SSH_KEY
 
 JOB_NAME_LABEL = "training.kubeflow.org/job-name"
 ROLE_LABEL = "training.kubeflow.org/job-role"
@@ -25,6 +38,12 @@ _PYTHON = "/opt/clipship/bin/python"
 _JOB_FILE = f"{JOB_FOLDER}/job.toml"
 _MEETING_PORT, _MASTER_PORT = 29400, 29401
 _FAN_OUT = 128
+# the image says "all", which NVIDIA's runtime grants even without a request
+_NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
+# root needs them on volumes whose files belong to another user
+_FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
+# root's sshd needs them to confine its children
+_SSHD = ("AUDIT_WRITE", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
 _ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
 _KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
 _SOURCE_REF = {"secret": "secretRef", "configmap": "configMapRef"}
@@ -33,23 +52,31 @@ _BUILD = Image.model_fields.keys() - {"tag"}
 
 
 def manifest(job: Job) -> str:
-    """The YAML that `kubectl apply` takes. Raises InputError listing everything that cannot work on Kubernetes."""
+    """Returns the YAML that `kubectl apply` takes.
+
+    Raises InputError that lists everything that cannot work on Kubernetes.
+    """
     refuse_misfits(job)
     view = Manifest(job)
     return patched(render("k8s/mpijob.yaml.j2", job=job, k8s=job.kubernetes, m=view), job.kubernetes.patch)
 
 
 def mpijob_name(job: Job) -> str:
-    """What the MPIJob is called. Raises InputError where the name given is too long."""
+    """Returns the MPIJob's name. Raises InputError if the given name is too long."""
     try:
         return object_name(job.name, job.kubernetes, job.resources.nodes)
     except ValueError as problem:
         raise InputError(f"kubernetes.name: {problem}") from None
 
 
+def beside_name(mpijob: str) -> str:
+    """Returns the name of the ConfigMap and of the NetworkPolicy that belong to the MPIJob."""
+    return f"{mpijob}-job"
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """What the template prints: each property is a value of the MPIJob."""
+    """Values that the template prints; each property is a value of the MPIJob."""
 
     job: Job
 
@@ -62,6 +89,10 @@ class Manifest:
         return mpijob_name(self.job)
 
     @property
+    def beside_name(self) -> str:
+        return beside_name(self.name)
+
+    @property
     def namespace(self) -> str | None:
         return self.k8s.namespace
 
@@ -72,7 +103,9 @@ class Manifest:
 
     @property
     def job_text(self) -> str:
-        """Without what says nothing in a pod: Slurm's section, and how the image was built."""
+        """Text of the job file, without the parts that have no meaning in a pod: Slurm's section, and how
+        the image was built.
+        """
         return tomli_w.dumps(self.job.model_dump(exclude_none=True, exclude={"slurm": True, "image": _BUILD}))
 
     @property
@@ -92,15 +125,30 @@ class Manifest:
         return dict(self.k8s.annotations)
 
     @property
+    def launcher_annotations(self) -> Yaml:
+        return self.annotations | self.k8s.launcher_annotations
+
+    @property
+    def worker_annotations(self) -> Yaml:
+        return self.annotations | self.k8s.worker_annotations
+
+    @property
     def creation_policy(self) -> str:
         return "WaitForWorkersReady" if self.k8s.launcher_start == "workers-ready" else "AtStartup"
 
     @property
     def scheduling(self) -> Yaml:
-        """Without the launcher, which starts once the workers have: a gang that waits for it would never start."""
+        """Scheduling of the gang.
+
+        A launcher that starts after the workers is not counted: a gang that waited for it would never start.
+        """
         members = self.job.resources.nodes + (self.k8s.launcher_start == "at-once")
         queue = {"queue": self.k8s.gang_queue} if self.k8s.gang_queue else {}
-        priority = {"priorityClass": self.k8s.priority_class} if self.k8s.priority_class and self.k8s.gang == "volcano" else {}
+        priority = (
+            {"priorityClass": self.k8s.priority_class}
+            if self.k8s.priority_class and self.k8s.gang == "volcano"
+            else {}
+        )
         limit = {"scheduleTimeoutSeconds": self.k8s.gang_timeout_s} if self.k8s.gang_timeout_s else {}
         return {"minAvailable": members, **queue, **priority, **limit}
 
@@ -109,7 +157,7 @@ class Manifest:
         limits = self.job.timeouts
         return self.k8s.grace_s or math.ceil(limits.checkpoint_s + limits.shutdown_s) + 30
 
-    # Ports: the pod's own, but for the node's network, where jobs side by side must not meet.
+    # Ports: the usual ones in a pod's own network; on the node's network jobs need different ones.
 
     @property
     def ssh_port(self) -> int:
@@ -125,35 +173,69 @@ class Manifest:
 
     @property
     def launcher_command(self) -> Sequence[str]:
-        return [_PYTHON, "-P", "-m", "trainer.pod.launcher", _JOB_FILE, "--ssh-port", str(self.ssh_port)]
+        return [
+            _PYTHON,
+            "-P",
+            "-m",
+            "trainer.launch.kubernetes.pod.launcher",
+            _JOB_FILE,
+            "--ssh-port",
+            str(self.ssh_port),
+        ]
 
     @property
     def worker_command(self) -> Sequence[str]:
         config = [] if self.k8s.is_root else ["-f", "/opt/clipship/etc/sshd_config"]
-        return [_PYTHON, "-P", "-m", "trainer.pod.worker", "/usr/sbin/sshd", "-De", *config, "-p", str(self.ssh_port)]
+        return [
+            _PYTHON,
+            "-P",
+            "-m",
+            "trainer.launch.kubernetes.pod.worker",
+            "/usr/sbin/sshd",
+            "-De",
+            *config,
+            "-p",
+            str(self.ssh_port),
+        ]
 
     @property
     def launcher_env(self) -> list[Yaml]:
-        uid = {"name": JOB_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}}
+        uid = {
+            "name": JOB_UID,
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
+        }
         own = {name: value for name, value in self.job.env.items() if name.startswith(_ATTRIBUTED_TO_MPI)}
-        return [*plain_variables(self._meeting | {"PYTHONUNBUFFERED": "1"} | self._open_mpi | own), uid]
+        return [
+            *plain_variables(self._meeting | {"PYTHONUNBUFFERED": "1"} | _NO_GPU | self._open_mpi | own),
+            uid,
+        ]
 
     @property
     def worker_env(self) -> list[Yaml]:
-        """Ranks take it from their pod: ssh hands none of it on, and device plugins add to it."""
+        """Variables of the workers' pods, from which ranks take them: ssh passes none on, and device
+        plugins add others.
+        """
         first = f"{self.name}-worker-0.{self.name}"
-        torch = {"MASTER_ADDR": first, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
-        backend = torch if self.job.comm.backend == "torch" else {}
-        variables = self._meeting | backend | rank_environment(self.job, self.job.resources.world_size)
+        store = {"MASTER_ADDR": first, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
+        backend = store if row_of(self.job).meets_at_store else {}
+        devices = _NO_GPU if self.k8s.gpu_resource == "none" else {}
+        variables = (
+            self._meeting | backend | devices | rank_environment(self.job, self.job.resources.world_size)
+        )
         references = [
-            {"name": name, "valueFrom": {_KEY_REF[reference.kind]: {"name": reference.name, "key": reference.key}}}
+            {
+                "name": name,
+                "valueFrom": {_KEY_REF[reference.kind]: {"name": reference.name, "key": reference.key}},
+            }
             for name, reference in self.k8s.variables.items()
         ]
         return [*plain_variables(variables), *references]
 
     @property
     def env_from(self) -> list[Yaml]:
-        return [{_SOURCE_REF[reference.kind]: {"name": reference.name}} for reference in self.k8s.variable_sources]
+        return [
+            {_SOURCE_REF[reference.kind]: {"name": reference.name}} for reference in self.k8s.variable_sources
+        ]
 
     @property
     def _meeting(self) -> dict[str, str]:
@@ -162,7 +244,11 @@ class Manifest:
 
     @property
     def _open_mpi(self) -> dict[str, str]:
-        """The operator sets the names of Open MPI 4; Open MPI 5 reads PRTE_MCA_* and, without them, runs every rank in the launcher."""
+        """Settings of Open MPI.
+
+        The operator sets the names of Open MPI 4; Open MPI 5 reads PRTE_MCA_* and, without them, runs every
+        rank in the launcher.
+        """
         fan_out = str(min(_FAN_OUT, self.job.resources.nodes))
         return {
             "OMPI_MCA_pml": "ob1",
@@ -181,14 +267,21 @@ class Manifest:
     def launcher_resources(self) -> Yaml:
         mem = memory(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
         most = self.k8s.launcher_cpu_limit
-        return {"requests": {"cpu": cores(self.k8s.launcher_cpu), **mem}, "limits": ({"cpu": cores(most)} if most else {}) | mem}
+        return {
+            "requests": {"cpu": cores(self.k8s.launcher_cpu), **mem},
+            "limits": ({"cpu": cores(most)} if most else {}) | mem,
+        }
 
     @property
     def worker_resources(self) -> Yaml:
         asked, k8s = self.job.resources, self.k8s
-        cpus = float(asked.cpus_per_gpu * asked.gpus_per_node)
-        mem_gb = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.gpus_per_node
-        gpus = {} if k8s.gpu_resource == "none" else {k8s.gpu_resource: str(asked.gpus_per_node)}
+        cpus = float(asked.cpus_per_gpu * asked.ranks_per_node)
+        mem_gb = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.ranks_per_node
+        gpus = (
+            {}
+            if k8s.gpu_resource == "none" or asked.on_cpu
+            else {k8s.gpu_resource: str(asked.ranks_per_node)}
+        )
         devices = gpus | {name: str(count) for name, count in k8s.rdma.items()}
         requests = {"cpu": cores(k8s.cpu_request or cpus)} | memory(k8s.mem_request_gb or mem_gb)
         limits = ({"cpu": cores(cpus)} if k8s.cpu_limit else {}) | memory(mem_gb)
@@ -196,7 +289,7 @@ class Manifest:
 
     @property
     def shm_gb(self) -> float:
-        return self.k8s.shm_gb or 2.0 * self.job.resources.gpus_per_node
+        return self.k8s.shm_gb or 2.0 * self.job.resources.ranks_per_node
 
     @property
     def tolerations(self) -> list[Yaml]:
@@ -207,6 +300,11 @@ class Manifest:
         return [{"name": name} for name in self.k8s.image_pull_secrets]
 
     @property
+    def own_pods(self) -> Yaml:
+        """Selector of the launcher's and the workers' pods, by the label that the operator gives them."""
+        return {"matchLabels": {JOB_NAME_LABEL: self.name}}
+
+    @property
     def _workers(self) -> Yaml:
         return {"matchLabels": {JOB_NAME_LABEL: self.name, ROLE_LABEL: "worker"}}
 
@@ -215,14 +313,23 @@ class Manifest:
         term = {"labelSelector": self._workers, "topologyKey": self.k8s.pack_by}
         if self.k8s.placement == "required":
             return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-        return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}}
+        return {
+            "podAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]
+            }
+        }
 
     @property
     def spread(self) -> Yaml:
         otherwise = "DoNotSchedule" if self.k8s.placement == "required" else "ScheduleAnyway"
-        return {"maxSkew": 1, "topologyKey": self.k8s.spread_by, "whenUnsatisfiable": otherwise, "labelSelector": self._workers}
+        return {
+            "maxSkew": 1,
+            "topologyKey": self.k8s.spread_by,
+            "whenUnsatisfiable": otherwise,
+            "labelSelector": self._workers,
+        }
 
-    # Who the processes are, and what they see
+    # Users, capabilities and files of the processes
 
     @property
     def pod_security(self) -> Yaml:
@@ -233,20 +340,30 @@ class Manifest:
 
     @property
     def launcher_security(self) -> Yaml:
-        if self.k8s.is_root:
-            return {"runAsNonRoot": False}
-        return {"runAsNonRoot": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        return self._security(_FILES_OF_OTHERS if self.k8s.is_root else ())
 
     @property
     def worker_security(self) -> Yaml:
-        """IPC_LOCK pins memory for RDMA; nothing else needs a capability."""
-        locked = {"add": ["IPC_LOCK"]} if self.k8s.rdma else {}
-        capabilities = self.launcher_security.get("capabilities", {}) | locked
-        return self.launcher_security | ({"capabilities": capabilities} if capabilities else {})
+        """Security context of a worker: IPC_LOCK pins memory for RDMA; only root's sshd needs other
+        capabilities.
+        """
+        root = (*_FILES_OF_OTHERS, *_SSHD) if self.k8s.is_root else ()
+        return self._security((*root, "IPC_LOCK") if self.k8s.rdma else root)
+
+    def _security(self, capabilities: Sequence[str]) -> Yaml:
+        """Returns a container's security context with these capabilities and no others."""
+        added = {"add": list(capabilities)} if capabilities else {}
+        read_only = {"readOnlyRootFilesystem": True} if self.k8s.read_only_root else {}
+        return {
+            "runAsNonRoot": not self.k8s.is_root,
+            "allowPrivilegeEscalation": False,
+            **read_only,
+            "capabilities": {"drop": ["ALL"], **added},
+        }
 
     @property
     def passwd(self) -> str:
-        """The image knows root and 1000; "" for those."""
+        """Text of /etc/passwd for another user than root and 1000, which the image knows; "" for those."""
         user = self.k8s.run_as_user
         if user in (0, 1000):
             return ""
@@ -261,13 +378,29 @@ class Manifest:
     def volumes(self) -> list[Yaml]:
         shared = [volume(number, mount) for number, mount in enumerate(self.k8s.volumes)]
         shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib(self.shm_gb)}}
-        return [{"name": "job", "configMap": {"name": f"{self.name}-job"}}, shm, *shared]
+        scratch = [{"name": name, "emptyDir": {}} for name in self._scratch]
+        return [{"name": "job", "configMap": {"name": self.beside_name}}, shm, *scratch, *shared]
+
+    @property
+    def _scratch(self) -> dict[str, str]:
+        """Folders for temporary files of mpirun and Python and for caches, by the names of their empty
+        volumes.
+
+        A folder at which the job mounts its own volume is left out.
+        """
+        places = {"tmp": "/tmp", "home": self.k8s.home} if self.k8s.read_only_root else {}
+        return {name: path for name, path in places.items() if path not in self.k8s.mounts}
 
     @property
     def launcher_mounts(self) -> list[Yaml]:
-        users = [{"name": "job", "mountPath": f"/etc/{file}", "subPath": file, "readOnly": True} for file in ("passwd", "group")]
+        users = [
+            {"name": "job", "mountPath": f"/etc/{file}", "subPath": file, "readOnly": True}
+            for file in ("passwd", "group")
+        ]
         shared = [mounted(number, mount) for number, mount in enumerate(self.k8s.volumes)]
-        return [{"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}, *(users if self.passwd else []), *shared]
+        scratch = [{"name": name, "mountPath": path} for name, path in self._scratch.items()]
+        job = {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}
+        return [job, *(users if self.passwd else []), *scratch, *shared]
 
     @property
     def worker_mounts(self) -> list[Yaml]:

@@ -1,6 +1,7 @@
-"""Creates what a manifest holds, after the API server has tried it. No torch."""
+"""Creates the objects of a manifest, after a dry run on the API server. Imports no torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -8,64 +9,137 @@ from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
 from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster, Object, may_not, warn
+from trainer.launch.kubernetes.manifest import beside_name
 
 _TRY = {"dry_run": "All"}
+_BESIDE = {"ConfigMap": ("core", "config_map"), "NetworkPolicy": ("networking", "network_policy")}
+"""Objects beside an MPIJob: kind -> the client's API that has it, its name in the client's methods."""
+_OTHERWISE = {
+    "NetworkPolicy": (
+        "set kubernetes.network_policy = false: whatever reaches the pods may then connect to them"
+    ),
+}
+"""Kind -> advice for a job that does without it."""
 
 
 def is_ours(found: Object) -> bool:
-    """Whether Clipship rendered it."""
+    """Returns whether Clipship rendered the object."""
     return bool(found["metadata"].get("labels", {}).get("app.kubernetes.io/name") == "clipship")
 
 
-def try_all(cluster: Cluster, config_map: Object, mpijob: Object, *, taken: bool) -> None:
-    """A server-side dry run of every object, and of a pod of each kind, which the operator would create only later.
+def try_all(cluster: Cluster, beside: Sequence[Object], mpijob: Object, *, taken: bool) -> None:
+    """Try every object on the server without keeping it, and a pod of each kind, which the operator would
+    create later.
 
-    `taken`: an ended MPIJob has the name until this one is made, which is therefore tried under another.
-
-    Raises ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account, missing claims.
+    `taken` says that an ended MPIJob still has the name; the new one is then tried under another name. Raises
+    ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account,
+    missing claims.
     """
-    with cluster.asking("create the ConfigMap"):
-        _put_config_map(cluster, config_map, **_TRY)
+    for found in beside:
+        _put(cluster, found, **_TRY)
     with cluster.asking("create the MPIJob"):
         tried = _renamed(mpijob, mpijob["metadata"]["name"]) if taken else mpijob
-        cluster.custom.create_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, tried, **_TRY)
+        cluster.custom.create_namespaced_custom_object(
+            GROUP, VERSION, cluster.namespace, PLURAL, tried, **_TRY
+        )
     for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
         _try_pod(cluster, mpijob["metadata"]["name"], role, spec["template"])
     missing = list(_missing(cluster, mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]))
     if missing:
-        raise ClusterError(f"namespace {cluster.namespace} has no {' and no '.join(missing)}: create it, or correct [kubernetes]")
+        raise ClusterError(
+            f"namespace {cluster.namespace} has no {' and no '.join(missing)}: create it, or correct "
+            "[kubernetes]"
+        )
 
 
-def create(cluster: Cluster, config_map: Object, mpijob: Object) -> str:
-    """Returns the MPIJob's uid. The ConfigMap goes when the MPIJob does."""
-    with cluster.asking("create the ConfigMap"):
-        _put_config_map(cluster, config_map)
+def create(cluster: Cluster, beside: Sequence[Object], mpijob: Object) -> str:
+    """Create the objects; returns the MPIJob's uid.
+
+    The objects beside it exist before its pods do, and are deleted together with it.
+    """
+    for found in beside:
+        _put(cluster, found)
     with cluster.asking("create the MPIJob"):
-        made = cluster.custom.create_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, mpijob)
-    metadata = made["metadata"]
-    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "MPIJob", "name": metadata["name"], "uid": metadata["uid"]}
-    with cluster.asking("hand the ConfigMap to the MPIJob"):
-        name = config_map["metadata"]["name"]
-        cluster.core.patch_namespaced_config_map(name, cluster.namespace, {"metadata": {"ownerReferences": [owner]}})
-    return str(metadata["uid"])
+        made = cluster.custom.create_namespaced_custom_object(
+            GROUP, VERSION, cluster.namespace, PLURAL, mpijob
+        )
+    for found in beside:
+        _hand_over(cluster, found["kind"], made)
+    return str(made["metadata"]["uid"])
 
 
-def _put_config_map(cluster: Cluster, config_map: Object, **options: Any) -> None:
+def adopt_what_kubectl_made(cluster: Cluster, mpijob: Object) -> None:
+    """Make the MPIJob the owner of the objects beside it, so that they are deleted together with it.
+
+    `kubectl apply` left them without an owner. Objects that the user may not change are left alone.
+    """
+    for kind in _BESIDE:
+        with suppress(ClusterError):
+            _hand_over(cluster, kind, mpijob)
+
+
+def _hand_over(cluster: Cluster, kind: str, mpijob: Object) -> None:
+    """Make the MPIJob the owner of its object of this kind, so that Kubernetes deletes that object with
+    it.
+    """
+    metadata, name = mpijob["metadata"], beside_name(mpijob["metadata"]["name"])
+    owner = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "MPIJob",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+    }
+    with cluster.asking(f"hand the {kind} to the MPIJob"):
+        found = _read(cluster, kind, name)
+        if found is not None and is_ours(found) and found["metadata"].get("ownerReferences") != [owner]:
+            _method(cluster, kind, "patch")(
+                name, cluster.namespace, {"metadata": {"ownerReferences": [owner]}}
+            )
+
+
+def _put(cluster: Cluster, wanted: Object, **options: Any) -> None:
+    """Create the object, or replace an earlier one of Clipship.
+
+    Raises ClusterError if another's object has the name.
+    """
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    with cluster.asking(f"create the {kind}", _OTHERWISE.get(kind, "")):
+        try:
+            _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
+        except ApiException as problem:
+            if problem.status != 409:
+                raise
+            found = _read(cluster, kind, name)
+            if found is None:  # an earlier object that was being deleted
+                _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
+                return
+            if not is_ours(found):
+                raise ClusterError(
+                    f"namespace {cluster.namespace} has a {kind} {name}, not Clipship's: take another name "
+                    "with --set kubernetes.name=..."
+                ) from None
+            _method(cluster, kind, "replace")(name, cluster.namespace, wanted, **options)
+
+
+def _read(cluster: Cluster, kind: str, name: str) -> Object | None:
+    """Returns the object as the API server has it; None if there is none of this name."""
     try:
-        cluster.core.create_namespaced_config_map(cluster.namespace, config_map, **options)
+        return cluster.plain(_method(cluster, kind, "read")(name, cluster.namespace))
     except ApiException as problem:
-        if problem.status != 409:
-            raise
-        name = config_map["metadata"]["name"]
-        if not is_ours(cluster.plain(cluster.core.read_namespaced_config_map(name, cluster.namespace))):
-            raise ClusterError(
-                f"namespace {cluster.namespace} has a ConfigMap {name}, not Clipship's: take another name with --set kubernetes.name=..."
-            ) from None
-        cluster.core.replace_namespaced_config_map(name, cluster.namespace, config_map, **options)
+        if problem.status == 404:
+            return None
+        raise
+
+
+def _method(cluster: Cluster, kind: str, verb: str) -> Callable[..., Any]:
+    """Returns the client's method for this verb and kind."""
+    part, noun = _BESIDE[kind]
+    method: Callable[..., Any] = getattr(getattr(cluster, part), f"{verb}_namespaced_{noun}")
+    return method
 
 
 def _renamed(found: Object, beginning: str) -> Object:
-    """A copy whose name the server makes up."""
+    """Returns a copy of the object for which the server chooses the name."""
     metadata = {key: value for key, value in found.get("metadata", {}).items() if key != "name"}
     return deepcopy(found) | {"metadata": {**metadata, "generateName": f"{beginning}-"}}
 
@@ -79,32 +153,53 @@ def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
         except ApiException as problem:
             if not may_not(problem):
                 raise
-            warn("you may not create pods here, which the operator will: whether they are allowed shows only then")
+            warn(
+                "you may not create pods here, which the operator will: whether they are allowed shows "
+                "only then"
+            )
 
 
 def _missing(cluster: Cluster, pod: Object) -> Iterator[str]:
-    """Claims, Secrets and ConfigMaps that the pods name and the namespace lacks: such pods would wait for ever."""
-    core, own = cluster.core, {volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "job"}
+    """Yields claims, Secrets and ConfigMaps that the pods name and the namespace lacks.
+
+    Pods without them would wait forever.
+    """
+    core, own = (
+        cluster.core,
+        {volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "job"},
+    )
     sources = pod["containers"][0]
     refs = [variable.get("valueFrom", {}) for variable in sources.get("env", [])] + sources.get("envFrom", [])
     wanted: list[tuple[str, str, Callable[..., Any]]] = [
-        ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"], core.read_namespaced_persistent_volume_claim)
+        (
+            "PersistentVolumeClaim",
+            volume["persistentVolumeClaim"]["claimName"],
+            core.read_namespaced_persistent_volume_claim,
+        )
         for volume in pod["volumes"]
         if "persistentVolumeClaim" in volume
     ]
     for ref in refs:
-        wanted += [("Secret", ref[key]["name"], core.read_namespaced_secret) for key in ("secretKeyRef", "secretRef") if key in ref]
         wanted += [
-            ("ConfigMap", ref[key]["name"], core.read_namespaced_config_map) for key in ("configMapKeyRef", "configMapRef") if key in ref
+            ("Secret", ref[key]["name"], core.read_namespaced_secret)
+            for key in ("secretKeyRef", "secretRef")
+            if key in ref
         ]
-    wanted += [("Secret", secret["name"], core.read_namespaced_secret) for secret in pod.get("imagePullSecrets", [])]
+        wanted += [
+            ("ConfigMap", ref[key]["name"], core.read_namespaced_config_map)
+            for key in ("configMapKeyRef", "configMapRef")
+            if key in ref
+        ]
+    wanted += [
+        ("Secret", secret["name"], core.read_namespaced_secret) for secret in pod.get("imagePullSecrets", [])
+    ]
     for kind, name, read in dict.fromkeys(wanted):
         if name not in own and not _there(cluster, name, read):
             yield f"{kind} {name}"
 
 
 def _there(cluster: Cluster, name: str, read: Callable[..., Any]) -> bool:
-    """True also where the user may not look."""
+    """Returns whether the object exists; True also if the user may not read it."""
     with cluster.asking(f"look for {name}"):
         try:
             read(name, cluster.namespace)

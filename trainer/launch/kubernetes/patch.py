@@ -1,10 +1,14 @@
-"""[kubernetes.patch]: a strategic merge into the pod templates of a rendered MPIJob, as `kubectl patch` would do it. Pure."""
+"""Applies [kubernetes.patch] to a rendered MPIJob: a strategic merge into its pod templates, as in `kubectl
+patch`.
+
+Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.config.kubernetes import Patch
 from trainer.errors import InputError
-from trainer.job.kubernetes import Patch
 from trainer.launch.yaml_text import yaml_block
 
 _MERGE_KEYS = {
@@ -22,41 +26,62 @@ _MERGE_KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-"""Lists of a pod whose members have a name of their own (patchMergeKey in Kubernetes' types); every other list is replaced."""
+"""Key by which members of a pod's list are merged (patchMergeKey in Kubernetes' types); other lists are
+replaced."""
+_SHARED_PROCESSES = ("shareProcessNamespace", "hostPID")
+"""Settings with which a pod's first process is not Clipship's."""
 _DIRECTIVE = "$patch"
-_NOTE = "# Rendered by `clipship render kubernetes`, with [kubernetes.patch]; changes belong in the job file.\n"
+_NOTE = (
+    "# Rendered by `clipship render kubernetes`, with [kubernetes.patch]; changes belong in the job file.\n"
+)
 
 
 def patched(text: str, patch: Patch) -> str:
-    """The text itself where there is no patch, so that its comments stay."""
+    """Returns the patched manifest; without a patch the text itself, so that its comments stay."""
     if not (patch.launcher or patch.worker):
         return text
     try:
-        import yaml  # the client brings it
+        import yaml  # the Kubernetes client depends on it
     except ImportError:
-        raise InputError("[kubernetes.patch] needs the Python package pyyaml: pip install 'clipship[launch]'") from None
+        raise InputError(
+            "[kubernetes.patch] needs the Python package pyyaml: pip install 'clipship[launch]'"
+        ) from None
 
     class Dumper(yaml.SafeDumper):
-        """Texts of several lines, the job file among them, stay readable where YAML allows that."""
+        """Writes texts of several lines, such as the job file, as blocks if YAML allows it."""
 
         def text(self, value: str) -> yaml.ScalarNode:
             readable = yaml_block(value, 0).startswith("|")
-            style = "|" if readable else None if value.isprintable() else '"'  # which alone keeps U+0085
+            style = "|" if readable else None if value.isprintable() else '"'  # only quotes keep U+0085
             return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, Dumper.text)
     documents = list(yaml.safe_load_all(text))
     specs = documents[-1]["spec"]["mpiReplicaSpecs"]
     for role, change in (("Launcher", patch.launcher), ("Worker", patch.worker)):
-        specs[role]["template"] = merged(specs[role]["template"], change, f"kubernetes.patch.{role.lower()}")
+        path = f"kubernetes.patch.{role.lower()}"
+        specs[role]["template"] = merged(specs[role]["template"], change, path)
+        _refuse_shared_processes(specs[role]["template"].get("spec", {}), path)
     dumped = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return _NOTE + str(dumped)
 
 
-def merged(base: Any, change: Any, path: str) -> Any:
-    """Mappings key by key, lists of `_MERGE_KEYS` member by member; `$patch = "replace"` or `"delete"` as in Kubernetes.
+def _refuse_shared_processes(spec: Mapping[str, Any], path: str) -> None:
+    """Raises InputError if the pod would share its processes with other containers or with the node."""
+    shared = [name for name in _SHARED_PROCESSES if spec.get(name)]
+    if shared:
+        raise InputError(
+            f"{path}.spec.{shared[0]} = true: ranks take their variables from their pod's first process, "
+            "which must be Clipship's, and every container that sees it could read the job's ssh key; "
+            "leave it out"
+        )
 
-    `path` is that of the change in the job file. Raises InputError where a list or a mapping would become something else.
+
+def merged(base: Any, change: Any, path: str) -> Any:
+    """Returns `base` with the change: mappings are merged by key, the lists of `_MERGE_KEYS` by member.
+
+    `$patch = "replace"` or `"delete"` works as in Kubernetes. `path` is the change's place in the job file.
+    Raises InputError if a list or a mapping would become something else.
     """
     if base is not None and _kind(base) != _kind(change):
         raise InputError(f"{path} is {_kind(base)} in this manifest, and the patch has {_kind(change)}")
@@ -70,19 +95,29 @@ def merged(base: Any, change: Any, path: str) -> Any:
         return kept
     if isinstance(change, Sequence) and not isinstance(change, str):
         key = _MERGE_KEYS.get(path.rpartition(".")[2])
-        return _members(base or (), change, key, path) if key else [merged(None, member, path) for member in change]
+        return (
+            _members(base or (), change, key, path)
+            if key
+            else [merged(None, member, path) for member in change]
+        )
     return change
 
 
 def _members(base: Sequence[Any], change: Sequence[Any], key: str, path: str) -> list[Any]:
-    """Members of the same name are merged, others follow those that are there; after `{"$patch": "replace"}` only those of the patch."""
+    """Returns the merged list: members of the same name are merged, and new ones follow.
+
+    After `{"$patch": "replace"}` only the patch's members are kept.
+    """
     replaced = {_DIRECTIVE: "replace"} in change
     found = {} if replaced else {member.get(key): member for member in base}
     for member in change:
         if member == {_DIRECTIVE: "replace"}:
             continue
         if not isinstance(member, Mapping) or key not in member:
-            raise InputError(f"{path}: {member!r} must be a table with the key {key}, by which members of this list are told apart")
+            raise InputError(
+                f"{path}: {member!r} must be a table with the key {key}, by which members of this list are "
+                "told apart"
+            )
         name = member[key]
         if _deleted(member):
             found.pop(name, None)

@@ -1,4 +1,7 @@
-"""What the pods of an MPIJob said. mpirun brings all ranks' words to the launcher, whose pods may follow one another. No torch."""
+"""Logs of the pods of an MPIJob.
+
+mpirun brings the output of all ranks to the launcher, which may be a sequence of pods. Imports no torch.
+"""
 
 import time
 from collections.abc import Iterator
@@ -15,21 +18,35 @@ from trainer.launch.kubernetes.state import pods_of
 
 _POLL_S = 1.0
 _SETTLE_S = 3
-"""From the end of a container to the API server's knowledge of it."""
+"""Seconds until the API server knows that a container has ended."""
 
 
 def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
-    """Of every launcher pod, one after the other; with `follow`, until the MPIJob has ended. Raises InputError where there is none yet."""
+    """Yields the lines of every launcher pod, one after the other; with `follow`, until the MPIJob has ended.
+
+    Raises InputError if no launcher has begun.
+    """
     shown: set[str] = set()
     while True:
         mpijob = cluster.mpijob(name)
         ended = mpijob is None or bool(mpijob.get("status", {}).get("completionTime"))
-        new = [pod for pod in _launchers(cluster, name) if pod["metadata"]["name"] not in shown and _has_begun(pod)]
+        new = [
+            pod
+            for pod in _launchers(cluster, name)
+            if pod["metadata"]["name"] not in shown and _has_begun(pod)
+        ]
         for pod in new:
             shown.add(pod["metadata"]["name"])
-            yield from _followed(cluster, name, pod["metadata"]["name"]) if follow else _lines(cluster, pod["metadata"]["name"])
+            yield from (
+                _followed(cluster, name, pod["metadata"]["name"])
+                if follow
+                else _lines(cluster, pod["metadata"]["name"])
+            )
         if not shown and not follow:
-            raise InputError(f"MPIJob {cluster.namespace}/{name} has no launcher that has begun: `clipship status` says what it waits for")
+            raise InputError(
+                f"MPIJob {cluster.namespace}/{name} has no launcher that has begun: `clipship status` says "
+                "what it waits for"
+            )
         if not follow or (ended and not new):
             return
         if not new:
@@ -37,15 +54,20 @@ def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
 
 
 def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator[str]:
-    """One rank's log file, read by `tail` in a pod that runs."""
+    """Yields the lines of one rank's log file, read by `tail` in a running pod.
+
+    Raises InputError if no pod is running, ClusterError if the file cannot be read.
+    """
     running = [pod for pod in pods_of(cluster, name) if pod["status"].get("phase") == "Running"]
     if not running:
         raise InputError(
-            f"no pod of {cluster.namespace}/{name} runs, so nobody can read rank {rank}'s file: look on the volume of the run folder"
+            f"no pod of {cluster.namespace}/{name} runs, so nobody can read rank {rank}'s file: look on "
+            "the volume of the run folder"
         )
     script = (
-        "from pathlib import Path; from trainer import jobfile; from trainer.inputs.run_folder import run_folder; import os, sys;"
-        " path = run_folder(jobfile.load(Path('/etc/clipship/job.toml'))) / 'logs' / f'rank-{int(sys.argv[1]):05d}.log';"
+        "import os, sys; from pathlib import Path; from trainer.config.loader import load_job;"
+        " from trainer.run.folder import run_folder; from trainer.run.layout import LOGS, rank_log;"
+        " path = run_folder(load_job(Path('/etc/clipship/job.toml'))) / LOGS / rank_log(int(sys.argv[1]));"
         " os.execvp('tail', ['tail', '-n', '+1', *sys.argv[2:], str(path)])"
     )
     words = ["/opt/clipship/bin/python", "-P", "-c", script, str(rank), *(["-f"] if follow else [])]
@@ -63,12 +85,14 @@ def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator
         yield from _words(answer)
         if answer.returncode:
             said = answer.read_stderr(timeout=0).strip()
-            raise ClusterError(f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {said}")
+            raise ClusterError(
+                f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {said}"
+            )
 
 
 @contextmanager
 def disconnecting(answer: Any) -> Iterator[None]:
-    """Closes what `stream` opened: the client leaves the socket open where the other side has said goodbye first."""
+    """Closes the connection of `stream`: the client leaves the socket open if the other side closed first."""
     try:
         yield
     finally:
@@ -77,7 +101,7 @@ def disconnecting(answer: Any) -> Iterator[None]:
 
 
 def _words(answer: Any) -> Iterator[str]:
-    """Line by line, while they come."""
+    """Yields the lines of the command's stdout as they arrive."""
     rest = ""
     while answer.is_open():
         answer.update(timeout=_POLL_S)
@@ -96,13 +120,20 @@ def _has_begun(pod: Object) -> bool:
 
 
 def _followed(cluster: Cluster, name: str, pod: str) -> Iterator[str]:
-    """To the pod's end: a stream may end before it, without a word, as when the node's kubelet is started anew."""
+    """Yields the pod's lines until the pod has ended.
+
+    A stream may end earlier without an error, for example when the node's kubelet restarts.
+    """
     since_s: int | None = None
     while True:
         yield from _lines(cluster, pod, follow=True, since_s=since_s)
         time.sleep(_SETTLE_S)
-        status: Object = next((found["status"] for found in pods_of(cluster, name) if found["metadata"]["name"] == pod), {})
-        if not any("running" in container.get("state", {}) for container in status.get("containerStatuses", ())):
+        status: Object = next(
+            (found["status"] for found in pods_of(cluster, name) if found["metadata"]["name"] == pod), {}
+        )
+        if not any(
+            "running" in container.get("state", {}) for container in status.get("containerStatuses", ())
+        ):
             return
         since_s = _SETTLE_S + 1
 
@@ -115,7 +146,7 @@ def _lines(cluster: Cluster, pod: str, follow: bool = False, since_s: int | None
             )
         except ApiException as problem:
             if problem.status == 404:
-                return  # it went in between
+                return  # the pod was deleted in between
             raise
         rest = b""
         for chunk in answer.stream(amt=None):

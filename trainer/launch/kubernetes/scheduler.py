@@ -1,4 +1,7 @@
-"""submit, status, logs and cancel for Kubernetes: what `trainer.launch.submission.Scheduler` asks for. No torch."""
+"""Submit, status, logs and cancel for Kubernetes, as `trainer.launch.submission.Scheduler` requires them.
+
+Imports no torch.
+"""
 
 import datetime
 import os
@@ -7,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.config import Job
 from trainer.errors import ClusterError, InputError
-from trainer.inputs.run_folder import ARTEFACTS, run_folder
-from trainer.job import Job
-from trainer.launch.kubernetes.fits import on_volume, refuse_misfits, warnings
 from trainer.launch.kubernetes.manifest import manifest, mpijob_name
+from trainer.launch.kubernetes.validate import on_volume, refuse_misfits, warnings
 from trainer.launch.submission import Submission, record
+from trainer.run.folder import run_folder
+from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS
+from trainer.safe_io.atomic import write_whole
 
 if TYPE_CHECKING:
     from trainer.launch.kubernetes.cluster import Cluster, Object
@@ -24,9 +29,10 @@ _RENAME = "--set name=... or --set kubernetes.name=..."
 
 
 def prepare(job: Job, look: bool) -> Path:
-    """The folder that keeps what was submitted, made: the run folder where this machine has its volume too, else one in ./runs.
+    """Make the folder that keeps what was submitted, and return it.
 
-    `look` means nothing here: the ranks see the pods' files, and check them when they start. Raises InputError for what cannot work.
+    It is the run folder if this machine has its volume too, else a folder in ./runs. `look` has no effect:
+    the ranks see the pods' files, and check them when they start. Raises InputError for what cannot work.
     """
     from trainer.launch.kubernetes.cluster import warn
 
@@ -37,12 +43,15 @@ def prepare(job: Job, look: bool) -> Path:
 
 
 def _prepare_folder(job: Job) -> Path:
-    """`record_folder`, made. Raises InputError where it cannot be."""
+    """Make `record_folder` and return it. Raises InputError if it cannot be made."""
     folder = record_folder(job)
     try:
         (folder / ARTEFACTS).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise InputError(f"{folder / ARTEFACTS} cannot be made: {problem.strerror}; submit from a folder that you may write in") from None
+        raise InputError(
+            f"{folder / ARTEFACTS} cannot be made: {problem.strerror}; submit from a folder that you may "
+            "write in"
+        ) from None
     if os.geteuid() == 0 and folder == run_folder(job):
         for made in (folder, folder / ARTEFACTS):
             os.chown(made, job.kubernetes.run_as_user, -1)  # the ranks write there too
@@ -50,36 +59,39 @@ def _prepare_folder(job: Job) -> Path:
 
 
 def record_folder(job: Job) -> Path:
-    """Of `prepare`, whether it is there or not."""
+    """Returns the folder that `prepare` makes, whether it exists or not."""
     mount = on_volume(job.logging.runs, job)
     here = mount is not None and os.path.isdir(mount.path) and os.access(_nearest(run_folder(job)), os.W_OK)
     return run_folder(job) if here else Path("runs", job.name)
 
 
 def submit(job: Job, folder: Path) -> Submission:
-    """Every object is tried first, on the server and with nothing kept: what it refuses is not half submitted."""
+    """Submit the job after a dry run of every object on the server, so that a refusal leaves nothing half
+    submitted.
+    """
     import yaml
 
     from trainer.launch.kubernetes.cluster import connect
     from trainer.launch.kubernetes.objects import create, try_all
 
     text = manifest(job)
-    (folder / ARTEFACTS / MANIFEST).write_text(text, encoding="utf-8")
-    config_map, mpijob = yaml.safe_load_all(text)
+    write_whole(folder / ARTEFACTS / MANIFEST, text, private=True)
+    *beside, mpijob = yaml.safe_load_all(text)
     cluster, name = connect(job.kubernetes.namespace), mpijob["metadata"]["name"]
     ended = _ended_before(cluster, name)
-    try_all(cluster, config_map, mpijob, taken=ended)
+    try_all(cluster, beside, mpijob, taken=ended)
     if ended:
         _delete(cluster, name)
-    uid = create(cluster, config_map, mpijob)
+    uid = create(cluster, beside, mpijob)
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return _submission(cluster, name, uid, at)
 
 
 def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
-    """The job's MPIJob, which `kubectl` made; where the run has a folder, only if that lies on a volume of its pods.
+    """Record the job's MPIJob that `kubectl` made, and return it with its folder; None if there is none.
 
-    Raises ClusterError and InputError.
+    If the run has a folder, it must be the one that `record_folder` names. Raises ClusterError and
+    InputError.
     """
     from trainer.launch.kubernetes.cluster import connect
     from trainer.launch.kubernetes.objects import is_ours
@@ -103,19 +115,25 @@ def _submission(cluster: "Cluster", name: str, uid: str, at: str) -> Submission:
 
 
 def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
-    """State, pods, events that matter; and the run's own step, from the launcher's log where the run folder is not here."""
+    """Returns rows with state, pods and important events.
+
+    If the run folder is not on this machine, the run's step is read from the launcher's log.
+    """
     from trainer.launch.kubernetes.state import rows
 
     cluster, name = _cluster(submission), submission.details["name"]
     found = cluster.mpijob(name)
     if replaced := _replaced(found, submission):
         return [("state", f"gone: {replaced}")]
-    return rows(cluster, name, found, visible=(folder / "job.toml").exists())
+    return rows(cluster, name, found, visible=(folder / JOB_FILE).exists())
 
 
 def cancel(folder: Path, submission: Submission) -> str:
-    """Deletes the MPIJob: Kubernetes asks its pods to stop, and they save first."""
+    """Delete the MPIJob and return a sentence about it; Kubernetes asks its pods to stop, and they save
+    first.
+    """
     from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
+    from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
 
     cluster, name = _cluster(submission), submission.details["name"]
     found = cluster.mpijob(name)
@@ -123,20 +141,30 @@ def cancel(folder: Path, submission: Submission) -> str:
         return f"there is no MPIJob {submission.id} any more"
     if replaced := _replaced(found, submission):
         return f"{replaced}, and is left alone"
-    grace = found["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+    grace = found["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get(
+        "terminationGracePeriodSeconds", 30
+    )
     ended = bool(found.get("status", {}).get("completionTime"))
+    adopt_what_kubectl_made(cluster, found)
     with cluster.asking(f"delete the MPIJob {name}"):
-        cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Background")
+        cluster.custom.delete_namespaced_custom_object(
+            GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Background"
+        )
     if ended:
         return f"MPIJob {submission.id} had ended; it is deleted, and its pods' logs with it"
-    return f"MPIJob {submission.id} is deleted; its ranks save and leave, within {grace} s (kubernetes.grace_s)"
+    return (
+        f"MPIJob {submission.id} is deleted; its ranks save and leave, within {grace} s (kubernetes.grace_s)"
+    )
 
 
 def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
-    """The launcher's log, where what all ranks say comes together; one rank's from its file, here or in a pod."""
+    """Returns the launcher's log, which has the output of all ranks, or one rank's file from its pod.
+
+    Returns None if the rank's file is in the run folder on this machine.
+    """
     from trainer.launch.kubernetes.pod_logs import launcher_lines, rank_lines
 
-    if rank is not None and (folder / "logs").is_dir():
+    if rank is not None and (folder / LOGS).is_dir():
         return None
     cluster, name = _cluster(submission), submission.details["name"]
     if replaced := _replaced(cluster.mpijob(name), submission):
@@ -145,10 +173,13 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
 
 
 def _replaced(found: "Object | None", submission: Submission) -> str:
-    """What the MPIJob of this name is, where it is not this run's."""
+    """Returns a sentence if the MPIJob of this name belongs to another run, else ""."""
     if found is None or found["metadata"]["uid"] == submission.details["uid"]:
         return ""
-    return f"the MPIJob of this run was deleted; {submission.id} is another one of the same name, submitted later"
+    return (
+        f"the MPIJob of this run was deleted; {submission.id} is another one of the same name, submitted "
+        "later"
+    )
 
 
 def _cluster(submission: Submission) -> "Cluster":
@@ -159,7 +190,10 @@ def _cluster(submission: Submission) -> "Cluster":
 
 
 def _ended_before(cluster: "Cluster", name: str) -> bool:
-    """Whether an ended MPIJob of ours has the name. Waits for one that is being deleted; raises InputError for one that has not ended."""
+    """Returns whether an ended MPIJob of Clipship has the name.
+
+    Waits for one that is being deleted. Raises InputError for one that has not ended or is not Clipship's.
+    """
     from trainer.launch.kubernetes.objects import is_ours
 
     found = cluster.mpijob(name)
@@ -176,9 +210,14 @@ def _ended_before(cluster: "Cluster", name: str) -> bool:
 
 def _delete(cluster: "Cluster", name: str) -> None:
     from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
+    from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
 
+    if (ended := cluster.mpijob(name)) is not None:
+        adopt_what_kubectl_made(cluster, ended)
     with cluster.asking(f"delete the ended MPIJob {name}"):
-        cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Foreground")
+        cluster.custom.delete_namespaced_custom_object(
+            GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Foreground"
+        )
     _until_gone(cluster, name)
 
 
@@ -187,7 +226,8 @@ def _until_gone(cluster: "Cluster", name: str) -> None:
     while cluster.mpijob(name) is not None or _pods(cluster, name):
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"the MPIJob {name} of before is still being deleted after {_GONE_S:g} s: its pods are saving; try again later"
+                f"the MPIJob {name} of before is still being deleted after {_GONE_S:g} s: its pods are "
+                "saving; try again later"
             )
         time.sleep(_POLL_S)
 

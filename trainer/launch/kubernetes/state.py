@@ -1,4 +1,7 @@
-"""How an MPIJob is doing, in rows for people: conditions, pods, events that matter, and how far its run is. No torch."""
+"""State of an MPIJob in rows for people: conditions, pods, important events, and the run's progress.
+
+Imports no torch.
+"""
 
 import datetime
 import re
@@ -20,10 +23,16 @@ _UNHEARD_S = 30.0
 
 
 def rows(cluster: Cluster, name: str, found: Object | None, *, visible: bool) -> list[Row]:
-    """Topic and text of the MPIJob as found; `visible`: the run folder is on this machine, and says itself how far the run is."""
+    """Returns topic and text of each row about the MPIJob; `found` None means that it no longer exists.
+
+    `visible` says that the run folder is on this machine and shows the progress itself.
+    """
     if found is None:
         unknown = [] if visible else [("step", "unknown: the run folder is on the pods' volume, not here")]
-        return [("state", f"gone: there is no MPIJob {cluster.namespace}/{name} (cancelled, or deleted)"), *unknown]
+        return [
+            ("state", f"gone: there is no MPIJob {cluster.namespace}/{name} (cancelled, or deleted)"),
+            *unknown,
+        ]
     pods = pods_of(cluster, name)
     launchers, workers = _by_role(pods, "launcher"), _by_role(pods, "worker")
     result = [("state", state(found)), *_launcher(launchers), ("workers", _workers(found, workers))]
@@ -33,7 +42,7 @@ def rows(cluster: Cluster, name: str, found: Object | None, *, visible: bool) ->
 
 
 def pods_of(cluster: Cluster, name: str) -> list[Object]:
-    """Of the MPIJob, oldest first, as JSON."""
+    """Returns the MPIJob's pods as JSON, oldest first."""
     with cluster.asking("list the pods"):
         found = cluster.core.list_namespaced_pod(cluster.namespace, label_selector=f"{JOB_NAME_LABEL}={name}")
     pods = [cluster.plain(pod) for pod in found.items]
@@ -41,25 +50,45 @@ def pods_of(cluster: Cluster, name: str) -> list[Object]:
 
 
 def state(mpijob: Object) -> str:
-    """One word, and since when and why. An evicted worker makes the operator say Failed of a job that goes on."""
+    """Returns the state in one word, with its time and reason.
+
+    After an eviction the operator reports Failed for a job that goes on.
+    """
     status = mpijob.get("status", {})
     true = {found["type"]: found for found in status.get("conditions", []) if found["status"] == "True"}
     if "deletionTimestamp" in mpijob["metadata"]:
         return "going: it was cancelled, and its ranks save"
     if status.get("completionTime"):
         last = true.get("Failed") if not true.get("Succeeded") else true["Succeeded"]
-        return f"{'succeeded' if true.get('Succeeded') else 'failed'}, {_ago(status['completionTime'])} ago{_why(last)}"
+        return (
+            f"{'succeeded' if true.get('Succeeded') else 'failed'}, {_ago(status['completionTime'])} "
+            f"ago{_why(last)}"
+        )
     if "Suspended" in true or mpijob["spec"].get("runPolicy", {}).get("suspend"):
         return "suspended: waits for Kueue, or was suspended by hand"
-    for kind, word in (("Running", "running"), ("Restarting", "restarting"), ("Failed", "failing"), ("Created", "waiting")):
+    for kind, word in (
+        ("Running", "running"),
+        ("Restarting", "restarting"),
+        ("Failed", "failing"),
+        ("Created", "waiting"),
+    ):
         if kind in true:
-            return f"{word}, for {_ago(true[kind]['lastTransitionTime'])}{_why(true[kind]) if kind == 'Failed' else ''}"
+            return (
+                f"{word}, for "
+                f"{_ago(true[kind]['lastTransitionTime'])}{_why(true[kind]) if kind == 'Failed' else ''}"
+            )
     silent = _seconds(mpijob["metadata"]["creationTimestamp"]) > _UNHEARD_S
-    return "waiting: the MPI Operator has not taken it up" + (" (does it run, and watch this namespace?)" if silent else "")
+    return "waiting: the MPI Operator has not taken it up" + (
+        " (does it run, and watch this namespace?)" if silent else ""
+    )
 
 
 def _why(condition: Object | None) -> str:
-    return f": {condition['message']}" if condition and condition.get("message") and condition["type"] == "Failed" else ""
+    return (
+        f": {condition['message']}"
+        if condition and condition.get("message") and condition["type"] == "Failed"
+        else ""
+    )
 
 
 def _launcher(launchers: Sequence[Object]) -> list[Row]:
@@ -73,7 +102,7 @@ def _launcher(launchers: Sequence[Object]) -> list[Row]:
 
 
 def _last_words(pod: Object) -> str:
-    """The termination message of its container, in one line."""
+    """Returns the termination message of the pod's container in one line; "" if there is none."""
     for container in pod["status"].get("containerStatuses", []):
         ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated") or {}
         if ended.get("message"):
@@ -84,12 +113,16 @@ def _last_words(pod: Object) -> str:
 def _workers(mpijob: Object, workers: Sequence[Object]) -> str:
     wanted = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
     ready = sum(_ready(pod) for pod in workers)
-    restarts = sum(container.get("restartCount", 0) for pod in workers for container in pod["status"].get("containerStatuses", []))
+    restarts = sum(
+        container.get("restartCount", 0)
+        for pod in workers
+        for container in pod["status"].get("containerStatuses", [])
+    )
     return f"{ready} of {wanted} ready" + (f", containers restarted {restarts} times" if restarts else "")
 
 
 def _troubled(workers: Sequence[Object]) -> Iterator[str]:
-    """Pods that are not ready, with the reason that Kubernetes gives."""
+    """Yields the pods that are not ready, with the reason that Kubernetes gives."""
     waiting = [pod for pod in workers if not _ready(pod) and pod["status"].get("phase") != "Succeeded"]
     for pod in waiting[:_SHOWN]:
         yield f"{pod['metadata']['name']}: {_phase(pod)}{_reason(pod)}"
@@ -99,26 +132,45 @@ def _troubled(workers: Sequence[Object]) -> Iterator[str]:
 
 def _reason(pod: Object) -> str:
     status = pod["status"]
-    reasons = [container["state"]["waiting"] for container in status.get("containerStatuses", []) if container["state"].get("waiting")]
-    reasons += [found for found in status.get("conditions", []) if found["type"] == "PodScheduled" and found["status"] != "True"]
+    reasons = [
+        container["state"]["waiting"]
+        for container in status.get("containerStatuses", [])
+        if container["state"].get("waiting")
+    ]
+    reasons += [
+        found
+        for found in status.get("conditions", [])
+        if found["type"] == "PodScheduled" and found["status"] != "True"
+    ]
     reasons += [status] if status.get("reason") else []
-    texts = [": ".join(text for text in (found.get("reason"), found.get("message")) if text) for found in reasons]
+    texts = [
+        ": ".join(text for text in (found.get("reason"), found.get("message")) if text) for found in reasons
+    ]
     return f", {texts[0]}" if texts else ""
 
 
 def _events(cluster: Cluster, name: str, pods: Sequence[Object], mpijob: Object) -> list[str]:
-    """Warnings about the MPIJob, its launcher Job and its pods, the newest last; none where the user may not see events."""
+    """Returns warnings about the MPIJob, its launcher Job and its pods, the newest last.
+
+    Returns none if the user may not read events.
+    """
     about = {name, f"{name}-launcher", *(pod["metadata"]["name"] for pod in pods)}
     try:
         found = [
-            cluster.plain(event) for event in cluster.core.list_namespaced_event(cluster.namespace, field_selector="type=Warning").items
+            cluster.plain(event)
+            for event in cluster.core.list_namespaced_event(
+                cluster.namespace, field_selector="type=Warning"
+            ).items
         ]
     except (ApiException, urllib3.exceptions.HTTPError):
         return []
     born = str(mpijob["metadata"]["creationTimestamp"])
     ours = [event for event in found if event["involvedObject"].get("name") in about and _when(event) >= born]
     ours.sort(key=_when)
-    texts = [f"{event['involvedObject']['name']}: {event.get('reason')}: {_one_line(event.get('message'))}" for event in ours]
+    texts = [
+        f"{event['involvedObject']['name']}: {event.get('reason')}: {_one_line(event.get('message'))}"
+        for event in ours
+    ]
     return list(dict.fromkeys(texts))[-_SHOWN:]
 
 
@@ -127,10 +179,12 @@ def _when(event: Object) -> str:
 
 
 def _progress(cluster: Cluster, launchers: Sequence[Object]) -> list[Row]:
-    """From what rank 0 last printed."""
+    """Returns the run's progress from rank 0's last output."""
     for pod in reversed(launchers):
         try:
-            text = cluster.core.read_namespaced_pod_log(pod["metadata"]["name"], cluster.namespace, tail_lines=_TAIL_LINES)
+            text = cluster.core.read_namespaced_pod_log(
+                pod["metadata"]["name"], cluster.namespace, tail_lines=_TAIL_LINES
+            )
         except (ApiException, urllib3.exceptions.HTTPError):
             continue
         found = [match for line in str(text).splitlines() if (match := _STEP.search(line))]
@@ -144,11 +198,18 @@ def _by_role(pods: Sequence[Object], role: str) -> list[Object]:
 
 
 def _phase(pod: Object) -> str:
-    return "going" if "deletionTimestamp" in pod["metadata"] else str(pod["status"].get("phase", "Unknown")).lower()
+    return (
+        "going"
+        if "deletionTimestamp" in pod["metadata"]
+        else str(pod["status"].get("phase", "Unknown")).lower()
+    )
 
 
 def _ready(pod: Object) -> bool:
-    return any(found["type"] == "Ready" and found["status"] == "True" for found in pod["status"].get("conditions", []))
+    return any(
+        found["type"] == "Ready" and found["status"] == "True"
+        for found in pod["status"].get("conditions", [])
+    )
 
 
 def _one_line(text: Any) -> str:
@@ -161,6 +222,6 @@ def _seconds(stamp: str) -> float:
 
 
 def _ago(stamp: str) -> str:
-    from trainer.telemetry import duration
+    from trainer.text.wording import duration
 
     return duration(max(0.0, _seconds(stamp)))

@@ -1,4 +1,7 @@
-"""Slurm for `clipship submit`, `status`, `logs` and `cancel`: sbatch, squeue, sacct, scancel. Imports no torch."""
+"""Slurm for `clipship submit`, `status`, `logs` and `cancel`: sbatch, squeue, sacct, scancel.
+
+Imports no torch.
+"""
 
 import datetime
 import math
@@ -12,21 +15,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from trainer import jobfile
+from trainer.config import Job
+from trainer.config.loader import dump_job
 from trainer.errors import ClusterError, InputError
-from trainer.inputs.run_folder import ARTEFACTS
-from trainer.job import Job
 from trainer.launch import logfiles
 from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Submission, read_record
+from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
+from trainer.safe_io.atomic import write_whole
 
 SCRIPT = "train.sbatch"
 _ANSWER_S = 60
 _ASK_AGAIN_S = 5.0
-"""Slurm's controller has better things to do than to say every moment that a job still runs."""
+"""Seconds between two questions whether a job still runs, to spare Slurm's controller."""
 _SILENT_S = 600.0
-"""A controller that has answered before may be busy, or start again, for so long."""
-_OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED")
+"""Seconds that a controller which has answered before may be silent: it may be busy or restarting."""
+_OVER = (
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+    "REVOKED",
+)
 _FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
 
 _KEYS = {
@@ -43,26 +58,37 @@ _KEYS = {
     "gres": "slurm.gpus, slurm.gpu_type, resources.gpus_per_node",
     "generic resource": "slurm.gpus, slurm.gpu_type, resources.gpus_per_node",
     "memory specification": "slurm.mem, resources.mem_gb_per_gpu",
-    "node configuration": "resources.nodes, gpus_per_node, cpus_per_gpu, mem_gb_per_gpu (`sinfo -Nl` shows what nodes have)",
+    "node configuration": (
+        "resources.nodes, gpus_per_node, cpus_per_gpu, mem_gb_per_gpu (`sinfo -Nl` shows what nodes have)"
+    ),
     "node count": "resources.nodes",
     "processors": "resources.cpus_per_gpu, resources.gpus_per_node",
     "unrecognized option": "slurm.extra",
     "mail": "slurm.mail_type, slurm.mail_user",
     "array": "slurm.array",
 }
-"""What Slurm's message speaks of: the keys to change."""
+"""Text in Slurm's message -> the keys to change."""
 
 
 def submit(job: Job, folder: Path) -> Submission:
-    """Write the script and the job into the run folder, and sbatch it from its `logs`, where slurm-JOB.out then lies."""
+    """Write the script and the job into the run folder, and submit the script by sbatch.
+
+    sbatch runs in the folder `logs`, where slurm-JOB.out is then written.
+    """
     text = batch_script(job)
     _refuse_a_second(folder)
-    logs, artefacts = folder / "logs", folder / ARTEFACTS
+    logs, artefacts = folder / LOGS, folder / ARTEFACTS
     logs.mkdir(exist_ok=True)
-    (artefacts / "job.toml").write_text(jobfile.dump(job), encoding="utf-8")
-    (artefacts / SCRIPT).write_text(text, encoding="utf-8")
+    write_whole(artefacts / JOB_FILE, dump_job(job), private=True)
+    write_whole(artefacts / SCRIPT, text, private=True)
     with _without_the_last_end(folder):
-        answer = _call("sbatch", "--parsable", str((artefacts / SCRIPT).absolute()), cwd=logs, environment=_submitting(os.environ))
+        answer = _call(
+            "sbatch",
+            "--parsable",
+            str((artefacts / SCRIPT).absolute()),
+            cwd=logs,
+            environment=_submitting(os.environ),
+        )
         if answer.returncode:
             _refused(answer.stderr)
         job_id, cluster = _job_id(answer.stdout)
@@ -72,8 +98,11 @@ def submit(job: Job, folder: Path) -> Submission:
 
 @contextmanager
 def _without_the_last_end(folder: Path) -> Iterator[None]:
-    """`status` would show how an earlier start ended until the script begins; it still does where nothing is submitted."""
-    found, kept = folder / "exit.json", folder / ARTEFACTS / "exit-before.json"
+    """Move the record of an earlier end aside; it is restored if nothing is submitted.
+
+    Otherwise `status` would show that end until the script begins.
+    """
+    found, kept = folder / EXIT_FILE, folder / ARTEFACTS / EXIT_BEFORE_FILE
     with suppress(FileNotFoundError):
         found.replace(kept)
     try:
@@ -86,42 +115,71 @@ def _without_the_last_end(folder: Path) -> Iterator[None]:
 
 
 def _submitting(variables: Mapping[str, str]) -> dict[str, str]:
-    """The job inherits the environment of sbatch: not that of a session of Slurm's which this may be typed in."""
-    return {name: value for name, value in variables.items() if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")}
+    """Returns the variables for sbatch, whose environment the job inherits.
+
+    Those of a Slurm session in which this command may run are left out.
+    """
+    return {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")
+    }
 
 
 def _job_id(said: str) -> tuple[str, str]:
-    """The job's number and the cluster's name or "": a site's sbatch may say more before it."""
-    lines = [found for line in said.splitlines() if (found := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()))]
+    """Returns the job's number and the cluster's name or "".
+
+    A site's sbatch may print other lines before them.
+    """
+    lines = [
+        found for line in said.splitlines() if (found := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()))
+    ]
     if not lines:
-        raise ClusterError(f"sbatch named no job, so whether one is queued is not known (`squeue --me` shows it); it said: {said.strip()}")
+        raise ClusterError(
+            "sbatch named no job, so whether one is queued is not known (`squeue --me` shows it); it "
+            f"said: {said.strip()}"
+        )
     return lines[-1][1], lines[-1][2] or ""
 
 
 def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
-    """Never: a batch script leaves the record itself when it begins."""
+    """Returns None: a batch script writes the record itself when it begins."""
 
 
 def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
-    """Of squeue while it knows the job, then of sacct where accounting is on."""
+    """Returns rows from squeue while it knows the job, then from sacct if accounting is on."""
     head = ("job", f"{submission.id} of Slurm since {submission.at}")
     rows = _queue(submission) or _accounting(submission)
     if not rows:
         return [("state", "unknown: Slurm has forgotten the job, and accounting is off"), head]
     states = Counter(row["state"] for row in rows)
     row = next((row for row in rows if row["state"] == "RUNNING"), rows[-1])
-    found = [("state", ", ".join(state if count == 1 else f"{count} x {state}" for state, count in states.items())), head]
+    found = [
+        (
+            "state",
+            ", ".join(state if count == 1 else f"{count} x {state}" for state, count in states.items()),
+        ),
+        head,
+    ]
     if row.get("reason", "None") not in ("None", ""):
         found.append(("reason", row["reason"]))
     where = f" on {row['where']}" if row.get("where") else ""
-    return [*found, ("time", f"{row['used']} of {row['limit']}, {row['nodes']} node{'s' * (row['nodes'] != '1')}{where}")]
+    return [
+        *found,
+        ("time", f"{row['used']} of {row['limit']}, {row['nodes']} node{'s' * (row['nodes'] != '1')}{where}"),
+    ]
 
 
 def cancel(folder: Path, submission: Submission) -> str:
-    """scancel: Slurm sends SIGTERM to all ranks, which save, and kills what is left after its KillWait."""
+    """Cancel the job by scancel.
+
+    Slurm sends SIGTERM to all ranks, which save, and kills the remaining processes after its KillWait.
+    """
     rows = _queue(submission)
     if all(row["state"] in _OVER for row in rows):
-        raise ClusterError(f"job {submission.id} has ended already" + (f" ({rows[-1]['state']})" if rows else ""))
+        raise ClusterError(
+            f"job {submission.id} has ended already" + (f" ({rows[-1]['state']})" if rows else "")
+        )
     answer = _call("scancel", *_where(submission), submission.id)
     if answer.returncode:
         raise ClusterError(f"scancel {submission.id}: {answer.stderr.strip()}")
@@ -129,14 +187,17 @@ def cancel(folder: Path, submission: Submission) -> str:
 
 
 def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
-    """The ranks' own files have it all; before there are any, the batch script's output says why."""
+    """Returns the lines to show; None if the ranks' own log files have everything.
+
+    Before there are log files, the batch script's output tells the reason.
+    """
     if follow:
         return _followed(folder, submission, rank)
     return None if rank is not None or logfiles.has_logs(folder) else _scripts_words(folder, submission)
 
 
 def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterator[str]:
-    """What ranks say until Slurm has ended the job; the script's own words where no rank said any."""
+    """Yields the ranks' lines until Slurm has ended the job; the script's output if no rank wrote any."""
     asked, answered, over = -math.inf, -math.inf, False
 
     def is_over() -> bool:
@@ -157,15 +218,19 @@ def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterato
 
 
 def _scripts_words(folder: Path, submission: Submission) -> Iterator[str] | None:
-    output = folder / "logs" / f"slurm-{submission.id}.out"
-    if not output.exists():  # submitted by hand, from elsewhere
+    output = folder / LOGS / f"slurm-{submission.id}.out"
+    if not output.exists():  # the job was submitted by hand, from elsewhere
         shown = _call("scontrol", "show", "job", *_where(submission), submission.id).stdout
         output = Path(next(iter(re.findall(r"^ *StdOut=(.+)$", shown, re.MULTILINE)), output))
-    return (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines()) if output.exists() else None
+    return (
+        (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines())
+        if output.exists()
+        else None
+    )
 
 
 def _refuse_a_second(folder: Path) -> None:
-    """Two jobs that write one run folder would spoil it."""
+    """Raises InputError if the run folder belongs to a job that has not ended: two jobs would spoil it."""
     before = read_record(folder)
     if before is None or before.to != "slurm":
         return
@@ -178,38 +243,75 @@ def _refuse_a_second(folder: Path) -> None:
 
 
 def _queue(submission: Submission) -> list[dict[str, str]]:
-    """A row for each job of an array, one else; none where squeue no longer knows it."""
-    answer = _call("squeue", "--noheader", "--states=all", f"--jobs={submission.id}", f"--format={_FORMAT}", *_where(submission))
+    """Returns one row for each job of an array, else one; none if squeue no longer knows the job."""
+    answer = _call(
+        "squeue",
+        "--noheader",
+        "--states=all",
+        f"--jobs={submission.id}",
+        f"--format={_FORMAT}",
+        *_where(submission),
+    )
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise ClusterError(f"squeue: {answer.stderr.strip()}")
     names = ("state", "used", "limit", "nodes", "reason", "where")
-    return [dict(zip(names, line.split("|"), strict=False)) for line in answer.stdout.splitlines() if line.count("|") >= len(names) - 1]
+    return [
+        dict(zip(names, line.split("|"), strict=False))
+        for line in answer.stdout.splitlines()
+        if line.count("|") >= len(names) - 1
+    ]
 
 
 def _accounting(submission: Submission) -> list[dict[str, str]]:
-    """What sacct remembers; nothing where accounting is off."""
+    """Returns the rows that sacct remembers; none if accounting is off."""
     fields = "State,Elapsed,Timelimit,NNodes,ExitCode,NodeList"
     try:
         answer = _call(
-            "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={submission.id}", f"--format={fields}", *_where(submission)
+            "sacct",
+            "--noheader",
+            "--parsable2",
+            "--allocations",
+            f"--jobs={submission.id}",
+            f"--format={fields}",
+            *_where(submission),
         )
     except ClusterError:
         return []
     names = ("state", "used", "limit", "nodes", "exit", "where")
-    rows = [dict(zip(names, line.split("|"), strict=False)) for line in answer.stdout.splitlines() if line.count("|") == len(names) - 1]
-    return [{**row, "state": f"{row['state']}, exit code {row['exit']}"} for row in rows] if not answer.returncode else []
+    rows = [
+        dict(zip(names, line.split("|"), strict=False))
+        for line in answer.stdout.splitlines()
+        if line.count("|") == len(names) - 1
+    ]
+    return (
+        [{**row, "state": f"{row['state']}, exit code {row['exit']}"} for row in rows]
+        if not answer.returncode
+        else []
+    )
 
 
 def _where(submission: Submission) -> list[str]:
     return [f"--clusters={submission.details['cluster']}"] if "cluster" in submission.details else []
 
 
-def _call(*words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A command of Slurm's, in English unless its environment is given; what it cannot be is said here."""
+def _call(
+    *words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm, in English unless its environment is given.
+
+    Raises ClusterError if it is missing or does not answer.
+    """
     environment = environment or {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=cwd, env=environment, timeout=_ANSWER_S
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=cwd,
+            env=environment,
+            timeout=_ANSWER_S,
         )
     except FileNotFoundError:
         raise ClusterError(
@@ -217,11 +319,15 @@ def _call(*words: str, cwd: Path | None = None, environment: Mapping[str, str] |
             f"or take the script there: `clipship render slurm JOB > {SCRIPT}`, then `sbatch {SCRIPT}`"
         ) from None
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{words[0]} gave no answer within {_ANSWER_S} s: is Slurm's controller up? (`scontrol ping`)") from None
+        raise ClusterError(
+            f"{words[0]} gave no answer within {_ANSWER_S} s: is Slurm's controller up? (`scontrol ping`)"
+        ) from None
 
 
 def _refused(said: str) -> NoReturn:
-    """Slurm's own words, and the keys to change where they tell."""
+    """Raises InputError with Slurm's message and the keys to change, or ClusterError if the keys are not
+    known.
+    """
     text = said.strip() or "no reason given"
     keys = _keys(text.lower().splitlines())
     if keys is None:

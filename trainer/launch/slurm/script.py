@@ -1,4 +1,7 @@
-"""The batch script of a job: a pure function of the job file. No clock, no cluster, no torch."""
+"""The batch script of a job: a pure function of the job file.
+
+Uses no clock and no cluster; imports no torch.
+"""
 
 import math
 import textwrap
@@ -6,25 +9,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from trainer import jobfile
+from trainer.comm.backends import row_of
+from trainer.config import Job
+from trainer.config.keys import rank_paths
+from trainer.config.loader import dump_job
+from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
-from trainer.job import Job, is_remote
-from trainer.launch.environment import rank_environment
-from trainer.launch.image.names import for_enroot
-from trainer.launch.slurm.fits import refuse_misfits
+from trainer.launch.image_name import for_enroot
+from trainer.launch.rank_env import rank_environment
+from trainer.launch.slurm.validate import refuse_misfits
 from trainer.launch.templates import render
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
-"""What the script finds out on the first node, beside `rank_environment`; the last two are `trainer.health.tree.Meeting`'s."""
+"""Variables that the script sets on the first node, besides `rank_environment`; the last two are those of
+`trainer.supervise.tree.Meeting`."""
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
-_WAIT_S = 30  # supervisors leave together: one that stays is on a node that is gone
+_WAIT_S = 30  # supervisors leave together: one that stays is on a lost node
 _LINE = 120
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the template shows of a job, worked out."""
+    """Values of a job that the template shows, already computed."""
 
     run: str
     directives: Sequence[tuple[str, str | None]]
@@ -34,16 +41,20 @@ class Batch:
     starts: int
     variables: Mapping[str, str]
     names: Sequence[str]
-    """Of all variables that a rank must get."""
+    """Names of all variables that a rank must get."""
     unset: Sequence[str]
     inside: str
     image: str
     mounts: Sequence[str]
     made: Sequence[str]
-    """Folders that are mounted whether they are there or not."""
+    """Folders that are mounted whether they exist or not."""
     nv: str
     python: str
     mpi: str
+    without_pmix: str
+    """Keys that start the ranks on a cluster without PMIx; "" if the ranks do not need it."""
+    mem_bind: str
+    """Memory binding that sbatch was asked for; "" if none."""
     wait_s: int
     suffix: str
     family: int
@@ -59,19 +70,25 @@ class Batch:
 
     @property
     def python_folder(self) -> str:
-        """ "" where Python comes from PATH."""
+        """Folder of the Python; "" if Python comes from PATH."""
         return self.python.rpartition("/")[0]
 
     @property
     def passed_on(self) -> list[str]:
-        """mpirun's options that name the variables, as lines. Values stay off the command line, where everybody could read them."""
+        """Options of mpirun that name the variables, as lines.
+
+        Values stay off the command line, which any user of the machine can read.
+        """
         return [
-            line.replace("=", " ") for line in textwrap.wrap(" ".join(f"-x={name}" for name in self.names), _LINE, break_on_hyphens=False)
+            line.replace("=", " ")
+            for line in textwrap.wrap(
+                " ".join(f"-x={name}" for name in self.names), _LINE, break_on_hyphens=False
+            )
         ]
 
 
 def batch_script(job: Job) -> str:
-    """The text for sbatch. Raises InputError where the job cannot run as [slurm] says."""
+    """Returns the text for sbatch. Raises InputError if the job cannot run as [slurm] says."""
     return render("slurm/train.sbatch.j2", job=job, batch=_batch(job))
 
 
@@ -81,24 +98,28 @@ def _batch(job: Job) -> Batch:
     run = str(PurePosixPath(job.logging.runs, job.name))
     variables = _variables(job)
     mounts = _mounts(job) if slurm.container != "none" else ()
-    text = jobfile.dump(job)
+    text = dump_job(job)
     return Batch(
         run=run,
         directives=list(_directives(job)),
         nodes=resources.nodes,
-        per_node=resources.gpus_per_node,
+        per_node=resources.ranks_per_node,
         cpus=resources.cpus_per_gpu,
         starts=slurm.max_restarts + 1,
         variables=variables,
         names=sorted({*variables, *MEETING}),
         unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
-        inside={"none": "", "pyxis": " in a pyxis container", "apptainer": " in an apptainer container"}[slurm.container],
+        inside={"none": "", "pyxis": " in a pyxis container", "apptainer": " in an apptainer container"}[
+            slurm.container
+        ],
         image=_image(job) if slurm.container != "none" else "",
         mounts=mounts,
         made=_made(job) if slurm.container != "none" else (),
-        nv="" if slurm.gpus == "none" else "--nv ",
+        nv="" if _gpu_request(job) == "none" else "--nv ",
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
-        mpi=slurm.mpi if job.comm.backend == "horovod" else "none",
+        mpi="none" if row_of(job).meets_at_store else slurm.mpi,
+        without_pmix=_without_pmix(job),
+        mem_bind=str(slurm.extra.get("mem-bind") or ""),
         wait_s=_WAIT_S,
         suffix=slurm.name_suffix or "",
         family=6 if slurm.rendezvous == "ipv6" else 4,
@@ -112,20 +133,41 @@ def _batch(job: Job) -> Batch:
     )
 
 
+def _gpu_request(job: Job) -> GpuRequest:
+    """Returns the option of sbatch that asks for GPUs, or "none"."""
+    return job.slurm.gpus or ("none" if job.resources.on_cpu else "gpus-per-node")
+
+
 def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
-    """Options of sbatch in the order of a reader's questions: what, how much, how long, where, and then."""
+    """Yields options of sbatch in the order of a reader's questions: what, how much, how long, where, and
+    then.
+    """
     slurm, resources = job.slurm, job.resources
-    per_node = resources.gpus_per_node
+    per_node = resources.ranks_per_node
     yield "job-name", job.name
     yield "nodes", str(resources.nodes)
     yield "ntasks-per-node", str(per_node)
     yield "cpus-per-task", str(resources.cpus_per_gpu)
     gpus = f"{slurm.gpu_type}:{per_node}" if slurm.gpu_type else str(per_node)
-    if slurm.gpus != "none":
-        yield ("gpus-per-node", gpus) if slurm.gpus == "gpus-per-node" else ("gres", f"gpu:{gpus}")
+    if _gpu_request(job) == "gpus-per-node":
+        yield "gpus-per-node", gpus
+    others = [str(slurm.extra["gres"])] if slurm.extra.get("gres") else []
+    if by_name := [*([f"gpu:{gpus}"] if _gpu_request(job) == "gres" else []), *others]:
+        yield "gres", ",".join(by_name)  # of several sbatch takes the last
     if slurm.mem or resources.mem_gb_per_gpu:
         yield "mem", slurm.mem or f"{math.ceil((resources.mem_gb_per_gpu or 0) * per_node * 1024)}M"
-    for option in ("time", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "dependency", "array"):
+    for option in (
+        "time",
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "reservation",
+        "nodelist",
+        "exclude",
+        "dependency",
+        "array",
+    ):
         if value := getattr(slurm, option):
             yield option, value
     if slurm.exclusive:
@@ -134,28 +176,50 @@ def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
         yield "mail-type", ",".join(slurm.mail_type)
     if slurm.mail_user:
         yield "mail-user", slurm.mail_user
-    yield "signal", f"B:{slurm.signal}@{slurm.signal_lead_s}"
+    yield "signal", f"B:{slurm.signal}@{slurm.signal_before_end_s}"
     yield "requeue" if slurm.requeue else "no-requeue", None
     yield "open-mode", "append"
     for option, value in slurm.extra.items():
-        if value is not False:
+        if value is not False and option != "gres":
             yield option, None if value is True else str(value)
 
 
 def _variables(job: Job) -> dict[str, str]:
-    """Of a rank, under the names that bring them there: apptainer takes APPTAINERENV_X for X, and its --env splits values at commas."""
+    """Returns a rank's variables, under the names that bring them there.
+
+    apptainer takes APPTAINERENV_X for X; its --env would split values at commas.
+    """
     variables = rank_environment(job, job.resources.world_size)
     if job.slurm.container == "none":
         return variables
-    if job.comm.backend == "horovod":  # PMIx within a container: no munge there, and no memory shared with the server outside
+    if job.slurm.container == "pyxis" and _gpu_request(job) == "none":
+        # images say "all", and enroot's hook would look for a driver
+        variables = {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
+    # PMIx in a container has no munge, and no memory shared with the server outside.
+    if not row_of(job).meets_at_store:
         variables = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native", **variables}
     if job.slurm.container == "apptainer":
         return {f"{_PREFIX}{name}": _in_double_quotes(value) for name, value in variables.items()}
     return variables
 
 
+def _without_pmix(job: Job) -> str:
+    """Returns the keys of the job file that start Horovod's ranks without PMIx; "" for ranks that do not
+    need it.
+    """
+    slurm = job.slurm
+    if row_of(job).meets_at_store or (slurm.launcher, slurm.mpi) != ("srun", "pmix"):
+        return ""
+    pmi2 = 'slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'
+    # mpirun starts no pyxis container
+    return pmi2 if slurm.container == "pyxis" else f'slurm.launcher = "mpirun"; or {pmi2}'
+
+
 def _in_double_quotes(value: str) -> str:
-    """Apptainer (1.4) puts a value between double quotes for a shell to read, and takes care of double quotes in it alone."""
+    """Returns the value escaped for Apptainer (1.4).
+
+    Apptainer puts it between double quotes for a shell, and escapes only double quotes in it.
+    """
     return value.replace("\\", "\\\\").replace("$", "\\$").replace("`", "\\`")
 
 
@@ -163,9 +227,9 @@ _PREFIX = "APPTAINERENV_"
 
 
 def _image(job: Job) -> str:
-    """As the container's own tool writes it."""
+    """Returns the image's name as the container's own tool writes it."""
     slurm = job.slurm
-    name = slurm.image or job.image.tag or ""  # a container without one has been refused
+    name = slurm.image or job.image.tag or ""  # a container without an image has been refused
     if name.startswith("/") or "://" in name or "#" in name:
         return name
     if slurm.container == "apptainer":
@@ -174,51 +238,60 @@ def _image(job: Job) -> str:
 
 
 def _mounts(job: Job) -> list[str]:
-    """The user's, the folders that the job names at their own places, and /dev/shm, over which the ranks of a node speak.
+    """Returns the mounts: the user's, the job's folders at their own paths, and /dev/shm, through which a
+    node's ranks communicate.
 
-    A place comes before those within it, which it would hide.
+    A folder comes before those within it, which it would hide otherwise.
     """
     given = _given(job)
     for mount, place in zip(job.slurm.mounts, given, strict=True):
         host, _, *mode = mount.split(":")
         if _within(job.logging.runs, place) and ((host.rstrip("/") or "/") != place or "ro" in mode):
             raise InputError(
-                f"slurm.mounts has {mount}, and the run folder is in {place}: the batch script, outside of the container, reads and writes "
-                f"it too. Mount it at its own place, writable, or leave it out: it is mounted by itself"
+                f"slurm.mounts has {mount}, and the run folder is in {place}: the batch script, outside of "
+                "the container, reads and writes it too. Mount it at its own place, writable, or leave it "
+                "out: it is mounted by itself"
             )
     own = [folder for folder in _folders(job) if not any(_within(folder, place) for place in given)]
     wrong = [folder for folder in own if "," in folder or ":" in folder]
     if wrong:
-        raise InputError(f"{wrong[0]}: a folder with a comma or a colon cannot be mounted into a container; rename it, or use slurm.mounts")
+        raise InputError(
+            f"{wrong[0]}: a folder with a comma or a colon cannot be mounted into a container; rename it, "
+            "or use slurm.mounts"
+        )
     shared = [] if any(_within("/dev/shm", place) for place in given) else ["/dev/shm:/dev/shm"]
     mounts = [*job.slurm.mounts, *(f"{folder}:{folder}" for folder in own), *shared]
     return sorted(mounts, key=lambda mount: len(PurePosixPath(mount.split(":")[1]).parts))
 
 
 def _given(job: Job) -> list[str]:
-    """Where in the container the user's own mounts are."""
+    """Returns the paths in the container at which the user's own mounts are."""
     return [mount.split(":")[1].rstrip("/") or "/" for mount in job.slurm.mounts]
 
 
 def _made(job: Job) -> list[str]:
-    """Folders that the first run of a job finds missing, and a container's tool would then refuse to mount."""
-    wanted = [folder for folder in (job.model.cache_dir, job.data.index) if folder]
+    """Returns folders that the first run of a job makes; a container's tool would refuse to mount missing
+    ones.
+    """
+    wanted = [folder for folder, mark in rank_paths(job) if mark.made]
     return [folder for folder in wanted if not any(_within(folder, place) for place in _given(job))]
 
 
 def _folders(job: Job) -> list[str]:
-    """Of the files that ranks read and write; a folder within another one of them is seen with it."""
-    data, evaluation, model = job.data, job.eval, job.model
-    files = [*data.train, *evaluation.retrieval, *evaluation.zero_shot]
-    files += [value for value in (evaluation.class_names, evaluation.templates) if isinstance(value, str)]
-    files += [value for value in (model.name, model.pretrained, job.checkpoint.resume) if value and value.startswith("/")]
-    folders = {_fixed_folder(name) for name in files if not is_remote(name) and name.startswith("/")}
-    folders |= {folder for folder in (job.logging.runs, model.cache_dir, data.index) if folder}
-    return sorted(folder for folder in folders if not any(folder != other and _within(folder, other) for other in folders))
+    """Returns the folders of the files that ranks read and write.
+
+    A folder within another one is left out, because it is seen with it.
+    """
+    folders = {path if mark.kind == "folder" else _fixed_folder(path) for path, mark in rank_paths(job)}
+    return sorted(
+        folder
+        for folder in folders
+        if not any(folder != other and _within(folder, other) for other in folders)
+    )
 
 
 def _fixed_folder(pattern: str) -> str:
-    """The part before the first special character of a pattern, to its last slash."""
+    """Returns the part of a pattern before its first special character, up to the last slash."""
     plain = pattern
     for special in "*?[{":
         plain = plain.partition(special)[0]
@@ -230,7 +303,7 @@ def _within(folder: str, other: str) -> bool:
 
 
 def _end_mark(text: str) -> str:
-    """A line that the job file does not have."""
+    """Returns a line that does not occur in the job file."""
     mark = "END_OF_JOB"
     while mark in text.splitlines():
         mark += "_"

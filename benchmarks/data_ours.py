@@ -1,0 +1,78 @@
+"""Our loader, and the decoder alone, on shards: `python -m benchmarks.data_ours loader|loader2|decoder PATTERN BATCHES`.
+
+Prints images per second, by the wall and of processor time.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import psutil
+import simplejpeg
+from open_clip import get_tokenizer
+
+from trainer.config import Data
+from trainer.config.batch_plan import Plan
+from trainer.data.loader import train_batches
+from trainer.data.pixels import RandomCrop
+from trainer.data.source import open_source
+from trainer.data.tokens import quick
+
+BATCH, WARM_UP = 64, 2
+
+
+Rates = tuple[float, float]
+
+
+def loader(pattern: str, batches: int, workers: int = 1) -> Rates:
+    """Batches as the training loop takes them from loader processes."""
+    stream = train_batches(
+        open_source(Data(train=(pattern,))),
+        plan=Plan(1, BATCH, BATCH, BATCH, 1),
+        rank=0,
+        seed=0,
+        window=10_000,
+        pixels=RandomCrop((224, 224)),
+        tokenizer=quick(get_tokenizer("ViT-B-32")),
+        workers=workers,
+    )
+    for _ in range(WARM_UP * workers):
+        next(stream)
+    start, used = time.perf_counter(), processor_time()
+    for _ in range(batches):
+        assert next(stream).images.shape == (BATCH, 4, 224, 224)
+    return rates(BATCH * batches, start, used)
+
+
+def decoder(pattern: str, batches: int) -> Rates:
+    """simplejpeg at full size, in one process, on bytes in memory."""
+    source = open_source(Data(train=(pattern,)))
+    images = [source.read(number).image for number in range(min(len(source), BATCH * batches))]
+    start, used = time.perf_counter(), processor_time()
+    for image in images:
+        simplejpeg.decode_jpeg(image)
+    return rates(len(images), start, used)
+
+
+def rates(images: int, start: float, used: float) -> Rates:
+    return images / (time.perf_counter() - start), images / (processor_time() - used)
+
+
+def processor_time() -> float:
+    """Seconds of this process and of the processes that load for it."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return float(sum(spent.user + spent.system for spent in times))
+
+
+if __name__ == "__main__":
+    side: dict[str, Callable[[str, int], Rates]] = {
+        "loader": loader,
+        "loader2": partial(loader, workers=2),
+        "decoder": decoder,
+    }
+    print(*side[sys.argv[1]](sys.argv[2], int(sys.argv[3])))
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,227 @@
+"""What the supervisors cost, measured here: `python -m benchmarks.heartbeat [NODES ...]`.
+
+For each number of nodes the whole tree runs on this machine, one endpoint a node with its real sockets on loopback: the root in a process
+of its own, the others in a few. Then one leaf's connections break, and the news travels up and the end down. Last, a real run of two
+ranks: what a step takes, what its pulses take, and what a supervisor takes of a core in the same steps. The last line is JSON.
+"""
+
+import asyncio
+import json
+import multiprocessing as mp
+import os
+import resource
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rank import MARK, cpu_s
+from tests.support.jobs import tiny_job
+from tests.support.start import start
+from trainer.config.loader import dump_job
+from trainer.launch.hosts import free_port
+from trainer.supervise.tree import FANOUT, Link, Meeting, Message, Tree
+
+WORKERS = 4
+MEASURE_S = 10.0
+JOIN_S = 300.0
+STEPS = 23
+"""Of the real run; the first ones, which begin slowly, do not count."""
+_AT_ONCE = 50
+"""Newcomers of one worker that meet the root at the same time."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One size of the tree."""
+
+    nodes: int
+    join_s: float
+    root_messages_per_s: float
+    root_cpu: float
+    others_cpu: float
+    """Of all other endpoints together; a node's own share is this divided by their number."""
+    detected_s: float
+    ended_s: float
+
+    def line(self) -> str:
+        each = self.others_cpu / (self.nodes - 1)
+        return (
+            f"{self.nodes:>7} nodes: joined in {self.join_s:.1f} s; root hears {self.root_messages_per_s:.0f} messages/s with "
+            f"{self.root_cpu:.2%} of a core, another node takes {each:.3%}; a broken leaf is known after {self.detected_s * 1e3:.0f} ms, "
+            f"and all have the end after {self.ended_s * 1e3:.0f} ms"
+        )
+
+
+def measure(nodes: int) -> Measured:
+    """The tree of so many nodes, from the first call to the end."""
+    meeting = Meeting("127.0.0.1", free_port("127.0.0.1"), secrets.token_hex(16))
+    context = mp.get_context("spawn")
+    pipes: list[Connection] = []
+    for number in range(WORKERS):
+        ours, theirs = context.Pipe()
+        context.Process(
+            target=_worker, args=(meeting, range(1 + number, nodes, WORKERS), theirs), daemon=True
+        ).start()
+        pipes.append(ours)
+    return asyncio.run(_root(meeting, nodes, pipes))
+
+
+async def _root(meeting: Meeting, nodes: int, pipes: list[Connection]) -> Measured:
+    heard = _count_received()
+    tree = Tree(meeting, 0, "node-0", 60.0)
+    lost: list[float] = []
+    tree.at_root = lambda message: lost.append(time.monotonic()) if message["kind"] == "lost" else None
+    begin = time.monotonic()
+    await tree.join(JOIN_S)
+    await _answers(pipes)
+    joined = time.monotonic()
+    await asyncio.sleep(2.0)
+    before, cpu, wall = heard[0], time.process_time(), time.monotonic()
+    for pipe in pipes:
+        pipe.send("measure")
+    shares = await _answers(pipes)
+    wall = time.monotonic() - wall
+    rate, share = (heard[0] - before) / wall, (time.process_time() - cpu) / wall
+    pipes[-1].send("break")
+    broken = (await _answers(pipes[-1:]))[0]
+    while not lost:
+        await asyncio.sleep(0.001)
+    told = time.monotonic()
+    tree.down({"kind": "end", "code": 1})
+    ends = await _answers(pipes)
+    await tree.leave()
+    return Measured(nodes, joined - begin, rate, share, sum(shares), lost[0] - broken, max(ends) - told)
+
+
+def _count_received() -> list[int]:
+    count, receive = [0], Link.receive
+
+    async def counted(self: Link) -> Message | None:
+        message = await receive(self)
+        count[0] += 1
+        return message
+
+    Link.receive = counted  # type: ignore[method-assign]
+    return count
+
+
+async def _answers(pipes: list[Connection]) -> list[Any]:
+    loop = asyncio.get_running_loop()
+    return [await loop.run_in_executor(None, pipe.recv) for pipe in pipes]
+
+
+def _worker(meeting: Meeting, numbers: range, pipe: Connection) -> None:
+    asyncio.run(_endpoints(meeting, numbers, pipe))
+
+
+async def _endpoints(meeting: Meeting, numbers: range, pipe: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    trees = [Tree(meeting, number, f"node-{number}", 60.0) for number in numbers]
+    ended: list[float] = []
+    for tree in trees:
+        tree.from_above = lambda message: ended.append(time.monotonic())
+    for first in range(0, len(trees), _AT_ONCE):
+        await asyncio.gather(*(tree.join(JOIN_S) for tree in trees[first : first + _AT_ONCE]))
+    pipe.send("joined")
+    await loop.run_in_executor(None, pipe.recv)
+    cpu, wall = time.process_time(), time.monotonic()
+    await asyncio.sleep(MEASURE_S)
+    pipe.send((time.process_time() - cpu) / (time.monotonic() - wall))
+    gone = 0
+    if await loop.run_in_executor(None, pipe.poll, 3.0):  # the last worker is told to break one
+        pipe.recv()
+        pipe.send(time.monotonic())
+        _break(trees[-1])
+        gone = 1
+    while len(ended) < len(trees) - gone:
+        await asyncio.sleep(0.005)
+    pipe.send(max(ended))
+    await asyncio.sleep(1.0)
+    os._exit(0)
+
+
+def _break(tree: Tree) -> None:
+    """Its connections end without a word."""
+    tree.ending = True
+    if tree._parent is not None:
+        tree._parent._writer.transport.abort()
+
+
+def one_supervisor() -> str:
+    """A supervisor whose rank sleeps: its memory, and the share of a core that it takes."""
+    program = (
+        "import os; from trainer.supervise.limits import Limits; from trainer.supervise.supervisor import supervise; "
+        "from trainer.supervise.world import World; supervise(World(0, 1, 0, 1, 'here', 'bench'), ['sleep', '20'], os.environ, Limits)"
+    )
+    started = _children()
+    process = subprocess.Popen([sys.executable, "-c", program])
+    time.sleep(2.0)
+    before = cpu_s(process.pid)
+    time.sleep(15.0)
+    share = (cpu_s(process.pid) - before) / 15.0
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    rss = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    process.wait()
+    return f"one supervisor: {int(rss) / 1024:.0f} MB, {share:.3%} of a core; {_children() - started:.2f} s of CPU in all, its start included"
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def real_steps() -> dict[str, float]:
+    """Of the rank whose supervisor took most: seconds of a step, and what watching it took, as shares of that."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = tiny_job(
+            name="watched",
+            model={"name": "ViT-S-32-alt"},
+            data={"workers": 1, "synthetic_samples": 1024},
+            optim={"global_batch_size": 32, "steps": STEPS},
+            comm={"launcher": "torchrun"},
+            logging={"runs": folder},
+        )
+        path = Path(folder, "job.toml")
+        path.write_text(dump_job(job))
+        os.environ["PYTHONPATH"] = str(
+            Path(__file__).parents[1]
+        )  # a supervisor starts its rank without the working folder
+        done = start("torch", "torchrun", 2, "benchmarks.rank", str(path))
+    if done.returncode:
+        sys.exit(f"the real run failed:\n{done.stdout}{done.stderr}")
+    found: list[dict[str, float]] = [
+        json.loads(line.partition(MARK)[2]) for line in done.stdout.splitlines() if MARK in line
+    ]
+    worst = max(found, key=lambda rank: rank["supervisor_cpu_s"])
+    shares = {
+        "pulse_share": "pulse_s",
+        "monitoring_share": "monitoring_s",
+        "supervisor_share": "supervisor_cpu_s",
+    }
+    return {**worst, **{share: worst[seconds] / worst["step_s"] for share, seconds in shares.items()}}
+
+
+def main(sizes: list[int]) -> None:
+    print(f"{os.cpu_count()} cores, {WORKERS + 1} processes, fan-out {FANOUT}")
+    trees = []
+    for nodes in sizes:
+        trees.append(measure(nodes))
+        print(trees[-1].line(), flush=True)
+    print(one_supervisor())
+    cost = real_steps()
+    print(
+        f"a real step of {cost['step_s']:.3f} s: {cost['pulses']:.0f} pulses take {cost['pulse_share']:.4%} of it, "
+        f"the supervisor {cost['supervisor_share']:.4%} of a core meanwhile, "
+        f"monitoring with a record every 10 steps {cost['monitoring_share']:.4%}"
+    )
+    print(json.dumps({"step": cost, "trees": [asdict(tree) for tree in trees]}))
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]] or [1000, 10_000])

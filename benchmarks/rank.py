@@ -1,0 +1,107 @@
+"""The real trainer under its supervisor, which at its last step prints what a step cost and what watching it cost, in one run.
+
+`python -m benchmarks.rank JOB` is a supervisor and its rank, as `python -m trainer.rank JOB` is.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.config.loader import load_job
+from trainer.config.phases import Phase
+from trainer.run.exits import RANK_DIR
+from trainer.supervise import main as rank
+from trainer.supervise.heartbeat import Pulse
+
+FROM_STEP = 3
+MARK = "watched "
+
+
+class Watched:
+    """The same stretch of steps: the wall clock, the rank's time in its pulse and in its monitoring, and its supervisor's CPU time."""
+
+    def __init__(self, last_step: int) -> None:
+        self._last = last_step
+        self._pulse_s, self._pulses, self._monitoring_s = 0.0, 0, 0.0
+        self._phase, self._write = Pulse.phase, Pulse._write
+        self._start: tuple[float, float, float, float, int] | None = None
+
+    def install(self) -> None:
+        def write(pulse: Pulse) -> None:
+            begin = time.perf_counter()
+            self._write(pulse)
+            self._pulse_s += time.perf_counter() - begin
+            self._pulses += 1
+
+        def phase(pulse: Pulse, entered: Phase, step: int = 0) -> None:
+            self._phase(pulse, entered, step)
+            if (entered, step) == ("step", FROM_STEP):
+                self._start = self._now()
+            elif (entered, step) == ("step", self._last):
+                self._tell(step - FROM_STEP)
+
+        Pulse.phase, Pulse._write = phase, write  # type: ignore[method-assign, assignment]
+        self._install_around_monitoring()
+
+    def _install_around_monitoring(self) -> None:
+        """What looks at steps and writes of them, waiting for other ranks in it included."""
+        from trainer.telemetry.metrics import Telemetry
+        from trainer.telemetry.rank_stats import Ranks
+        from trainer.telemetry.stragglers import Watch
+        from trainer.train.non_finite import Finite
+
+        for owner, name in (
+            (Watch, "_collect"),
+            (Watch, "share"),
+            (Ranks, "look"),
+            (Telemetry, "write"),
+            (Finite, "judge"),
+        ):
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return work(*arguments)
+            finally:
+                self._monitoring_s += time.perf_counter() - begin
+
+        return timed
+
+    def _now(self) -> tuple[float, float, float, float, int]:
+        return time.perf_counter(), self._pulse_s, self._monitoring_s, cpu_s(os.getppid()), self._pulses
+
+    def _tell(self, steps: int) -> None:
+        assert self._start is not None
+        wall, pulse, monitoring, supervisor, pulses = (
+            (now - then) / steps for now, then in zip(self._now(), self._start, strict=True)
+        )
+        cost = {
+            "step_s": wall,
+            "pulse_s": pulse,
+            "monitoring_s": monitoring,
+            "supervisor_cpu_s": supervisor,
+            "pulses": pulses,
+        }
+        print(MARK + json.dumps(cost), flush=True)
+
+
+def cpu_s(pid: int) -> float:
+    """Of a process so far, its children's left out."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    if RANK_DIR in os.environ:
+        from trainer.train.main import command
+
+        Watched(load_job(Path(sys.argv[1])).optim.steps or 0).install()
+        command()
+    else:
+        sys.exit(rank.main(sys.argv[1:], "benchmarks.rank"))

@@ -1,0 +1,115 @@
+"""Ranks in containers of a real pyxis and enroot, which pyxis.sh has built into the folder that CLIPSHIP_PYXIS names.
+
+The image is a minimal Debian with Python's libraries; this machine's Python and this checkout are mounted into it.
+As NVIDIA's images do, it asks for all GPUs.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.image.daemon import mirror
+from tests.cluster.slurm.cluster import REPOSITORY
+from tests.cluster.slurm.runs import SHORT, Demo
+
+pytestmark = [pytest.mark.pyxis, pytest.mark.timeout(3600)]
+
+TWO_RANKS = {"nodes": 2, "gpus_per_node": 1}
+OF_THE_SYSTEM = {"usr", "bin", "sbin", "lib", "lib64", "etc", "var"}
+_SLOW = """\
+#!/bin/sh
+touch {folder}/unpacking
+[ ! -e {folder}/slow ] || sleep 30
+exec /usr/bin/unsquashfs "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def container(demo: Demo) -> dict[str, object]:
+    """Keys of [slurm]; where a file `slow` lies beside the demo, it takes half a minute to unpack the image."""
+    assert demo.cluster.pyxis, "CLIPSHIP_PYXIS names no folder: `make test-pyxis` builds one"
+    root, image = demo.folder / "root", demo.folder / "image.sqsh"
+    libraries = "libssl3,libffi8,libsqlite3-0,libreadline8,libbz2-1.0,liblzma5"
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", f"--include={libraries}", "bookworm", str(root), mirror()],
+        check=True,
+    )
+    (root / "workspace").mkdir()  # where the product's images have their working directory
+    (root / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\nOF_THE_IMAGE=yes\n")
+    subprocess.run(
+        ["mksquashfs", str(root), str(image), "-comp", "lz4", "-quiet", "-no-progress"], check=True
+    )
+    unsquashfs = demo.cluster.folder / "bin" / "unsquashfs"
+    unsquashfs.parent.mkdir(exist_ok=True)
+    unsquashfs.write_text(_SLOW.format(folder=demo.folder))
+    unsquashfs.chmod(0o755)
+    homes = {Path(folder).parts[1] for folder in (sys.prefix, sys.base_prefix, REPOSITORY)} - OF_THE_SYSTEM
+    mounts = [f"/{home}:/{home}" for home in sorted(homes)]
+    return {"container": "pyxis", "gpus": "none", "image": str(image), "mounts": mounts, "signal_lead_s": 10}
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_ranks_train_in_containers_on_two_nodes(
+    demo: Demo, container: dict[str, object], backend: str
+) -> None:
+    comm = {"backend": backend, "deterministic": backend == "torch"}
+    job = demo.submit(backend, resources=TWO_RANKS, comm=comm, slurm=container, optim=SHORT)
+    assert demo.wait(backend, job)["JobState"] == "COMPLETED", demo.output(backend, job)
+    assert demo.result(backend)["world_size"] == 2
+    assert list(demo.losses(backend)) == list(range(1, demo.result(backend)["steps"] + 1))
+
+
+@pytest.mark.parametrize("deed", ["time limit", "preemption"])
+def test_a_start_that_is_stopped_while_the_image_is_unpacked_goes_on_in_the_next(
+    demo: Demo, container: dict[str, object], deed: str
+) -> None:
+    name = deed.replace(" ", "-")
+    slow, unpacking = demo.folder / "slow", demo.folder / "unpacking"
+    unpacking.unlink(missing_ok=True)
+    slow.touch()
+    partition = {"partition": "low"} if deed == "preemption" else {}
+    job = demo.submit(name, resources=TWO_RANKS, slurm=container | partition, optim=SHORT)
+    demo.until(unpacking.exists, "the image is not unpacked", name, job)
+    slow.unlink()
+    if deed == "preemption":
+        urgent = demo.folder / "urgent.sbatch"
+        urgent.write_text("#!/bin/sh\n#SBATCH --nodes=3 --exclusive --partition=all --time=5\nsleep 5\n")
+        demo.cluster.run("sbatch", str(urgent), cwd=demo.folder)
+    else:
+        demo.cluster.run("scancel", "--batch", "--signal=USR2", job)
+    assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
+    said = demo.output(name, job)
+    assert "clipship: stopped before the start; queued again" in said
+    assert f"start 2 of job {job}" in said
+    assert demo.result(name)["world_size"] == 2
+
+
+def test_a_container_that_a_killed_removal_left_is_overridden(
+    demo: Demo, container: dict[str, object]
+) -> None:
+    left = 'mkdir -p "/tmp/enroot-0/data/pyxis_$SLURM_JOB_ID.1"'  # step 0 looks at the run folder
+    found = demo.variables("left-over", slurm=container | {"setup": [left], "python": demo.stand_in()})
+    assert {variables["SLURM_STEP_ID"] for variables in found} == {"1"}
+
+
+def test_a_time_limit_saves_and_the_next_start_goes_on(demo: Demo, container: dict[str, object]) -> None:
+    job = demo.submit("cut", resources=TWO_RANKS, slurm=container, optim={"epochs": 3})
+    demo.wait_for_step("cut", 5, job)
+    demo.cluster.run("scancel", "--batch", "--signal=USR2", job)
+    assert demo.wait("cut", job)["JobState"] == "COMPLETED", demo.output("cut", job)
+    said = demo.output("cut", job)
+    assert "clipship: saved; queued again" in said
+    assert sorted(demo.losses("cut")) == list(range(1, demo.result("cut")["steps"] + 1))
+
+
+def test_containers_have_the_variables_of_the_image_and_of_the_job(
+    demo: Demo, container: dict[str, object]
+) -> None:
+    for variables in demo.variables(
+        "variables", slurm=container | {"python": demo.stand_in()}, env={"MINE": "a,b"}
+    ):
+        assert variables["OF_THE_IMAGE"] == "yes"
+        assert variables["MINE"] == "a,b"
+        assert variables["NVIDIA_VISIBLE_DEVICES"] == "void"

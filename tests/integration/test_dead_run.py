@@ -1,0 +1,66 @@
+"""A run of which nothing is left that could leave word: `status` and `logs` say so, and the command that they name goes on with it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.ends import TORCHRUN, begin, ranks_left, sigkill, starts
+from tests.support.runs import kill_tree
+
+
+def clipship(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "trainer.cli.main", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+@pytest.mark.fault("everything SIGKILLed at once: launcher, supervisors, ranks")
+@starts(TORCHRUN)
+def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
+    tmp_path: Path, backend: str, launcher: str
+) -> None:
+    running = begin(tmp_path, backend, launcher, steps=100_000)
+    running.reached(5)
+    alive = clipship("status", str(running.folder)).stdout
+    assert "time left" in alive
+    assert "dead" not in alive
+    sigkill([running.process.pid, *(pid for pid in ranks_left(running) if pid != running.process.pid)])
+    running.process.communicate(timeout=100)
+    while ranks_left(running):
+        time.sleep(0.1)
+    assert not (running.folder / "exit.json").exists()
+    found = clipship("status", str(tmp_path / "job.toml")).stdout
+    assert re.search(
+        rf"dead +since 20.* ago: its process \d+ on {re.escape(os.uname().nodename)} is gone", found
+    ), found
+    assert "time left" not in found
+    step = max(
+        int(path.name.removeprefix("step-"))
+        for path in (running.folder / "checkpoints").glob("step-*")
+        if (path / "manifest.json").exists()
+    )
+    assert f"`clipship run {tmp_path}/job.toml --nproc 2`; it goes on at step {step}" in found
+    followed = clipship("logs", "-f", str(running.folder))
+    assert "step      5/" in followed.stdout
+    assert "the run has died" in followed.stderr
+    again = begin(tmp_path, backend, launcher, steps=100_000)
+    log = running.folder / "logs" / "rank-00000.log"
+    try:
+        while f"start        step {step}, from" not in log.read_text() and again.process.poll() is None:
+            time.sleep(0.1)
+        again.process.send_signal(signal.SIGTERM)
+        end = again.end()
+    finally:
+        kill_tree(again.process.pid)  # a test that is out of time leaves no run behind
+    assert end.code == 75, end.errors
+    assert f"start        step {step}, from" in log.read_text()

@@ -1,0 +1,122 @@
+"""On one machine nothing of a run listens where another machine reaches it, and nothing unpickles what a stranger says."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.listeners import Listener, listeners, outer_address, plant
+from tests.support.runs import LIMIT_S, TinyRun, kill_tree
+
+LONG = 1_000_000
+KEPT_ALIVE_S = 12.0
+"""torch's agent reads the rendezvous' state every 5 s."""
+STARTED_BY_MPI = ("prterun", "mpirun", "orted", "prted")
+"""Open MPI's own daemon listens on every interface, whatever it is told."""
+
+needs_list_keys = pytest.mark.skipif(
+    not hasattr(__import__("torch").distributed.TCPStore, "list_keys"),
+    reason="this torch's store does not tell its keys",
+)
+
+
+@contextmanager
+def training(folder: Path, backend: str, launcher: str) -> Iterator[tuple[TinyRun, int]]:
+    """A run of two ranks with loader processes in the middle of its steps, and its process number; killed afterwards."""
+    run = TinyRun(folder)
+    run.write(
+        data={"workers": 1, "synthetic_samples": 1024},
+        optim={"steps": LONG},
+        comm={"backend": backend, "launcher": launcher},
+        timeouts={"init_s": LIMIT_S},
+    )
+    with open(folder / "errors", "w") as errors:
+        process = subprocess.Popen(run.command(2), cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        limit = time.monotonic() + LIMIT_S
+        while run.last_step() < 2 and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.1)
+        assert process.poll() is None, (folder / "errors").read_text()
+        assert run.last_step() >= 2, (folder / "errors").read_text()
+        yield run, process.pid
+    finally:
+        kill_tree(process.pid)
+        process.wait()
+
+
+def of_ranks(found: list[Listener]) -> list[Listener]:
+    return [listener for listener in found if "trainer.supervise.rank_start" in listener.command]
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher"),
+    [
+        pytest.param("torch", "auto"),
+        pytest.param("horovod", "auto", marks=pytest.mark.horovod),
+        pytest.param("torch", "mpirun", marks=[pytest.mark.mpi, pytest.mark.full]),
+        pytest.param("horovod", "mpirun", marks=[pytest.mark.mpi, pytest.mark.horovod, pytest.mark.full]),
+    ],
+)
+def test_no_process_of_a_local_run_listens_to_other_machines(
+    tmp_path: Path, backend: str, launcher: str
+) -> None:
+    with training(tmp_path, backend, launcher) as (_, pid):
+        found = [
+            listener
+            for listener in listeners(pid)
+            if not listener.command.split()[0].endswith(STARTED_BY_MPI)
+        ]
+    assert len(of_ranks(found)) >= 2 or backend == "horovod", (
+        found
+    )  # Gloo under Horovod listens only until its ranks have met
+    assert any("trainer.rank" in listener.command for listener in found), found
+    assert [listener for listener in found if not listener.is_local] == []
+
+
+@needs_list_keys
+def test_a_planted_pickle_runs_in_no_process_of_a_local_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    with training(tmp_path, "torch", "auto") as (run, pid):
+        plant(listeners(pid), outer_address(), mark)
+        time.sleep(KEPT_ALIVE_S)
+        before = run.last_step()
+        time.sleep(1.0)
+        assert run.last_step() > before, "the run goes on"
+    assert not mark.exists()
+
+
+@needs_list_keys
+def test_the_planted_pickle_would_run_in_torchruns_standalone_mode(tmp_path: Path) -> None:
+    """Shows that the test before this one can fail."""
+    mark = tmp_path / "ran"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=1",
+        "--no-python",
+        "sleep",
+        "600",
+    ]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        limit = time.monotonic() + LIMIT_S
+        while not plant(listeners(process.pid), outer_address(), mark) and time.monotonic() < limit:
+            time.sleep(0.5)
+        while not mark.exists() and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.2)
+    finally:
+        kill_tree(process.pid)
+        process.wait()
+    assert mark.exists()

@@ -1,0 +1,224 @@
+"""Starts the real trainer with a fault, the way `clipship run` starts a job, and says how it ended.
+
+`python -m tests.support.ends JOB RANKS` is that start, in a process of its own, which tests send signals to.
+"""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.support import faults
+from tests.support.faulty_rank import MOMENT, THEN
+from tests.support.jobs import tiny_job
+from trainer.config.loader import dump_job, load_job
+from trainer.launch import local
+from trainer.launch.hosts import parse_hosts
+from trainer.run.folder import run_folder as job_folder
+
+TORCHRUN = pytest.param("torch", "torchrun", id="torch-torchrun")
+MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
+HOROVOD_MPIRUN = pytest.param(
+    "horovod", "mpirun", id="horovod-mpirun", marks=[pytest.mark.mpi, pytest.mark.horovod]
+)
+HOROVODRUN = pytest.param("horovod", "horovodrun", id="horovod-horovodrun", marks=pytest.mark.horovod)
+STARTS = (TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
+full = pytest.mark.full
+ROOT = Path(__file__).parents[2]
+
+LIMITS = {
+    "init_s": 200.0,
+    "first_step_s": 100.0,
+    "step_s": 60.0,
+    "data_s": 50.0,
+    "eval_s": 60.0,
+    "checkpoint_s": 60.0,
+    "shutdown_s": 60.0,
+    "silence_s": 60.0,
+}
+"""No healthy phase reaches these, on a machine that does much else too."""
+SHORT = {"step_s": 6.0, "data_s": 4.0, "eval_s": 6.0, "checkpoint_s": 9.0, "shutdown_s": 6.0}
+"""From the fault on, for those that wait for a limit to pass."""
+LATEST_S = 40.0
+"""The contract: exit 124 within 15 s after the limit, on a machine that does nothing else."""
+DEATH_S = 30.0
+"""The contract: nobody outlives the first by more than 10 s, on a machine that does nothing else."""
+
+
+def starts(*often: Any) -> pytest.MarkDecorator:
+    """Every pair of backend and launcher; those that are not named here run only with `-m full`."""
+    cases = [
+        start if start in often else pytest.param(*start.values, id=start.id, marks=[*start.marks, full])
+        for start in STARTS
+    ]
+    return pytest.mark.parametrize(("backend", "launcher"), cases)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended."""
+
+    code: int
+    output: str
+    errors: str
+    folder: Path
+    seconds: float
+    """From the fault to the end of the launcher; nan where there was none."""
+
+    @property
+    def diagnosis(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "diagnosis.json").read_text())
+        return found
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "checkpoints").glob("step-*"))
+
+
+@dataclass
+class Running:
+    """A start under way."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    moment: Path
+
+    def reached(self, step: int) -> None:
+        """Returns once rank 0 has logged the step."""
+        metrics = self.folder / "metrics.jsonl"
+        while self.process.poll() is None:
+            if metrics.exists() and f'"step": {step},' in metrics.read_text():
+                return
+            time.sleep(0.05)
+        raise AssertionError(self.process.communicate())
+
+    def end(self) -> End:
+        """Waits for it."""
+        output, errors = self.process.communicate(timeout=280)
+        seconds = time.time() - float(self.moment.read_text()) if self.moment.exists() else float("nan")
+        faults.measured.append(seconds)
+        return End(self.process.returncode, output, errors, self.folder, seconds)
+
+
+def begin(
+    tmp_path: Path,
+    backend: str,
+    launcher: str,
+    fault: str = "",
+    *,
+    ranks: int = 2,
+    steps: int = 6,
+    **sections: Any,
+) -> Running:
+    """Start the ranks of a job of a few steps, see `write_job`; `around` are words in front of the command."""
+    python: Path | None = sections.pop("python", None)
+    hosts: str = sections.get("hosts", "")
+    around: list[str] = sections.pop("around", [])
+    path = write_job(tmp_path, backend, launcher, fault, steps=steps, **sections)
+    command = [
+        *around,
+        str(python or sys.executable),
+        "-m",
+        "tests.support.ends",
+        str(path),
+        str(ranks),
+        *([hosts] if hosts else []),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Running(process, tmp_path / "runs" / "ends", tmp_path / "moment")
+
+
+def write_job(
+    tmp_path: Path, backend: str, launcher: str, fault: str = "", *, steps: int = 6, **sections: Any
+) -> Path:
+    """A job file with a checkpoint and an evaluation every second step; `timeouts` hold from the start, `then` from the fault on."""
+    moment = tmp_path / "moment"
+    moment.unlink(missing_ok=True)  # of an earlier start
+    variables: dict[str, str] = {THEN: json.dumps(sections.pop("then", {})), **sections.pop("variables", {})}
+    hosts: str = sections.pop("hosts", "")
+    if hosts:
+        variables = {**variables, "PYTHONPATH": str(ROOT)}  # ssh brings none
+    optim: dict[str, Any] = sections.pop("optim", {})
+    job = tiny_job(
+        name="ends",
+        comm={
+            "backend": backend,
+            "launcher": launcher,
+            "deterministic": sections.pop("deterministic", False),
+        },
+        optim={"steps": steps, **optim},
+        resources={"cpus_per_gpu": 1},
+        timeouts={**LIMITS, **sections.pop("timeouts", {})},
+        checkpoint={"every_steps": 2, **sections.pop("checkpoint", {})},
+        eval={
+            "zero_shot": (str(labelled_shard(tmp_path)),),
+            "class_names": ("one", "two"),
+            "every_steps": 2,
+            "batch_size": 2,
+        },
+        logging={"runs": str(tmp_path / "runs"), "every_steps": 1},
+        env={"FAULT": fault, MOMENT: str(moment), **variables},
+        **sections,
+    )
+    path = tmp_path / "job.toml"
+    path.write_text(dump_job(job))
+    return path
+
+
+def labelled_shard(folder: Path) -> Path:
+    """Eight pictures of two classes."""
+    path = folder / "labelled.tar"
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(picture, "PNG")
+    with tarfile.open(path, "w") as tar:
+        for number in range(8):
+            for ending, data in (("png", picture.getvalue()), ("cls", str(number % 2).encode())):
+                member = tarfile.TarInfo(f"{number}.{ending}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def ranks_left(running: Running) -> list[int]:
+    """Processes that belong to the run and still live."""
+    mark = os.fsencode(running.moment)
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)]
+
+
+def _environ(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def sigkill(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def main(job_path: str, ranks: str, hosts: str = "") -> int:
+    command = (sys.executable, "-P", "-m", "tests.support.faulty_rank", job_path)
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the ranks: `-P` hides the working folder
+    job = load_job(Path(job_path))
+    return local.start_ranks(
+        command,
+        job,
+        nproc=None if hosts else int(ranks),
+        hosts=parse_hosts(hosts) if hosts else None,
+        folder=job_folder(job),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""The real trainer, one rank of which does something bad at a given moment.
+
+`FAULT` says what: DEED:RANK:PHASE:STEP, from the job's [env]. `python -m tests.support.faulty_rank JOB` is a supervisor and its rank,
+as `python -m trainer.rank JOB` is. Deeds: kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7), freeze (its supervisor too),
+orphan (kills its supervisor), signal (SIGUSR2 to its supervisor), signal-all (so does every rank), term (SIGTERM to its supervisor),
+nap (sleeps 12 s, or NAP_S), lag (sleeps a second now and at every later step), memory (asks for more than it may have),
+fill (the run folder's disk, once a checkpoint is whole), unplug (its machine's network),
+worker-kill and worker-stop (a loader process), nan (this rank's loss of that step is no number).
+Before the supervisor begins, with the phase `start`: absent (the rank never comes), port and meeting (another process has the port),
+unreachable (MASTER_ADDR leads nowhere), path (OTHER_PATH comes first for its modules).
+LOCK_WAIT_S, with or without a fault: how long a start waits for the run folder.
+"""
+
+import json
+import multiprocessing.forkserver
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.net_hosts import INTERFACE
+from trainer.config.phases import LIMIT_KEYS, Phase
+from trainer.run import lock as run_lock
+from trainer.run.exits import RANK_DIR
+from trainer.supervise import main as rank
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import detect
+
+MOMENT = "FAULT_MOMENT"
+"""A file that gets the time at which the fault happened."""
+THEN = "FAULT_THEN"
+"""Keys of [timeouts] as JSON: limits from the fault on, on every rank. Healthy phases before it have time."""
+FILL_S = 60.0
+
+
+def install(fault: str) -> None:
+    """From now on, entering the phase at the step is the fault's moment."""
+    deed, victim, phase, step = fault.split(":")
+    here = detect(os.environ, os.uname().nodename).rank
+    enter = Pulse.phase
+    short = json.loads(os.environ.get(THEN, "{}"))
+    then = {limited: short[key] for limited, key in LIMIT_KEYS.items() if key in short}
+
+    def fall(self: Pulse, entered: Phase, at: int = 0) -> None:
+        due = entered == phase and (at >= int(step) if deed == "lag" else str(at) == step)
+        if due:
+            self.limits = {**self.limits, **then}
+        enter(self, entered, at)
+        if due and (str(here) == victim or deed == "signal-all"):
+            commit(deed)
+
+    Pulse.phase = fall  # type: ignore[method-assign, assignment]
+
+
+def begin_badly(fault: str) -> None:
+    """Before the supervisor begins."""
+    deed, victim, _, _ = fault.split(":")
+    if victim not in (str(detect(os.environ, os.uname().nodename).rank), "all"):
+        return
+    note_moment()
+    match deed:
+        case "absent":
+            time.sleep(600)
+        case "port":
+            keep_busy(int(os.environ["MASTER_PORT"]))
+        case "meeting":
+            keep_busy(int(os.environ["CLIPSHIP_SUPERVISORS"].rpartition(":")[2]))
+        case "unreachable":
+            os.environ["MASTER_ADDR"] = "192.0.2.1"  # nobody's (RFC 5737)
+        case "path":
+            os.environ["PYTHONPATH"] = f"{os.environ['OTHER_PATH']}:{os.environ['PYTHONPATH']}"
+
+
+def keep_busy(port: int) -> None:
+    """As long as this process lives."""
+    BUSY.append(socket.create_server(("", port)))
+
+
+BUSY: list[socket.socket] = []
+
+
+def note_moment() -> None:
+    """The first time counts."""
+    file = Path(os.environ[MOMENT])
+    if not file.exists():
+        file.write_text(str(time.time()))
+
+
+def commit(deed: str) -> None:
+    note_moment()
+    match deed:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "freeze":
+            os.kill(os.getppid(), signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "orphan":
+            os.kill(os.getppid(), signal.SIGKILL)
+        case "slow":
+            time.sleep(600)
+        case "unplug":
+            subprocess.run(["ip", "link", "set", INTERFACE, "down"], check=True)
+        case "nap":
+            time.sleep(float(os.environ.get("NAP_S", "12")))
+        case "lag":
+            time.sleep(1)
+        case "memory":
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + 2**26
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            import torch
+
+            torch.zeros(2**30)
+        case "fill":
+            fill(Path(os.environ["FULL_DISK"]))
+        case "worker-kill":
+            os.kill(loader_process(), signal.SIGKILL)
+        case "worker-stop":
+            os.kill(loader_process(), signal.SIGSTOP)
+        case "nan":
+            spoil_loss()
+        case "raise":
+            raise ValueError("a fault of the test")
+        case "exit":
+            os._exit(7)
+        case "signal" | "signal-all":
+            os.kill(os.getppid(), signal.SIGUSR2)
+        case "term":
+            os.kill(os.getppid(), signal.SIGTERM)
+
+
+def fill(folder: Path) -> None:
+    """To the last byte, once a checkpoint is whole: the one before may still be under way."""
+    limit = time.monotonic() + FILL_S
+    while not list(folder.glob("*/checkpoints/step-*")):
+        assert time.monotonic() < limit, "no checkpoint becomes whole"
+        time.sleep(0.05)
+    with open(folder / "filling", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(2**16))
+        except OSError:
+            return
+
+
+def loader_process() -> int:
+    """The first child of the server that loader processes are forked from."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return int(Path(f"/proc/{server}/task/{server}/children").read_text().split()[0])
+
+
+def spoil_loss() -> None:
+    """Once."""
+    from trainer.train.step import TrainStep
+
+    whole = TrainStep._loss_share
+
+    def spoiled(self: TrainStep, out: object) -> object:
+        TrainStep._loss_share = whole  # type: ignore[method-assign]
+        return whole(self, out) * float("nan")  # type: ignore[arg-type]
+
+    TrainStep._loss_share = spoiled  # type: ignore[method-assign, assignment]
+
+
+if __name__ == "__main__":
+    fault = os.environ.get("FAULT", "")
+    if RANK_DIR in os.environ:
+        from trainer.train.main import command
+
+        if fault and ":start:" not in fault:
+            install(fault)
+        run_lock.WAIT_S = float(os.environ.get("LOCK_WAIT_S", run_lock.WAIT_S))
+        command()
+    else:
+        if ":start:" in fault:
+            begin_badly(fault)
+        sys.exit(rank.main(sys.argv[1:], "tests.support.faulty_rank"))

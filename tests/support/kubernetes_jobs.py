@@ -1,0 +1,122 @@
+"""Jobs for tests of the MPIJob: one for each thing that a manifest can say."""
+
+from typing import Any
+
+from trainer.config import Job
+from trainer.config.loader import job_from_table
+
+HOSTILE = "a #b \"c\" 'd': {{ x }} $(HOME) $$ `id` - \\n\té\u2028\u0085\U0001f600; yes"
+"""Not for names that Kubernetes restricts."""
+HOROVOD = {"backend": "horovod"}
+
+EVERYTHING: dict[str, Any] = {
+    "namespace": "team-a",
+    "name": "clip-1",
+    "run_as_user": 4242,
+    "fs_group": 77,
+    "seccomp": "Unconfined",
+    "gpu_resource": "amd.com/gpu",
+    "rdma": {"rdma/hca_shared_devices": 2},
+    "host_network": True,
+    "cpu_request": 2.5,
+    "cpu_limit": False,
+    "mem_request_gb": 10,
+    "shm_gb": 12.5,
+    "launcher_cpu": 0.5,
+    "launcher_cpu_limit": 2,
+    "launcher_mem_gb": 3,
+    "node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge", "disk": "yes"},
+    "tolerations": ["nvidia.com/gpu:NoSchedule", "dedicated=clip", "*"],
+    "pack_by": "topology.kubernetes.io/zone",
+    "spread_by": "kubernetes.io/hostname",
+    "placement": "required",
+    "priority_class": "high",
+    "service_account": "trainer",
+    "image_pull_secrets": ["registry", "mirror"],
+    "image_pull_policy": "Always",
+    "labels": {"team": "vision", "example.com/cost-centre": "0123"},
+    "annotations": {"example.com/note": HOSTILE},
+    "launcher_annotations": {"sidecar.istio.io/inject": "false"},
+    "worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1"},
+    "mounts": {
+        "/data": "pvc:clip-data/cc3m:ro",
+        "/scratch": "host:/mnt/scratch",
+        "/home/shared": "nfs:filer.example:/export/home",
+    },
+    "env": {"WANDB_API_KEY": "secret:wandb:api-key", "HTTPS_PROXY": "configmap:site:proxy"},
+    "env_from": ["secret:site", "configmap:site"],
+    "queue": "gpu-queue",
+    "gang": "volcano",
+    "gang_queue": "research",
+    "launcher_start": "at-once",
+    "workers_ready_s": 60.0,
+    "retries": 1,
+    "backoff_limit": 0,
+    "grace_s": 45,
+    "deadline_s": 86400,
+    "ttl_s": 3600,
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "horovod": {"comm": HOROVOD, "kubernetes": {"mounts": {"/scratch": "nfs:filer:/scratch"}}},
+    "root": {"kubernetes": {"run_as_user": 0}},
+    "cpu": {"kubernetes": {"gpu_resource": "none", "cpu_request": 0.1}},
+    "rdma": {"kubernetes": {"rdma": {"rdma/hca_shared_devices": 1}, "run_as_user": 0}},
+    "kueue": {"kubernetes": {"queue": "gpu-queue"}},
+    "scheduler-plugins": {
+        "kubernetes": {
+            "gang": "scheduler-plugins",
+            "gang_timeout_s": 300,
+            "spread_by": "kubernetes.io/hostname",
+        }
+    },
+    "everything": {"comm": HOROVOD, "env": {"NOTE": HOSTILE}, "kubernetes": EVERYTHING},
+    "hostile": {
+        "name": HOSTILE.replace("\t", "").replace("\u2028", "").replace("\u0085", ""),
+        "env": {"NOTE": HOSTILE},
+    },
+    "patched": {
+        "kubernetes": {
+            "patch": {
+                "worker": {
+                    "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}},
+                    "spec": {
+                        "runtimeClassName": "nvidia",
+                        "containers": [
+                            {
+                                "name": "worker",
+                                "env": [
+                                    {"name": "OMP_NUM_THREADS", "value": "3"},
+                                    {"name": "NEW", "value": "1"},
+                                ],
+                                "volumeMounts": [
+                                    {"mountPath": "/dev/shm", "$patch": "delete"},
+                                    {"name": "ssd", "mountPath": "/ssd"},
+                                ],
+                            }
+                        ],
+                        "volumes": [{"name": "shm", "$patch": "delete"}, {"name": "ssd", "emptyDir": {}}],
+                    },
+                }
+            }
+        }
+    },
+    "thousand": {"resources": {"nodes": 1000, "gpus_per_node": 8}, "optim": {"global_batch_size": 32000}},
+}
+
+
+def kubernetes_job(**sections: Any) -> Job:
+    """Two workers of four GPUs; keys of a section replace the ones here."""
+    table: dict[str, Any] = {
+        "name": "first-run",
+        "data": {"train": ["/scratch/cc3m/{00000..00331}.tar"]},
+        "optim": {"global_batch_size": 4096, "epochs": 3},
+        "image": {"tag": "registry.example/ml/clipship:1"},
+        "resources": {"nodes": 2, "gpus_per_node": 4, "mem_gb_per_gpu": 60},
+        "logging": {"runs": "/scratch/runs"},
+        "kubernetes": {"mounts": {"/scratch": "pvc:scratch"}},
+    }
+    for name, value in sections.items():
+        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
+    return job_from_table(table, "a test's job")

@@ -1,0 +1,58 @@
+"""A rank that only loads: `python -m tests.support.loader_rank BACKEND SHARDS`. Rank 0 prints what all ranks got, by rank, as JSON."""
+
+import json
+import os
+import sys
+
+from open_clip import get_tokenizer
+
+from tests.support.jobs import tiny_job
+from trainer.comm.connect import connect
+from trainer.config import Data
+from trainer.config.batch_plan import Plan
+from trainer.data.loader import Batch, train_batches
+from trainer.data.pixels import RandomCrop
+from trainer.data.source import open_source
+from trainer.supervise.world import detect
+
+
+def load(shards: str, plan: Plan, rank: int, workers: int) -> list[Batch]:
+    """One epoch of the rank's batches."""
+    stream = train_batches(
+        open_source(Data(train=(shards,))),
+        plan=plan,
+        rank=rank,
+        seed=1,
+        window=300,
+        pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
+        tokenizer=get_tokenizer("ViT-B-32"),
+        workers=workers,
+        epochs=1,
+    )
+    return list(stream)
+
+
+def samples(batches: list[Batch]) -> list[tuple[int, str, str, float]]:
+    """(position, key, caption, sum of the augmented pixels)."""
+    return [
+        (position, key, caption, image.double().sum().item())
+        for batch in batches
+        for position, key, caption, image in zip(
+            batch.positions.tolist(), batch.keys, batch.captions, batch.images, strict=True
+        )
+    ]
+
+
+def main(backend: str, shards: str) -> None:
+    world = detect(os.environ, os.uname().nodename)
+    comm = connect(tiny_job(comm={"backend": backend}), world, os.environ)
+    plan = Plan(world.size, 64, 64 // world.size, 64 // world.size, 1)
+    found = comm.all_gather_object(samples(load(shards, plan, world.rank, workers=1)))
+    if world.rank == 0:
+        print(json.dumps(found), flush=True)
+    comm.barrier(60)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

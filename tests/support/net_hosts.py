@@ -1,0 +1,87 @@
+"""Two machines and a third that starts the ranks, on this one: networks, names and a folder for temporary files of their own.
+
+They share the other folders, as nodes of a cluster do, but not what the third machine keeps for itself. Needs root.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support import ssh_hosts
+
+ADDRESSES = {"node-a": "10.231.0.2", "node-b": "10.231.0.3"}
+INTERFACE = "eth0"
+_PORT = 2222
+
+
+def missing() -> str | None:
+    """What this machine lacks for it, None where all is there."""
+    if os.geteuid() != 0:
+        return "root"
+    lacks = next((name for name in ("ip", "unshare") if shutil.which(name) is None), None)
+    return lacks or ssh_hosts.missing_program()
+
+
+@dataclass(frozen=True)
+class Third:
+    """The machine that runs no rank."""
+
+    around: list[str]
+    """Starts a command on it."""
+    programs: Path
+    """A folder to put first on PATH: its `ssh` knows the two others."""
+    own: Path
+    """Its folder for temporary files, which the others do not see."""
+
+
+@contextmanager
+def three_machines(folder: Path) -> Iterator[Third]:
+    """Up until the block ends."""
+    ssh_hosts.make_keys(folder)
+    (folder / "own").mkdir()
+    names = "".join(f"{address} {name}\n" for name, address in ADDRESSES.items())
+    (folder / "names").write_text(f"127.0.0.1 localhost\n{names}")  # gloo looks its own host's name up
+    with ExitStack() as running:
+        third = running.enter_context(_network(f"third-{os.getpid()}"))
+        # Named as the others' cards are: horovodrun looks on its own machine for the interface over which the hosts reach each other.
+        _ip("-n", third, "link", "add", INTERFACE, "type", "bridge")
+        _ip("-n", third, "addr", "add", "10.231.0.1/24", "dev", INTERFACE)
+        _ip("-n", third, "link", "set", INTERFACE, "up")
+        for name, address in ADDRESSES.items():
+            network = running.enter_context(_network(f"{name}-{os.getpid()}"))
+            _plug(third, network, name, address)
+            hidden = f'mount -t tmpfs none {folder}/own && mount --bind {folder}/names /etc/hosts && hostname {name} && exec "$@"'
+            around = ["ip", "netns", "exec", network, "unshare", "-m", "-u", "sh", "-c", hidden, "sh"]
+            running.enter_context(ssh_hosts.sshd(folder, name, address, _PORT, around))
+        programs = ssh_hosts.client(folder, {name: (address, _PORT) for name, address in ADDRESSES.items()})
+        yield Third(["ip", "netns", "exec", third], programs, folder / "own")
+
+
+@contextmanager
+def _network(name: str) -> Iterator[str]:
+    _ip("netns", "add", name)
+    try:
+        _ip("-n", name, "link", "set", "lo", "up")
+        yield name
+    finally:
+        for pid in subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+        ).stdout.split():
+            subprocess.run(["kill", "-KILL", pid], check=False)
+        _ip("netns", "delete", name)
+
+
+def _plug(third: str, network: str, name: str, address: str) -> None:
+    """A cable from the machine to the switch."""
+    _ip("-n", third, "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", network)
+    _ip("-n", third, "link", "set", name, "master", INTERFACE, "up")
+    _ip("-n", network, "addr", "add", f"{address}/24", "dev", INTERFACE)
+    _ip("-n", network, "link", "set", INTERFACE, "up")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)

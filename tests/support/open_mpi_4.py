@@ -1,0 +1,62 @@
+"""A Python beside which there is no mpirun, so that Debian's Open MPI 4 is taken, and whose Horovod was built against that.
+
+It has the packages of the environment that runs the tests; wheel and environment are kept outside of the checkout.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "clipship")
+BUILD = Path(__file__).parents[2] / "docker" / "build-horovod.sh"
+BUILD_TOOLS = ("cmake", "ninja")
+
+
+def missing() -> str | None:
+    """What Debian's packages would bring, None where all is there."""
+    return next((name for name in ("mpirun", "mpicxx") if not Path("/usr/bin", name).exists()), None)
+
+
+def python() -> Path:
+    """Makes the environment the first time, which takes some minutes."""
+    name = hashlib.sha256(f"{sys.prefix} {sys.version} {BUILD.read_text()}".encode()).hexdigest()[:12]
+    folder = CACHE / "open-mpi-4" / name
+    found = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        _make(folder, found)
+        (folder / "ready").touch()
+    return found
+
+
+def _make(folder: Path, found: Path) -> None:
+    venv.create(folder, clear=True, symlinks=True)
+    theirs = Path(sysconfig.get_path("platlib"))
+    ours = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (ours / "environment.pth").write_text(f"{theirs}\n")
+    for package in (
+        theirs / "torch",
+        *theirs.glob("torch-*.dist-info"),
+    ):  # the build looks for torch beside itself
+        (ours / package.name).symlink_to(package)
+    for tool in BUILD_TOOLS:
+        if (program := Path(sys.prefix, "bin", tool)).exists():
+            (folder / "bin" / tool).symlink_to(program)
+    wheel = _wheel(found)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(ours)
+
+
+def _wheel(found: Path) -> str:
+    """Without this environment's folder on PATH, whose mpicxx is another MPI's."""
+    path = os.pathsep.join(
+        part for part in os.environ["PATH"].split(os.pathsep) if not part.startswith(sys.prefix)
+    )
+    command = [str(BUILD), "--python", str(found), "--cache", str(CACHE / "wheels"), "--ops", "cpu"]
+    return subprocess.run(
+        command, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()

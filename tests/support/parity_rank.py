@@ -1,0 +1,131 @@
+"""One rank of `make parity`: the gradient of the trainer's own step against one process that holds the whole batch.
+
+Started by a launcher, like a rank of a real run. The reference knows nothing of ranks: open_clip's model and loss, one backward pass.
+Rank 0 prints a JSON line for each case.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from timm.layers.helpers import to_2tuple
+from torch import Tensor, nn
+
+from trainer.comm.connect import connect
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.model import build as model
+from trainer.model.optimizer import build_optimizer
+from trainer.supervise.world import detect
+from trainer.train.step import MicroBatch, TrainStep
+
+MODELS = Path(__file__).parents[1] / "models"
+GLOBAL_BATCH = 16
+ROUNDING = 1e-13
+
+
+def main(backend: str) -> None:
+    world = detect(os.environ, os.uname().nodename)
+    comm = connect(_job(backend, "tiny-vit", "clip", GLOBAL_BATCH), world, os.environ)
+    for name, loss, accumulation in _cases():
+        if GLOBAL_BATCH // world.size < accumulation:
+            continue
+        job = _job(backend, name, loss, GLOBAL_BATCH // world.size // accumulation)
+        error = comm.all_gather_object(_worst_error(job, comm))
+        if world.rank == 0:
+            row = {
+                "ranks": world.size,
+                "backend": backend,
+                "launcher": world.launcher,
+                "model": name,
+                "loss": loss,
+                "accumulation": accumulation,
+            }
+            print(json.dumps({**row, "relative_error": max(error)}), flush=True)
+    comm.barrier(60)
+    comm.close()
+
+
+def _cases() -> Iterator[tuple[str, str, int]]:
+    for loss in ("clip", "siglip"):
+        for accumulation in (1, 2, 4):
+            yield "tiny-vit", loss, accumulation
+    yield "tiny-resnet", "clip", 1  # its batch norm takes statistics over all ranks
+
+
+def _job(backend: str, name: str, loss: str, micro_batch: int) -> Job:
+    return Job.model_validate(
+        {
+            "name": "parity",
+            "data": {"format": "synthetic"},
+            "model": {"name": str(MODELS / f"{name}.json")},
+            "optim": {
+                "global_batch_size": GLOBAL_BATCH,
+                "max_batch_size_per_gpu": micro_batch,
+                "steps": 1,
+                "loss": loss,
+            },
+            "comm": {"backend": backend},
+        }
+    )
+
+
+def _worst_error(job: Job, comm: Comm) -> float:
+    """The largest relative error, in norm, of any parameter's gradient; float64, so that rounding hides nothing.
+
+    A gradient that is zero but for rounding (the bias of attention's keys) is held against the whole gradient's norm.
+    """
+    cut = plan(job, comm.world.size)
+    clip = model.build_model(job, cut, comm).model.double().train()
+    images, tokens = _whole_batch(clip)
+    expected = _reference(job, images, tokens)
+    step = TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    own = slice(comm.world.rank * cut.batch_size_per_rank, (comm.world.rank + 1) * cut.batch_size_per_rank)
+    micro = [
+        MicroBatch(i, t)
+        for i, t in zip(
+            images[own].split(cut.micro_batch_size), tokens[own].split(cut.micro_batch_size), strict=True
+        )
+    ]
+    step.gradients(micro, step=0)
+    floor = ROUNDING * torch.stack([grad.norm() for grad in expected.values()]).norm()
+    scale = {
+        name: norm if (norm := grad.norm()) > floor else floor / ROUNDING for name, grad in expected.items()
+    }
+    return max(float((_grad(p) - expected[name]).norm() / scale[name]) for name, p in clip.named_parameters())
+
+
+def _whole_batch(clip: Any) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    height, width = to_2tuple(clip.visual.image_size)
+    images = torch.randn(GLOBAL_BATCH, 3, height, width, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(1, 1000, (GLOBAL_BATCH, clip.context_length), generator=generator)
+    return images, tokens
+
+
+def _reference(job: Job, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """Gradients by name, of the whole batch in this process alone."""
+    clip = model.untrained(job).model.double().train()
+    out = clip(images, tokens)
+    losses = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
+    losses[job.optim.loss](*out).backward()
+    return {name: _grad(parameter) for name, parameter in clip.named_parameters()}
+
+
+def _grad(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(
+        0
+    )  # as a rank of the trainer leaves: threads of communication libraries may outlive the interpreter

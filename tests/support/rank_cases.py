@@ -1,0 +1,195 @@
+"""What ranks do in the tests of communication: `python -m tests.support.rank_cases BACKEND CASE ...`, one case after the other.
+
+Each case asserts on every rank; rank 0 says which ones have passed.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.jobs import tiny_job
+from trainer.comm.autograd import gather_with_grad, sum_with_grad
+from trainer.comm.connect import connect
+from trainer.comm.deterministic_reducer import FixedReducer
+from trainer.comm.protocol import Comm, Reducer
+from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
+from trainer.supervise.world import detect
+
+
+def collectives(comm: Comm) -> None:
+    """Known values, in the types that the trainer sends."""
+    rank, size = comm.world.rank, comm.world.size
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        own = torch.full((2, 3), rank + 1, dtype=dtype, device=comm.device)
+        gathered = comm.all_gather(own)
+        assert gathered.tolist() == [[r + 1] * 3 for r in range(size) for _ in range(2)], gathered
+        assert comm.all_reduce(own).tolist() == [[size * (size + 1) / 2] * 3] * 2
+        assert own.tolist() == [[rank + 1] * 3] * 2, "the input is left alone"
+    tensor = torch.full((4,), float(rank), device=comm.device)
+    comm.broadcast_(tensor, root=size - 1)
+    assert tensor.tolist() == [size - 1.0] * 4
+    partner = size - 1 - rank
+    assert (
+        comm.exchange(torch.full((2, 2), float(rank), device=comm.device), partner).tolist()
+        == [[float(partner)] * 2] * 2
+    )
+    total = comm.start_all_reduce(torch.tensor([1.0, float(rank)]))
+    assert total().tolist() == [size, size * (size - 1) / 2]
+
+
+def objects(comm: Comm) -> None:
+    """Of another type and size on each rank, as where only one rank has something to say."""
+    rank, size = comm.world.rank, comm.world.size
+    own = [None, "text" * 1000, {"from": rank}][rank % 3]
+    for root in range(size):
+        assert comm.broadcast_object(own, root) == [None, "text" * 1000, {"from": root}][root % 3]
+    assert comm.all_gather_object(own) == [[None, "text" * 1000, {"from": r}][r % 3] for r in range(size)]
+
+
+def gradients_through_collectives(comm: Comm) -> None:
+    """Each rank's loss is a share of a sum: what every share owes to a row arrives at the rank that owns it, added up, not averaged."""
+    rank, size = comm.world.rank, comm.world.size
+    own = torch.full((2, 1), float(rank), dtype=torch.float64, device=comm.device, requires_grad=True)
+    weights = torch.arange(2.0 * size, dtype=torch.float64, device=comm.device)[:, None]
+    (gather_with_grad(comm, own) * weights * (rank + 1)).sum().backward()
+    total = size * (size + 1) / 2
+    assert own.grad is not None
+    assert own.grad[:, 0].tolist() == [total * (2 * rank), total * (2 * rank + 1)], own.grad
+    own.grad.zero_()
+    (sum_with_grad(comm, own) * (rank + 1)).sum().backward()
+    assert own.grad[:, 0].tolist() == [total, total], own.grad
+
+
+def reducer_averages(comm: Comm) -> None:
+    """Passes inside `accumulate` stay local, the last one sends everything; twice, since hooks live on."""
+    _assert_averages(comm, comm.reducer)
+    assert comm.pop_seconds() > 0
+
+
+def fixed_reducer_averages(comm: Comm) -> None:
+    """The same of the reducer that repeats itself bit for bit."""
+    _assert_averages(comm, lambda model: FixedReducer(model, comm.all_reduce, comm.world.size))
+
+
+def _assert_averages(comm: Comm, reducer_of: Callable[[nn.Module], Reducer]) -> None:
+    model = nn.Linear(2, 1, bias=False, dtype=torch.float64, device=comm.device)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    reducer = reducer_of(model)
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        with reducer.accumulate():
+            reducer.module(torch.full_like(model.weight, 1.0 + comm.world.rank)).sum().backward()
+        reducer.module(torch.full_like(model.weight, 10.0)).sum().backward()
+        reducer.finish()
+        assert model.weight.grad is not None
+        assert model.weight.grad[0].tolist() == [10.0 + (comm.world.size + 1) / 2] * 2, model.weight.grad
+
+
+class _Branches(nn.Module):
+    """Three parameters, of which a pass takes those that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(1, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, wanted: list[int]) -> Tensor:
+        return torch.stack([self.weights[number].sum() for number in wanted]).sum()
+
+
+def unused_parameters(comm: Comm) -> None:
+    """One parameter that all ranks use, one that only the last does, one that nobody does."""
+    model = _Branches().to(comm.device)
+    reducer = comm.reducer(model)
+    last = comm.world.rank == comm.world.size - 1
+    reducer.module([0, 1] if last else [0]).backward()
+    reducer.finish()
+    everyone, one, nobody = (weight.grad for weight in model.weights)
+    assert everyone is not None
+    assert one is not None
+    assert (everyone.item(), one.item()) == (1.0, 1.0 / comm.world.size)
+    assert nobody is None or nobody.item() == 0.0
+
+
+def replicas(comm: Comm) -> None:
+    """Different weights and optimizer states become rank 0's; then one bit changes on the last rank, and everybody names it."""
+    torch.manual_seed(comm.world.rank)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(comm.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (comm.world.rank + 1))
+    if comm.world.rank == 0:  # the others have no state at all yet, as after a resume that rank 0 read
+        model(torch.randn(4, 3, device=comm.device)).sum().backward()
+        optimizer.step()
+    broadcast_replicas(comm, model, optimizer)
+    check_replicas(comm, model, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert all(int(state["step"]) == 1 for state in optimizer.state.values())
+
+    last = comm.world.size - 1
+    with torch.no_grad():
+        if comm.world.rank == last:
+            bits = model.get_parameter("0.weight").view(torch.int32)
+            bits[1, 1] ^= 1
+    with pytest.raises(ReplicaError, match=rf"rank {last}: 0\.weight$"):
+        check_replicas(comm, model, optimizer)
+
+
+def barrier_times_out(comm: Comm) -> None:
+    """Rank 0 never comes; rank 1 stops waiting, which rank 0 waits for. Ends without leaving the group in order: it is broken."""
+    folder = comm.broadcast_object(tempfile.mkdtemp() if comm.world.rank == 0 else "")
+    stopped = Path(folder, "stopped")
+    if comm.world.rank == 0:
+        limit = time.monotonic() + 60
+        while not stopped.exists() and time.monotonic() < limit:
+            time.sleep(0.05)
+        shutil.rmtree(folder)
+    else:
+        with pytest.raises(TimeoutError, match="within 2 s"):
+            comm.barrier(2.0)
+        print(f"rank {comm.world.rank} stopped waiting", flush=True)
+        stopped.touch()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+CASES: dict[str, Callable[[Comm], None]] = {
+    case.__name__: case
+    for case in (
+        collectives,
+        objects,
+        gradients_through_collectives,
+        reducer_averages,
+        fixed_reducer_averages,
+        unused_parameters,
+        replicas,
+        barrier_times_out,
+    )
+}
+
+
+def main(backend: str, *cases: str) -> None:
+    job = tiny_job(
+        comm={"backend": backend, "find_unused_parameters": cases == (unused_parameters.__name__,)}
+    )
+    comm = connect(job, detect(os.environ, os.uname().nodename), os.environ)
+    for case in cases:
+        CASES[case](comm)
+        comm.barrier(60)
+        if comm.world.rank == 0:
+            print(f"passed {case} on {comm.world.size} ranks with {comm.name}", flush=True)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(
+        0
+    )  # as a rank of the trainer leaves: threads of communication libraries may outlive the interpreter

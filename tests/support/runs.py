@@ -1,0 +1,121 @@
+"""Runs of tiny jobs with real processes: start, kill, start again, look at what they logged."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import tomli_w
+
+from tests.support.jobs import VIT
+
+LIMIT_S = 240.0
+
+
+@dataclass
+class TinyRun:
+    """A job file of its own in a folder, and the run folder that it makes."""
+
+    folder: Path
+    name: str = "tiny"
+    job: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / self.name
+
+    def write(self, **sections: dict[str, Any]) -> Path:
+        """The job file: a tiny ViT on synthetic samples, with keys of sections replaced."""
+        self.job = {
+            "name": self.name,
+            "data": {"format": "synthetic", "synthetic_samples": 80, "workers": 0},
+            "model": {"name": VIT},
+            "optim": {"global_batch_size": 16, "steps": 12, "lr": 1e-3},
+            "logging": {"every_steps": 1},
+            "timeouts": {"silence_s": 60.0},  # a busy machine may leave a supervisor without CPU for long
+        }
+        for section, keys in sections.items():
+            self.job[section] = {**self.job.get(section, {}), **keys}
+        path = self.folder / f"{self.name}.toml"
+        path.write_text(tomli_w.dumps(self.job))
+        return path
+
+    def command(self, ranks: int, *words: str) -> list[str]:
+        job = str(self.folder / f"{self.name}.toml")
+        return [sys.executable, "-m", "trainer.cli.main", "run", job, "--nproc", str(ranks), *words]
+
+    def start(
+        self, ranks: int, *words: str, stdin: IO[bytes] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """To its end; stdout and stderr as text."""
+        return subprocess.run(
+            self.command(ranks, *words),
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+
+    def start_and_kill(self, ranks: int, at_step: int, delay_s: float = 0.0) -> None:
+        """SIGKILL everything of a start, so many seconds after its metrics show the step.
+
+        :raises AssertionError: the start ended before, by itself
+        """
+        process = subprocess.Popen(self.command(ranks), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        limit = time.monotonic() + LIMIT_S
+        while self.last_step() < at_step and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.005)
+        time.sleep(delay_s)
+        ended = process.poll()
+        kill_tree(process.pid)
+        process.wait()
+        assert ended is None, f"ended with {ended} at step {self.last_step()}, before it was killed"
+
+    def events(self) -> list[dict[str, Any]]:
+        """All whole lines of metrics.jsonl."""
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def losses(self) -> dict[int, float]:
+        """By step; a step that is logged twice is an error of the run's."""
+        records = [event for event in self.events() if "loss" in event]
+        by_step = {record["step"]: record["loss"] for record in records}
+        assert len(by_step) == len(records), [record["step"] for record in records]
+        return by_step
+
+    def last_step(self) -> int:
+        return max((event["step"] for event in self.events()), default=0)
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run / "result.json").read_text())
+        return found
+
+
+def kill_tree(root: int) -> None:
+    """SIGKILL a process and all that descends from it, parents first, so that nobody can tidy up."""
+    for pid in [root, *descendants(root)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def descendants(root: int) -> list[int]:
+    """Numbers of all processes that a process has started, and those have."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, edge = [], [root]
+    while edge := [pid for pid, parent in parents.items() if parent in edge]:
+        found += edge
+    return found

@@ -1,0 +1,70 @@
+"""What ranks tell each other arrives as it was, and nothing that arrives is run."""
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.comm.objects import decode, encode
+from trainer.errors import InputError, Preempted, Unfit, Unreadable, as_error, as_told
+
+VALUES: list[Any] = [
+    None,
+    True,
+    0.1,
+    math.inf,
+    2**70,
+    "line\n\0é",
+    "file-\udcff",
+    [],
+    (1, (2.5, [None])),
+    {"state": {0: {"step": 3.0}}, (1, "a"): ["x"]},
+    {"tuple": 1, "mapping": 2},
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=[str(number) for number in range(len(VALUES))])
+def test_values_come_back_as_they_were(value: Any) -> None:
+    found = decode(encode(value))
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", torch.zeros(1), Path()])
+def test_what_is_no_plain_value_is_refused_where_it_is_told(value: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be told to other ranks"):
+        encode([value])
+
+
+class Touch:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_a_pickle_is_not_run(tmp_path: Path) -> None:
+    message = torch.frombuffer(bytearray(pickle.dumps(Touch(tmp_path / "ran"))), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="what no rank sends"):
+        decode(message)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"other": 1}', '{"mapping": [[[], 1]]}', "{", '{"mapping": 7}']
+)
+def test_what_no_rank_sends_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="what no rank sends"):
+        decode(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("kind", [InputError, Unreadable, Unfit, Preempted])
+def test_an_error_is_the_same_on_every_rank(kind: type[Exception]) -> None:
+    found = as_error(decode(encode(as_told(kind("two\nlines")))))
+    assert type(found) is kind
+    assert str(found) == "two\nlines"
+    assert as_error(as_told(None)) is None

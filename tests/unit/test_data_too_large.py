@@ -1,0 +1,289 @@
+"""Members and files that are larger than anybody means: bad samples whose bytes are never read, from shards, streams and tables alike."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import struct
+import tarfile
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from pydantic import ValidationError
+
+from tests.unit.test_data_index import SELECTION
+from trainer.config import Data, Eval
+from trainer.data.index import index_shards, open_index
+from trainer.data.pictures import decode
+from trainer.data.sample import BadSample, RawSample
+from trainer.data.shards import open_indexed, open_shards
+from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
+from trainer.data.streams import StreamSource, open_streams
+
+GB = 10**9
+MOST_MEMORY = 40_000_000
+"""Bytes that Python may allocate while a member of gigabytes is refused."""
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MOST_MEMORY, f"{peak / 1e6:.0f} MB"
+
+
+def sparse_shard(path: Path, *members: tuple[str, int | bytes]) -> Path:
+    """A tar whose members are holes where only a size is given: gigabytes that need no disk."""
+    with path.open("wb") as file:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = content if isinstance(content, int) else len(content)
+            file.write(info.tobuf(tarfile.GNU_FORMAT))
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                file.seek(info.size, os.SEEK_CUR)
+            file.seek(-file.tell() % tarfile.BLOCKSIZE, os.SEEK_CUR)
+        file.write(bytes(2 * tarfile.BLOCKSIZE))
+    return path
+
+
+def beside(
+    key: str, *, image: int | bytes = b"image", text: int | bytes = b"text"
+) -> list[tuple[str, int | bytes]]:
+    return [(f"{key}.jpg", image), (f"{key}.txt", text)]
+
+
+def refusal(read: Callable[[], object]) -> BadSample:
+    with pytest.raises(BadSample) as caught:
+        read()
+    return caught.value
+
+
+@pytest.mark.parametrize("size", [256_000_001, 3 * GB, 10 * GB, 2**40])
+def test_an_image_of_gigabytes_is_a_bad_sample_and_is_never_read(tmp_path: Path, size: int) -> None:
+    shard = sparse_shard(tmp_path / "0.tar", *beside("a"), *beside("big", image=size), *beside("c"))
+    with little_memory():
+        source = open_source(Data(train=(str(shard),)))
+        found = refusal(lambda: source.read(1))
+        assert [source.read(number).key for number in (0, 2)] == ["a", "c"]
+    assert (found.key, found.cause) == ("big", "too large")
+    assert "data.max_member_bytes allows 256,000,000" in str(found)
+    assert f"{size:,} bytes" in str(found) or size >= 2**32
+
+
+def test_a_caption_of_gigabytes_is_a_bad_sample_too(tmp_path: Path) -> None:
+    shard = sparse_shard(tmp_path / "0.tar", *beside("a", text=3 * GB))
+    with little_memory():
+        found = refusal(lambda: open_source(Data(train=(str(shard),))).read(0))
+    assert "its .txt has 3,000,000,000 bytes" in str(found)
+
+
+def test_an_index_on_disk_serves_any_limit(tmp_path: Path) -> None:
+    paths = [str(sparse_shard(tmp_path / "0.tar", *beside("a", image=2000), *beside("b", image=10 * GB)))]
+    entries = index_shards(paths, SELECTION, tmp_path / "index")
+    shelf = open_index(paths, SELECTION, tmp_path / "index", entries)
+    assert open_indexed(shelf, "captions", most_bytes=2000).read(0).image == bytes(2000)
+    assert "allows 1,999" in str(refusal(lambda: open_indexed(shelf, "captions", most_bytes=1999).read(0)))
+    with little_memory():
+        assert (
+            refusal(lambda: open_indexed(shelf, "captions", most_bytes=4 * GB).read(1)).cause == "too large"
+        )
+
+
+def test_evaluation_keeps_the_same_limit(tmp_path: Path) -> None:
+    shard = sparse_shard(tmp_path / "0.tar", ("a.jpg", 3 * GB), ("a.cls", b"0"))
+    with little_memory():
+        refusal(lambda: open_labelled(Eval(zero_shot=(str(shard),), class_names=("x",))).read(0))
+
+
+def test_a_limit_that_no_index_could_hold_is_refused() -> None:
+    Data(train=("t.tar",), max_member_bytes=4 * GB)
+    for limit in (0, 4 * GB + 1):
+        with pytest.raises(ValidationError):
+            Data(train=("t.tar",), max_member_bytes=limit)
+
+
+def chained(kind: bytes, count: int) -> bytes:
+    """Headers that each only announce the next one."""
+    info = tarfile.TarInfo("name")
+    info.type, info.size = kind, 5
+    return (info.tobuf(tarfile.GNU_FORMAT) + b"name\0".ljust(512, b"\0")) * count
+
+
+def test_a_header_that_claims_gigabytes_is_damage_and_is_never_read(tmp_path: Path) -> None:
+    path = sparse_shard(tmp_path / "0.tar", *beside("a"))
+    info = tarfile.TarInfo("header")
+    info.type, info.size = tarfile.XHDTYPE, 3 * GB
+    with path.open("r+b") as file:
+        file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.seek(info.size, os.SEEK_CUR)
+        file.write(bytes(tarfile.BLOCKSIZE))
+    with little_memory():
+        source = open_source(Data(train=(str(path),), max_bad_share=1))
+    assert (len(source), source.left_out.count > 0) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pytest.param(chained(tarfile.GNUTYPE_LONGNAME, 2000), id="long names of long names"),
+        pytest.param(chained(tarfile.XHDTYPE, 2000), id="pax headers of pax headers"),
+    ],
+)
+def test_headers_without_an_end_are_damage(tmp_path: Path, hostile: bytes) -> None:
+    path = sparse_shard(tmp_path / "0.tar", *beside("a"))
+    whole = path.read_bytes()[: -2 * tarfile.BLOCKSIZE]
+    path.write_bytes(whole + hostile + bytes(1024))
+    assert len(open_source(Data(train=(str(path),), max_bad_share=1))) == 1
+
+
+def pax(name: str, **headers: str) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.pax_headers = headers
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"size": "-2048"},
+        {"size": "-100000000000000000000000"},
+        {"size": "99999999999999999999999999"},
+        {"GNU.sparse.map": "x,y"},
+        {"GNU.sparse.size": "x"},
+        {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.name": "c.jpg",
+            "GNU.sparse.realsize": "5",
+        },
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"},
+    ],
+)
+def test_hostile_sizes_end_a_shard_and_not_the_run(tmp_path: Path, headers: dict[str, str]) -> None:
+    path = sparse_shard(tmp_path / "0.tar", *beside("a"), *beside("b"))
+    whole = path.read_bytes()[: -2 * tarfile.BLOCKSIZE]
+    path.write_bytes(whole + pax("c.jpg", **headers) + b"1" * 2048 + bytes(1024))
+    assert open_source(Data(train=(str(path),), max_bad_share=1)).read(0).key == "a"
+    stream = streaming(f"pipe:cat '{path}'")
+    assert stream.read(0).key == "a"
+
+
+def streaming(*streams: str, most_bytes: int = 256_000_000) -> StreamSource:
+    return open_streams(streams, 10, SELECTION, 1, 0, 0, 1, most_bytes)
+
+
+def test_a_stream_passes_over_what_is_too_large(tmp_path: Path) -> None:
+    shard = sparse_shard(
+        tmp_path / "0.tar", *beside("a"), *beside("big", image=300_000_000), *beside("c"), ("c.json", 10**8)
+    )
+    with little_memory():
+        source = streaming(f"pipe:cat '{shard}'")
+        assert source.read(0).key == "a"
+        found = refusal(lambda: source.read(0))
+        assert [source.read(0).key, source.read(0).key] == ["c", "a"]
+    assert (found.key, found.cause) == ("big", "too large")
+    assert "its .jpg has 300,000,000 bytes; data.max_member_bytes allows 256,000,000" in str(found)
+
+
+@pytest.mark.parametrize("compressed", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_stream_is_read_and_a_bomb_in_it_is_passed_over(
+    tmp_path: Path, compressed: Callable[[bytes], bytes]
+) -> None:
+    shard = sparse_shard(tmp_path / "0.tar", *beside("a"), *beside("bomb", image=60_000_000), *beside("c"))
+    (tmp_path / "small").write_bytes(compressed(shard.read_bytes()))
+    assert (tmp_path / "small").stat().st_size < 1_000_000
+    with little_memory():
+        source = streaming(f"pipe:cat '{tmp_path / 'small'}'", most_bytes=1_000_000)
+        assert source.read(0).key == "a"
+        refusal(lambda: source.read(0))
+        assert source.read(0).key == "c"
+
+
+def test_a_compressed_image_is_never_unpacked(tmp_path: Path) -> None:
+    bomb = gzip.compress(bytes(100_000_000))
+    shard = sparse_shard(tmp_path / "0.tar", *beside("bomb", image=bomb))
+    with little_memory():
+        raw = open_shards([str(shard)], IMAGE_ENDINGS, "txt", "captions").read(0)
+        assert refusal(lambda: decode(raw)).cause == "not an image"
+
+
+def png_with(name: bytes, content: bytes) -> bytes:
+    """A small picture with one more chunk, behind the header."""
+    whole = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(whole, "png")
+    start, rest = whole.getvalue()[:33], whole.getvalue()[33:]
+    return (
+        start
+        + struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+        + rest
+    )
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        pytest.param(lambda bomb: png_with(b"zTXt", b"Comment\0\0" + bomb), id="text"),
+        pytest.param(lambda bomb: png_with(b"iTXt", b"Comment\0\1\0\0\0" + bomb), id="international text"),
+        pytest.param(lambda bomb: png_with(b"iCCP", b"profile\0\0" + bomb), id="colour profile"),
+        pytest.param(lambda bomb: png_with(b"IDAT", bomb), id="pixels"),
+    ],
+)
+def test_a_png_that_unpacks_to_more_than_its_pixels_takes_no_memory(image: Callable[[bytes], bytes]) -> None:
+    raw = RawSample("k", "0.tar", image(zlib.compress(bytes(200_000_000), 9)), ())
+    with little_memory(), suppress(BadSample):
+        assert decode(raw).size == (8, 8)
+
+
+def test_a_table_passes_over_image_files_that_are_too_large_or_no_files(tmp_path: Path) -> None:
+    with (tmp_path / "big.png").open("wb") as file:
+        file.truncate(3 * GB)
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "good.png").write_bytes(b"good")
+    (tmp_path / "t.csv").write_text("image,caption\nbig.png,x\nfifo.png,x\n/dev/zero,x\ngood.png,x\n")
+    with little_memory():
+        source = open_source(Data(train=(f"{tmp_path}/t.csv",)))
+        assert "row 2" in str(found := refusal(lambda: source.read(0)))
+        assert "its image file has 3,000,000,000 bytes; data.max_member_bytes allows 256,000,000" in str(
+            found
+        )
+        assert "is a FIFO, not a file" in str(refusal(lambda: source.read(1)))
+        assert "is a device, not a file" in str(refusal(lambda: source.read(2)))
+        assert source.read(3).image == b"good"
+
+
+def test_a_folder_of_labelled_images_keeps_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    with (tmp_path / "class" / "big.png").open("wb") as file:
+        file.truncate(3 * GB)
+    with little_memory():
+        found = refusal(lambda: open_labelled(Eval(zero_shot=(str(tmp_path),))).read(0))
+    assert found.cause == "too large"
+
+
+def test_streams_and_shards_agree_on_what_a_sample_is(tmp_path: Path) -> None:
+    members = io.BytesIO()
+    with tarfile.open(fileobj=members, mode="w") as tar:
+        for name in ("a.jpg", "a.txt", "__meta__/x", "b.x/c.jpg", "b.x/c.txt", "d.JPG", "d.txt", "no ending"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+    (tmp_path / "0.tar").write_bytes(members.getvalue())
+    by_place = open_shards([f"{tmp_path}/0.tar"], IMAGE_ENDINGS, "txt", "captions")
+    stream = streaming(f"pipe:cat {tmp_path}/0.tar")
+    assert [stream.read(0).key for _ in range(3)] == [by_place.read(number).key for number in range(3)]

@@ -1,0 +1,98 @@
+"""Which device a rank computes on: a job that asked for GPUs never gets the CPU instead."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.support.jobs import tiny_job
+from trainer.comm.device import rank_device
+from trainer.errors import InputError
+from trainer.supervise.world import World
+
+HERE = World(0, 1, 0, 1, "n1", "test")
+CPU = torch.device("cpu")
+NULL_GPUS = Path(__file__).parents[3] / "shared" / "nullgpu" / "run"
+null_gpus = pytest.mark.skipif(
+    not NULL_GPUS.exists(), reason=f"null GPUs are not on this machine: {NULL_GPUS}"
+)
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the driver does not load: torch counts no GPU, whatever the machine has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+ASKED: list[tuple[dict[str, Any], dict[str, str], str]] = [
+    ({"resources": {"gpus_per_node": 4}}, {}, "resources.gpus_per_node = 4"),
+    ({"resources": {"gpus_per_node": 4}}, {"CUDA_VISIBLE_DEVICES": ""}, "resources.gpus_per_node = 4"),
+    ({"resources": {"device": "gpu"}}, {}, 'resources.device = "gpu"'),
+    ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
+    ({}, {"SLURM_STEP_GPUS": "2"}, "SLURM_STEP_GPUS=2"),
+    ({}, {"NVIDIA_VISIBLE_DEVICES": "GPU-8a56"}, "NVIDIA_VISIBLE_DEVICES=GPU-8a56"),
+]
+
+
+@pytest.mark.usefixtures("no_driver")
+@pytest.mark.parametrize(("sections", "env", "asked"), ASKED)
+def test_a_rank_that_was_to_have_a_gpu_does_not_compute_on_the_cpu(
+    sections: dict[str, Any], env: dict[str, str], asked: str
+) -> None:
+    with pytest.raises(InputError) as refusal:
+        rank_device(tiny_job(**sections), HERE, env)
+    said = str(refusal.value)
+    assert said.startswith(f"{asked}, but rank 0 on n1 can use no GPU")
+    assert 'resources.device = "cpu"' in said
+    shown = env.get("CUDA_VISIBLE_DEVICES")
+    for sight in (
+        "/dev/nvidia*: ",
+        "nvidia-smi: ",
+        f"CUDA_VISIBLE_DEVICES: {shown!r}" if shown is not None else "not set",
+        "torch 2.",
+    ):
+        assert sight in said
+
+
+MEANT: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {}),
+    ({}, {"CUDA_VISIBLE_DEVICES": "", "SLURM_STEP_GPUS": "2"}),
+    ({}, {"NVIDIA_VISIBLE_DEVICES": "all"}),
+    ({"resources": {"gpus_per_node": 0}}, {"CUDA_VISIBLE_DEVICES": "0"}),
+    ({"resources": {"gpus_per_node": 4, "device": "cpu"}}, {"CUDA_VISIBLE_DEVICES": "0"}),
+    ({"slurm": {"gpus": "none"}, "resources": {"gpus_per_node": 4}}, {}),
+    ({"kubernetes": {"gpu_resource": "none"}, "resources": {"gpus_per_node": 4}}, {}),
+]
+
+
+@pytest.mark.usefixtures("no_driver")
+@pytest.mark.parametrize(("sections", "env"), MEANT)
+def test_a_rank_of_a_job_that_asks_for_no_gpu_computes_on_the_cpu(
+    sections: dict[str, Any], env: dict[str, str]
+) -> None:
+    assert rank_device(tiny_job(**sections), HERE, env) == CPU
+
+
+def test_a_job_cannot_ask_for_a_gpu_and_for_none() -> None:
+    with pytest.raises(ValidationError, match="exclude each other"):
+        tiny_job(resources={"device": "gpu", "gpus_per_node": 0})
+
+
+@null_gpus
+@pytest.mark.parametrize(
+    ("resources", "device"),
+    [("{}", "cuda:0"), ("{'gpus_per_node': 1}", "cuda:0"), ("{'device': 'cpu'}", "cpu")],
+)
+def test_a_rank_beside_a_gpu_takes_it_unless_the_cpu_is_meant(resources: str, device: str) -> None:
+    program = (
+        "from tests.support.jobs import tiny_job; from tests.unit.test_device import HERE; from trainer.comm.device import rank_device; "
+        f"print(rank_device(tiny_job(resources={resources}), HERE, {{}}))"
+    )
+    done = subprocess.run(
+        [NULL_GPUS, sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == device, done.stderr

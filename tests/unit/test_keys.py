@@ -1,0 +1,88 @@
+"""Every key of the job file says what it is where it is declared; paths, mounts and the resume rule follow."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import Job, Section
+from trainer.config.keys import JobPath, path_of, rank_paths, walk, with_paths_from
+from trainer.config.resume_rule import may_change_keys
+
+PATHS = {".".join(key): mark for key, field in walk(Job) if (mark := path_of(field))}
+EXAMPLES = {
+    "model.name": "own.json",
+    "model.pretrained": "weights.pt",
+    "slurm.image": "./clip.sif",
+    "slurm.python": "bin/python",
+}
+
+
+def job_with(key: str, value: object) -> Job:
+    """A job in which this key alone is set."""
+    table: dict[str, Any] = {
+        "name": "n",
+        "data": {"format": "synthetic"},
+        "optim": {"global_batch_size": 8, "steps": 1},
+    }
+    if key == "data.train":
+        table["data"] = {}
+    *sections, name = key.split(".")
+    inner = table
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[name] = value
+    return Job.model_validate(table)
+
+
+def value_of(section: Section, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = section
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize(("key", "mark"), PATHS.items())
+def test_a_relative_path_starts_at_the_job_files_folder(key: str, mark: JobPath) -> None:
+    text = EXAMPLES.get(key, "some/place")
+    is_list = isinstance(value_of(job_with("seed", 1), key), tuple) and mark.lists
+    job = with_paths_from(job_with(key, (text,) if is_list else text), Path("/base"))
+    found = value_of(job, key)
+    expected = str(Path("/base", text))
+    assert found == ((expected,) if isinstance(found, tuple) else expected)
+    assert with_paths_from(job, Path("/other")) == job
+    assert (expected in [path for path, _ in rank_paths(job)]) == mark.ranks
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.name", "ViT-B-32"),
+        ("model.pretrained", "laion2b_s34b_b79k"),
+        ("checkpoint.resume", "never"),
+        ("slurm.image", "registry.example/clip:1"),
+        ("slurm.python", "python3"),
+        ("eval.class_names", ("cat", "dog")),
+        ("eval.retrieval", ("s3://bucket/{0..3}.tar",)),
+    ],
+)
+def test_what_is_no_path_stays_as_it_is(key: str, value: object) -> None:
+    job = with_paths_from(job_with(key, value), Path("/base"))
+    assert value_of(job, key) == value
+    assert list(rank_paths(job)) == [("/base/runs", PATHS["logging.runs"])]
+
+
+def test_a_scheduler_that_a_job_does_not_name_stays_unnamed() -> None:
+    assert "slurm" not in with_paths_from(job_with("seed", 1), Path("/base")).model_fields_set
+
+
+def test_keys_that_decide_what_is_computed_may_not_change() -> None:
+    """A new section or key is part of the run's identity unless its declaration says otherwise."""
+    every = {".".join(key) for key, _ in walk(Job)}
+    assert may_change_keys() <= every
+    fixed = {
+        key for key in every if not any(key == may or key.startswith(f"{may}.") for may in may_change_keys())
+    }
+    assert {"seed", "data.train", "model.name", "optim.lr", "optim.global_batch_size"} <= fixed
+    assert not fixed & {"data.workers", "comm.backend", "slurm.time", "timeouts.step_s", "logging.runs"}

@@ -1,0 +1,219 @@
+"""Whether a run lives, by what its folder shows: a real process holds the lock, is killed, and `status` and `logs` say so."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.cli.main import main
+from trainer.launch.liveness import killed_for_memory, look
+from trainer.report.folder import read_run
+from trainer.run.exit_files import forget
+from trainer.run.layout import LOCK
+from trainer.run.lock import is_held
+
+RANK_0 = """
+import json, os, sys, time
+from pathlib import Path
+from trainer.run.lock import hold
+folder = Path(sys.argv[1])
+hold(folder, sys.argv[2], "first", 1.0, print)
+start = f"---- start of rank 0 of 2 on {sys.argv[2]}, process {os.getpid()}, by torchrun"
+lines = [f"2026-01-01 00:00:00,000 INFO {start}", "2026-01-01 00:00:01,000 INFO step 40/100 loss 1", ""]
+(folder / "logs" / "rank-00000.log").write_text("\\n".join(lines))
+(folder / "metrics.jsonl").write_text("".join(
+    json.dumps({"step": step, "epoch": 0, "loss": 2.5, "samples_per_s": 100.0, "step_s": 0.5}) + "\\n" for step in (20, 40)))
+print("begun", flush=True)
+time.sleep(600)
+"""
+HERE = os.uname().nodename
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "mine"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "job.toml").write_text(
+        'name = "mine"\n[optim]\nsteps = 100\n[timeouts]\ninit_s = 300.0\nfirst_step_s = 600.0\neval_s = 90.0\n'
+    )
+    (folder / "environment.json").write_text(
+        json.dumps([{"rank": str(rank), "node": HERE, "launcher": "torchrun"} for rank in (0, 1)])
+    )
+    return folder
+
+
+@pytest.fixture
+def rank_0(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    with rank_on(HERE, folder) as process:
+        yield process
+        process.kill()
+
+
+def rank_on(node: str, folder: Path) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen([sys.executable, "-c", RANK_0, str(folder), node], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    return process
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+
+
+def status(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, str]:
+    assert main(["status", name]) == 0
+    return {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
+
+
+def aged(folder: Path, seconds: float) -> None:
+    """As if everything had been written so long ago."""
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def checkpoint(folder: Path, step: int) -> None:
+    path = folder / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+
+
+def test_a_run_whose_process_was_killed_is_dead_and_says_how_it_goes_on(
+    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = status(capsys, str(folder))
+    assert rows["time left"] == "0:30"
+    assert not {"dead", "go on", "quiet"} & rows.keys()
+    kill(rank_0)
+    checkpoint(folder, 30)
+    (folder / "checkpoints" / "aside-step-00000090").mkdir()
+    (folder / "checkpoints" / "step-00000099").mkdir()  # without a manifest it is not whole
+    rows = status(capsys, str(folder))
+    assert "time left" not in rows
+    assert f"its process {rank_0.pid} on {HERE} is gone, and no rank left word of its end" in rows["dead"]
+    assert rows["dead"].startswith(time.strftime("since %F"))
+    assert "memory" in rows["why"]
+    assert rows["last words"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
+    assert rows["go on"] == "`clipship run JOB --nproc 2`; it goes on at step 30"
+
+
+def test_the_job_file_stands_in_the_command_where_the_user_named_it(
+    tmp_path: Path, folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'name = "mine"\n[data]\nformat = "synthetic"\n[optim]\nglobal_batch_size = 2\nsteps = 1\n[logging]\nruns = "{folder.parent}"\n'
+    )
+    kill(rank_0)
+    assert (
+        status(capsys, str(job))["go on"]
+        == f"`clipship run {job} --nproc 2`; no checkpoint was saved: it begins anew"
+    )
+
+
+def test_the_log_that_complains_has_the_last_words(
+    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(rank_0)
+    (folder / "logs" / "rank-00001.log").write_text(
+        "2026-01-01 00:00:02,000 ERROR CUDA error: an illegal memory access\n"
+    )
+    os.utime(folder / "logs" / "rank-00001.log", (1, 1))
+    assert (
+        status(capsys, str(folder))["last words"]
+        == "[1] 2026-01-01 00:00:02,000 ERROR CUDA error: an illegal memory access"
+    )
+
+
+def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_allow(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lock that is free here may be one that does not reach here."""
+    with rank_on("far-away", folder) as process:
+        process.kill()
+    assert "time left" in status(capsys, str(folder))
+    aged(folder, 300)
+    rows = status(capsys, str(folder))
+    assert rows["quiet"].startswith("nothing was written for 5:0")
+    assert f"process {process.pid} on far-away has its folder" in rows["quiet"]
+    assert not {"dead", "time left"} & rows.keys()
+    aged(folder, 300 + 600 + 90 + 1800 + 10)
+    rows = status(capsys, str(folder))
+    assert f"process {process.pid} on far-away, another machine, has written nothing since" in rows["dead"]
+    assert "`dmesg` on far-away says whether memory ran out" in rows["why"]
+
+
+def test_a_process_that_holds_the_folder_and_is_silent_is_quiet_and_not_dead(
+    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    aged(folder, 100_000)
+    rows = status(capsys, str(folder))
+    assert f"process {rank_0.pid} on {HERE} has its folder" in rows["quiet"]
+    assert "dead" not in rows
+
+
+def test_a_new_start_of_a_dead_run_is_starting(
+    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(rank_0)
+    aged(folder, 100)
+    assert look(folder, read_run(folder)).state == "dead"
+    forget(folder, "second")  # as rank 0's supervisor does first
+    assert status(capsys, str(folder))["state"] == "starting: no rank has opened the run folder yet"
+    aged(folder, 100_000)
+    assert look(folder, read_run(folder)).state == "dead", "a start that never came so far"
+
+
+def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_done_does_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cause: dict[str, Any] = {
+        "rank": 1,
+        "node": "n2",
+        "exit_code": 1,
+        "reason": "no space left",
+        "time": 0.0,
+        "details": "",
+    }
+    (folder / "exit.json").write_text(json.dumps(cause))
+    assert status(capsys, str(folder))["go on"].startswith("`clipship run JOB --nproc 2`")
+    (folder / "exit.json").unlink()
+    (folder / "result.json").write_text(json.dumps({"reason": "done"}))
+    assert not {"go on", "dead"} & status(capsys, str(folder)).keys()
+
+
+def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
+    command = [sys.executable, "-m", "trainer.cli.main", "logs", "-f", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert "start of rank 0" in following.stdout.readline()
+        assert following.poll() is None
+        kill(rank_0)
+        rest, errors = following.communicate(timeout=60)
+    assert following.returncode == 0
+    assert "step 40/100" in rest
+    assert f"the run has died: `clipship status {folder}` says since when, why, and how it goes on" in errors
+
+
+def test_another_users_lock_can_be_looked_at(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
+    (folder / LOCK).chmod(0o444)
+    held, holder = is_held(folder)
+    assert (held, holder.process, holder.node) == (True, rank_0.pid, HERE)
+    assert is_held(folder / "logs") == (None, type(holder)())
+
+
+def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(folder: Path) -> None:
+    (folder / "logs" / "rank-00003.log").write_text(
+        "2026 INFO ---- start of rank 3 of 4 on n1, process 4711, by torchrun\n"
+    )
+    kernel = "[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB\n[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)\n"
+    assert "the kernel killed rank 3, process 4711 (python)" in killed_for_memory(folder, kernel)
+    assert "memory did run out, for process 9 (cc1plus)" in killed_for_memory(folder, kernel.splitlines()[1])
+    assert "names no rank" in killed_for_memory(folder, "")
+    assert "needs root" in killed_for_memory(folder, None)

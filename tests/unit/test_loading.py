@@ -1,0 +1,144 @@
+"""Weights, configs and hubs that a model cannot be made from: one sentence, the right exit code, never advice to run a file's code."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.jobs import VIT, tiny_job
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.errors import InputError
+from trainer.evaluate import rank
+from trainer.model import build as model
+from trainer.model.loading import loading
+
+
+def _with_weights(path: Path) -> Job:
+    job = tiny_job()
+    return job.model_copy(update={"model": job.model.model_copy(update={"pretrained": str(path)})})
+
+
+class Trap:
+    """Leaves a file where its pickle is loaded as code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+BROKEN: dict[str, Any] = {
+    "pickle.pt": lambda path: path.write_bytes(pickle.dumps({"state_dict": Trap(path.with_name("trapped"))})),
+    "archive.pt": lambda path: torch.save({"state_dict": Trap(path.with_name("trapped"))}, path),
+    "empty.pt": lambda path: path.touch(),
+    "text.pt": lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
+    "list.pt": lambda path: torch.save([torch.zeros(2)], path),
+    "no-tensors.pt": lambda path: torch.save({"epoch": 1}, path),
+    "no-entries.pt": lambda path: torch.save({}, path),
+    "bad.safetensors": lambda path: path.write_bytes(b"\x10" + bytes(30)),
+    "empty.safetensors": lambda path: path.touch(),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_weights_are_refused_without_advice_to_run_their_code(tmp_path: Path, name: str) -> None:
+    BROKEN[name](tmp_path / name)
+    job = _with_weights(tmp_path / name)
+    with pytest.raises(InputError, match=name) as refusal:
+        model.untrained(job)
+    said = str(refusal.value)
+    assert "weights_only" not in said
+    assert "trust" not in said
+    assert not said.isspace()
+    assert len(said.splitlines()) <= 2
+    assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"embed_dim": "wide"},
+        {"vision_cfg": {"layers": "two"}},
+        {"text_cfg": {"no_such_key": 1}},
+        {"vision_cfg": None},
+    ],
+)
+def test_a_config_that_makes_no_model_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), **change}))
+    with pytest.raises(InputError, match=r"model\.name: open_clip cannot make a model of .*odd\.json: "):
+        model.untrained(tiny_job(config=str(path)))
+
+
+UNREACHABLE = """
+import sys
+from tests.support.jobs import tiny_job
+from trainer.model import build as model
+from trainer.errors import InputError, Unreadable
+job = tiny_job(config=sys.argv[1])
+if len(sys.argv) > 2:
+    job = job.model_copy(update={"model": job.model.model_copy(update={"pretrained": sys.argv[2]})})
+try:
+    model.untrained(job)
+except InputError as error:
+    print(type(error) is Unreadable, error)
+"""
+
+
+@pytest.mark.parametrize("words", [["hf-hub:nobody/nothing"], ["ViT-B-32", "laion2b_s34b_b79k"]])
+def test_a_hub_that_does_not_answer_is_no_bad_input(tmp_path: Path, words: list[str]) -> None:
+    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", UNREACHABLE, *words], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.stdout.startswith("True "), done.stdout + done.stderr
+    assert "the hub does not answer" in done.stdout
+
+
+def test_what_an_offline_job_does_not_find_in_its_cache_is_bad_input(tmp_path: Path) -> None:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    program = UNREACHABLE.replace('"pretrained": sys.argv[2]', '"pretrained": sys.argv[2], "offline": True')
+    done = subprocess.run(
+        [sys.executable, "-c", program, "ViT-B-32", "laion2b_s34b_b79k"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+    )
+    assert done.stdout.startswith("False "), done.stdout + done.stderr
+
+
+OUT_OF_MEMORY = [
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_a_lack_of_memory_is_no_bad_input(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, loading(tiny_job(), "weights.pt"):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "error", [*OUT_OF_MEMORY, RuntimeError("Connection closed by peer [10.0.0.2]:29400")]
+)
+def test_an_evaluation_blames_the_user_for_nothing_that_the_machines_did(
+    alone: Comm, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def build(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(model, "build_model", build)
+    with pytest.raises(type(error)) as raised:
+        rank._build(tiny_job(), alone)
+    assert raised.value is error

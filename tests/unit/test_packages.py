@@ -1,0 +1,85 @@
+"""Packages that a model of open_clip needs beside Clipship's own: known before a run starts, and in the image."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+
+from tests.support.jobs import VIT
+from trainer.cli.check import check_without_files
+from trainer.cli.describe import warnings
+from trainer.config import Job
+from trainer.config.loader import job_from_table
+from trainer.errors import InputError
+from trainer.image.dockerfile import dockerfile
+from trainer.model.catalog import known_models
+from trainer.model.packages import needed
+
+SIGLIP = "ViT-B-16-SigLIP"
+without_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is not None, reason="transformers is installed here"
+)
+
+
+def job(model: str, **sections: object) -> Job:
+    table = {
+        "name": "x",
+        "data": {"format": "synthetic"},
+        "model": {"name": model},
+        "optim": {"global_batch_size": 16, "steps": 1},
+    }
+    return job_from_table({**table, **sections}, "a test's job")
+
+
+@without_transformers
+def test_models_whose_tokenizer_open_clip_cannot_make_here_are_those_that_need_packages() -> None:
+    """Of the others one in ten is tried, for their tokenizer is the same."""
+    plain = [name for name in known_models() if not needed(name).packages]
+    for name in set(known_models()) - set(plain):
+        with pytest.raises(ImportError):
+            open_clip.get_tokenizer(name)
+    for name in plain[::10]:
+        open_clip.get_tokenizer(name)
+
+
+def test_a_config_of_the_users_whose_name_has_siglip_is_said_to_want_a_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "my-SigLIP.json"
+    path.write_text(Path(VIT).read_text())
+    assert needed(str(path)).packages == ("transformers", "sentencepiece", "protobuf")
+    config = json.loads(path.read_text())
+    config["text_cfg"]["hf_tokenizer_name"] = "bert-base-uncased"
+    path.write_text(json.dumps(config))
+    assert needed(str(path)).packages == ("transformers",)
+
+
+@pytest.mark.parametrize("text", ["[]", "1", '{"text_cfg": 1}', '{"model_cfg": []}', "{"])
+def test_a_config_that_cannot_be_read_is_left_to_other_checks(tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.json").write_text(text)
+    assert needed(str(tmp_path / "odd.json")).packages == ()
+
+
+@without_transformers
+@pytest.mark.parametrize("model", [SIGLIP, "roberta-ViT-B-32", "nllb-clip-base-siglip"])
+def test_check_refuses_a_model_whose_package_is_not_here(model: str) -> None:
+    with pytest.raises(
+        InputError,
+        match=rf"model\.name: {model} needs the package transformers .*: `pip install transformers`",
+    ):
+        check_without_files(job(model), 1)
+
+
+def test_the_image_of_a_job_brings_what_its_model_needs_once() -> None:
+    assert "pip install --quiet --constraint /docker/constraints.txt transformers" in dockerfile(job(SIGLIP))
+    pinned = dockerfile(job(SIGLIP, image={"pip_packages": ["transformers==5.0"]}))
+    assert pinned.count("transformers") == 1
+    assert "transformers" not in dockerfile(job("ViT-B-32"))
+
+
+def test_check_says_which_package_an_image_of_another_job_lacks() -> None:
+    keys = {"slurm": {"container": "pyxis"}, "image": {"tag": "ours/clip:1"}}
+    said = [text for text in warnings(job(SIGLIP, **keys), None) if "transformers" in text]
+    assert len(said) == 1
+    assert 'another one with image.pip_packages = ["transformers"]' in said[0]
+    assert not [text for text in warnings(job("ViT-B-32", **keys), None) if "transformers" in text]

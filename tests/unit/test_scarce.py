@@ -1,0 +1,113 @@
+"""What a machine runs out of beside memory, each in one sentence with the numbers; shared memory and open files for real."""
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import TinyRun
+from trainer.errors import Unfit
+from trainer.sysinfo import shortage as scarce
+
+MB = 10**6
+
+
+def test_a_disk_that_is_full_is_told_with_what_is_missing(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    error = scarce.with_missing_room(
+        OSError(errno.ENOSPC, "No space left on device"), "the checkpoint of step 4", free + 10**12, tmp_path
+    )
+    said = scarce.shortage(error)
+    assert said.startswith("[Errno 28] No space left on device: the checkpoint of step 4 takes ")
+    assert f"and {tmp_path} has " in said
+    assert said.endswith(" more")
+
+
+def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
+    error = OSError(errno.EIO, "Input/output error")
+    assert scarce.with_missing_room(error, "the checkpoint", 1, tmp_path) is error
+    assert scarce.shortage(error) == ""
+    assert scarce.shortage(RuntimeError("shape mismatch")) == ""
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("received 0 items of ancdata")]
+)
+def test_a_lack_of_open_files_names_the_limit(error: Exception) -> None:
+    assert (
+        f"this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}, raise `ulimit -n`"
+        in scarce.shortage(error)
+    )
+
+
+def test_shared_memory_that_is_too_small_is_told_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scarce, "SHARED_MEMORY", tmp_path)
+    free = shutil.disk_usage(tmp_path).free
+    scarce.shared_memory_for_loaders("n1", 2, 4, free // 32)
+    with pytest.raises(
+        Unfit,
+        match=r"of n1 has .* MB free of .*, and 2 ranks with data\.workers = 4 may keep .*: make it .* MB larger",
+    ):
+        scarce.shared_memory_for_loaders("n1", 2, 4, free)
+    scarce.shared_memory_for_loaders("n1", 2, 0, free)
+
+
+def limited(files: str, run: TinyRun) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f'ulimit {files}; exec "$@"', "bash", *run.command(1)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def test_a_run_that_may_open_too_few_files_says_how_many_it_needs(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.write(optim={"steps": 1})
+    done = limited("-n 32", run)
+    assert done.returncode == 1, done.stderr
+    assert (
+        "a process may have 32 files open here, and needs 256 at least: raise `ulimit -n` by 224"
+        in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert not run.run.exists()
+
+
+def test_a_low_limit_that_may_be_raised_is_raised(tmp_path: Path) -> None:
+    """A desktop's soft limit is often low; the hard one is not. The least that is allowed is enough for loader processes."""
+    run = TinyRun(tmp_path)
+    run.write(optim={"steps": 2}, data={"workers": 1})
+    done = limited("-Hn 256; ulimit -Sn 32", run)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0,
+    reason="a shared memory of its own needs root and util-linux",
+)
+def test_a_run_whose_loaders_need_more_shared_memory_than_there_is_says_so_before_it_trains(
+    tmp_path: Path,
+) -> None:
+    run = TinyRun(tmp_path)
+    run.write(optim={"steps": 1, "global_batch_size": 256}, data={"workers": 2, "synthetic_samples": 512})
+    script = 'mount -t tmpfs -o size=2m none /dev/shm && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *run.command(1)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 1, done.stderr
+    assert (
+        "MB free of 2.1 MB, and 1 rank with data.workers = 2 may keep 4.2 MB of images there" in done.stderr
+    )
+    assert "Traceback" not in done.stderr + done.stdout

@@ -1,0 +1,80 @@
+"""One row in the table of schedulers is all that the command line needs to serve one more."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.jobs import VIT
+from trainer.config.schedulers import SCHEDULERS
+from trainer.config.types import SchedulerSection
+from trainer.sysinfo.imports import load
+
+
+def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """The command line with the toy scheduler, in the folder."""
+    command = [sys.executable, "-m", "tests.support.toy_scheduler", *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+JOB = f"""
+name = "toy run"
+[data]
+format = "synthetic"
+[model]
+name = "{VIT}"
+[optim]
+global_batch_size = 16
+steps = 4
+[nohup]
+nice = 3
+"""
+
+
+def toy_job(folder: Path) -> str:
+    """A job file with a section for the toy scheduler."""
+    (folder / "job.toml").write_text(JOB)
+    return "job.toml"
+
+
+def test_a_toy_scheduler_renders_checks_submits_and_ends_a_job(tmp_path: Path) -> None:
+    job = toy_job(tmp_path)
+    script = clipship(tmp_path, "render", "nohup", job)
+    assert script.returncode == 0, script.stderr
+    assert "renice -n 3" in script.stdout
+    assert "'toy run' goes on" in script.stdout
+    checked = clipship(tmp_path, "check", job, "--no-data")
+    assert "ranks started by bash ([nohup])" in checked.stdout, checked.stderr
+    refused = clipship(
+        tmp_path, "check", job, "--no-data", "--set", "resources.nodes=2", "--set", "nohup.nicer=1"
+    )
+    assert "unknown key; did you mean nohup.nice?" in refused.stderr
+    submitted = clipship(tmp_path, "submit", job, "--to", "nohup")
+    assert submitted.returncode == 0, submitted.stderr
+    process = Path("/proc", submitted.stdout.strip())
+    try:
+        assert process.exists()
+        assert "running" in clipship(tmp_path, "status", "toy run").stdout
+        assert "[0] toy run goes on" in clipship(tmp_path, "logs", "toy run").stdout
+    finally:
+        cancelled = clipship(tmp_path, "cancel", "toy run")
+    assert "was asked to end" in cancelled.stderr
+    deadline = time.monotonic() + 30
+    while process.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "over" in clipship(tmp_path, "status", "toy run").stdout
+
+
+def test_what_a_scheduler_refuses_is_told_by_check(tmp_path: Path) -> None:
+    refused = clipship(tmp_path, "check", toy_job(tmp_path), "--no-data", "--set", "resources.nodes=2")
+    assert refused.returncode == 2
+    assert "nohup has this node alone" in refused.stderr
+
+
+def test_every_place_in_the_table_can_be_loaded() -> None:
+    for row in SCHEDULERS.values():
+        assert issubclass(load(row.section), SchedulerSection)
+        for place in (row.render, row.validate, row.warnings, row.summary):
+            assert place is None or callable(load(place))

@@ -1,0 +1,28 @@
+"""The command `clipship cancel`. Imports no torch."""
+
+import click
+
+from trainer.errors import InputError
+from trainer.launch.submission import find_submission, scheduler
+from trainer.text.terminal import shown
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship cancel runs/first-run
+  clipship cancel job.toml"""
+)
+@click.argument("run", metavar="RUN")
+def command(run: str) -> None:
+    """End RUN, which was submitted: its ranks are asked to save first, and nothing starts it again.
+
+    RUN is a run folder, a job file, or the name of a run in ./runs.
+    """
+    folder, submission = find_submission(run)
+    if submission is None:
+        raise InputError(
+            f"{folder} was not submitted: press Ctrl-C where `clipship run` runs, or send that process "
+            "SIGTERM"
+        )
+    click.echo(shown(scheduler(submission.to).cancel(folder, submission)), err=True)

@@ -1,0 +1,119 @@
+"""Checks the files, tables, model and run folder that a job names, before anything starts.
+
+Imports no torch and no open_clip.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from trainer.config import Job
+from trainer.config.batch_plan import plan, schedule
+from trainer.data.sample_counts import check_data, check_streams, recorded_sizes
+from trainer.data.shard_names import expand_seekable, expand_shards
+from trainer.errors import InputError
+from trainer.evaluate.inputs import check_evaluation, check_retrieval, class_names, lines, templates
+from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained, known_models
+from trainer.model.host_compiler import check_compiler
+from trainer.model.packages import check_packages
+from trainer.run.checkpoints import check_resume
+from trainer.run.folder import check_run_folder, run_folder
+from trainer.run.layout import CHECKPOINTS
+from trainer.telemetry.writers import check_installed
+
+__all__ = [
+    "check_data",
+    "check_evaluated",
+    "check_evaluation",
+    "check_model",
+    "check_retrieval",
+    "check_run_folder",
+    "check_without_files",
+    "class_names",
+    "expand_seekable",
+    "expand_shards",
+    "known_models",
+    "lines",
+    "problems_of",
+    "recorded_sizes",
+    "run_folder",
+    "templates",
+]
+
+
+def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
+    """Returns the number of training samples; None if they cannot be counted before the start.
+
+    With `fresh`, the run folder's content will be moved aside. Raises InputError that lists every problem.
+    """
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: plan(job, world_size),
+        lambda: check_model(job.model.name),
+        lambda: check_trained(job.model.name),
+        lambda: check_pretrained(job.model.pretrained),
+        lambda: check_tag(job.model.name, job.model.pretrained),
+        lambda: check_evaluation(job.eval),
+        lambda: check_retrieval(job),
+        lambda: None if job.in_image else check_installed(job.logging),
+        lambda: None if job.in_image else check_compiler(job.model),
+        lambda: None if job.in_image else check_packages(job),
+        lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
+        lambda: check_run_folder(job, fresh=fresh),
+    )
+    samples = None
+    problems: list[str] = []
+    try:
+        samples = check_data(job.data)
+        if job.data.streams:
+            check_streams(expand_shards(job.data.train), world_size)
+        if samples is not None:
+            schedule(job, samples)
+    except InputError as problem:
+        problems.append(str(problem))
+    problems += problems_of(checks)
+    if problems:
+        raise InputError("\n".join(problems))
+    return samples
+
+
+def check_without_files(job: Job, world_size: int) -> int | None:
+    """Check a job without its files; returns the number of samples of synthetic data, else None.
+
+    Raises InputError that lists every problem.
+    """
+    checks: list[Callable[[], object]] = [lambda: plan(job, world_size)]
+    if not os.path.isabs(job.model.name):
+        checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
+        checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
+    if not job.in_image:
+        checks.append(lambda: check_packages(job))
+    _refuse(checks)
+    return job.data.synthetic_samples if job.data.kind == "synthetic" else None
+
+
+def check_evaluated(job: Job) -> None:
+    """Raises InputError that lists every problem of a job that only evaluates a model."""
+    _refuse(
+        (
+            lambda: check_model(job.model.name),
+            lambda: check_packages(job),
+            lambda: check_evaluation(job.eval),
+            lambda: check_retrieval(job),
+        )
+    )
+
+
+def _refuse(checks: Sequence[Callable[[], object]]) -> None:
+    """Raises InputError that lists the problems that the checks raise."""
+    if problems := problems_of(checks):
+        raise InputError("\n".join(problems))
+
+
+def problems_of(checks: Iterable[Callable[[], object]]) -> list[str]:
+    """Returns the message of each check that raises InputError, in their order."""
+    found: list[str] = []
+    for look in checks:
+        try:
+            look()
+        except InputError as problem:
+            found.append(str(problem))
+    return found

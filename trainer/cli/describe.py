@@ -1,0 +1,258 @@
+"""Text that `clipship check` prints: the run that a job and a world make.
+
+Writes nothing; imports no torch.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from trainer.cli.secret_values import secret_warnings
+from trainer.config import Data, Job
+from trainer.config.batch_plan import Plan, plan, steps_per_epoch
+from trainer.config.schedulers import SCHEDULERS
+from trainer.data.image_folder import image_folder
+from trainer.data.shard_names import expand_shards
+from trainer.image.stack_table import table
+from trainer.launch.local import launcher_for
+from trainer.model.packages import needed, not_named
+from trainer.run.folder import run_folder
+from trainer.sysinfo.imports import load
+from trainer.sysinfo.variables import name_problems
+from trainer.text.wording import many
+
+_SMALL_CONTRAST = 16
+_STORAGE = {"s3://": "s3fs", "gs://": "gcsfs"}
+_ANY_GPU = ("/dev/nvidiactl", "/dev/dxg")
+"""Device files that exist if the machine has a GPU. Under Windows (WSL 2) the second one shows it."""
+
+
+def describe(job: Job, world_size: int, samples: int | None, *, local: bool, files: bool = True) -> str:
+    """Returns aligned lines, one per topic, with the warnings last.
+
+    `samples` None means not counted yet; `local` means ranks on this machine, not those of [resources];
+    `files` lets the files that the job names be opened. Raises InputError if the launcher cannot start the
+    backend.
+    """
+    cut = plan(job, world_size)
+    rows = [
+        ("job", f"{job.name}, seed {job.seed}"),
+        ("model", _model(job)),
+        (
+            "data",
+            _data(job.data, samples)
+            if files or job.data.kind == "synthetic"
+            else f"not looked at: {_named(job.data.train)}",
+        ),
+        ("world", _world(job, world_size, local=local)),
+        ("device", _device(job, local=local)),
+        ("batch", _batch(job, cut)),
+        ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
+        ("steps", _steps(job, samples)),
+        ("learning", _learning(job)),
+        ("evaluation", _evaluation(job, files=files)),
+        ("run folder", str(run_folder(job))),
+        *(_summaries(job) if not local else []),
+        *(("warning", text) for text in _no_gpu_here(job, local=local)),
+        *(("warning", text) for text in warnings(job, samples)),
+    ]
+    return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
+
+
+def _summaries(job: Job) -> Iterator[tuple[str, str]]:
+    """Yields one row for each scheduler of the job that has a summary."""
+    for name in job.schedulers:
+        if place := SCHEDULERS[name].summary:
+            yield name, load(place)(job)
+
+
+def warnings(job: Job, samples: int | None) -> Iterator[str]:
+    """Yields a sentence for each setting that is allowed but rarely meant."""
+    optim = job.optim
+    if optim.loss == "clip" and optim.global_batch_size < _SMALL_CONTRAST:
+        yield (
+            f"a global batch of {optim.global_batch_size} gives each pair few others to be told from: "
+            "hundreds and more learn better"
+        )
+    steps = _total_steps(job, samples)
+    if steps is not None and optim.warmup_steps > steps:
+        yield (
+            f"warmup_steps {optim.warmup_steps} is longer than the run of {steps} steps: lr {optim.lr:g} "
+            "is never reached"
+        )
+    if job.model.precision == "fp16" and not _shows_a_gpu():
+        yield (
+            "precision fp16 needs a GPU for each rank, and this machine shows none: bf16 and fp32 also "
+            "run on CPUs"
+        )
+    if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
+        yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+    if job.in_image:
+        yield from _not_in_the_image(job)
+    if job.image.tag is not None:
+        yield from _known_bad(job)
+    for name in job.schedulers:
+        if place := SCHEDULERS[name].warnings:
+            yield from load(place)(job)
+    yield from secret_warnings(job)
+    yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
+
+
+def _shows_a_gpu() -> bool:
+    return any(map(os.path.exists, _ANY_GPU))
+
+
+def _not_in_the_image(job: Job) -> Iterator[str]:
+    """Yields a warning for each package that only a key of this job needs, so that the image may lack it."""
+    if lacking := not_named(job):
+        need = f"model.name = {job.model.name} needs {', '.join(lacking)} ({needed(job.model.name).reason})"
+        yield (
+            f"{need}: an image that is built from this job has it, another one with image.pip_packages = "
+            f"{json.dumps(lacking)}"
+        )
+    paths = [*job.data.train, *job.eval.retrieval, *job.eval.zero_shot]
+    wanted = {
+        "wandb": f'logging.wandb = "{job.logging.wandb}"' if job.logging.wandb != "off" else None,
+        **{
+            package: next((path for path in paths if path.startswith(scheme)), None)
+            for scheme, package in _STORAGE.items()
+        },
+    }
+    added = {re.split(r"[^\w.-]", text, maxsplit=1)[0].lower() for text in job.image.pip_packages}
+    for package, reason in wanted.items():
+        if reason and package not in added:
+            yield (
+                f"{reason} needs the package {package}, which the image has only with image.pip_packages = "
+                f'["{package}"]'
+            )
+
+
+def _known_bad(job: Job) -> Iterator[str]:
+    if job.stack.torch == "base":
+        return
+    variables = [f"{name}={value}" for name, value in {**job.image.env, **job.env}.items()]
+    for bad in table().row(job.stack.torch).known_bad:
+        if job.resources.nodes >= bad.from_nodes and bad.unless not in variables:
+            yield f"torch {job.stack.torch}: {bad.text}"
+
+
+def _model(job: Job) -> str:
+    start = f", from {job.model.pretrained}" if job.model.pretrained else ""
+    locked = [name for name, lock in (("image", job.model.lock_image), ("text", job.model.lock_text)) if lock]
+    ways = f", {' and '.join(locked)} tower locked" * bool(locked) + ", compiled" * job.model.compile
+    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}{ways}"
+
+
+def _data(data: Data, samples: int | None) -> str:
+    if data.kind == "synthetic":
+        return f"synthetic, {samples:,} samples an epoch"
+    files = expand_shards(data.train)
+    unit = "table" if data.kind == "table" else "shard"
+    counted = "samples are counted at the start" if samples is None else f"{samples:,} samples"
+    return f"{many(len(files), unit)}, {counted}: {files[0]}" + (
+        f" ... {files[-1]}" if len(files) > 1 else ""
+    )
+
+
+def _world(job: Job, world_size: int, *, local: bool) -> str:
+    if local:
+        return f"{many(world_size, 'rank')} on this machine"
+    nodes, per_node = job.resources.nodes, job.resources.ranks_per_node
+    unit = "GPU" if job.asks_for_gpus else "rank"
+    return f"{many(world_size, 'rank')}: {many(nodes, 'node')} of {many(per_node, unit)} ([resources])"
+
+
+def _device(job: Job, *, local: bool) -> str:
+    if job.resources.on_cpu:
+        key = 'device = "cpu"' if job.resources.device == "cpu" else "gpus_per_node = 0"
+        return f"the CPU (resources.{key})"
+    if job.asks_for_gpus:
+        return f"a GPU for each rank, or the run ends ({job.asks_for_gpus})"
+    if local and not _shows_a_gpu():
+        return "the CPU (this machine shows no GPU, and the job asks for none)"
+    return "a GPU for each rank where torch can use one there, else the CPU (the job asks for none)"
+
+
+def _no_gpu_here(job: Job, *, local: bool) -> Iterator[str]:
+    if local and job.asks_for_gpus and not _shows_a_gpu():
+        yield (
+            f"{job.asks_for_gpus}, and this machine shows no GPU: ranks without one end the run; "
+            "--set resources.device=cpu says that the CPU is meant"
+        )
+
+
+def _batch(job: Job, cut: Plan) -> str:
+    limit = job.optim.max_batch_size_per_gpu
+    reason = f"at most {limit} a pass" if limit else "no max_batch_size_per_gpu: a rank's share in one pass"
+    passes = f" x {many(cut.accumulation, 'pass', 'passes')}"
+    return (
+        f"{cut.global_batch_size} samples = {many(cut.world_size, 'rank')}{passes} x "
+        f"{cut.micro_batch_size} ({reason})"
+    )
+
+
+def _launcher(job: Job, *, local: bool) -> str:
+    if not local:
+        for name, section in job.schedulers.items():
+            return f"{section.starts_ranks_by} ([{name}])"
+    launcher = launcher_for(job.comm, several_hosts=not local and job.resources.nodes > 1)
+    return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
+
+
+def _total_steps(job: Job, samples: int | None) -> int | None:
+    if job.optim.steps is not None:
+        return job.optim.steps
+    if samples is None:
+        return None
+    return (job.optim.epochs or 0) * steps_per_epoch(samples, job.optim.global_batch_size)
+
+
+def _steps(job: Job, samples: int | None) -> str:
+    size, epochs = job.optim.global_batch_size, job.optim.epochs
+    if samples is None:
+        return (
+            f"{job.optim.steps:,}"
+            if epochs is None
+            else f"{many(epochs, 'epoch')}; samples are counted at the start"
+        )
+    an_epoch = steps_per_epoch(samples, size)
+    left_out = samples - an_epoch * size
+    tail = f", {left_out:,} samples of each left out" if left_out else ""
+    total = f"{_total_steps(job, samples):,}"
+    about = f" = {many(epochs, 'epoch')} x {an_epoch:,}" if epochs else f"; an epoch has {an_epoch:,}"
+    return f"{total}{about}{tail}"
+
+
+def _learning(job: Job) -> str:
+    optim = job.optim
+    clip = f", gradient norm at most {optim.grad_clip_norm:g}" if optim.grad_clip_norm else ""
+    return (
+        f"lr {optim.lr:g} after {many(optim.warmup_steps, 'warm-up step')}, then a cosine to "
+        f"{optim.min_lr:g}{clip}"
+    )
+
+
+def _evaluation(job: Job, *, files: bool) -> str:
+    show = _files if files else _named
+    parts = [
+        *(
+            ["zero-shot on " + ((files and image_folder(job.eval.zero_shot)) or show(job.eval.zero_shot))]
+            if job.eval.zero_shot
+            else []
+        ),
+        *(["retrieval on " + show(job.eval.retrieval)] if job.eval.retrieval else []),
+    ]
+    if not parts:
+        return "none ([eval] names no data)"
+    every = [f"every {many(job.eval.every_steps, 'step')}"] if job.eval.every_steps else []
+    every += [f"every {many(job.eval.every_epochs, 'epoch')}"] if job.eval.every_epochs else []
+    return ", ".join([" and ".join(parts), *every, "at the end"])
+
+
+def _named(patterns: Sequence[str]) -> str:
+    return patterns[0] + (f" and {len(patterns) - 1} more" if len(patterns) > 1 else "")
+
+
+def _files(patterns: Sequence[str]) -> str:
+    return many(len(expand_shards(patterns)), "file")

@@ -1,0 +1,212 @@
+"""The command `clipship eval`: evaluates a model of Clipship or open_clip on data that the user names.
+
+Imports no torch.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from trainer.errors import InputError
+from trainer.launch.submission import find_run
+from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.text.masking import MASK, masked_values
+
+if TYPE_CHECKING:
+    from trainer.config import Job
+
+LONGEST_S = 6 * 3600.0
+"""Default time limit of an evaluation, in seconds. Nothing else waits for it, as training would; a longer
+evaluation hangs or needs `--set timeouts.eval_s=...`."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship eval runs/digits --data 'held-out/*.tar'
+  clipship eval runs/digits/checkpoints/step-00000300 --nproc 2
+  clipship eval logs/mine/checkpoints/epoch_8.pt --model ViT-B-32 --data coco.csv \
+--set data.image_column=filepath
+  clipship eval ViT-B-32:laion2b_s34b_b79k --zero-shot imagenet/val --class-names names.txt
+
+Without --data and --zero-shot, a checkpoint of ours is evaluated as its own job says."""
+)
+@click.argument("checkpoint")
+@click.option(
+    "--data", multiple=True, metavar="PATTERN", help="Shards or tables for retrieval; may be repeated."
+)
+@click.option(
+    "--zero-shot",
+    multiple=True,
+    metavar="PATTERN",
+    help="Labelled shards, or a folder with a folder for each class.",
+)
+@click.option(
+    "--class-names", metavar="FILE", help="Class names by number, one a line; a folder of folders needs none."
+)
+@click.option("--templates", metavar="FILE", help="Sentences with {} for the class name, one a line.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model of the weights: open_clip's name, or a config file; a checkpoint of ours knows its own.",
+)
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Ranks on this machine.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the evaluation's job, e.g. eval.batch_size=256.",
+)
+def command(
+    checkpoint: str,
+    data: tuple[str, ...],
+    zero_shot: tuple[str, ...],
+    class_names: str | None,
+    templates: str | None,
+    model: str | None,
+    nproc: int,
+    overrides: tuple[str, ...],
+) -> int:
+    """Evaluate CHECKPOINT by retrieval and zero-shot classification; N ranks share the work.
+
+    CHECKPOINT is a run (folder, job file or name in ./runs: its newest checkpoint), a checkpoint folder, a
+    weights file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. A table goes to
+    stderr, one JSON object to stdout.
+    """
+    from trainer.config.loader import dump_job
+    from trainer.launch.local import start_ranks
+    from trainer.launch.processes import stdout_is_stderr
+
+    asked = {"retrieval": data, "zero_shot": zero_shot, "class_names": class_names, "templates": templates}
+    job = evaluation_job(
+        checkpoint, model, {key: given for key, given in asked.items() if given}, nproc, overrides
+    )
+    start = time.monotonic()
+    with _folder() as folder:
+        job_path, result_path = folder / JOB_FILE, folder / RESULT_FILE
+        # the supervisors' files go into the temporary folder: they belong to no run
+        kept_here = job.logging.model_copy(update={"runs": str(folder)})
+        job_path.write_text(dump_job(job.model_copy(update={"logging": kept_here})), encoding="utf-8")
+        rank = (sys.executable, "-P", "-m", "trainer.evaluate", str(job_path), str(result_path))
+        with stdout_is_stderr():
+            code = start_ranks(rank, job, nproc=nproc, hosts=None)
+        if code:
+            return code
+        metrics = json.loads(result_path.read_text(encoding="utf-8"))
+    _show(metrics)
+    about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
+    click.echo(json.dumps(masked_values({**about, **metrics, "seconds": round(time.monotonic() - start, 1)})))
+    return 0
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Yields a temporary folder.
+
+    It is removed at the end, unless it holds a diagnosis, which the last lines of output name.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="clipship-eval-"))
+    try:
+        yield folder
+    finally:
+        if not list(folder.glob("*/diagnosis.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def evaluation_job(
+    checkpoint: str, model: str | None, asked: Mapping[str, Any], nproc: int, overrides: Sequence[str]
+) -> "Job":
+    """Returns a job that only evaluates.
+
+    Model, data keys and evaluation come from the checkpoint's run, changed as asked. Raises InputError that
+    lists every problem.
+    """
+    from trainer.cli.check import check_evaluated
+    from trainer.config.loader import job_from_table
+    from trainer.run.checkpoints import find_trained
+
+    trained = find_trained(_run_or_weights(checkpoint))
+    name = model or trained.model
+    if name is None:
+        raise InputError(
+            f"{checkpoint}: nothing beside these weights says what model they are of: give --model NAME"
+        )
+    before: Mapping[str, Any] = trained.job or {}
+    table = {
+        "name": "eval",
+        "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
+        "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
+        "optim": {"global_batch_size": nproc, "steps": 1},
+        "timeouts": {"eval_s": LONGEST_S},
+        "eval": {**_kept(before.get("eval", {}), asked), **asked},
+    }
+    if MASK in json.dumps(table["eval"]):
+        raise InputError(
+            f"{checkpoint}: the data that its run was evaluated on had a secret in its address, which "
+            "checkpoints do not keep: give the data with --data or --zero-shot"
+        )
+    job = job_from_table(_without_unset(table), "clipship eval", overrides)
+    if not (job.eval.retrieval or job.eval.zero_shot):
+        raise InputError(
+            "nothing to evaluate on: give --data for retrieval, --zero-shot for classification, or both"
+        )
+    check_evaluated(job)
+    return job
+
+
+def _run_or_weights(name: str) -> str:
+    """Returns the run folder of a job file, or of a run in ./runs; else the name itself."""
+    is_job = name.endswith(".toml") and Path(name).is_file()
+    return (
+        str(find_run(name)) if is_job or (Path("runs", name).is_dir() and not Path(name).exists()) else name
+    )
+
+
+def _kept(before: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that stay from the run's own evaluation.
+
+    Its data sets are dropped if others are asked for, and its class names if the folders asked for name the
+    classes.
+    """
+    from trainer.data.image_folder import image_folder
+
+    other_sets = {"retrieval", "zero_shot"} if {"retrieval", "zero_shot"} & asked.keys() else set()
+    other_classes = {"class_names"} if image_folder(asked.get("zero_shot", ())) else set()
+    return {key: value for key, value in before.items() if key not in other_sets | other_classes}
+
+
+def _without_unset(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the table without the keys that hold None, as a job file leaves them out."""
+    return {
+        key: _without_unset(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _show(metrics: Mapping[str, float | int]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from trainer.config import BestMetric  # all of these metrics are shares
+
+    table = Table("metric", "value", box=None, pad_edge=False)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.2%}" if name in get_args(BestMetric) else f"{value:,.12g}")
+    Console(stderr=True).print(table)

@@ -1,0 +1,145 @@
+"""The command `clipship image`: builds, verifies and publishes the container image of a job."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trainer.cli.options import job_argument, set_option
+
+if TYPE_CHECKING:
+    from trainer.config import Job
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  clipship image build job.toml
+  clipship image verify clipship/train:0.1"""
+)
+def command() -> None:
+    """Build, verify and publish the container image of a job."""
+
+
+def _load(job_path: Path, overrides: tuple[str, ...]) -> "Job":
+    from trainer.config.loader import load_job
+
+    return load_job(job_path, overrides)
+
+
+def _say_what_is_left_out() -> None:
+    from trainer.image.source import left_out
+
+    if names := left_out():
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        print(
+            f"clipship: warning: git does not track {shown}: the image goes without (git add)",
+            file=sys.stderr,
+        )
+
+
+@command.command()
+@job_argument
+@set_option
+@click.option("--any-disk", is_flag=True, help="Do not look whether the daemon's disk has room.")
+def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
+    """Build JOB's image with the local Docker daemon; prints its id."""
+    from trainer.image.build import build as build_image
+
+    _say_what_is_left_out()
+    click.echo(build_image(_load(job_path, overrides), any_disk=any_disk))
+
+
+@command.command()
+@job_argument
+@click.argument("folder", type=click.Path(path_type=Path))
+@set_option
+def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
+    """Write Dockerfile and all files of JOB's image to FOLDER, for a builder of your own."""
+    from trainer.image import context as contexts
+    from trainer.image.build import build_command
+
+    job = _load(job_path, overrides)
+    _say_what_is_left_out()
+    contexts.write_folder(contexts.context(job), folder)
+    print(f"wrote {folder}; for example: {shlex.join(build_command(job, folder))}", file=sys.stderr)
+
+
+@command.command()
+@click.argument("image", metavar="IMAGE")
+def verify(image: str) -> None:
+    """Verify IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and torchrun.
+
+    The facts found are printed as JSON.
+    """
+    import json
+
+    from trainer.errors import ClusterError
+    from trainer.image.verify import has_own_torch
+    from trainer.image.verify import verify as verify_image
+
+    facts, row = verify_image(image)
+    own = has_own_torch(image)
+    click.echo(json.dumps({"stack": "base" if own else row and row.torch, **facts}, indent=2))
+    if own:
+        said = (
+            f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, as the "
+            "image's base brought them"
+        )
+        click.echo(said, err=True)
+    elif row is not None:
+        click.echo(
+            f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` "
+            "says more",
+            err=True,
+        )
+    else:
+        raise ClusterError(
+            f"{image} works, and no stack of the table has torch {facts['torch']} with CUDA "
+            f"{facts['cuda']} and NCCL {facts['nccl']}"
+        )
+
+
+@command.command()
+@click.argument("image", metavar="IMAGE")
+def sbom(image: str) -> None:
+    """List the packages installed in IMAGE, one per line: origin, name, version, licence.
+
+    Columns are separated by tabs, and the order is fixed.
+    """
+    from trainer.image.verify import packages
+
+    for row in packages(image):
+        click.echo("\t".join(row))
+
+
+@command.command()
+@job_argument
+@set_option
+def push(job_path: Path, overrides: tuple[str, ...]) -> None:
+    """Send JOB's image to the registry in its name; prints the name with its digest, for image.tag."""
+    from trainer.errors import InputError
+    from trainer.image.push import push as push_image
+
+    tag = _load(job_path, overrides).image.tag
+    if tag is None:
+        raise InputError(
+            "image.tag: missing; it names the image and the registry, as registry.example/team/clipship:1"
+        )
+    click.echo(push_image(tag))
+
+
+@command.command()
+@job_argument
+@click.argument("folder", type=click.Path(path_type=Path))
+@set_option
+def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
+    """Fill FOLDER with the packages that JOB's image needs from an index.
+
+    With image.site.wheelhouse = FOLDER the image is then built without an index.
+    """
+    from trainer.image.wheelhouse import fill
+
+    print(f"{folder} has {fill(_load(job_path, overrides), folder)} files", file=sys.stderr)

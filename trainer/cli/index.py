@@ -1,0 +1,96 @@
+"""The command `clipship index`. Imports no torch."""
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from os import cpu_count
+from pathlib import Path
+
+import click
+
+from trainer.cli.options import CAPTION_KEY
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship index 'shards/{0000..0099}.tar'
+  clipship index https://host/cc3m/{00000..00331}.tar --to cc3m-index   \
+  (data.index = "cc3m-index" in the job)"""
+)
+@click.argument("shards", nargs=-1, required=True)
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    help="Folder of the index. [default: .clipship-index beside the first shard]",
+)
+@click.option(
+    "--image-key",
+    multiple=True,
+    metavar="ENDING",
+    help="As data.image_key of the job; may be given more than once.",
+)
+@CAPTION_KEY
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="That read headers at a time. [default: one for each core]",
+)
+def command(
+    shards: tuple[str, ...],
+    to: Path | None,
+    image_key: tuple[str, ...],
+    caption_key: str,
+    processes: int | None,
+) -> None:
+    """Read the headers of SHARDS (names, braces, globs, URLs) and write where each sample is.
+
+    A run then opens the shards at once; without an index it makes one itself. Only shards that are new or
+    have changed are read. The index's folder goes to stdout.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from trainer.data.bad_samples import ANY
+    from trainer.data.index import index_folder, index_shards, open_index, raise_all, stale, write_catalogue
+    from trainer.data.shard_names import expand_seekable
+    from trainer.data.shards import damages, open_indexed
+    from trainer.data.source import IMAGE_ENDINGS
+    from trainer.data.tar import Selection
+    from trainer.errors import InputError
+
+    paths = expand_seekable(shards)
+    folder = to or index_folder(paths)
+    if folder is None:
+        raise InputError(
+            f"{paths[0]}: nothing can be written beside it: name a folder for the index with --to, and as "
+            "data.index in the job"
+        )
+    selection = Selection(image_key or IMAGE_ENDINGS, caption_key)
+    missing = stale(paths, selection, folder.absolute())
+    console = Console(stderr=True)
+    if missing:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("reading headers", total=len(missing))
+            # Headers are parsed in Python, so threads would share one core.
+            pool = ProcessPoolExecutor(
+                min(len(missing), processes or cpu_count() or 1), mp_context=get_context("forkserver")
+            )
+            found = index_shards(
+                missing, selection, folder.absolute(), lambda done, _: bar.update(task, completed=done), pool
+            )
+        write_catalogue(folder.absolute(), selection, found)
+    index = open_index(paths, selection, folder.absolute())
+    source = open_indexed(index, "captions", ANY)
+    console.print(f"{len(missing):,} of {len(paths):,} shards read; {len(source):,} samples", highlight=False)
+    for cause, count in source.left_out.by_cause.items():
+        console.print(f"{count:,} samples not used: {cause}", highlight=False)
+    damaged = damages(index)
+    if damaged:
+        console.print(
+            f"The index in {folder} is kept. A run goes on without what is lost where data.on_bad_sample = "
+            '"skip".',
+            highlight=False,
+        )
+    raise_all(damaged)
+    click.echo(folder)

@@ -1,0 +1,37 @@
+"""The command `clipship logs`. Imports no torch."""
+
+import sys
+
+import click
+
+from trainer.launch.submission import find_submission, scheduler
+from trainer.text.terminal import shown
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship logs runs/first-run
+  clipship logs -f --rank 3 runs/first-run"""
+)
+@click.argument("run", metavar="RUN")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the ranks do, until the run has ended.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Of this rank alone.")
+def command(run: str, follow: bool, rank: int | None) -> None:
+    """Show the output of RUN's ranks in the order of time, each line with its rank.
+
+    RUN is a run folder, a job file, or the name of a run in ./runs.
+    """
+    from trainer.launch.liveness import is_dead
+    from trainer.launch.logfiles import log_lines
+
+    folder, submission = find_submission(run)
+    lines = scheduler(submission.to).log_lines(folder, submission, rank, follow) if submission else None
+    for line in lines if lines is not None else log_lines(folder, rank, follow=follow):
+        sys.stdout.write(shown(line) + "\n")
+        sys.stdout.flush()
+    if lines is None and is_dead(folder):
+        click.echo(
+            f"clipship: the run has died: `clipship status {run}` says since when, why, and how it goes on",
+            err=True,
+        )

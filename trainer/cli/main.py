@@ -1,0 +1,367 @@
+"""The command `clipship`. Imports the rest of the package when a command needs it, and never torch.
+
+`--help` is fast because nothing heavy is imported here: no pydantic, no model, no launcher.
+"""
+
+import atexit
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trainer.cli.options import job_argument, set_option
+from trainer.cli.presets import preset_names, preset_summary, write_preset
+from trainer.config.schedulers import SCHEDULERS
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, Unfit, Unreadable
+from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, rank_log
+from trainer.sysinfo.imports import load
+from trainer.text.terminal import say, shown
+
+if TYPE_CHECKING:
+    from trainer.config import Job
+
+EXIT_INTERRUPTED = 130
+_ELSEWHERE = (
+    "where only the cluster's nodes see the files of a job, `clipship check --no-data` and `clipship "
+    "submit --no-check` do without them"
+)
+OBJECTS_BEFORE_COLLECTION = 100_000
+"""Threshold of Python's garbage collector. The default of 700 suits programs that make garbage; a start makes
+objects that stay, and scanning them again took 5 % of it."""
+
+LAZY_COMMANDS = {
+    "doctor": (
+        "trainer.cli.doctor:command",
+        "Check nodes, collectives, network and GPUs as a run would, without training.",
+    ),
+    "render": ("trainer.cli.render:command", "Print what a job would build or submit."),
+    "submit": ("trainer.cli.submit:command", "Send a job to Slurm or Kubernetes."),
+    "status": (
+        "trainer.cli.status:command",
+        "Say how a run is doing: its state, step, speed, last checkpoint.",
+    ),
+    "logs": ("trainer.cli.logs:command", "Show what the ranks of a run said."),
+    "cancel": ("trainer.cli.cancel:command", "End a run that was submitted."),
+    "eval": (
+        "trainer.cli.evaluate:command",
+        "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification.",
+    ),
+    "image": ("trainer.cli.image:command", "Build, prove and publish the container image of a job."),
+    "data": ("trainer.cli.data:command", "Look at what shards hold: numbers, a contact sheet."),
+    "index": (
+        "trainer.cli.index:command",
+        "Read the headers of shards once, so that runs open them at once.",
+    ),
+    "pack": ("trainer.cli.pack:command", "Make WebDataset shards of a table of images and captions."),
+    "report": (
+        "trainer.cli.report:command",
+        "Write one HTML page about a run: curves, evaluation, what went wrong.",
+    ),
+    "stacks": (
+        "trainer.cli.stacks:command",
+        "List what goes together: torch, CUDA, NCCL, Python, compilers.",
+    ),
+}
+"""Commands in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship
+--help`)."""
+
+
+class Commands(click.Group):
+    """A group that imports the modules of LAZY_COMMANDS only when their command is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands, *LAZY_COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in LAZY_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = LAZY_COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, command.get_short_help_str(formatter.width)) for name, command in self.commands.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows + [(name, summary) for name, (_, summary) in LAZY_COMMANDS.items()])
+
+
+def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version  # slow to import, rarely needed
+
+        try:
+            click.echo(f"clipship {version('clipship')}")
+        except PackageNotFoundError:
+            click.echo("clipship (a checkout that is not installed)")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""\b
+A first run, on made-up pictures:
+  clipship init --preset laptop job.toml
+  clipship check job.toml
+  clipship run job.toml --nproc 2 --set optim.steps=40
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 75 stopped as asked and saved, 124 a phase passed
+its limit, 128 + N ended by signal N without saving (130: Ctrl-C twice).""",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def cli() -> None:
+    """Train CLIP from one job file: on this machine, over ssh, on a cluster."""
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  clipship init --list
+  clipship init --preset laptop
+  clipship init --preset slurm cc3m.toml"""
+)
+@click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
+@click.option("--preset", type=click.Choice(preset_names()), help="Which example to write.")
+@click.option("--list", "list_only", is_flag=True, help="Show the presets and write nothing.")
+@click.option("--force", is_flag=True, help="Replace JOB if it exists.")
+def init(job_path: Path, preset: str | None, list_only: bool, force: bool) -> None:
+    """Write a commented job file to start from (default: job.toml)."""
+    if list_only:
+        for name in preset_names():
+            click.echo(f"{name:<12}{preset_summary(name)}")
+        return
+    if preset is None:
+        raise InputError(
+            f"which example? Give --preset with one of {', '.join(preset_names())}; `clipship init --list` "
+            "describes them"
+        )
+    write_preset(preset, job_path, force=force)
+    click.echo(f"wrote {job_path}; next: clipship check {job_path}", err=True)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  clipship check job.toml
+  clipship check job.toml --nproc 2 --set optim.global_batch_size=256
+  clipship check job.toml --no-data    where only the cluster's nodes see the data"""
+)
+@job_argument
+@set_option
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ranks on this machine; without it, those of [resources].",
+)
+@click.option(
+    "--no-data",
+    is_flag=True,
+    help="Do not look at the files that JOB names: only the cluster's nodes see them.",
+)
+def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data: bool) -> None:
+    """Print the run that JOB describes, and every problem of it. Starts and writes nothing."""
+    from trainer.cli.describe import describe
+
+    job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
+    local = nproc is not None or not (job.resources.nodes > 1 or job.schedulers)
+    click.echo(shown(describe(job, world_size, samples, local=local, files=not no_data)), nl=False)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  clipship run job.toml --nproc 2
+  clipship run job.toml --hosts node1:4,node2:4
+  clipship run job.toml --nproc 1 --set name=try-2 --set optim.lr=1e-3
+
+Hosts are reached by ssh without a password, and find the job file, the data and this \
+environment at the same paths."""
+)
+@job_argument
+@set_option
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ranks on this machine; without it, those of [resources].",
+)
+@click.option("--hosts", metavar="HOST:N,...", help="Hosts and the ranks on each, started over ssh.")
+@click.option("--fresh", is_flag=True, help="Set the run folder of before aside (NAME.old-1) and begin anew.")
+def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None, fresh: bool) -> int:
+    """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
+    from trainer.cli.describe import warnings
+    from trainer.launch import local
+    from trainer.launch.hosts import parse_hosts
+
+    if nproc is not None and hosts is not None:
+        raise InputError(
+            "--nproc and --hosts exclude each other: --nproc starts ranks here, --hosts on the hosts named"
+        )
+    places = None if hosts is None else parse_hosts(hosts)
+    ranks = nproc if places is None else sum(place.slots for place in places)
+    try:
+        job, _, samples = _checked(job_path, overrides, ranks, fresh=fresh)
+    except KeyboardInterrupt:
+        click.echo("\nclipship: Ctrl-C: nothing was started", err=True)
+        raise
+    if fresh:
+        _set_aside(job)
+    for warning in warnings(job, samples):
+        say(f"warning: {warning}")
+    return local.run(job_path, job, overrides, nproc=nproc, hosts=places)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  torchrun --nproc-per-node 4 --no-python clipship train job.toml
+  srun clipship train job.toml"""
+)
+@job_argument
+@set_option
+def train(job_path: Path, overrides: tuple[str, ...]) -> int:
+    """Run one rank of JOB; a launcher starts it once for each rank."""
+    from trainer.train.main import main as run_rank  # the one import that brings torch
+
+    return run_rank(job_path, overrides)
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  clipship checkpoint runs/first-run"""
+)
+@click.argument("run", metavar="RUN")
+def checkpoint(run: str) -> None:
+    """Ask RUN to save a checkpoint now, and to go on.
+
+    RUN is a run folder, a job file, or the name of a run in ./runs.
+    """
+    from trainer.launch.submission import find_run
+    from trainer.run.layout import CHECKPOINT_REQUEST
+    from trainer.run.lock import who_holds
+
+    run_folder = find_run(run)
+    if not (run_folder / JOB_FILE).is_file():
+        raise InputError(f"{run_folder} is no run folder: it has no job.toml")
+    if (run_folder / RESULT_FILE).exists():
+        raise InputError(
+            f"the run in {run_folder} has ended; its checkpoints are in {run_folder / CHECKPOINTS}"
+        )
+    if (run_folder / EXIT_FILE).exists() and who_holds(run_folder) is None:
+        raise InputError(
+            f"no start of the run in {run_folder} is under way: `clipship status` says how the last one ended"
+        )
+    try:
+        (run_folder / CHECKPOINT_REQUEST).touch()
+    except OSError as problem:
+        raise InputError(
+            f"{run_folder}: the request cannot be left there: {problem.strerror}; whose run is it?"
+        ) from None
+    click.echo(f"asked for; its log will name the checkpoint: {run_folder / LOGS / rank_log(0)}", err=True)
+
+
+def _set_aside(job: "Job") -> None:
+    from trainer.run.folder import move_aside, run_folder
+
+    folder = run_folder(job)
+    if folder.exists():
+        say(f"the run of before is now {move_aside(folder)}")
+
+
+def _checked(
+    job_path: Path,
+    overrides: Sequence[str],
+    ranks: int | None,
+    *,
+    image: bool = False,
+    files: bool = True,
+    fresh: bool = False,
+) -> tuple["Job", int, int | None]:
+    """Returns the job, its world size and the number of samples, None if not known.
+
+    `image` checks its image, batch script and MPIJob too; `files` opens the files that it names; `fresh`
+    means that its run folder will be a new one. Raises InputError that lists every problem.
+    """
+    from trainer.cli.check import check_job, check_without_files, problems_of
+    from trainer.config.loader import load_job
+
+    job = load_job(job_path, overrides)
+    world_size = job.resources.world_size if ranks is None else ranks
+    problems: list[str] = []
+    samples = None
+    try:
+        samples = check_job(job, world_size, fresh=fresh) if files else check_without_files(job, world_size)
+    except InputError as problem:
+        problems.append(str(problem))
+        if image and files and job.schedulers:
+            problems.append(_ELSEWHERE)
+    if image:
+        problems += problems_of(partial(look, job) for look in _submission_checks(job, ranks, files=files))
+    if problems:
+        raise InputError("\n".join(dict.fromkeys("\n".join(problems).splitlines())))
+    return job, world_size, samples
+
+
+def _submission_checks(job: "Job", ranks: int | None, *, files: bool) -> "Iterator[Callable[[Job], object]]":
+    """Yields the checks of the job's image and of its schedulers; each of them raises InputError."""
+    if "image" in job.model_fields_set:
+        from trainer.image.compatibility import check_stack
+
+        yield check_stack
+    # an image with a digest is built already
+    if files and job.image.tag is not None and "@" not in job.image.tag:
+        from trainer.image.context import check_files
+
+        yield lambda job: check_files(job.image.site)
+    for name in job.schedulers if ranks is None else ():
+        yield load(SCHEDULERS[name].validate)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    Bad input gives one message on stderr; a bug keeps its traceback.
+    """
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+    atexit.register(gc.freeze)  # so that the collection at the interpreter's end finds nothing to scan
+    # A job file's meaning must not depend on pydantic plugins that happen to be installed, and searching
+    # for them takes as long as reading the file.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    try:
+        code = cli.main(arguments, prog_name="clipship", standalone_mode=False)
+    except InputError as problem:
+        say(problem)
+        return EXIT_FAILED if isinstance(problem, Unreadable) else EXIT_BAD_INPUT
+    except (ClusterError, Unfit) as problem:
+        say(problem)
+        return EXIT_FAILED
+    except click.ClickException as problem:
+        problem.show()
+        return EXIT_BAD_INPUT
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of stdout has left (`clipship check job.toml | head -1`)
+        return EXIT_FAILED
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The command `clipship pack`. Imports no torch."""
+
+from os import cpu_count
+from pathlib import Path
+
+import click
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship pack cc3m.tsv shards/
+  clipship pack data.csv shards/ --image-column filepath --caption-column title --samples-per-shard 5000"""
+)
+@click.argument("table", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--samples-per-shard",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Samples of one shard.",
+)
+@click.option(
+    "--image-column",
+    default="image",
+    show_default=True,
+    metavar="NAME",
+    help="Column with the image file's path.",
+)
+@click.option(
+    "--caption-column", default="caption", show_default=True, metavar="NAME", help="Column with the caption."
+)
+@click.option(
+    "--separator",
+    metavar="CHARACTER",
+    help="Between columns; without it, a tab for .tsv and a comma for others.",
+)
+@click.option(
+    "--shard-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MB",
+    help="Cut shards by the size of their images instead.",
+)
+@click.option(
+    "--resize",
+    type=click.IntRange(min=1),
+    metavar="PIXELS",
+    help="Shorter side of larger images; all become JPEG.",
+)
+@click.option(
+    "--skip-bad-rows",
+    is_flag=True,
+    help="Leave out rows whose image is missing or damaged; bad-rows.tsv lists them.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="That make shards at a time. [default: one for each core]",
+)
+@click.option("--force", is_flag=True, help="Replace shards that were packed into OUT before.")
+def command(
+    table: Path,
+    out: Path,
+    samples_per_shard: int,
+    image_column: str,
+    caption_column: str,
+    separator: str | None,
+    shard_mb: float | None,
+    resize: int | None,
+    skip_bad_rows: bool,
+    processes: int | None,
+    force: bool,
+) -> None:
+    """Pack TABLE (.csv, .tsv or .parquet) into WebDataset shards in the folder OUT, with their index.
+
+    A row of TABLE has one image and caption. Image paths are relative to TABLE; its other columns become each
+    sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
+    pattern for data.train goes to stdout.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from trainer.data.pack import BAD_ROWS, Recipe, pack
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(f"packing {table.name}", total=None)
+        packed = pack(
+            table,
+            out,
+            samples_per_shard=samples_per_shard,
+            image_column=image_column,
+            caption_column=caption_column,
+            separator=separator,
+            shard_mb=shard_mb,
+            recipe=Recipe(resize, skip_bad_rows),
+            processes=processes or cpu_count() or 1,
+            force=force,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    shards = packed.shards
+    if packed.bad:
+        console.print(f"{len(packed.bad):,} rows left out: {out / BAD_ROWS} lists them", highlight=False)
+    click.echo(out / (shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"))

@@ -1,0 +1,109 @@
+"""Progress of a run, read from its run folder, for `clipship status`.
+
+Imports no torch and asks no scheduler.
+"""
+
+import datetime
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from trainer.launch.liveness import look, rows
+from trainer.report.folder import Numbers, RunFacts, read_run
+from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, METRICS_FILE, rank_log
+from trainer.text.wording import duration
+
+_RECENT = 5
+"""Number of records that the speed is averaged over."""
+_TOTAL = re.compile(r"step +\d+/(\d+) ")
+_LOG_TAIL = 64 * 1024
+
+
+def progress(folder: Path, job: str, to: str | None) -> Iterator[tuple[str, str]]:
+    """Yields topic and text of each row of the status.
+
+    The rows are step, speed, time left, evaluation and last checkpoint; then how the run ended or that it
+    died, and how to resume it. `job` is the job file as the user calls it, `to` the scheduler that the run
+    was submitted to.
+    """
+    if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
+        yield "step", "none: no rank has begun"
+        return
+    facts = read_run(folder)
+    records = facts.metrics.records
+    found = look(folder, facts)
+    if not records:
+        yield "step", "none: no step is logged yet"
+    else:
+        yield from _speed(
+            records, _total_steps(facts), going_on=found.state == "alive", written=_age(folder / METRICS_FILE)
+        )
+    if facts.metrics.evaluations:
+        yield "evaluation", _evaluation(facts.metrics.evaluations[-1])
+    if facts.metrics.checkpoints:
+        last = facts.metrics.checkpoints[-1]
+        yield "checkpoint", f"step {last['step']}, {Path(str(last['checkpoint'])).name}"
+    if facts.result.get("reason"):
+        yield "result", str(facts.result["reason"])
+    elif facts.exit:
+        yield "ended", _ended(facts.exit)
+    yield from rows(facts, found, job, to)
+    for remark in facts.remarks:
+        yield "remark", remark
+
+
+def _speed(
+    records: Sequence[Numbers], total: int | None, *, going_on: bool, written: float
+) -> Iterator[tuple[str, str]]:
+    """Yields rows for the figures that the records have.
+
+    Records of another version, or lines written by hand, may lack any figure but step and loss.
+    """
+    last = records[-1]
+    # a start's first record includes the wait for its loaders
+    recent = records[1:][-_RECENT:] or records[-1:]
+    epoch = f", epoch {last['epoch']:g}" if "epoch" in last else ""
+    of_all = f" of {total:,}{epoch}" if total else ""
+    yield "step", f"{last['step']:,}{of_all}, loss {last['loss']:.4f}, logged {duration(written)} ago"
+    if speeds := [record["samples_per_s"] for record in recent if "samples_per_s" in record]:
+        yield "speed", f"{fmean(speeds):,.1f} samples/s"
+    times = [record["step_s"] for record in recent if "step_s" in record]
+    if going_on and total and times:
+        yield "time left", duration((total - last["step"]) * fmean(times))
+
+
+def _total_steps(facts: RunFacts) -> int | None:
+    """Returns the run's number of steps; None if it is not known.
+
+    The job gives it, or else, if it follows from epochs and samples, rank 0's log.
+    """
+    steps = facts.job.get("optim", {}).get("steps")
+    if isinstance(steps, int):
+        return steps
+    try:
+        with open(facts.folder / LOGS / rank_log(0), "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL))
+            found = _TOTAL.findall(file.read().decode(errors="replace"))
+    except OSError:
+        return None
+    return int(found[-1]) if found else None
+
+
+def _age(path: Path) -> float:
+    return max(0.0, time.time() - path.stat().st_mtime)
+
+
+def _evaluation(values: Numbers) -> str:
+    shown = (f"{name} {value:g}" for name, value in values.items() if name != "step")
+    return f"step {values['step']:g}: {', '.join(shown)}"
+
+
+def _ended(found: Mapping[str, Any]) -> str:
+    when = datetime.datetime.fromtimestamp(float(found.get("time", 0.0))).astimezone()
+    return (
+        f"exit code {found.get('exit_code')}, rank {found.get('rank')} on {found.get('node')}: "
+        f"{found.get('reason')} ({when:%F %T})"
+    )

@@ -1,0 +1,484 @@
+"""Writes the reference from the code: the job file's keys, its JSON Schema, the command line.
+
+`python -m trainer.cli.reference` (`make reference`) writes all three files; the same code gives the same
+bytes. A key's description is the docstring below it, a section's that of its class; pydantic gives type,
+default and range. Imports no torch.
+"""
+
+import ast
+import copy
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic.fields import FieldInfo
+
+from trainer.cli.main import cli
+from trainer.cli.presets import SCHEMA
+from trainer.config.job import Job
+from trainer.config.keys import JobPath, may_change, path_of, walk
+from trainer.config.toml_lines import Key
+from trainer.config.types import Section
+
+ROOT = Path(__file__).parents[2]
+"""Folder of the checkout."""
+WIDTH = 100
+"""Columns of a line of prose."""
+
+_ADDED_SCHEMA = "http://json-schema.org/draft-07/schema#"
+"""JSON Schema draft 7, the newest that editors' TOML plugins (taplo) understand."""
+
+_PATHS = {
+    "file": "path of a file",
+    "folder": "path of a folder",
+    "patterns": "paths: braces and globs are expanded, URLs and streams are taken too",
+}
+
+UNITS = {
+    "_s": "seconds",
+    "_ms": "milliseconds",
+    "_minutes": "minutes",
+    "_mb": "MiB",
+    "_gb": "GiB",
+    "mem_gb_per_gpu": "GiB",
+    "launcher_mem_gb": "GiB",
+    "_bytes": "bytes",
+    "_pixels": "pixels",
+    "_samples": "samples",
+    "shuffle_window": "samples",
+    "batch_size": "samples",
+    "batch_size_per_gpu": "samples",
+    "eval.batch_size": "images or texts",
+    "steps": "steps",
+    "timeline": "steps",
+    "non_finite_in_a_row": "steps",
+    "epochs": "epochs",
+    "workers": "processes",
+    "nodes": "nodes",
+    "gpus_per_node": "GPUs",
+    "cpus_per_gpu": "CPU cores",
+    "_cpu": "CPU cores",
+    "cpu_request": "CPU cores",
+    "cpu_limit": "CPU cores",
+    "cache_capacity": "tensors",
+    "checkpoint.keep": "checkpoints",
+    "max_restarts": "starts",
+    "kubernetes.retries": "starts",
+    "backoff_limit": "pods",
+    "kubernetes.rdma": "devices",
+    "run_as_user": "user id",
+    "fs_group": "group id",
+    "stack.driver": "driver branch",
+}
+"""Unit of a key by the ending of its name; of several endings that fit the longest counts."""
+PLAIN_NUMBERS = {
+    "seed",
+    "optim.lr",
+    "optim.min_lr",
+    "optim.weight_decay",
+    "optim.beta1",
+    "optim.beta2",
+    "optim.eps",
+    "optim.grad_clip_norm",
+    "optim.max_logit_scale",
+    "data.crop_scale",
+    "data.weights",
+    "data.max_bad_share",
+    "health.slow_rank_factor",
+}
+"""Numeric keys that have no unit."""
+
+
+def described(section: type[Section]) -> dict[str, str]:
+    """Returns the description of each key of the section: the docstring below it, one line per paragraph.
+
+    It reads them as pydantic's `use_attribute_docstrings` does, but without a cost at every start.
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if issubclass(base, Section):
+            for key, text in pairwise(_class(base).body):
+                match key, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                        value=ast.Constant(value=str(words))
+                    ):
+                        texts[name] = _paragraphs(words)
+    return texts
+
+
+def about_section(section: type[Section]) -> str:
+    """Returns the docstring of the section's class; "" if it has none."""
+    return _paragraphs(ast.get_docstring(_class(section)) or "")
+
+
+@cache
+def description(key: Key) -> str:
+    """Returns the description of a key or section of the job file; "" if it has none."""
+    section: type[Section] = Job
+    for name in key[:-1]:
+        section = _section(section.model_fields[name]) or section
+    inner = _section(section.model_fields[key[-1]])
+    return described(section).get(key[-1]) or (about_section(inner) if inner else "")
+
+
+def unit(name: str) -> str | None:
+    """Returns the unit of a dotted key by the ending of its name; None for a key without one."""
+    endings = [ending for ending in UNITS if name.endswith(ending)]
+    return UNITS[max(endings, key=len)] if endings else None
+
+
+@cache
+def _class(section: type[Section]) -> ast.ClassDef:
+    node = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
+    assert isinstance(node, ast.ClassDef)
+    return node
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))
+
+
+# The JSON Schema
+
+
+@cache
+def job_schema() -> dict[str, Any]:
+    """Returns the JSON Schema of a job file.
+
+    Each key has its type, description, default and range; its unit and more are under `x-`.
+    """
+    whole = Job.model_json_schema()
+    schema = _draft_7(_inlined(whole, whole.pop("$defs", {})))
+    for key, field in walk(Job):
+        _complete(_place(schema, key), key, field)
+    title = {"$schema": _ADDED_SCHEMA, "title": "Clipship job file", "description": about_section(Job)}
+    return title | {name: schema[name] for name in ("type", "properties", "required", "additionalProperties")}
+
+
+def _place(schema: dict[str, Any], key: Key) -> dict[str, Any]:
+    for name in key:
+        schema = schema["properties"][name]
+    return schema
+
+
+def _complete(place: dict[str, Any], key: Key, field: FieldInfo) -> None:
+    """Add to a key's schema what pydantic does not write."""
+    name, section = ".".join(key), _section(field) is not None
+    place["description"] = description(key)
+    if not section:
+        _accept_shorthands(place, _declaring(key), key[-1])
+        if field.default_factory is not None:
+            place["default"] = field.get_default(call_default_factory=True)
+        if (its := unit(name)) and "boolean" not in _types(place):
+            place["x-unit"] = its
+        if (mark := path_of(field)) is not None:
+            place["x-path"] = mark.kind
+    place["x-resumed-run-may-change"] = _may_change(key)
+
+
+def _declaring(key: Key) -> type[Section]:
+    section: type[Section] = Job
+    for name in key[:-1]:
+        section = _section(section.model_fields[name]) or section
+    return section
+
+
+def _accept_shorthands(place: dict[str, Any], section: type[Section], name: str) -> None:
+    """Accept what the key's validators convert to the declared type: a number for a text, one text for a
+    list.
+    """
+    for decorator in section.__pydantic_decorators__.field_validators.values():
+        if decorator.info.mode == "before" and name in decorator.info.fields:
+            convert: Callable[[object], object] = decorator.func
+            for example, kind in ((1, "integer"), ("text", "string")):
+                if convert(example) != example and kind not in _types(place):
+                    rest = {
+                        word: place.pop(word)
+                        for word in list(place)
+                        if word not in ("title", "default", "description")
+                    }
+                    place["anyOf"] = [{"type": kind}, *rest.get("anyOf", [rest])]
+
+
+def _may_change(key: Key) -> bool:
+    """Returns whether a resumed run may change the key, by its own mark or that of a section around it."""
+    return any(may_change(_fields()[key[:length]]) for length in range(1, len(key) + 1))
+
+
+@cache
+def _fields() -> dict[Key, FieldInfo]:
+    return dict(walk(Job))
+
+
+def _types(place: dict[str, Any]) -> set[str]:
+    return {kind for part in place.get("anyOf", [place]) if (kind := part.get("type"))}
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    """Returns the schema without references: draft 7 ignores the keywords beside one."""
+    if isinstance(node, list):
+        return [_inlined(part, definitions) for part in node]
+    if not isinstance(node, dict):
+        return node
+    reference = str(node.get("$ref", "")).rpartition("/")[2]
+    own = {name: _inlined(part, definitions) for name, part in node.items() if name != "$ref"}
+    return (_inlined(copy.deepcopy(definitions[reference]), definitions) | own) if reference else own
+
+
+def _draft_7(node: Any) -> Any:
+    """Returns the schema in draft 7 instead of 2020-12.
+
+    Patterns are as editors read them, and null is left out because TOML has none.
+    """
+    if isinstance(node, list):
+        return [_draft_7(part) for part in node if part != {"type": "null"}]
+    if isinstance(node, str):
+        return node.replace(r"\A", "^").replace(r"\z", "$")
+    if not isinstance(node, dict):
+        return node
+    found = {
+        _draft_7(name): _draft_7(part)
+        for name, part in node.items()
+        if name != "title" or not isinstance(part, str)
+    }
+    if "prefixItems" in found:
+        found["items"] = found.pop("prefixItems")
+    if found.get("default", ...) is None:
+        del found["default"]
+    if "patternProperties" in found:
+        found.setdefault("additionalProperties", False)
+    if len(found.get("anyOf", [])) == 1:
+        found |= found.pop("anyOf")[0]
+    return found
+
+
+# The job file's page
+
+
+_INTRODUCTION = """
+One TOML file describes a run. Each section below is a table of that file, each entry one of its keys.
+Relative paths start at the job file's folder, and `~/` is the home folder. An unknown key is refused, and
+the nearest known one is named. `--set SECTION.KEY=VALUE` changes a key for one command. TOML has no null:
+where a description says None, the key is left out. A run that goes on in its run folder may change only the
+keys that say so here: another learning rate, batch, model or data makes another run, which needs another
+name.
+
+Editors complete and check a job file whose first line names the schema, as `clipship init` writes it:
+[job-schema.json](job-schema.json).
+
+## Keys outside any section
+"""
+
+
+def job_file_page() -> str:
+    """Returns `docs/job-file.md`: every key of the job file."""
+    schema = job_schema()
+    blocks = [
+        "# The job file",
+        _GENERATED.format(what="the job file's model, trainer/config/"),
+        _paragraphs(_INTRODUCTION),
+    ]
+    keys = list(walk(Job))
+    plain = [(key, field) for key, field in keys if len(key) == 1 and _section(field) is None]
+    sections = [(key, field) for key, field in keys if _section(field) is not None]
+    blocks += [_entry(key, field, schema) for key, field in plain]
+    for key, _ in sections:
+        blocks += [f"## [{'.'.join(key)}]", description(key)]
+        inside = [(inner, field) for inner, field in keys if inner[:-1] == key and _section(field) is None]
+        blocks += [_entry(inner, field, schema) for inner, field in inside]
+    return _page(blocks)
+
+
+def _entry(key: Key, field: FieldInfo, schema: dict[str, Any]) -> str:
+    place = _place(schema, key)
+    facts = [_kind(place), *([f"in {place['x-unit']}"] if "x-unit" in place else [])]
+    facts.append(
+        "required"
+        if field.is_required()
+        else f"default {_shown(field.get_default(call_default_factory=True))}"
+    )
+    facts += [_path_text(mark)] if (mark := path_of(field)) else []
+    facts.append(
+        "a resumed run may change it" if place["x-resumed-run-may-change"] else "fixed for the whole run"
+    )
+    return f"### `{'.'.join(key)}`\n\n{place['description']}\n\n- " + "\n- ".join(facts)
+
+
+def _path_text(mark: JobPath) -> str:
+    return (
+        _PATHS[mark.kind]
+        + ("; made where it is missing" if mark.made else "")
+        + ("" if mark.ranks else "; only this machine reads it")
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{json.dumps(value, ensure_ascii=False)}`" if value != {} else "empty"
+
+
+def _kind(place: dict[str, Any]) -> str:
+    """Returns type and range in words: "whole number, at least 1"."""
+    if "anyOf" in place:
+        return " or ".join(_kind(part) for part in place["anyOf"])
+    if "enum" in place or "const" in place:
+        return "one of " + ", ".join(f'`"{choice}"`' for choice in place.get("enum", [place.get("const")]))
+    kind = place.get("type")
+    if kind == "array":
+        items = place.get("items", {})
+        return (
+            f"list of {len(items)}: {', '.join(map(_kind, items))}"
+            if isinstance(items, list)
+            else f"list; each entry: {_kind(items)}"
+        )
+    if kind == "object":
+        values: Any = place.get("additionalProperties") or next(
+            iter(place.get("patternProperties", {}).values()), {}
+        )
+        return f"table; each value: {_kind(values)}" if isinstance(values, dict) and values else "table"
+    names = {"boolean": "`true` or `false`", "integer": "whole number", "number": "number", "string": "text"}
+    return names.get(str(kind), "any value") + _range(place)
+
+
+def _range(place: dict[str, Any]) -> str:
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    return "".join(
+        f", {word} {place[name]:,}".removesuffix(".0") for name, word in words.items() if name in place
+    )
+
+
+# The page of the command line
+
+
+def cli_page() -> str:
+    """Returns `docs/cli.md`: every command with its arguments and options, as click knows them."""
+    blocks = ["# The command line", _GENERATED.format(what="the commands in trainer/cli/")]
+    for names, command in _commands(cli, ("clipship",)):
+        blocks += [
+            f"## `{' '.join(names)}`" if len(names) < 3 else f"### `{' '.join(names)}`",
+            *_command(names, command),
+        ]
+    return _page(blocks)
+
+
+def _commands(
+    command: click.Command, names: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield names, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=names[-1])
+        for name in command.list_commands(context):
+            if (inner := command.get_command(context, name)) is not None and not inner.hidden:
+                yield from _commands(inner, (*names, name))
+
+
+def _command(names: tuple[str, ...], command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=" ".join(names))
+    yield "```text\n" + " ".join([*names, *command.collect_usage_pieces(context)]) + "\n```"
+    yield _paragraphs((command.help or "").replace("\b", ""))
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    if options:
+        yield "\n".join(f"- {_option(option)}" for option in options)
+    if command.epilog:
+        yield from _epilog(command.epilog)
+
+
+def _option(option: click.Option) -> str:
+    written = "/".join([*option.opts, *option.secondary_opts])
+    value = "" if option.is_flag or option.count else f" {option.metavar or _metavar(option)}"
+    default = f" Default: `{option.default}`." if option.show_default and option.default is not None else ""
+    return f"`{written}{value}`: {_paragraphs(option.help or '')}{default}"
+
+
+def _metavar(option: click.Option) -> str:
+    if isinstance(option.type, click.Choice):
+        return "[" + "|".join(str(choice) for choice in option.type.choices) + "]"
+    return option.type.name.upper()
+
+
+def _epilog(text: str) -> Iterator[str]:
+    """Yields the paragraphs of a help text; those that begin with click's `\\b` keep their lines."""
+    for part in inspect.cleandoc(text).split("\n\n"):
+        if part.startswith("\b"):
+            yield "```text\n" + part.removeprefix("\b").strip("\n") + "\n```"
+        else:
+            yield _paragraphs(part)
+
+
+# What both pages share
+
+_GENERATED = "<!-- Written by `make reference` from {what}; changes here are overwritten. -->"
+
+
+def _page(blocks: list[str]) -> str:
+    return "\n\n".join(_wrapped(block) for block in blocks if block) + "\n"
+
+
+def _wrapped(block: str) -> str:
+    if block.startswith("```"):
+        return block
+    return "\n".join(_wrapped_line(line) for line in block.split("\n"))
+
+
+def _wrapped_line(line: str) -> str:
+    if line.startswith(("#", "<!--")):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(
+        _escaped(line), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _escaped(line: str) -> str:
+    """Returns the line with Markdown's markup escaped, except code in backticks and the links of this
+    page.
+    """
+    parts = line.split("`")
+    return "`".join(
+        part if number % 2 else re.sub(r"\*|<|\[(?!job-schema)", _entity, part)
+        for number, part in enumerate(parts)
+    )
+
+
+def _entity(found: re.Match[str]) -> str:
+    return "&lt;" if found[0] == "<" else f"\\{found[0]}"
+
+
+def files() -> dict[Path, str]:
+    """Returns every generated file of the checkout with its text."""
+    return {
+        ROOT / "docs" / "job-file.md": job_file_page(),
+        ROOT / "docs" / "cli.md": cli_page(),
+        SCHEMA: json.dumps(job_schema(), indent=1, ensure_ascii=False) + "\n",
+    }
+
+
+def main() -> None:
+    """Write the files and name them."""
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The command `clipship status`. Imports no torch."""
+
+from pathlib import Path
+
+import click
+
+from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
+from trainer.launch.submission import find_submission, scheduler
+from trainer.text.terminal import shown
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship status runs/first-run
+  clipship status job.toml"""
+)
+@click.argument("run", metavar="RUN")
+def command(run: str) -> int:
+    """Show the state of RUN, from its scheduler and its run folder: step, speed, time left, last checkpoint.
+
+    For a run that died: when, why, and the command that resumes it.
+
+    RUN is a run folder, a job file, or the name of a run in ./runs; submitted, or started here. Exit code 1:
+    its scheduler does not answer.
+    """
+    from trainer.cli.progress import progress
+
+    folder, submission = find_submission(run)
+    rows, unknown = [], None
+    if submission:
+        try:
+            rows = scheduler(submission.to).status(folder, submission)
+        except ClusterError as problem:
+            unknown = problem
+            rows = [("state", f"unknown: {problem}")]
+    to = submission.to if submission else None
+    # A scheduler reports the step only if this machine does not see the run folder.
+    own = [] if any(topic == "step" for topic, _ in rows) else progress(folder, job_name(run), to)
+    for topic, text in [("run", str(folder)), *rows, *own]:
+        click.echo(f"{topic:<12}{shown(text)}")
+    return EXIT_DONE if unknown is None else EXIT_FAILED
+
+
+def job_name(run: str) -> str:
+    """Returns the job file as the user calls it; JOB if the run was named by its folder."""
+    return run if Path(run).is_file() else "JOB"

@@ -1,0 +1,145 @@
+"""Table of communication backends: a row holds all that other modules need to know about one.
+
+A backend is one module that implements `trainer.comm.protocol.Comm`, and one row here. No other module
+compares a backend's name. Imports neither torch nor Horovod.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.config import Comm, Job, Timeouts
+
+Launcher = Literal["torchrun", "mpirun", "horovodrun"]
+
+_HOROVOD_FUSION_MB = 128.0
+"""Horovod's own default of HOROVOD_FUSION_THRESHOLD, MiB."""
+
+
+@dataclass(frozen=True)
+class BackendRow:
+    """Properties of one backend."""
+
+    name: str
+    """Value of `comm.backend`."""
+    implementation: str
+    """Class that implements the protocol, as "module:class"; called with job, world, device and heartbeat."""
+    missing: str
+    """Advice at the end of the message that its library cannot be imported."""
+    meets_at_store: bool
+    """True if ranks meet at MASTER_ADDR and MASTER_PORT; else MPI or the launcher's server connects them."""
+    how_it_meets: str
+    """Part of a message that explains why a launcher is not among `launchers`."""
+    launchers: tuple[Launcher, ...]
+    """Launchers that can start its ranks."""
+    launcher_here: Callable[[Comm], Launcher]
+    """Choice of `comm.launcher = "auto"` on one host."""
+    bound_to: Callable[[Comm], tuple[str, Launcher] | None]
+    """A setting that works with one launcher alone, as "key = value", and that launcher."""
+    environment: Callable[[Job], Mapping[str, str]]
+    """Variables of a rank that this backend reads."""
+    reduced_mb: Callable[[Comm], float]
+    """MiB of gradients that travel in one all-reduce."""
+
+
+def _torch_environment(job: Job) -> dict[str, str]:
+    """Returns variables by which NCCL's watchdogs act after ours, and leave a flight record.
+
+    Without GPUs torch reads none of these.
+    """
+    heartbeat_s = math.ceil(job.timeouts.backstop_s) + 60
+    return {
+        # A failed collective ends the process; 1 would abort work that the flight record needs.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        # torch's own 480 s could kill a rank within a longer phase.
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(heartbeat_s),
+        # torch before 2.9 does not dump unless asked.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        # Collectives that the flight recorder remembers; the default of old versions is 0.
+        "TORCH_FR_BUFFER_SIZE": "2000",
+    }
+
+
+def _horovod_environment(job: Job) -> dict[str, str]:
+    horovod = job.comm.horovod
+    settings = as_variables(
+        {
+            "HOROVOD_FUSION_THRESHOLD": None
+            if horovod.fusion_mb is None
+            else int(horovod.fusion_mb * 2**20),  # bytes
+            "HOROVOD_CYCLE_TIME": horovod.cycle_ms,
+            "HOROVOD_CACHE_CAPACITY": horovod.cache_capacity,
+            "HOROVOD_HIERARCHICAL_ALLREDUCE": horovod.hierarchical_allreduce,
+            "HOROVOD_HIERARCHICAL_ALLGATHER": horovod.hierarchical_allgather,
+            "HOROVOD_AUTOTUNE": horovod.autotune or None,
+            "HOROVOD_CPU_OPERATIONS": horovod.cpu_operations,
+            "HOROVOD_TIMELINE": "DYNAMIC" if job.comm.timeline else None,  # off until the trainer starts it
+        }
+    )
+    return settings | _horovod_limits(job.timeouts)
+
+
+def _horovod_limits(timeouts: Timeouts) -> dict[str, str]:
+    """Returns variables by which Horovod warns early, and gives up after our supervisors would have.
+
+    Horovod has no time limit on a collective.
+    """
+    backstop_s = str(math.ceil(timeouts.backstop_s))
+    return {
+        # This warning names the missing ranks.
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(timeouts.step_s / 2))),
+        # By default a stall never ends the run.
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": backstop_s,
+        # Horovod's own 30 s would end a slow start, and any longer collective.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": backstop_s,
+    }
+
+
+def as_variables(settings: Mapping[str, str | int | float | None]) -> dict[str, str]:
+    """Returns the settings that are set, as text; a bool becomes 1 or 0."""
+    return {
+        name: f"{value:g}"
+        if isinstance(value, float)
+        else str(int(value) if isinstance(value, bool) else value)
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+_TORCH = BackendRow(
+    name="torch",
+    implementation="trainer.comm.torch_backend:TorchBackend",
+    missing="`pip install torch` brings it",
+    meets_at_store=True,
+    how_it_meets="which meets at MASTER_ADDR",
+    launchers=("torchrun", "mpirun", "horovodrun"),
+    launcher_here=lambda _comm: "torchrun",
+    bound_to=lambda _comm: None,
+    environment=_torch_environment,
+    reduced_mb=lambda comm: comm.torch.bucket_mb,
+)
+_HOROVOD = BackendRow(
+    name="horovod",
+    implementation="trainer.comm.horovod_backend:HorovodBackend",
+    missing="`make horovod` builds it, or use backend = torch",
+    meets_at_store=False,
+    how_it_meets="which meets over MPI or Horovod's own Gloo server",
+    launchers=("mpirun", "horovodrun"),
+    launcher_here=lambda comm: "mpirun" if comm.horovod.cpu_operations == "mpi" else "horovodrun",
+    bound_to=lambda comm: (
+        ("comm.horovod.cpu_operations = gloo", "horovodrun")
+        if comm.horovod.cpu_operations == "gloo"
+        else None
+    ),
+    environment=_horovod_environment,
+    reduced_mb=lambda comm: _HOROVOD_FUSION_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
+)
+
+BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_TORCH, _HOROVOD)}
+"""Rows by the value of `comm.backend`."""
+
+
+def row_of(job: Job) -> BackendRow:
+    """Returns the row of the job's backend."""
+    return BACKENDS[job.comm.backend]

@@ -1,0 +1,75 @@
+"""Checks that every rank sees a folder that rank 0 writes."""
+
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import InputError, Preempted, Unfit, as_error, as_told
+
+if TYPE_CHECKING:  # protocol imports torch, which readers of run folders do not need
+    from trainer.comm.protocol import Comm
+
+
+SHARED_S = 5.0
+
+
+def not_written(folder: Path, error: OSError) -> str:
+    return (
+        f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
+    )
+
+
+def refuse_together(problem: InputError | Unfit | Preempted | None, comm: "Comm") -> None:
+    """Collective: raises the problem that rank 0 found on every rank; does nothing if there is none."""
+    if told := as_error(comm.broadcast_object(as_told(problem))):
+        raise told
+
+
+def check_place(folder: Path, comm: "Comm") -> None:
+    """Checks that a run folder could be made there and that all ranks would see it; leaves nothing behind.
+
+    Collective. Raises InputError on every rank.
+    """
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    check_shared(Path(comm.broadcast_object(str(there))), comm)
+
+
+def check_shared(folder: Path, comm: "Comm") -> None:
+    """Checks that rank 0 can write in the folder and that every rank sees it. Collective.
+
+    Raises InputError, which names the nodes that do not see it.
+    """
+    # The name is new each time, since network file systems remember which names were missing.
+    mark = folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"
+    problem = None
+    if comm.world.rank == 0:
+        try:
+            mark.touch()
+        except OSError as error:
+            problem = InputError(not_written(folder, error))
+    refuse_together(problem, comm)
+    node = comm.broadcast_object(comm.world.node)
+    blind = sorted(
+        {node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees}
+    )
+    if comm.world.rank == 0:
+        mark.unlink()
+    if blind:
+        raise InputError(
+            f"the run folder {folder} of {node} is not there on {', '.join(blind)}: "
+            "put it on a file system that all nodes share, with --set logging.runs=FOLDER"
+        )
+
+
+def _appears(path: Path) -> bool:
+    """Returns whether the file appears in time.
+
+    Network file systems may show a new file some seconds late.
+    """
+    limit = time.monotonic() + SHARED_S
+    while not path.exists():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.2)
+    return True

@@ -1,0 +1,89 @@
+"""Measures the time that communication takes from a step.
+
+On CPUs it reads the clock, on GPUs it records events on the compute stream. It also records each collective
+in the rank's pulse, so that the supervisor can say which one a rank is in.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from trainer.supervise.heartbeat import Pulse
+
+Mark = float | torch.cuda.Event
+
+
+class Meter:
+    """Collects time spans on a device; `pop` returns their sum in seconds and starts again."""
+
+    def __init__(self, device: torch.device, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._on_gpu = device.type == "cuda"
+        self._spans: list[tuple[Mark, Mark]] = []
+        self._bytes = 0
+
+    def mark(self) -> Mark:
+        """Returns the current point in the device's work, without waiting for the device."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def since(self, start: Mark) -> None:
+        """Adds the span from `start` to now."""
+        self._spans.append((start, self.mark()))
+
+    @contextmanager
+    def span(self, collective: str, nbytes: int = 0) -> Iterator[None]:
+        """Adds the span of the block, which is one collective that takes `nbytes` bytes from this rank."""
+        start = self.mark()
+        self._bytes += nbytes
+        with self.inside(collective):
+            yield
+        self.since(start)
+
+    @contextmanager
+    def inside(self, collective: str) -> Iterator[None]:
+        """Records in the pulse that the block is one collective, without measuring it.
+
+        If the block raises, the pulse still shows the rank in that collective.
+        """
+        self._pulse.collective(collective)
+        yield
+        self._pulse.waiting(False)
+
+    def sent(self, collective: str, nbytes: int = 0) -> None:
+        """Records one more collective under way with `nbytes` bytes of this rank, while the rank goes on."""
+        self._bytes += nbytes
+        self._pulse.collective(collective, waiting=False)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Adds the span of the block, which waits for a collective that is under way."""
+        start = self.mark()
+        self._pulse.waiting(True)
+        yield
+        self._pulse.waiting(False)
+        self.since(start)
+
+    def pop_bytes(self) -> int:
+        """Returns the bytes that this rank gave to collectives since the last call."""
+        nbytes, self._bytes = self._bytes, 0
+        return nbytes
+
+    def pop(self) -> float:
+        """Returns the seconds in all spans since the last call; on a GPU it waits for their end."""
+        spans, self._spans = self._spans, []
+        return sum(_seconds(start, end) for start, end in spans)
+
+
+def _seconds(start: Mark, end: Mark) -> float:
+    if isinstance(start, float) and isinstance(end, float):
+        return end - start
+    assert not isinstance(start, float)
+    assert not isinstance(end, float)
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000

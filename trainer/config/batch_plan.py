@@ -1,0 +1,83 @@
+"""Cuts a global batch for a world and counts the run's steps; `check` and the trainer share it.
+
+Pure arithmetic on the job; imports no torch.
+"""
+
+from dataclasses import dataclass
+
+from trainer.config.job import Job
+from trainer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parts of one optimizer step; sizes are in samples."""
+
+    world_size: int
+    global_batch_size: int
+    batch_size_per_rank: int
+    micro_batch_size: int
+    accumulation: int
+
+
+def plan(job: Job, world_size: int) -> Plan:
+    """Cut the global batch into equal shares for the ranks, each in the fewest equal micro-batches that fit.
+
+    Raises InputError if the ranks cannot have equal shares, naming sizes that fit, or if accumulation is
+    needed and comm.torch.static_graph forbids it.
+    """
+    total = job.optim.global_batch_size
+    if total % world_size:
+        below = total - total % world_size
+        fits = " or ".join(str(size) for size in (below, below + world_size) if size)
+        raise InputError(
+            f"optim.global_batch_size = {total} cannot be shared equally by {world_size} ranks: use {fits}, "
+            f"or one of these numbers of ranks: {_divisors_near(total, world_size)}"
+        )
+    per_rank = total // world_size
+    accumulation = _accumulation(per_rank, job.optim.max_batch_size_per_gpu or per_rank)
+    if accumulation > 1 and job.comm.backend == "torch" and job.comm.torch.static_graph:
+        raise InputError(
+            f"comm.torch.static_graph = true wants a reduction after every pass, and {world_size} ranks "
+            f"accumulate {accumulation} passes a step: leave static_graph out, or use a larger "
+            "optim.max_batch_size_per_gpu"
+        )
+    return Plan(world_size, total, per_rank, per_rank // accumulation, accumulation)
+
+
+def _accumulation(per_rank: int, limit: int) -> int:
+    """Returns the smallest number of equal micro-batches that have at most `limit` samples each."""
+    return next(k for k in range(-(-per_rank // limit), per_rank + 1) if per_rank % k == 0)
+
+
+def _divisors_near(total: int, wanted: int) -> str:
+    divisors = [k for k in range(1, min(total, 4 * wanted) + 1) if total % k == 0]
+    return ", ".join(str(k) for k in sorted(sorted(divisors, key=lambda k: abs(k - wanted))[:4]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Length of the run in optimizer steps, and of one epoch."""
+
+    epoch_steps: int
+    steps: int
+
+
+def steps_per_epoch(samples: int, global_batch_size: int) -> int:
+    """Returns the number of whole global batches in an epoch; the samples that fill none are left out."""
+    return samples // global_batch_size
+
+
+def schedule(job: Job, samples: int) -> Schedule:
+    """Returns the run's length for that many samples per epoch.
+
+    The samples at an epoch's end that fill no global batch are left out. Raises InputError if an epoch has no
+    step at all.
+    """
+    epoch_steps = steps_per_epoch(samples, job.optim.global_batch_size)
+    if not epoch_steps:
+        raise InputError(
+            f"{samples} samples are fewer than optim.global_batch_size = {job.optim.global_batch_size}: "
+            "give more data, or a smaller global batch"
+        )
+    return Schedule(epoch_steps, job.optim.steps or (job.optim.epochs or 0) * epoch_steps)

@@ -1,0 +1,99 @@
+"""`[comm]`: the library that ranks communicate by, and its settings."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from trainer.config.types import AboveZero, NonNegative, Positive, Section, Text, left_out
+
+Backend = Literal["torch", "horovod"]
+
+
+class TorchComm(Section):
+    """Settings of torch's DistributedDataParallel (DDP)."""
+
+    device_backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """Backend of torch.distributed; auto takes nccl on GPUs and gloo on CPUs."""
+    bucket_mb: AboveZero = 25.0
+    """MiB of gradients in one all-reduce: larger buckets use the network better, smaller ones overlap earlier
+    with the backward pass."""
+    static_graph: bool = False
+    """Promises that every step uses the same parameters, so that DDP may skip its search for unused ones.
+    Excludes accumulation."""
+    gradient_as_bucket_view: bool = True
+    """Keep gradients as views of the buckets, which saves one copy of them."""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """Send gradients in half precision: half the traffic, but values are rounded to it."""
+
+
+class HorovodComm(Section):
+    """Settings of Horovod; None keeps Horovod's own default."""
+
+    fusion_mb: NonNegative | None = None
+    """HOROVOD_FUSION_THRESHOLD in MiB (default 128): small tensors that become ready together are sent
+    together, up to this size."""
+    cycle_ms: AboveZero | None = None
+    """HOROVOD_CYCLE_TIME in ms (default 1): time between two rounds in which ranks agree on which tensors are
+    ready."""
+    cache_capacity: Annotated[int, Field(ge=0)] | None = None
+    """HOROVOD_CACHE_CAPACITY: number of tensors (default 1024) whose negotiation is remembered."""
+    compression: Literal["none", "fp16"] = "none"
+    """Send gradients as fp16."""
+    hierarchical_allreduce: bool | None = None
+    """HOROVOD_HIERARCHICAL_ALLREDUCE: reduce within each node first, then between nodes."""
+    hierarchical_allgather: bool | None = None
+    """HOROVOD_HIERARCHICAL_ALLGATHER: gather within each node first, then between nodes."""
+    autotune: bool = False
+    """HOROVOD_AUTOTUNE: try fusion and cycle settings in the first steps. Runs are then not repeatable bit
+    for bit."""
+    cpu_operations: Literal["mpi", "gloo"] | None = None
+    """HOROVOD_CPU_OPERATIONS: library that carries CPU tensors (default: mpi if the ranks were started by
+    MPI). gloo needs launcher = "horovodrun", which auto chooses on one host; mpi needs launcher = "mpirun".
+    """
+
+
+class Nccl(Section):
+    """Settings of NCCL; None keeps NCCL's own choice. NCCL has no NCCL_TIMEOUT: see [timeouts]."""
+
+    socket_ifname: Text | None = None
+    """NCCL_SOCKET_IFNAME: prefix of the network interface's name; `=eth0` means exactly eth0, `^docker` all
+    but those."""
+    ib_hca: Text | None = None
+    """NCCL_IB_HCA: InfiniBand or RoCE adapters, such as `mlx5_0:1,mlx5_1:1`."""
+    algo: Text | None = None
+    """NCCL_ALGO: algorithms that NCCL may use, such as Ring or Tree."""
+    debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None
+    """NCCL_DEBUG: amount of NCCL's own log messages."""
+
+
+class Comm(Section):
+    """Library that ranks communicate by, its launcher and its settings."""
+
+    backend: Backend = "torch"
+    """Library that averages gradients over the ranks: torch DistributedDataParallel or Horovod."""
+    launcher: Literal["auto", "torchrun", "mpirun", "horovodrun"] = "auto"
+    """Program that starts the ranks in `clipship run`. auto takes, on one host, torchrun for torch and
+    horovodrun for Horovod, and on several hosts mpirun. On one host nothing then listens beyond loopback;
+    under mpirun Open MPI's own daemon does."""
+    deterministic: bool = False
+    """Add up gradients in fixed groups and order, and use torch's deterministic kernels: the same run gives
+    the same bits. Slower."""
+    find_unused_parameters: bool = False
+    """Allow models that leave parameters out of some steps; costs some time in each step."""
+    check_replicas_steps: Annotated[int, Field(ge=0)] = 0
+    """Compare a checksum of parameters and optimizer state over the ranks every N steps; 0: only at the
+    start."""
+    timeline: tuple[Positive, Positive] | None = None
+    """[FIRST, LAST]: record these steps on every rank as Chrome traces, in the run folder's `traces`. They
+    come from torch's profiler, and from Horovod's own timeline of when it negotiated, fused and sent each
+    tensor."""
+    torch: TorchComm = left_out(TorchComm)
+    horovod: HorovodComm = left_out(HorovodComm)
+    nccl: Nccl = left_out(Nccl)
+
+    @field_validator("timeline")
+    @classmethod
+    def _ordered(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and value[0] > value[1]:
+            raise ValueError(f"its first step, {value[0]}, comes after its last, {value[1]}")
+        return value

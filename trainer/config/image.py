@@ -1,0 +1,228 @@
+"""`[stack]` and `[image]`: the container that ranks run in, and the parts that it is built from."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from trainer.config.keys import JobPath
+from trainer.config.types import (
+    ABSOLUTE_PATH,
+    COMPUTE_CAPABILITY,
+    ONE_LINE,
+    RELEASE,
+    VERSION,
+    Positive,
+    Section,
+    Text,
+    VariableName,
+    left_out,
+)
+from trainer.text.masking import looks_secret, secret_in
+
+_PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_HOST = rf"localhost|{_PART}(?:\.{_PART})+|{_PART}(?=:\d)|\[[0-9a-fA-F:]+\]"
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_IMAGE_NAME = re.compile(
+    rf"(?P<name>(?:(?:{_HOST})(?::(?P<port>\d{{1,5}}))?/)?{_COMPONENT}(?:/{_COMPONENT})*)"
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+"""Image name as Docker reads it (distribution/reference, regexp.go): a first part that has a dot, has a port
+or is localhost is a host."""
+_LONGEST_NAME = 255
+_LARGEST_PORT = 65535
+_APT_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[\w.+:~-]+)?", re.ASCII)
+_RELEASE = re.compile(RELEASE, re.ASCII)
+
+Line = Annotated[str, StringConstraints(min_length=1, pattern=ONE_LINE)]
+Version = Annotated[str, StringConstraints(pattern=VERSION)]
+
+_SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA"}
+
+
+class Stack(Section):
+    """Versions that the container image is built from; `clipship stacks` lists which go together."""
+
+    torch: Text = "2.14.1"
+    """PyTorch's version; CUDA, cuDNN, NCCL and Horovod follow from it. base: the torch that image.base
+    brings, with its CUDA and NCCL."""
+    cuda: Version | None = None
+    """Expected CUDA release of this torch, such as 13.0. A different one is refused; that of a base is
+    checked when the image is built."""
+    nccl: Version | None = None
+    """Expected NCCL of this torch, which Horovod uses too. A different one is refused, as for `cuda`."""
+    open_clip: Version = "3.3.0"
+    """Version of open_clip_torch, which brings models, tokenizers and transforms."""
+    archs: tuple[Annotated[str, StringConstraints(pattern=COMPUTE_CAPABILITY)], ...] = Field(
+        default=("8.0", "9.0"), min_length=1
+    )
+    """Compute capabilities of the GPUs that the image is for: Horovod's kernels are compiled for each, for
+    the last one also as PTX."""
+    driver: Positive | None = None
+    """Oldest NVIDIA driver branch on the nodes, such as 570. None: it is not checked here; the container
+    runtime refuses a driver that is too old."""
+
+    @field_validator("torch")
+    @classmethod
+    def _a_release(cls, value: str) -> str:
+        if value != "base" and not _RELEASE.fullmatch(value):
+            raise ValueError(
+                f'"{value}" is no release of torch; expected one of `clipship stacks`, such as "2.14.1", '
+                'or "base"'
+            )
+        return value
+
+
+class Site(Section):
+    """Settings that an image build needs only at this site.
+
+    They do not get into the image, its layers, labels, history or environment.
+    """
+
+    certificates: Annotated[tuple[Text, ...], JobPath(ranks=False)] = ()
+    """Files of CA certificates (PEM) that apt and pip trust in addition to the base's own."""
+    index_url: Line | None = None
+    """URL of the package index that pip asks, without a password: passwords go into pip_conf."""
+    apt_mirror: Line | None = None
+    """URL of the archive of Debian's or Ubuntu's packages, http(s)://host/path; a dated snapshot makes builds
+    repeatable."""
+    apt_security_mirror: Line | None = None
+    """URL of the security updates, given with apt_mirror: Debian has a separate archive for them, Ubuntu the
+    same one. None: no security updates."""
+    wheelhouse: Annotated[Text | None, JobPath("folder", ranks=False)] = None
+    """Folder that `clipship image wheelhouse` filled; pip then asks no index."""
+    pip_conf: Annotated[Text | None, JobPath(ranks=False)] = None
+    """A pip.conf with passwords. It reaches the build as a secret of BuildKit; the classic builder is
+    refused."""
+    apt_auth: Annotated[Text | None, JobPath(ranks=False)] = None
+    """A file with passwords for apt's auth.conf.d; it reaches the build as pip_conf does."""
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The path of each secret by its name in BuildKit."""
+        return {
+            name: path for name, path in (("pip_conf", self.pip_conf), ("apt_auth", self.apt_auth)) if path
+        }
+
+    @model_validator(mode="after")
+    def _one_security_archive(self) -> "Site":
+        if self.apt_security_mirror and not self.apt_mirror:
+            raise ValueError(
+                "apt_security_mirror goes with apt_mirror: without it the base keeps its own addresses"
+            )
+        return self
+
+    @field_validator("index_url", "apt_mirror", "apt_security_mirror")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not re.fullmatch(r"https?://[^\s/]\S*", value):
+            raise ValueError(f'"{value}" is no address; expected http://host/path or https://host/path')
+        if secret := secret_in(value):
+            raise ValueError(
+                f"holds {secret}: it would stay in the build's records; put it into the file that pip_conf "
+                "or apt_auth names"
+            )
+        return value
+
+
+class Image(Section):
+    """Container image that a cluster runs."""
+
+    tag: Text | None = None
+    """Full name of the image, as `docker pull` takes it. None: the job runs without a container."""
+    base: Text = "debian:12-slim"
+    """Image to start from: Debian or Ubuntu, or a site's own image made from one. A digest (name@sha256:...)
+    makes builds repeatable."""
+    os: Literal["auto", "debian-12", "debian-13", "ubuntu-24.04", "ubuntu-22.04"] = "auto"
+    """Distribution of the base; auto reads it from the base's name."""
+    mpi: Literal["debian", "pypi", "base"] = "debian"
+    """Open MPI from the system's packages (4.1 on Debian 12 and Ubuntu 24.04), from PyPI (5), or the one of
+    the base."""
+    toolkit: Literal["auto", "pypi", "debian", "base"] = "auto"
+    """Source of nvcc, needed by the build only: PyPI, Debian 13's packages (non-free), or the base. auto: the
+    first that the stack allows."""
+    cuda_home: Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH)] = "/usr/local/cuda"
+    """Folder of the CUDA toolkit in the base; read if `toolkit` or stack.torch is "base"."""
+    compiler: bool | None = None
+    """Keep a C++ compiler in the image, which torch.compile needs. None: if the job sets model.compile."""
+    apt_packages: tuple[Text, ...] = ()
+    """Additional packages of the system, as name or name=version."""
+    pip_packages: tuple[Line, ...] = ()
+    """Additional Python packages, as pip takes them. They cannot change the version of a package that the
+    stack pins."""
+    env: dict[VariableName, Annotated[str, StringConstraints(pattern=ONE_LINE)]] = Field(default_factory=dict)
+    """Additional environment variables of the image, one line each; the section [env] sets those of a rank,
+    with any text."""
+    builder: Literal["auto", "classic", "buildkit"] = "auto"
+    """auto: BuildKit if a secret needs it, else the classic builder, which every Docker daemon has."""
+    site: Site = left_out(Site)
+
+    @field_validator("tag", "base")
+    @classmethod
+    def _a_reference(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        found = _IMAGE_NAME.fullmatch(value)
+        if not found or len(found["name"]) > _LONGEST_NAME or int(found["port"] or 0) > _LARGEST_PORT:
+            raise ValueError(
+                f'"{value}" is no image name; expected [registry/]name[:tag], the name in lower case'
+            )
+        return value
+
+    @field_validator("apt_packages")
+    @classmethod
+    def _package_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _APT_PACKAGE.fullmatch(name):
+                raise ValueError(f'"{name}" is no package of the system; expected a name or name=version')
+        return value
+
+    @field_validator("pip_packages")
+    @classmethod
+    def _requirements(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if text.startswith("-") or text != text.strip():
+                raise ValueError(
+                    f'"{text}" is no requirement; expected a name with a version, as "einops==0.8.1"'
+                )
+            if secret := secret_in(text):
+                raise ValueError(
+                    f"holds {secret}, which would stay in the image's history: put it into the file that "
+                    "site.pip_conf names"
+                )
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
+        taken = [name for name in value if name in _SET_BY_THE_IMAGE]
+        if taken:
+            raise ValueError(f"{', '.join(taken)} cannot be set: the image sets it from the stack")
+        for name, text in value.items():
+            if why := looks_secret(name, text):
+                raise ValueError(
+                    f"{name} looks like a secret ({why}), and everybody who has the image could read it: "
+                    f'let ranks inherit {name}, or take kubernetes.env.{name} = "secret:SECRET:KEY"'
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _one_index(self) -> "Image":
+        if self.site.pip_conf and (self.site.index_url or self.site.wheelhouse):
+            raise ValueError(
+                "site.pip_conf excludes site.index_url and site.wheelhouse: name the index in that file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _secrets_need_buildkit(self) -> "Image":
+        if self.builder == "classic" and self.site.secrets:
+            raise ValueError(
+                "the classic builder would keep the passwords of "
+                f"site.{' and site.'.join(self.site.secrets)} in the image's history; "
+                'take builder = "buildkit" or leave it at "auto"'
+            )
+        return self

@@ -1,0 +1,142 @@
+"""The job file's typed model: every key with its unit, range and default.
+
+`loader.py` reads a TOML file into it. Relative paths in a job file are relative to that file, and `None`
+means unset. Uses no torch, no clock, no network and no file.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, StringConstraints, create_model, field_validator, model_validator
+
+from trainer.config.comm import Comm
+from trainer.config.data import Data
+from trainer.config.health import Health
+from trainer.config.image import Image, Stack
+from trainer.config.keys import MAY_CHANGE
+from trainer.config.resources import Resources
+from trainer.config.results import Checkpoint, Eval, Logging
+from trainer.config.schedulers import SCHEDULERS
+from trainer.config.timeouts import Timeouts
+from trainer.config.training import Model, Optim
+from trainer.config.types import SchedulerSection, Section, VariableName, VariableValue, left_out
+from trainer.sysinfo.imports import load
+
+if TYPE_CHECKING:
+    from trainer.config.kubernetes import Kubernetes
+    from trainer.config.slurm import Slurm
+
+_LONGEST_NAME = 240
+"""Longest name in bytes. File systems allow 255, and the names of some files beside the run folder begin with
+it."""
+_LAUNCHERS_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+class Job(Section):
+    """One training run, from the image to the checkpoint."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    """Name of the run and of its folder."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of weights, order of samples, augmentation and dropout."""
+    data: Data
+    model: Model = left_out(Model)
+    optim: Optim
+    comm: Annotated[Comm, MAY_CHANGE] = left_out(Comm)
+    timeouts: Annotated[Timeouts, MAY_CHANGE] = left_out(Timeouts)
+    env: Annotated[dict[VariableName, VariableValue], MAY_CHANGE] = Field(default_factory=dict)
+    """Additional environment variables for every rank, as text. `clipship check` names those that no library
+    reads."""
+    checkpoint: Annotated[Checkpoint, MAY_CHANGE] = left_out(Checkpoint)
+    eval: Annotated[Eval, MAY_CHANGE] = left_out(Eval)
+    logging: Annotated[Logging, MAY_CHANGE] = left_out(Logging)
+    health: Annotated[Health, MAY_CHANGE] = left_out(Health)
+    stack: Annotated[Stack, MAY_CHANGE] = left_out(Stack)
+    image: Annotated[Image, MAY_CHANGE] = left_out(Image)
+    resources: Annotated[Resources, MAY_CHANGE] = left_out(Resources)
+
+    if TYPE_CHECKING:  # the schedulers' sections, which are added below for each row of SCHEDULERS
+        slurm: Slurm
+        kubernetes: Kubernetes
+
+    @property
+    def retrieval_data(self) -> Data:
+        """The retrieval set of [eval], as a section [data] would describe it."""
+        return self.data.model_copy(update={"train": self.eval.retrieval, "format": "auto", "weights": None})
+
+    @property
+    def in_image(self) -> bool:
+        """True if ranks on a cluster run in the container image, not with this machine's packages."""
+        return self.image.tag is not None and any(section.uses_image for section in self.schedulers.values())
+
+    @property
+    def schedulers(self) -> dict[str, SchedulerSection]:
+        """Sections of the schedulers that the job file names, in the order of SCHEDULERS."""
+        return {name: getattr(self, name) for name in SCHEDULERS if name in self.model_fields_set}
+
+    @property
+    def asks_for_gpus(self) -> str:
+        """The key by which the job asks for GPUs, with its value; "" if it asks for none."""
+        if self.resources.on_cpu:
+            return ""
+        if self.resources.device == "gpu":
+            return 'resources.device = "gpu"'
+        if self.resources.gpus_per_node is None or any(its.without_gpus for its in self.schedulers.values()):
+            return ""
+        return f"resources.gpus_per_node = {self.resources.gpus_per_node}"
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> "Job":
+        best = self.checkpoint.best
+        if best and not (self.eval.retrieval if best.startswith("retrieval") else self.eval.zero_shot):
+            raise ValueError(
+                f"checkpoint.best = {best} needs "
+                f"eval.{'retrieval' if best.startswith('retrieval') else 'zero_shot'}"
+            )
+        return self
+
+    @property
+    def compiler_in_image(self) -> bool:
+        return self.model.compile if self.image.compiler is None else self.image.compiler
+
+    @model_validator(mode="after")
+    def _what_compiles_has_a_compiler(self) -> "Job":
+        if self.model.compile and not self.compiler_in_image:
+            raise ValueError(
+                "model.compile needs the compiler that image.compiler = false leaves out: drop one of the two"
+            )
+        return self
+
+    @field_validator("env")
+    @classmethod
+    def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
+        taken = [name for name in value if name.startswith("CLIPSHIP_") or name in _LAUNCHERS_NAMES]
+        if taken:
+            raise ValueError(
+                f"{', '.join(taken)} cannot be set by a job: what starts the ranks gives each its own"
+            )
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _a_folder_name(cls, value: str) -> str:
+        if value in (".", "..") or "/" in value or not value.isprintable() or value != value.strip():
+            raise ValueError(
+                "must be usable as the name of a folder: printable, no slash, no space at the ends"
+            )
+        if len(value.encode()) > _LONGEST_NAME:
+            raise ValueError(
+                f"must be usable as the name of a folder: at most {_LONGEST_NAME} bytes, and it has "
+                f"{len(value.encode())}"
+            )
+        return value
+
+
+if not TYPE_CHECKING:
+    _sections = {row.name: load(row.section) for row in SCHEDULERS.values()}
+    Job = create_model(
+        "Job",
+        __base__=Job,
+        __doc__=Job.__doc__,
+        __module__=__name__,
+        **{name: (Annotated[section, MAY_CHANGE], left_out(section)) for name, section in _sections.items()},
+    )

@@ -1,0 +1,144 @@
+"""Facts that a key of the job file states at its declaration: is it a path, may a resumed run change it.
+
+A key carries them in its annotation: `Annotated[Text, JobPath()]`. Path resolution, mounts, checks and the
+resume rule follow from the model, so that none of them has a list of keys of its own. Pure; imports no torch.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic.fields import FieldInfo
+
+from trainer.config.toml_lines import Key
+from trainer.config.types import SchedulerSection, Section, Table, is_remote
+from trainer.errors import InputError
+from trainer.text.masking import masked
+from trainer.text.terminal import one_line
+
+_LONGEST_NAME = 255
+_MOST_FOLDERS = 500  # Path.mkdir recurses once for each folder
+_LONGEST_PATH = 4000  # the kernel allows 4,096; a run adds names to its folder's path
+
+
+class MayChange:
+    """Marks a key, or a whole section, that a resumed run may change.
+
+    Such a key decides where and how the run works, not what it computes.
+    """
+
+
+MAY_CHANGE = MayChange()
+
+
+def _always(_text: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class JobPath:
+    """Marks a key whose text is a path.
+
+    A relative path starts at the job file's folder, `~/` at the home folder.
+    """
+
+    kind: Literal["file", "folder", "patterns"] = "file"
+    """Kind of path; patterns are braces, globs, URLs and streams too, as `data.train` takes them."""
+    when: Callable[[str], bool] = _always
+    """Function that tells a path from other values of the key, such as a model's name or an image in a
+    registry."""
+    lists: bool = True
+    """True: a list holds paths. False: it holds other values, such as class names."""
+    ranks: bool = True
+    """True: ranks read or write the path, so containers and pods must see it. False: only this machine
+    does."""
+    made: bool = False
+    """True: the first run makes the folder if it is missing."""
+
+
+def path_of(field: FieldInfo) -> JobPath | None:
+    """Returns the mark of a key that is a path; None for other keys."""
+    return next((mark for mark in field.metadata if isinstance(mark, JobPath)), None)
+
+
+def may_change(field: FieldInfo) -> bool:
+    """Returns whether a resumed run may change the key, or every key of the section."""
+    return any(isinstance(mark, MayChange) for mark in field.metadata)
+
+
+def walk(section: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
+    """Yields every key of the section and of the sections in it, a section before its keys."""
+    for name, field in section.model_fields.items():
+        key = (*prefix, name)
+        yield key, field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from walk(field.annotation, key)
+
+
+def with_paths_from(section: Table, base: Path) -> Table:
+    """Returns a copy of the section in which relative paths are joined to `base` (absolute). Idempotent.
+
+    Raises InputError for a path that no file system can have.
+    """
+    changes: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value, mark = getattr(section, name), path_of(field)
+        if mark is not None:
+            changes[name] = _resolved(value, mark, base)
+        elif isinstance(value, SchedulerSection) and name not in section.model_fields_set:
+            continue  # a section that the file leaves out stays absent
+        elif isinstance(value, Section) and _has_paths(type(value)):
+            changes[name] = with_paths_from(value, base)
+    return section.model_copy(update=changes)
+
+
+def rank_paths(section: Section) -> Iterator[tuple[str, JobPath]]:
+    """Yields absolute local paths and patterns that a resolved job's ranks see, with their keys' marks."""
+    for name, field in type(section).model_fields.items():
+        value, mark = getattr(section, name), path_of(field)
+        if isinstance(value, Section):
+            yield from rank_paths(value)
+        elif mark is not None and mark.ranks:
+            for text in _texts(value, mark):
+                if text.startswith("/") and mark.when(text) and not is_remote(text):
+                    yield text, mark
+
+
+def _has_paths(section: type[Section]) -> bool:
+    return any(path_of(field) for _, field in walk(section))
+
+
+def _texts(value: object, mark: JobPath) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, tuple) and mark.lists else ()
+
+
+def _resolved(value: object, mark: JobPath, base: Path) -> object:
+    if isinstance(value, tuple) and mark.lists:
+        return tuple(_resolved(text, mark, base) for text in value)
+    if not isinstance(value, str) or not mark.when(value) or (mark.kind == "patterns" and is_remote(value)):
+        return value
+    plain = os.path.expanduser(value) if value.startswith("~/") else value
+    if mark.kind == "patterns":
+        return os.path.join(_escaped(base), plain)
+    _refuse_long(value)
+    return str(base / plain)
+
+
+def _escaped(base: Path) -> str:
+    """Returns the folder with a pattern's special characters escaped: a folder may be called `run[1]`."""
+    return "".join(f"[{c}]" if c in "*?[" else f"\\{c}" if c in "\\{}," else c for c in str(base))
+
+
+def _refuse_long(path: str) -> None:
+    """Raises InputError for a path that no file system can have, which file calls would refuse by OSError."""
+    parts = path.split("/")
+    longest = max(len(os.fsencode(part)) for part in parts)
+    if len(os.fsencode(path)) > _LONGEST_PATH or longest > _LONGEST_NAME or len(parts) > _MOST_FOLDERS:
+        raise InputError(
+            f"{one_line(masked(path))[:60]}...: too long for a path: file systems have names of at most "
+            f"{_LONGEST_NAME} bytes, in paths of at most {_LONGEST_PATH:,} and {_MOST_FOLDERS} folders"
+        )

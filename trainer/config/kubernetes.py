@@ -1,0 +1,393 @@
+"""`[kubernetes]`: requests of the MPIJob beyond `[resources]`. Asks no cluster."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainer.config.kubernetes_values import (
+    DNS_1035_LABEL,
+    DNS_LABEL,
+    DNS_SUBDOMAIN,
+    LABEL_VALUE,
+    QUALIFIED_NAME,
+    Mount,
+    Reference,
+    Toleration,
+    parse_mount,
+    parse_reference,
+    parse_toleration,
+    refuse_names,
+)
+from trainer.config.types import (
+    AboveZero,
+    Positive,
+    SchedulerSection,
+    Seconds,
+    Section,
+    Text,
+    VariableName,
+    left_out,
+)
+
+JOB_FOLDER = "/etc/clipship"
+"""Folder in which pods find the job file."""
+_TAKEN = (
+    JOB_FOLDER,
+    "/etc/mpi",
+    "/dev/shm",
+    "/root/.ssh",
+    "/home/clipship/.ssh",
+    "/opt/clipship",
+    "/proc",
+    "/sys",
+    "/dev",
+)
+_OPERATORS = ("training.kubeflow.org/", "clipship/", "kueue.x-k8s.io/queue-name")
+_NAMES = 'a name is at most 253 of a-z, 0-9, "-" and ".", a letter or digit at both ends (RFC 1123)'
+_QUALIFIED = 'write NAME or DOMAIN/NAME, the name at most 63 of letters, digits, "-", "_", "."'
+
+
+class Patch(Section):
+    """Settings that no other key makes.
+
+    They are merged into the pod templates as `kubectl patch` does (strategic merge): lists of containers,
+    volumes and variables by name.
+    """
+
+    launcher: dict[str, Any] = Field(default_factory=dict)
+    """Merged into the launcher's template: keys `metadata` and `spec`."""
+    worker: dict[str, Any] = Field(default_factory=dict)
+    """Merged into the workers' template: keys `metadata` and `spec`."""
+
+
+class Kubernetes(SchedulerSection):
+    """Requests of the MPIJob beyond [resources]: a worker pod per node, and a launcher pod without a GPU."""
+
+    namespace: Text | None = None
+    """Namespace of all objects. None: the one of kubectl's context."""
+    name: Text | None = None
+    """Name of the MPIJob. None: made from the job's name, so that `NAME-worker-N` is a DNS label."""
+
+    run_as_user: Annotated[int, Field(ge=0, lt=2**31)] = 1000
+    """User id of every process; the image's own user is 1000. 0: root, with sshd on port 22 instead of 2222.
+    """
+    fs_group: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Group id that owns the files of mounted claims. None: the same number as the user, none for root.
+    hostPath and NFS volumes ignore it."""
+    seccomp: Literal["RuntimeDefault", "Unconfined"] = "RuntimeDefault"
+    """Filter of system calls that the container runtime applies."""
+    read_only_root: bool = True
+    """Mount the containers' root file systems read-only, except the mounts, /dev/shm, /tmp and the user's
+    home, which are empty at first. false: files that a process writes elsewhere last as long as its
+    container."""
+
+    gpu_resource: Text = "nvidia.com/gpu"
+    """Name of the resource under which nodes offer GPUs; each worker asks for resources.gpus_per_node of it.
+    "none": ranks run on CPUs."""
+    rdma: dict[Text, Positive] = Field(default_factory=dict)
+    """RDMA devices of each worker, such as `"rdma/hca_shared_devices" = 1`; workers then get the capability
+    IPC_LOCK."""
+    host_network: bool = False
+    """Let workers use the node's network; sshd and the ranks' rendezvous then take ports that follow from the
+    job's name."""
+    network_policy: bool = True
+    """Create a NetworkPolicy that lets only pods of this job connect to its pods, if the cluster's network
+    plugin enforces policies. With host_network there is none: a policy cannot recognize pods on a node's
+    network, and the launcher's would keep mpirun's daemons out."""
+    cpu_request: AboveZero | None = None
+    """Cores that a worker requests. None: its limit, resources.cpus_per_gpu for each GPU."""
+    cpu_limit: bool = True
+    """Limit a worker's cores; false lets it use idle cores."""
+    mem_request_gb: AboveZero | None = None
+    """Host memory that a worker requests, in GiB. None: its limit, resources.mem_gb_per_gpu for each GPU."""
+    shm_gb: AboveZero | None = None
+    """Size of a worker's /dev/shm in GiB, which counts as its memory; containers have only 64 MiB by default.
+    None: 2 for each GPU."""
+    launcher_cpu: AboveZero = 1.0
+    """Cores that the launcher requests."""
+    launcher_cpu_limit: AboveZero | None = None
+    """Limit of the launcher's cores, for a quota that requires a limit of every container. None: no limit."""
+    launcher_mem_gb: AboveZero | None = None
+    """Memory of the launcher in GiB, request and limit. None: 1 GiB, plus 8 MiB for each worker (an ssh
+    client)."""
+
+    node_selector: dict[Text, str] = Field(default_factory=dict)
+    """Labels that a worker's node must have; the launcher may go to any node (to change that, use patch)."""
+    tolerations: tuple[Text, ...] = ()
+    """Taints that pods tolerate, as kubectl writes them: `nvidia.com/gpu:NoSchedule`, `dedicated=clip`; "*"
+    means all."""
+    pack_by: Text | None = None
+    """Label of nodes, such as topology.kubernetes.io/zone: workers are placed near other workers of the job.
+    """
+    spread_by: Text | None = None
+    """Label of nodes, such as kubernetes.io/hostname: workers are spread evenly over its values."""
+    placement: Literal["preferred", "required"] = "preferred"
+    """Reaction if pack_by or spread_by cannot be satisfied for a worker. preferred: start it elsewhere;
+    required: wait."""
+    priority_class: Text | None = None
+    """PriorityClass of the pods. None: the cluster's default."""
+    service_account: Text | None = None
+    """ServiceAccount that the pods run as. None: the namespace's default."""
+    image_pull_secrets: tuple[Text, ...] = ()
+    """Secrets with the registry's passwords, by name."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """Pull policy of the image. None: Kubernetes' own choice, which is Always for the tag latest."""
+    labels: dict[Text, str] = Field(default_factory=dict)
+    """Labels of the MPIJob and its pods."""
+    annotations: dict[Text, str] = Field(default_factory=dict)
+    """Annotations of the MPIJob and its pods."""
+    launcher_annotations: dict[Text, str] = Field(default_factory=dict)
+    """Annotations of the launcher's pod only."""
+    worker_annotations: dict[Text, str] = Field(default_factory=dict)
+    """Annotations of the workers' pods only, such as multus' `"k8s.v1.cni.cncf.io/networks" = "rail-0"`."""
+
+    mounts: dict[Text, Text] = Field(default_factory=dict)
+    """Volumes of every pod by mount path: `"/data" = "pvc:clip-data"`, `"host:/mnt/data:ro"`,
+    `"nfs:filer:/export"`."""
+    env: dict[VariableName, Text] = Field(default_factory=dict)
+    """Variables of ranks whose values the cluster keeps: `WANDB_API_KEY = "secret:wandb:api-key"`,
+    `"configmap:site:proxy"`."""
+    env_from: tuple[Text, ...] = ()
+    """Secrets and ConfigMaps whose keys all become variables of ranks: `"secret:site"`, `"configmap:site"`.
+    """
+
+    queue: Text | None = None
+    """LocalQueue of Kueue: the job is created suspended, and Kueue starts it."""
+    gang: Literal["none", "volcano", "scheduler-plugins"] = "none"
+    """Gang scheduler, which starts all workers or none; the MPI Operator must run with --gang-scheduling of
+    the same name."""
+    gang_queue: Text | None = None
+    """Queue of volcano."""
+    gang_timeout_s: Annotated[int, Field(ge=1)] | None = None
+    """scheduler-plugins: seconds that the gang waits for free nodes."""
+
+    launcher_start: Literal["workers-ready", "at-once"] = "workers-ready"
+    """Start of the launcher pod. workers-ready: once every worker's sshd answers. at-once: immediately; it
+    waits for the workers itself, for workers_ready_s at most."""
+    workers_ready_s: Seconds = 1800.0
+    """Longest time in seconds that the launcher waits for all workers, or for one that was replaced; then the
+    job ends and names the missing ones."""
+    retries: Annotated[int, Field(ge=0)] = 3
+    """Consecutive failures, without a new checkpoint in between, after which the launcher still starts the
+    ranks again."""
+    backoff_limit: Annotated[int, Field(ge=0)] = 3
+    """Number of launcher pods that may be lost."""
+    grace_s: Annotated[int, Field(ge=1)] | None = None
+    """Seconds between the request to stop and the end of a pod. None: timeouts.checkpoint_s +
+    timeouts.shutdown_s + 30."""
+    deadline_s: Annotated[int, Field(ge=1)] | None = None
+    """Longest time in seconds that the launcher may run. None: no limit."""
+    ttl_s: Annotated[int, Field(ge=0)] | None = None
+    """Seconds after which the finished launcher is removed, together with its log. None: it stays."""
+    patch: Patch = left_out(Patch)
+
+    @property
+    def without_gpus(self) -> bool:
+        """True if pods ask for no GPU."""
+        return self.gpu_resource == "none"
+
+    @property
+    def starts_ranks_by(self) -> str:
+        """Command that starts the ranks: always mpirun, as the MPI Operator's jobs use."""
+        return "mpirun"
+
+    @property
+    def is_root(self) -> bool:
+        return self.run_as_user == 0
+
+    @property
+    def isolated(self) -> bool:
+        """True if the job has a NetworkPolicy."""
+        return self.network_policy and not self.on_host_network
+
+    @property
+    def on_host_network(self) -> bool:
+        """True if workers use the node's network, as host_network or the patch says."""
+        spec = self.patch.worker.get("spec")
+        patched = spec.get("hostNetwork") if isinstance(spec, Mapping) else None
+        return self.host_network if patched is None else patched is True
+
+    @property
+    def home(self) -> str:
+        return "/root" if self.is_root else "/home/clipship"
+
+    @property
+    def ssh_folder(self) -> str:
+        """Folder of the ssh key.
+
+        The operator gives the key mode 0600 only in /root/.ssh; anywhere else ssh refuses it to root, but to
+        no other user.
+        """
+        return f"{self.home}/.ssh"
+
+    @property
+    def volumes(self) -> tuple[Mount, ...]:
+        return tuple(parse_mount(path, text) for path, text in self.mounts.items())
+
+    @property
+    def borne(self) -> tuple[Toleration, ...]:
+        return tuple(parse_toleration(text) for text in self.tolerations)
+
+    @property
+    def variables(self) -> dict[str, Reference]:
+        return {name: parse_reference(text, with_key=True) for name, text in self.env.items()}
+
+    @property
+    def variable_sources(self) -> tuple[Reference, ...]:
+        return tuple(parse_reference(text, with_key=False) for text in self.env_from)
+
+    @field_validator("namespace")
+    @classmethod
+    def _a_dns_label(cls, value: str | None) -> str | None:
+        if value is not None and not DNS_LABEL.fullmatch(value):
+            raise ValueError(
+                f'"{value}" is no namespace; expected at most 63 of a-z, 0-9 and "-", with no "-" at the '
+                "ends (RFC 1123)"
+            )
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _a_dns_1035_label(cls, value: str | None) -> str | None:
+        if value is not None and not DNS_1035_LABEL.fullmatch(value):
+            raise ValueError(
+                f'"{value}" is no name of an MPIJob; expected a letter, then a-z, 0-9 and "-", no "-" at '
+                "the end (RFC 1035)"
+            )
+        return value
+
+    @field_validator("priority_class", "service_account", "gang_queue")
+    @classmethod
+    def _a_name(cls, value: str | None) -> str | None:
+        refuse_names([value] if value is not None else [], DNS_SUBDOMAIN, _NAMES)
+        return value
+
+    @field_validator("queue")
+    @classmethod
+    def _a_label_value(cls, value: str | None) -> str | None:
+        refuse_names(
+            [value] if value is not None else [],
+            DNS_LABEL,
+            'a LocalQueue is at most 63 of a-z, 0-9 and "-" (RFC 1123)',
+        )
+        return value
+
+    @field_validator("image_pull_secrets")
+    @classmethod
+    def _named_secrets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        refuse_names(value, DNS_SUBDOMAIN, _NAMES)
+        return value
+
+    @field_validator("pack_by", "spread_by")
+    @classmethod
+    def _a_topology_key(cls, value: str | None) -> str | None:
+        refuse_names([value] if value is not None else [], QUALIFIED_NAME, _QUALIFIED)
+        return value
+
+    @field_validator("gpu_resource")
+    @classmethod
+    def _a_resource(cls, value: str) -> str:
+        if value != "none":
+            _refuse_resources([value])
+        return value
+
+    @field_validator("rdma")
+    @classmethod
+    def _resources(cls, value: dict[str, int]) -> dict[str, int]:
+        _refuse_resources(value)
+        return value
+
+    @field_validator("labels", "node_selector")
+    @classmethod
+    def _labels(cls, value: dict[str, str]) -> dict[str, str]:
+        refuse_names(value, QUALIFIED_NAME, _QUALIFIED)
+        refuse_names(
+            value.values(), LABEL_VALUE, 'a label\'s value is at most 63 of letters, digits, "-", "_", "."'
+        )
+        return value
+
+    @field_validator("labels", "annotations", "launcher_annotations", "worker_annotations")
+    @classmethod
+    def _free_labels(cls, value: dict[str, str]) -> dict[str, str]:
+        refuse_names(value, QUALIFIED_NAME, _QUALIFIED)
+        taken = [name for name in value if name.startswith(_OPERATORS)]
+        if taken:
+            raise ValueError(
+                f"{', '.join(taken)} is set by the operator or by clipship: use another name, and "
+                "[kubernetes] queue for Kueue"
+            )
+        return value
+
+    @field_validator("mounts")
+    @classmethod
+    def _mounts(cls, value: dict[str, str]) -> dict[str, str]:
+        for path, text in value.items():
+            parse_mount(path, text)
+            if path in _TAKEN:
+                raise ValueError(f"{path} is taken in every pod: mount the volume elsewhere")
+        return value
+
+    @field_validator("tolerations")
+    @classmethod
+    def _tolerations(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_toleration(text)
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _references(cls, value: dict[str, str]) -> dict[str, str]:
+        for text in value.values():
+            parse_reference(text, with_key=True)
+        return value
+
+    @field_validator("env_from")
+    @classmethod
+    def _sources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_reference(text, with_key=False)
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Kubernetes":
+        if self.gang_queue is not None and self.gang != "volcano":
+            raise ValueError('gang_queue is volcano\'s: set gang = "volcano", or leave it out')
+        if self.gang_timeout_s is not None and self.gang != "scheduler-plugins":
+            raise ValueError('gang_timeout_s is for gang = "scheduler-plugins"')
+        return self
+
+
+def object_name(job_name: str, kubernetes: Kubernetes, workers: int) -> str:
+    """Returns the MPIJob's name: the given one, or one made from the job's name.
+
+    The job's name is taken in lower case; if other characters or its length have to change, a hash of it is
+    added. `NAME-worker-N` and `NAME-launcher` are DNS labels of 63 characters at most. Raises ValueError if
+    the given name is too long.
+    """
+    room = 63 - max(len(f"-worker-{workers - 1}"), len("-launcher"))
+    if kubernetes.name is not None:
+        if len(kubernetes.name) > room:
+            raise ValueError(
+                f'"{kubernetes.name}" has {len(kubernetes.name)} characters, and its pods, '
+                f"{kubernetes.name}-worker-{workers - 1}, may have 63 in all: use at most {room}"
+            )
+        return kubernetes.name
+    if DNS_1035_LABEL.fullmatch(job_name) and len(job_name) <= room:
+        return job_name
+    mark = hashlib.sha256(job_name.encode()).hexdigest()[:8]
+    plain = re.sub(r"[^a-z0-9]+", "-", job_name.lower()).strip("-")
+    plain = plain if plain[:1].isalpha() else f"run-{plain}"
+    return f"{plain[: room - 9].rstrip('-')}-{mark}"
+
+
+def _refuse_resources(names: Any) -> None:
+    refuse_names(names, QUALIFIED_NAME, _QUALIFIED)
+    plain = [name for name in names if "/" not in name]
+    if plain:
+        raise ValueError(
+            f"{', '.join(plain)}: devices have names with a domain, such as nvidia.com/gpu or "
+            "rdma/hca_shared_devices"
+        )

@@ -1,0 +1,189 @@
+"""Reads a job file (TOML) into the typed model, and writes one. Opens no other file; imports no torch."""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from trainer.config.job import Job
+from trainer.config.keys import with_paths_from
+from trainer.config.messages import problem_texts, shown_key
+from trainer.config.overrides import Override, apply_overrides, parse_overrides
+from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
+from trainer.errors import InputError
+from trainer.text.masking import masked_values
+
+_MOST_BYTES = 1_000_000  # the limit of a ConfigMap
+_MOST_LEVELS = 64
+_MOST_PROBLEMS = 100
+_INTEGERS = 2**63
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Returns the job in the file, with `key=value` overrides applied and its relative paths made absolute.
+
+    Raises InputError with every problem, one per line, each with its place: `job.toml:12: optim.lr: ...`.
+    """
+    text = _read(path)
+    job = _validated(_parse(text, path), str(path), lambda: Lines(text), overrides)
+    return resolve_paths(job, Path(os.path.abspath(path)).parent)
+
+
+def job_from_table(table: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Job:
+    """Returns the job of a table that is in no file, read as by `load_job`.
+
+    Messages name `origin` instead of a file, and relative paths start at the working folder.
+    """
+    return resolve_paths(_validated(table, origin, lambda: Lines(""), overrides), Path.cwd())
+
+
+def dump_job(job: Job) -> str:
+    """Returns TOML text that loads to an equal job; unset keys are left out, defaults are written."""
+    return tomli_w.dumps(job.model_dump(exclude_none=True))
+
+
+def recorded(job: Job) -> dict[str, Any]:
+    """Returns the job as checkpoints and other services keep it, for others to read.
+
+    [env] is left out, and secrets, such as those in URLs, are masked.
+    """
+    table: dict[str, Any] = masked_values(job.model_dump(mode="json", exclude={"env"}))
+    return table
+
+
+def resolve_paths(job: Job, base: Path) -> Job:
+    """Returns the job with relative paths joined to `base` (absolute), and `~/` replaced by the home folder.
+
+    Idempotent.
+    """
+    return with_paths_from(job, base)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(
+                f"{path} has {path.stat().st_size:,} bytes and is no job file: one has at most "
+                f"{_MOST_BYTES:,}"
+            )
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: no such job file; `clipship init --preset laptop {path}` writes one"
+        ) from None
+    except IsADirectoryError:
+        raise InputError(
+            f"{path} is a folder: give the job file itself, for example {path / 'job.toml'}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text (byte {error.start}): a job file is a TOML text file"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    if line := line_of_a_long_key(text, _MOST_LEVELS):  # tomllib would take minutes for it
+        raise InputError(
+            f"{path}:{line}: a key of more than {_MOST_LEVELS} parts: no key of a job file has so many"
+        )
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{path}: not a job file: its values are nested too deeply") from None
+    except ValueError as error:
+        raise InputError(_syntax_problem(str(error), text, path)) from None
+
+
+def _syntax_problem(problem: str, text: str, path: Path) -> str:
+    """Returns the message for a syntax error, with the line number in front; tomllib puts it at the end."""
+    at = re.search(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$", problem)
+    line = at[1] if at and at[1] else str(text.count("\n") + 1)
+    column = f", column {at[2]}" if at and at[2] else ""
+    what = problem[: at.start()] if at else problem
+    return f"{path}:{line}: not valid TOML{column}: {what}; texts stand in quotes, sections in [brackets]"
+
+
+def _validated(
+    table: dict[str, Any], origin: str, lines: Callable[[], Lines], overrides: Sequence[str]
+) -> Job:
+    changes = parse_overrides(overrides)
+    apply_overrides(table, changes)
+    if odd := _odd_value(table):
+        raise InputError("\n".join(_placed([odd], origin, lines(), changes)))
+    try:
+        return Job.model_validate(_with_tuples(table))
+    except ValidationError as error:
+        of_text = [
+            problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "string_type"
+        ]
+    meant = [
+        change
+        for change in changes
+        if change.is_bare() and any(loc[: len(change.key)] == change.key for loc in of_text)
+    ]
+    apply_overrides(table, [replace(change, value=change.text) for change in meant])
+    try:
+        return Job.model_validate(_with_tuples(table))
+    except ValidationError as error:
+        raise InputError("\n".join(_placed(problem_texts(error), origin, lines(), changes))) from None
+
+
+def _odd_value(table: dict[str, Any]) -> tuple[Key, str] | None:
+    """Returns the first key with a value that TOML does not guarantee to hold or nested too deep, and why.
+
+    Returns None if there is no such key.
+    """
+    pending: list[tuple[Key, object, int]] = [((), table, 0)]
+    while pending:
+        key, value, depth = pending.pop()
+        if depth > _MOST_LEVELS:
+            return key[:2], f"nested more than {_MOST_LEVELS} levels deep: no key of a job file is"
+        if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+            return key, "a number of more than 64 bits; TOML has whole numbers from -2^63 to 2^63 - 1"
+        if isinstance(value, dict):
+            pending += [((*key, name), inner, depth + 1) for name, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(key, inner, depth + 1) for inner in value]
+    return None
+
+
+def _with_tuples(value: object) -> object:
+    """Returns the value with lists made tuples: strict validation accepts only tuples, and TOML has lists."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(inner) for key, inner in value.items()}
+    return tuple(_with_tuples(inner) for inner in value) if isinstance(value, list) else value
+
+
+def _placed(
+    problems: Sequence[tuple[Key, str]], origin: str, lines: Lines, changes: Sequence[Override]
+) -> list[str]:
+    """Returns the problems in the file's order, each with its place.
+
+    The place is `job.toml:12: optim.lr: ...`, or `--set optim.lr: ...` if an override concerns the key. A
+    long list is cut after _MOST_PROBLEMS, with the number of the others.
+    """
+    placed: list[tuple[int, str]] = []
+    for key, problem in problems:
+        line = lines.of(key)
+        change = next(
+            (
+                c
+                for c in reversed(changes)
+                if key[: len(c.key)] == c.key or (key and c.key[: len(key)] == key)
+            ),
+            None,
+        )
+        place = f"--set {shown_key(change.key)}" if change else f"{origin}:{line}" if line else origin
+        about = "" if not key or (change and change.key == key) else f"{shown_key(key)}: "
+        placed.append((line or 0, f"{place}: {about}{problem}"))
+    told = [text for _, text in sorted(placed, key=lambda found: found[0])]
+    more = [f"and {len(told) - _MOST_PROBLEMS:,} more problems"] if len(told) > _MOST_PROBLEMS else []
+    return told[:_MOST_PROBLEMS] + more

@@ -1,0 +1,199 @@
+"""Explains in the user's words what the model refuses: expected, given, what to do. Imports no torch."""
+
+import datetime
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from trainer.config.job import Job
+from trainer.config.toml_lines import Key
+from trainer.config.types import ABSOLUTE_PATH, COMPUTE_CAPABILITY, NO_NUL, ONE_LINE, VARIABLE, VERSION
+from trainer.text.masking import masked
+from trainer.text.terminal import one_line
+
+_EXPECTED = {
+    "string_type": "text in quotes",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list in brackets",
+    "model_type": "a section",
+}
+_OTHERS = {
+    "string_too_short": "must not be empty",
+    "finite_number": "must be a finite number",
+    "missing": "expected more values",
+    "too_long": "expected fewer values",
+}
+_PATTERNS = {
+    NO_NUL: "must hold no NUL character",
+    ONE_LINE: "must be one line without a NUL character",
+    VERSION: 'expected a version such as "2.14.1"',
+    COMPUTE_CAPABILITY: 'expected a compute capability such as "8.0"',
+    ABSOLUTE_PATH: 'expected an absolute path of letters, digits and _.+-, such as "/usr/local/cuda"',
+    VARIABLE: "expected the name of a variable: letters, digits and underscores, no digit first",
+}
+_MOST_HINTS = 30
+_LONGEST_KEY = 100
+_BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def problem_texts(error: ValidationError) -> list[tuple[Key, str]]:
+    """Returns one (key, problem) for each refused key; the empty key stands for the whole job."""
+    problems: dict[Key, list[str]] = {}
+    for found in error.errors(include_url=False):
+        key = _key(found["loc"])
+        hint = len(problems) < _MOST_HINTS
+        problems.setdefault(key, []).append(_sentence(key, found, hint=hint))
+    return [(key, _join(sentences)) for key, sentences in problems.items()]
+
+
+def _join(sentences: Sequence[str]) -> str:
+    """Returns one sentence for a key. A key that takes either of two types is refused once for each type."""
+    first, *others = dict.fromkeys(sentences)
+    expected = [
+        other.removeprefix("expected ").split(" (given")[0]
+        for other in others
+        if other.startswith("expected ")
+    ]
+    if expected and first.startswith("expected "):
+        first = first.replace(" (given", f" or {' or '.join(expected)} (given", 1)
+    return first
+
+
+def _key(location: tuple[int | str, ...]) -> Key:
+    """Returns the location's names as in the file, without list indices and the names of a union's types."""
+    names: list[str] = []
+    for part in location:
+        section = _section(tuple(names))
+        if section is None or not isinstance(part, str):
+            break
+        names.append(part)
+    return tuple(names)
+
+
+def _section(key: Key) -> type[BaseModel] | None:
+    """Returns the section that the key names; None for a value or an unknown key."""
+    section: type[BaseModel] = Job
+    for name in key:
+        field = section.model_fields.get(name)
+        if field is None or not (
+            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        ):
+            return None
+        section = field.annotation
+    return section
+
+
+def shown_key(key: Key) -> str:
+    """Returns the key as a message names it: on one line, shortened."""
+    text = one_line(".".join(key))
+    return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 3]}..."
+
+
+def _sentence(key: Key, found: Mapping[str, Any], *, hint: bool) -> str:
+    """Returns the problem of the key.
+
+    With `hint`, it names the nearest existing key, which takes time to find.
+    """
+    kind, context = found["type"], found.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown(key) if hint and len(key[-1]) <= _LONGEST_KEY else "unknown key"
+    if kind == "missing" and _section(key[:-1]) and found["loc"] == key:
+        return _missing(key)
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return _choice(key, found["input"])
+    wanted = _wanted(kind, context)
+    return f"{wanted or found['msg']} (given {_given(found['input'])})"
+
+
+def _wanted(kind: str, context: Mapping[str, Any]) -> str | None:
+    """Returns what is allowed, by pydantic's name of the problem; None if pydantic's own text must do."""
+    bounds = [f"must be {words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
+    if bounds:
+        return bounds[0]
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind]}"
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS[context["pattern"]]
+    if kind == "string_too_long":
+        return f"must not be longer than {context['max_length']} characters"
+    return _OTHERS.get(kind)
+
+
+def _unknown(key: Key) -> str:
+    """Returns the message for an unknown key, with the nearest key of the section, else of any section."""
+    section = _section(key[:-1])
+    known = list(section.model_fields) if section else []
+    inside = f"[{'.'.join(key[:-1])}]" if key[:-1] else "a job file"
+    near = difflib.get_close_matches(key[-1], known, n=1) or [
+        name for name in known if sorted(name) == sorted(key[-1])
+    ]
+    if near:
+        return f"unknown key; did you mean {'.'.join((*key[:-1], near[0]))}?"
+    elsewhere = [other for other in _all_keys() if other[-1] == key[-1]] or [
+        other for other in _all_keys() if difflib.get_close_matches(key[-1], other[-1:], cutoff=0.8)
+    ]
+    if elsewhere:
+        return f"unknown key; did you mean {'.'.join(elsewhere[0])}?"
+    return f"unknown key; {inside} has: {', '.join(known)}"
+
+
+def _all_keys(prefix: Key = ()) -> list[Key]:
+    section = _section(prefix)
+    if section is None:
+        return [prefix]
+    inside = [key for name in section.model_fields for key in _all_keys((*prefix, name))]
+    return [prefix, *inside] if prefix else inside
+
+
+def _missing(key: Key) -> str:
+    section = _section(key)
+    if section is None:
+        place = f"in section [{'.'.join(key[:-1])}]" if key[:-1] else "at the top of the file"
+        return f"missing; it must be given {place}"
+    required = [name for name, field in section.model_fields.items() if field.is_required()]
+    needs = f" with {', '.join(required)}" if required else ""
+    return f"missing; a job needs the section [{'.'.join(key)}]{needs}"
+
+
+def _choice(key: Key, given: object) -> str:
+    choices = [str(choice) for choice in _literals(key)]
+    near = difflib.get_close_matches(str(given)[:_LONGEST_KEY], choices, n=1)
+    hint = f"; did you mean {_given(near[0])}?" if near else ""
+    return f"must be one of {', '.join(map(_given, choices))} (given {_given(given)}){hint}"
+
+
+def _literals(key: Key) -> list[object]:
+    section = _section(key[:-1])
+    field = section.model_fields.get(key[-1]) if section else None
+    pending: list[Any] = [field.annotation if field else None]
+    found: list[object] = []
+    while pending:
+        part = pending.pop(0)
+        inner = get_args(part)
+        if inner and not isinstance(inner[0], str):
+            pending.extend(inner)
+        else:
+            found.extend(inner if get_origin(part) else ())
+    return found
+
+
+def _given(value: object) -> str:
+    """Returns the value as a job file shows it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = masked(value)  # before cutting: half a password would not be recognized
+        return f'"{one_line(text)}"' if len(text) <= 60 else f'"{one_line(text[:57])}..."'
+    if isinstance(value, datetime.date | datetime.time):
+        return f'the bare date or time {value}: write it in quotes, "{value}"'
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_given, value[:4])) + (", ..." if len(value) > 4 else "") + "]"
+    return str(value)[:60]

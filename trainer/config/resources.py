@@ -1,0 +1,48 @@
+"""`[resources]`: what a job asks of a cluster, with any scheduler."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config.types import AboveZero, Positive, Section
+
+
+class Resources(Section):
+    """Resources that the job asks of a cluster. `clipship run` takes --nproc or --hosts instead."""
+
+    nodes: Positive = 1
+    """Nodes of the cluster that the job runs on."""
+    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
+    """GPUs of a node, with one rank for each. If it is set, a rank without a GPU ends the run instead of
+    computing on the CPU. 0: one rank per node, on the CPU. None: one rank per node, which takes a GPU if
+    there is one."""
+    device: Literal["gpu", "cpu"] | None = None
+    """gpu: a rank that can use no GPU ends the run. cpu: ranks compute on the CPU even if there are GPUs; no
+    GPUs are asked for, and gpus_per_node counts ranks. None: gpu if the launcher gave the rank GPUs, or if
+    gpus_per_node is set (and neither slurm.gpus nor kubernetes.gpu_resource is "none"); else whatever the
+    node has."""
+    cpus_per_gpu: Positive = 8
+    """CPU cores for each GPU, or for each rank where there are no GPUs."""
+    mem_gb_per_gpu: AboveZero | None = None
+    """Host memory for each GPU, or for each rank without GPUs. None: the scheduler's own default."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node: one for each GPU, or one if there are no GPUs."""
+        return self.gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the job asks for the CPU explicitly."""
+        return self.device == "cpu" or self.gpus_per_node == 0
+
+    @model_validator(mode="after")
+    def _one_device(self) -> "Resources":
+        if self.device == "gpu" and self.gpus_per_node == 0:
+            raise ValueError('device = "gpu" and gpus_per_node = 0 exclude each other: drop one of the two')
+        return self

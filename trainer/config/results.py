@@ -1,0 +1,112 @@
+"""`[checkpoint]`, `[eval]` and `[logging]`: what a run saves, measures and logs."""
+
+from typing import Annotated, Literal
+
+from pydantic import field_validator, model_validator
+
+from trainer.config.keys import JobPath
+from trainer.config.types import AboveZero, Positive, Section, Text, is_stream
+
+BestMetric = Literal[
+    "zero_shot_top1",
+    "zero_shot_top5",
+    "retrieval_i2t_r1",
+    "retrieval_i2t_r5",
+    "retrieval_i2t_r10",
+    "retrieval_t2i_r1",
+    "retrieval_t2i_r5",
+    "retrieval_t2i_r10",
+]
+"""Metrics of the evaluation for which more is better."""
+
+
+def is_checkpoint(name: str) -> bool:
+    """Returns whether `checkpoint.resume` is a path, and neither auto nor never."""
+    return name not in ("auto", "never")
+
+
+class Checkpoint(Section):
+    """Times at which the state is saved, and how a new start uses it. The end of the run is always saved."""
+
+    every_steps: Positive | None = None
+    """Save every N steps."""
+    every_minutes: AboveZero | None = 30.0
+    """Save when this many minutes have passed since the last save."""
+    keep: Positive = 3
+    """Number of newest checkpoints to keep; the best one is kept in addition."""
+    best: BestMetric | None = None
+    """Metric of the evaluation, such as zero_shot_top1, by which the best checkpoint is kept as well."""
+    resume: Annotated[Text, JobPath(when=is_checkpoint)] = "auto"
+    """auto: resume from the newest complete checkpoint of the run folder, if any; never: begin anew; or the
+    path of a checkpoint, of Clipship or open_clip, to start from. A later start with the same path resumes
+    from what the previous one has saved."""
+    every_rank_writes: bool = False
+    """Let each rank write its part of the optimizer's state: for large models on a parallel file system that
+    all ranks share."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """Reaction if a checkpoint cannot be written, for example to a full disk. continue: report it and go on,
+    keeping the previous one; stop: end the run. A failure of the last checkpoint always ends the run."""
+
+
+class Eval(Section):
+    """Evaluation: data, frequency and how classes become sentences."""
+
+    every_steps: Positive | None = None
+    """Evaluate every N steps, in addition to the end."""
+    every_epochs: Positive | None = None
+    """Evaluate at the end of every N-th epoch, in addition to the end."""
+    retrieval: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
+    """Shards or tables of captioned images for retrieval in both directions, with the keys and columns of
+    [data]; empty: no retrieval. All captions of a sample count, and so do all rows of a table that name the
+    same image."""
+    zero_shot: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
+    """Shards of labelled images for zero-shot classification, or one folder with a folder of images for each
+    class; empty: none."""
+    class_key: Text = "cls"
+    """Ending of the member that holds the class number, counted from 0."""
+    class_names: Annotated[Text | tuple[Text, ...], JobPath(lists=False)] = ()
+    """Class names in the order of their numbers, or a file with one per line. The classes of a folder are
+    numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
+    reads as a space)."""
+    templates: Annotated[Text | tuple[Text, ...], JobPath(lists=False)] = ("a photo of a {}.",)
+    """Sentences with `{}` for the class name, or a file with one per line. Their features are averaged."""
+    batch_size: Positive = 64
+    """Images, or texts, in one forward pass."""
+
+    @field_validator("zero_shot", "retrieval", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Eval":
+        streams = [name for name in (*self.zero_shot, *self.retrieval) if is_stream(name)]
+        if streams:
+            raise ValueError(
+                f"{streams[0]}: a stream cannot be read by place, as sharing an evaluation between ranks "
+                "needs: give shards"
+            )
+        if any(name.endswith(".tar") for name in self.zero_shot) and not self.class_names:
+            raise ValueError("zero_shot needs class_names")
+        if not self.templates:
+            raise ValueError("templates names no sentence")
+        wrong = [t for t in self.templates if "{}" not in t] if isinstance(self.templates, tuple) else []
+        if wrong:
+            raise ValueError(f"template without {{}} for the class name: {wrong[0]!r}")
+        return self
+
+
+class Logging(Section):
+    """Run folder, and where metrics are written."""
+
+    runs: Annotated[Text, JobPath("folder")] = "runs"
+    """Folder that holds the run folder, which has the job's name."""
+    every_steps: Positive = 10
+    """Write a console line and a record in metrics.jsonl every N steps."""
+    tensorboard: bool = True
+    """Write the metrics to event files for TensorBoard too, in the run folder's `tensorboard`."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Send the metrics to Weights & Biases (W&B) too. offline: write them to the run folder's `wandb`, for
+    `wandb sync`. Needs the package: clipship[wandb]."""
+    wandb_project: Text = "clipship"
+    """Project of Weights & Biases that the run belongs to."""

@@ -1,0 +1,63 @@
+"""Table of schedulers: one row holds everything that the command line and the job file need for one.
+
+A scheduler is one package (section of the job file, rendering, control) and one row here. Rows name code as
+"module:attribute", which `trainer.sysinfo.imports.load` imports when it is needed: `clipship --help` imports
+no scheduler.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SchedulerRow:
+    """One scheduler. Code is named as "module:attribute", or as a module for `control`."""
+
+    name: str
+    """Section of the job file, and the word after `clipship submit --to`."""
+    section: str
+    """Subclass of `trainer.config.types.SchedulerSection` with the section's keys."""
+    render: str
+    """Function from a job to the text that is submitted. Pure; raises InputError."""
+    rendered: str
+    """Line of `clipship render --help` that says what the text is."""
+    validate: str
+    """Function of a job that raises InputError with every reason why the job cannot run there."""
+    control: str
+    """Module that implements `trainer.launch.submission.Scheduler`: submit, status, logs, cancel."""
+    readers: str = "what is submitted"
+    """Name of the submitted text and its readers; values of a job that look like secrets would get there."""
+    secret: str | None = None
+    """Key that gives the variable {name} a value from a secret store; None if the scheduler has none."""
+    warnings: str | None = None
+    """Function from a job to sentences about settings that are allowed but rarely meant."""
+    summary: str | None = None
+    """Function from a job to one line of `clipship check`."""
+    client: str | None = None
+    """Python package that `control` needs beside Clipship's own."""
+
+
+_SLURM = SchedulerRow(
+    name="slurm",
+    section="trainer.config.slurm:Slurm",
+    render="trainer.launch.slurm.script:batch_script",
+    rendered="The batch script for sbatch.",
+    validate="trainer.launch.slurm.script:batch_script",  # rendering also finds problems with mounts
+    control="trainer.launch.slurm.scheduler",
+    readers="the batch script",
+)
+_KUBERNETES = SchedulerRow(
+    name="kubernetes",
+    section="trainer.config.kubernetes:Kubernetes",
+    render="trainer.launch.kubernetes.manifest:manifest",
+    rendered="The MPIJob and the ConfigMap that `kubectl apply` takes.",
+    validate="trainer.launch.kubernetes.validate:refuse_misfits",
+    control="trainer.launch.kubernetes.scheduler",
+    readers="the ConfigMap and the MPIJob, which all who may read them in the namespace see",
+    secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes it from a Secret',
+    warnings="trainer.launch.kubernetes.validate:warnings",
+    summary="trainer.launch.kubernetes.validate:summary",
+    client="kubernetes",
+)
+
+SCHEDULERS: dict[str, SchedulerRow] = {row.name: row for row in (_SLURM, _KUBERNETES)}
+"""Rows by name. A row that is added before `trainer.config.job` is imported is served like the others."""

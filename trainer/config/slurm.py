@@ -1,0 +1,369 @@
+"""`[slurm]`: requests to sbatch, the ranks' container, and the reaction to the time limit."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from trainer.config.keys import JobPath
+from trainer.config.types import SchedulerSection, Text
+
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d|[01]\d|2[0-3])(?::(?P<rest>[0-5]\d(?::[0-5]\d)?))?"
+    r"|(?P<plain>\d+(?::[0-5]\d){0,2}))",
+    re.ASCII,
+)
+_MEMORY = re.compile(r"[1-9]\d*[KMGT]?|0", re.ASCII)
+_NO_SPACE = re.compile(r"[!-~]+")
+_CHAIN = re.compile(r"\d+(-\d+)?%1", re.ASCII)
+_REMOVAL_S = 30
+"""Seconds that the removal of a pyxis container may take after its ranks have left; it takes 7 to 26 s with
+an image of 6 GB."""
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_MODULE = re.compile(r"[\w./+@:=-]+", re.ASCII)
+
+_OWN_OPTIONS = {
+    "job-name": "name",
+    "nodes": "resources.nodes",
+    "ntasks": "resources",
+    "ntasks-per-node": "resources.gpus_per_node",
+    "gpus": "resources",
+    "gpus-per-node": "resources.gpus_per_node",
+    "gpus-per-task": "resources",
+    "cpus-per-task": "resources.cpus_per_gpu",
+    "cpus-per-gpu": "resources.cpus_per_gpu",
+    "mem": "slurm.mem",
+    "time": "slurm.time",
+    "mem-per-gpu": "resources.mem_gb_per_gpu",
+    "mem-per-cpu": "slurm.mem",
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+    "qos": "slurm.qos",
+    "constraint": "slurm.constraint",
+    "reservation": "slurm.reservation",
+    "nodelist": "slurm.nodelist",
+    "exclude": "slurm.exclude",
+    "exclusive": "slurm.exclusive",
+    "array": "slurm.array",
+    "dependency": "slurm.dependency",
+    "mail-type": "slurm.mail_type",
+    "mail-user": "slurm.mail_user",
+    "signal": "slurm.signal",
+    "requeue": "slurm.requeue",
+    "no-requeue": "slurm.requeue",
+    "chdir": "nothing: paths in a job file are absolute",
+    "output": "nothing: clipship chooses it",
+    "error": "nothing: it goes where the output goes",
+    "open-mode": "nothing: it is append",
+    "export": "[env]",
+    "export-file": "[env]",
+    "wrap": "nothing: clipship writes the script",
+    "hold": "`sbatch --hold`",
+    "parsable": "nothing",
+}
+"""Options of sbatch that the script sets from other keys."""
+
+OneLine = Annotated[str, StringConstraints(min_length=1)]
+
+GpuRequest = Literal["gpus-per-node", "gres", "none"]
+
+
+def is_image_file(name: str) -> bool:
+    """Returns whether `slurm.image` is a file, and not a name in a registry."""
+    return name.startswith(("./", "../", "~/")) or ("://" not in name and name.endswith((".sif", ".sqsh")))
+
+
+def has_slash(name: str) -> bool:
+    """Returns whether `slurm.python` is a path, and not a command that PATH finds."""
+    return "/" in name
+
+
+class Slurm(SchedulerSection):
+    """Requests to sbatch beyond [resources], and settings of the ranks under Slurm."""
+
+    partition: Text | None = None
+    """Partition that the job is submitted to. None: the cluster's default."""
+    account: Text | None = None
+    """Account that the job's resources are charged to. None: the user's default."""
+    qos: Text | None = None
+    """Quality of service (QOS) that the job asks for. None: the account's default."""
+    time: Text | None = None
+    """Limit on the run time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. None: the partition's
+    own."""
+    mem: Text | None = None
+    """Memory of a node in Slurm's notation: "480G", or "0" for all of it. None: resources.mem_gb_per_gpu
+    times GPUs, else the partition's own."""
+    gpus: GpuRequest | None = None
+    """Option that asks for GPUs: --gpus-per-node; --gres=gpu:N, for older clusters; or none (ranks on CPUs).
+    None: --gpus-per-node, or no option if [resources] asks for the CPU."""
+    gpu_type: Text | None = None
+    """Type of GPU, such as "a100", on a cluster with several types."""
+    constraint: OneLine | None = None
+    """Features that nodes must have."""
+    reservation: Text | None = None
+    """Reservation whose nodes the job takes."""
+    nodelist: Text | None = None
+    """Nodes that the allocation must include."""
+    exclude: Text | None = None
+    """Nodes that the allocation must not include."""
+    exclusive: bool = False
+    """Ask for nodes without other jobs."""
+    dependency: Text | None = None
+    """Dependency on other jobs: "afterok:123", "singleton"."""
+    array: Text | None = None
+    """Split the run over N jobs, one after the other, each resuming where the one before stopped: "1-10%1".
+    """
+    mail_type: tuple[
+        Literal[
+            "BEGIN",
+            "END",
+            "FAIL",
+            "REQUEUE",
+            "TIME_LIMIT",
+            "TIME_LIMIT_90",
+            "TIME_LIMIT_80",
+            "TIME_LIMIT_50",
+            "ALL",
+        ],
+        ...,
+    ] = ()
+    """Events for which Slurm sends a mail."""
+    mail_user: Text | None = None
+    """Address that Slurm writes to. None: the user who submits."""
+    extra: dict[str, OneLine | bool] = Field(default_factory=dict)
+    """Any other option of sbatch, without its dashes: licenses = "matlab:1"; true for an option without a
+    value."""
+
+    container: Literal["none", "pyxis", "apptainer"] = "none"
+    """Environment of the ranks: the nodes' own, or a container that srun (with NVIDIA's pyxis) or apptainer
+    starts."""
+    image: Annotated[OneLine | None, JobPath(when=is_image_file, ranks=False)] = None
+    """Image of the container: a file (.sqsh for pyxis, .sif for apptainer) or a registry's name. None:
+    image.tag."""
+    mounts: tuple[OneLine, ...] = ()
+    """Folders that the container sees, "/host/folder:/folder[:ro]". Those that the job file names are mounted
+    automatically."""
+    modules: tuple[Text, ...] = ()
+    """Environment modules to load first: "cuda/13.0"."""
+    setup: tuple[OneLine, ...] = ()
+    """Lines of bash that the batch script runs unchanged, after the modules: "source
+    /shared/venv/bin/activate"."""
+    python: Annotated[OneLine | None, JobPath(when=has_slash, ranks=False)] = None
+    """Python that has clipship. None: the image's /opt/clipship/bin/python, or without a container the first
+    `python` on PATH."""
+
+    launcher: Literal["srun", "mpirun"] = "srun"
+    """Program that starts the ranks. mpirun: Open MPI's, inside the allocation; for Horovod if Slurm has no
+    PMIx."""
+    mpi: Literal["pmix", "pmi2"] = "pmix"
+    """Interface between srun and the MPI of Horovod's ranks; `srun --mpi=list` shows what a cluster has. Open
+    MPI 5 supports only pmix."""
+    rendezvous: Literal["name", "ipv4", "ipv6"] = "name"
+    """Address of the first node for the ranks: its name in Slurm, or its first global address (of
+    slurm.interface, if given)."""
+    interface: Text | None = None
+    """With rendezvous = "ipv4" or "ipv6": network interface that the address is taken from, such as "ib0"."""
+    name_suffix: Text | None = None
+    """With rendezvous = "name": suffix that turns a node's name into its name on the fast network; "i" on
+    some clusters."""
+
+    signal: Literal["USR2", "HUP", "INT"] = "USR2"
+    """Signal that Slurm sends to the script before the time limit; ranks then save and leave. USR1 is not
+    offered because NCCL may catch it, and TERM because scancel sends it."""
+    signal_lead_s: Annotated[int, Field(ge=10, le=65535)] = 180
+    """Seconds that ranks have to save and leave: more than a step and a checkpoint take. Slurm may signal a
+    minute early. With pyxis the signal comes 30 s earlier, because enroot must also remove the containers
+    before the time limit."""
+    requeue: bool = True
+    """Queue the job again after the time limit, a preemption or the loss of a node; the next start resumes at
+    the next sample."""
+    max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
+    """Largest number of starts after the first, for any reason; beyond it the job fails."""
+
+    @property
+    def signal_before_end_s(self) -> int:
+        """Seconds before the time limit at which Slurm signals the script.
+
+        In them ranks leave, then their containers are removed.
+        """
+        return self.signal_lead_s + (_REMOVAL_S if self.container == "pyxis" else 0)
+
+    @property
+    def uses_image(self) -> bool:
+        """True if ranks run in a container."""
+        return self.container != "none"
+
+    @property
+    def starts_ranks_by(self) -> str:
+        """Command that starts the ranks: `srun`, or `mpirun` inside the allocation."""
+        return self.launcher
+
+    @property
+    def without_gpus(self) -> bool:
+        """True if the job asks Slurm for no GPU."""
+        return self.gpus == "none"
+
+    @field_validator(
+        "partition",
+        "account",
+        "qos",
+        "gpu_type",
+        "reservation",
+        "nodelist",
+        "exclude",
+        "dependency",
+        "mail_user",
+    )
+    @classmethod
+    def _one_word(cls, value: str | None) -> str | None:
+        if value is not None and not _NO_SPACE.fullmatch(value):
+            raise ValueError(f'"{value}" must be one word of ASCII characters')
+        return value
+
+    @field_validator("interface", "name_suffix")
+    @classmethod
+    def _a_network_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9_.@:-]+", value):
+            raise ValueError(f'"{value}" must consist of letters, digits and any of . _ - @ :')
+        return value
+
+    @field_validator("constraint", "image", "python")
+    @classmethod
+    def _one_line(cls, value: str | None) -> str | None:
+        if value is not None and not value.isprintable():
+            raise ValueError(f"{value!r} must be one line of printable characters")
+        return value
+
+    @field_validator("setup")
+    @classmethod
+    def _lines(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [line for line in value if not line.replace("\t", " ").isprintable()]:
+            raise ValueError(
+                f"{wrong[0]!r} must be one line of printable characters; give each line of the script as a "
+                "text of its own"
+            )
+        return value
+
+    @field_validator("time", "mem", mode="before")
+    @classmethod
+    def _a_bare_number(cls, value: object) -> object:
+        return str(value) if type(value) is int else value
+
+    @field_validator("time")
+    @classmethod
+    def _a_time_limit(cls, value: str | None) -> str | None:
+        if value is not None and not _TIME.fullmatch(value):
+            forms = (
+                '"90" (minutes), "30:00" (MM:SS), "12:30:00" (HH:MM:SS), "2-12" (D-HH), "2-12:30" or '
+                '"2-12:30:00"'
+            )
+            raise ValueError(f'"{value}" is no time limit of Slurm; write it as {forms}')
+        if value is not None and not _seconds(value):
+            raise ValueError(
+                f'"{value}" asks for no limit, which schedulers put last: give one, or leave time out for '
+                "the partition's own"
+            )
+        return value
+
+    @field_validator("mem")
+    @classmethod
+    def _memory(cls, value: str | None) -> str | None:
+        if value is not None and not _MEMORY.fullmatch(value):
+            raise ValueError(
+                f'"{value}" is no memory of Slurm; write a whole number and one of K, M, G, T: "480G"; "0" '
+                "is all of a node"
+            )
+        return value
+
+    @field_validator("array")
+    @classmethod
+    def _a_chain(cls, value: str | None) -> str | None:
+        if value is not None and not _CHAIN.fullmatch(value):
+            raise ValueError(
+                f'"{value}": the jobs of an array share this run, so they must come one after the other: '
+                'write "1-10%1"'
+            )
+        return value
+
+    @field_validator("modules")
+    @classmethod
+    def _module_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [name for name in value if not _MODULE.fullmatch(name)]:
+            raise ValueError(f'"{wrong[0]}" is no module\'s name, such as cuda/13.0')
+        return value
+
+    @field_validator("mounts")
+    @classmethod
+    def _mounts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for mount in value:
+            if (
+                "," in mount
+                or not mount.isprintable()
+                or not re.fullmatch(r"/[^:]*:/[^:]*(:[a-z+]+)?", mount)
+            ):
+                raise ValueError(
+                    f'"{mount}" is no mount; write "/host/folder:/folder" or "/host/folder:/folder:ro", '
+                    "paths without commas and colons"
+                )
+        return value
+
+    @field_validator("extra")
+    @classmethod
+    def _free_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
+        for name, given in value.items():
+            if not _OPTION.fullmatch(name):
+                raise ValueError(
+                    f'"{name}" is no long option of sbatch; write it without dashes in front: licenses = '
+                    '"matlab:1"'
+                )
+            if name in _OWN_OPTIONS:
+                raise ValueError(f"{name} follows from {_OWN_OPTIONS[name]}: change that")
+            if name == "gres" and any(part.partition(":")[0] == "gpu" for part in str(given).split(",")):
+                raise ValueError(
+                    f'gres = "{given}" may name other resources than gpu: '
+                    f"GPUs follow from slurm.gpus, slurm.gpu_type and resources.gpus_per_node"
+                )
+            if isinstance(given, str) and not given.isprintable():
+                raise ValueError(f"{name} = {given!r} must be one line of printable characters")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Slurm":
+        if self.time is not None and _seconds(self.time) <= self.signal_before_end_s:
+            removal = (
+                ""
+                if self.container != "pyxis"
+                else f" and the {_REMOVAL_S} s that the removal of a container may take"
+            )
+            raise ValueError(
+                f'time = "{self.time}" is not longer than signal_lead_s = {self.signal_lead_s}{removal}: '
+                f"the run would be stopped as it starts; raise time, or lower signal_lead_s"
+            )
+        if self.interface and self.rendezvous == "name":
+            raise ValueError(
+                'interface needs rendezvous = "ipv4" or "ipv6": a name leads to whatever address the name has'
+            )
+        if self.name_suffix and self.rendezvous != "name":
+            raise ValueError('name_suffix needs rendezvous = "name"')
+        if self.launcher == "mpirun" and self.container == "pyxis":
+            raise ValueError(
+                'launcher = "mpirun" cannot start pyxis containers, which are an option of srun: use '
+                'launcher = "srun"'
+            )
+        if self.container == "none" and self.mounts:
+            raise ValueError("mounts are for containers, and container is none")
+        return self
+
+
+def _seconds(time: str) -> int:
+    """Returns the seconds of a time limit in Slurm's notation. Raises ValueError for another text."""
+    found = _TIME.fullmatch(time)
+    if found is None:
+        raise ValueError(time)
+    if found["plain"] is None:
+        minutes, _, seconds = (found["rest"] or "0").partition(":")
+        return ((int(found["days"]) * 24 + int(found["hours"])) * 60 + int(minutes)) * 60 + int(seconds or 0)
+    parts = [int(part) for part in found["plain"].split(":")]
+    if len(parts) < 3:  # minutes, and seconds
+        parts = [0, *parts]
+    return sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))

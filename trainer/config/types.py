@@ -1,0 +1,80 @@
+"""Base class and value types of all sections of the job file. Imports no torch."""
+
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+NO_NUL = r"\A[^\x00]*\z"
+ONE_LINE = r"\A[^\x00\r\n]*\z"
+RELEASE = r"\d+(\.\d+)+"
+VERSION = rf"\A{RELEASE}\z"
+COMPUTE_CAPABILITY = r"\A\d+\.\d\z"
+ABSOLUTE_PATH = r"\A/[A-Za-z0-9_.+/-]*\z"
+"""Pattern of an absolute path, with characters that no shell and no Dockerfile treats specially."""
+VARIABLE = r"\A[A-Za-z_][A-Za-z0-9_]*\z"
+
+Text = Annotated[str, StringConstraints(min_length=1, pattern=NO_NUL)]
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+
+VariableName = Annotated[str, StringConstraints(pattern=VARIABLE)]
+VariableValue = Annotated[str, StringConstraints(pattern=NO_NUL)]
+
+
+STANDARD_INPUT = "-"
+
+
+def is_stream(name: str) -> bool:
+    """Returns whether the name is a stream, which can only be read from its beginning.
+
+    Streams are `pipe:COMMAND`, and `-` for standard input.
+    """
+    return name.startswith("pipe:") or name == STANDARD_INPUT
+
+
+def is_remote(name: str) -> bool:
+    """Returns whether the name is no path, but a stream or a URL such as s3://bucket/0000.tar."""
+    return is_stream(name) or "://" in name
+
+
+class Section(BaseModel):
+    """A table of the job file: frozen, strict (no "8" for 8), unknown keys refused.
+
+    It is built on first use, so that a command waits only for the tables that it reads, and builds none
+    twice.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
+
+
+class SchedulerSection(Section):
+    """Section of one scheduler, which a row of `trainer.config.schedulers` names."""
+
+    @property
+    def uses_image(self) -> bool:
+        """True if ranks run in the job's container image, so that this machine's packages are not theirs."""
+        return True
+
+    @property
+    def without_gpus(self) -> bool:
+        """True if the section asks for no GPU."""
+        return False
+
+    @property
+    def starts_ranks_by(self) -> str:
+        """Command that starts the ranks: srun or mpirun."""
+        raise NotImplementedError
+
+
+Table = TypeVar("Table", bound=Section)
+
+
+def left_out(table: type[Table]) -> Table:
+    """Returns the field of a table that a job file may leave out; its keys then have their defaults.
+
+    The default is made with the job, not at import.
+    """
+    return Field(default_factory=table.model_construct)

@@ -1,0 +1,106 @@
+"""Counts samples that cannot be used, names them in the rank's log, and ends the run if there are too many.
+
+No torch.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from trainer.config import Data
+from trainer.data.sample import BadSample, LeftOut
+from trainer.errors import InputError
+
+# Records of this logger below a warning go to the rank's log file and not to the console.
+log = logging.getLogger("clipship.data")
+JUDGED_FROM = 1000
+SHOWN = 3
+
+
+class Allowed(NamedTuple):
+    """Limits to what may be wrong with shards that are opened."""
+
+    damage: bool
+    """True if samples after a damaged place in a shard may be lost."""
+    max_share: float
+    """Largest share of samples that may be left out, between 0 and 1."""
+
+    @classmethod
+    def by(cls, data: Data) -> "Allowed":
+        """Returns the limits that the job sets."""
+        return (
+            cls(damage=True, max_share=data.max_bad_share)
+            if data.on_bad_sample == "skip"
+            else cls(damage=False, max_share=0)
+        )
+
+    def check(self, left_out: LeftOut, usable: int) -> None:
+        """Raises InputError if more samples are left out than allowed."""
+        _check(
+            left_out.by_cause,
+            usable + left_out.count,
+            self.max_share,
+            left_out.named,
+            none_by=not self.damage,
+        )
+
+
+WHOLE = Allowed(damage=False, max_share=1)
+ANY = Allowed(damage=True, max_share=1)
+
+
+def name_left_out(left_out: LeftOut) -> None:
+    """Names the samples that were left out in the rank's log; a damaged shard also on the console."""
+    for sample in left_out.named:
+        log.log(logging.INFO if sample.key else logging.WARNING, "left out (%s): %s", sample.cause, sample)
+
+
+class Skipped:
+    """Counts the samples that one rank has skipped since this start."""
+
+    def __init__(self, max_share: float) -> None:
+        self._max_share = max_share
+        self.seen = 0
+        self.by_cause: Counter[str] = Counter()
+        self._first: list[BadSample] = []
+
+    @property
+    def count(self) -> int:
+        """Number of samples that were skipped."""
+        return self.by_cause.total()
+
+    def note(self, samples: int, bad: Sequence[BadSample]) -> None:
+        """Records that `samples` samples came and that those in `bad` were skipped and replaced.
+
+        Raises InputError if too large a share was skipped.
+        """
+        self.seen += samples
+        for sample in bad:
+            self.by_cause[sample.cause] += 1
+            log.info("skipped (%s): %s", sample.cause, sample)
+        self._first = [*self._first, *bad][:SHOWN]
+        _check(self.by_cause, self.seen, self._max_share, self._first)
+
+
+def _check(
+    bad: Mapping[str, int], samples: int, max_share: float, first: Sequence[BadSample], none_by: bool = False
+) -> None:
+    """Raises InputError if `bad`, counted by cause, is more than `max_share` of the samples.
+
+    `none_by` means that on_bad_sample allows none.
+    """
+    count = sum(bad.values())
+    most = max_share * max(samples, JUDGED_FROM)
+    if count > most:
+        causes = ", ".join(f"{of_cause} {cause}" for cause, of_cause in Counter(bad).most_common())
+        limit = (
+            'data.on_bad_sample = "fail" allows none'
+            if none_by
+            else f"data.max_bad_share = {max_share:g} allows {most:.0f}"
+        )
+        examples = "".join(f"\n  {sample}" for sample in first[:SHOWN])
+        shown = f" For example:{examples}" if examples else ""
+        raise InputError(
+            f"bad samples: {count} of {samples} ({causes}); {limit}. Mend the data or allow more.{shown}"
+        )

@@ -1,0 +1,121 @@
+"""Opens the training data on all ranks.
+
+Together they read the shards that the index lacks, each rank a part.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.data.bad_samples import Allowed
+from trainer.data.index import (
+    Entry,
+    index_folder,
+    index_shards,
+    open_index,
+    raise_all,
+    stale,
+    write_catalogue,
+)
+from trainer.data.sample import Source
+from trainer.data.shard_names import expand_shards
+from trainer.data.shards import open_indexed
+from trainer.data.source import open_source
+from trainer.data.tar import Selection
+from trainer.errors import InputError, Told, as_error, as_told
+from trainer.run.folder import run_folder
+from trainer.run.layout import INDEX
+
+log = logging.getLogger("clipship")
+
+
+def open_together(job: Job, comm: Comm) -> Source:
+    """Collective: returns the samples that `[data]` names; for shards, through an index on disk.
+
+    Raises InputError on all ranks alike.
+    """
+    data = job.data
+    if data.kind != "webdataset":
+        return open_source(data)
+    paths = expand_shards(data.train)
+    selection = Selection(tuple(data.image_key), data.caption_key)
+    if data.streams:
+        return _open_streams(job, comm, paths, selection)
+    place, missing, told = comm.broadcast_object(
+        _plan(job, paths, selection) if comm.world.rank == 0 else None
+    )
+    if problem := as_error(told):
+        raise problem
+    folder = Path(place)
+    fresh = _index(comm, missing, selection, folder) if missing else {}
+    return open_indexed(
+        open_index(paths, selection, folder, fresh), "captions", Allowed.by(data), data.max_member_bytes
+    )
+
+
+def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[str, list[str], Told | None]:
+    """Returns the index's folder, the shards that it lacks, and the problem if any.
+
+    They are values that can be sent to the other ranks.
+    """
+    beside = Path(job.data.index) if job.data.index else index_folder(paths)
+    folder = beside or run_folder(job).absolute() / INDEX
+    try:
+        missing = stale(paths, selection, folder)
+        # The index belongs to somebody else and is out of date.
+        if missing and not job.data.index and folder.exists() and not os.access(folder, os.W_OK):
+            folder = run_folder(job).absolute() / INDEX
+            missing = stale(paths, selection, folder)
+    except InputError as error:
+        return str(folder), [], as_told(error)
+    if missing:
+        log.info(
+            "%-12s reading the headers of %d of %d shards, once: the index is kept in %s",
+            "index",
+            len(missing),
+            len(paths),
+            folder,
+        )
+    return str(folder), missing, None
+
+
+def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selection) -> Source:
+    from trainer.data.streams import PROMISES, open_streams
+
+    log.warning("%-12s %s", "streams", PROMISES)
+    samples = job.data.stream_samples or 0
+    window, most_bytes = job.data.shuffle_window, job.data.max_member_bytes
+    return open_streams(
+        paths, samples, selection, window, job.seed, comm.world.rank, comm.world.size, most_bytes
+    )
+
+
+def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> dict[str, Entry]:
+    """Collective: each rank reads its part of the shards and rank 0 writes the catalogue; returns all ranks'
+    entries.
+    """
+    entries: dict[str, Entry] = {}
+    problem: InputError | None = None
+    try:
+        own = missing[comm.world.rank :: comm.world.size]
+        # Each shard that is read starts the phase's time limit anew.
+        entries = index_shards(own, selection, folder, progress=lambda done, of: comm.pulse.phase("init"))
+    except InputError as error:
+        problem = error
+    found = comm.all_gather_object(
+        ({name: asdict(entry) for name, entry in entries.items()}, as_told(problem))
+    )
+    problems = [told for _, told in found if told]
+    every = {name: Entry(**entry) for of_rank, _ in found for name, entry in of_rank.items()}
+    if not problems and comm.world.rank == 0:
+        try:
+            write_catalogue(folder, selection, every)
+        except InputError as error:
+            problems = [as_told(error)]
+    problems = [as_error(told) for told in comm.broadcast_object(problems)]
+    raise_all(problems, shown=len(problems))  # each problem is a rank's own list
+    return every

@@ -1,0 +1,99 @@
+"""Shows people what a source of samples holds: numbers, and a sheet of pictures. No torch."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from trainer.data.pictures import decode
+from trainer.data.sample import BadSample, RawSample, Source
+
+TILE = 192
+TEXT = 44
+MARGIN = 8
+LINES = 3
+LETTERS = 31
+
+
+def statistics(source: Source, samples: int) -> dict[str, Any]:
+    """Returns the number of samples, and of some of them image sizes, caption lengths and flaws."""
+    bad: Counter[str] = Counter()
+    sides, sizes, captions, lengths = [], [], [], []
+    for number in _spread(source, samples):
+        try:
+            raw = source.read(number)
+            sides.append(decode(raw).size)
+        except BadSample as error:
+            bad[error.cause] += 1
+            continue
+        sizes.append(len(raw.image))
+        captions.append(len(raw.captions))
+        lengths += [len(caption) for caption in raw.captions]
+    shards = source.shard_sizes()
+    return {
+        "shards": len(shards),
+        "samples": len(source),
+        "samples_per_shard": _range(shards),
+        "not_usable": dict(source.left_out.by_cause),
+        "looked_at": len(sides) + bad.total(),
+        "bad": dict(bad),
+        "width": _range([width for width, _ in sides]),
+        "height": _range([height for _, height in sides]),
+        "image_bytes": _range(sizes),
+        "captions_per_image": _range(captions),
+        "caption_characters": _range(lengths),
+    }
+
+
+def contact_sheet(source: Source, samples: int) -> Image.Image:
+    """Returns pictures in rows, each above the beginning of its first caption, or the reason why it cannot be
+    decoded.
+    """
+    numbers = list(_spread(source, samples))
+    columns = max(1, round((len(numbers) * (TILE + TEXT) / TILE) ** 0.5))
+    rows = -(-len(numbers) // columns)
+    sheet = Image.new(
+        "RGB", (columns * (TILE + MARGIN) + MARGIN, rows * (TILE + TEXT + MARGIN) + MARGIN), "white"
+    )
+    for place, number in enumerate(numbers):
+        row, column = divmod(place, columns)
+        sheet.paste(
+            _tile(source, number), (MARGIN + column * (TILE + MARGIN), MARGIN + row * (TILE + TEXT + MARGIN))
+        )
+    return sheet
+
+
+def _tile(source: Source, number: int) -> Image.Image:
+    tile = Image.new("RGB", (TILE, TILE + TEXT), "white")
+    try:
+        raw = source.read(number)
+        picture = _thumbnail(raw)
+        tile.paste(picture, ((TILE - picture.width) // 2, (TILE - picture.height) // 2))
+        text, colour = raw.captions[0] if raw.captions else raw.key, "black"
+    except BadSample as error:
+        text, colour = f"{error.key}: {error.cause}", "red"
+    lines = textwrap.wrap(text, LETTERS, max_lines=LINES, placeholder=" ...")
+    ImageDraw.Draw(tile).multiline_text(
+        (0, TILE + 2), "\n".join(lines), fill=colour, font=ImageFont.load_default(11)
+    )
+    return tile
+
+
+def _thumbnail(raw: RawSample) -> Image.Image:
+    picture = decode(raw)
+    picture.thumbnail((TILE, TILE))
+    return picture
+
+
+def _spread(source: Source, samples: int) -> Iterator[int]:
+    """Yields sample numbers that are spread evenly over the source."""
+    yield from np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int).tolist()
+
+
+def _range(values: Sequence[int]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    return {"least": int(min(values)), "median": float(np.median(values)), "most": int(max(values))}

@@ -1,0 +1,161 @@
+"""Expands the patterns of a job file to the files that they name.
+
+It lists folders and opens nothing; imports no torch.
+"""
+
+import glob
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from braceexpand import braceexpand
+
+from trainer.config import is_remote, is_stream
+from trainer.errors import InputError
+
+_MOST_NAMES = 1_000_000
+_LIST = re.compile(r"\{[^{}]*,[^{}]*\}")
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
+
+
+def expand_shards(patterns: Sequence[str]) -> list[str]:
+    """Returns the files that patterns (braces, globs, plain names) name, in the order given.
+
+    Matches of a glob come in natural order. Names that are no path (`pipe:`, URLs) are expanded but not
+    checked. Tables are found in the same way. Raises InputError, which lists every pattern that is empty or
+    matches nothing, every missing file by its pattern, and names that come twice.
+    """
+    names: list[str] = []
+    problems: list[str] = []
+    for pattern in patterns:
+        try:
+            names += _expand(pattern)
+        except InputError as problem:
+            problems.append(str(problem))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        problems.append(
+            f"{_few(twice)} named more than once: its samples would be drawn more than once in an epoch"
+        )
+    if problems or not names:
+        raise InputError("\n".join(problems) or "no shard and no table is named")
+    return names
+
+
+def expand_seekable(patterns: Sequence[str]) -> list[str]:
+    """Runs `expand_shards` for a command that reads by offset.
+
+    Raises InputError if a pattern names a stream.
+    """
+    if streams := list(filter(is_stream, patterns)):
+        raise InputError(f"{streams[0]}: a stream cannot be read by place: name files or URLs")
+    return expand_shards(patterns)
+
+
+def expand_key(key: str, patterns: Sequence[str]) -> list[str]:
+    """Runs `expand_shards`; its problems begin with the job file's key that holds the patterns."""
+    try:
+        return expand_shards(patterns)
+    except InputError as problem:
+        raise InputError("\n".join(f"{key}: {line}" for line in str(problem).splitlines())) from None
+
+
+def expand_names(pattern: str) -> list[str]:
+    """Returns the files and folders that one pattern names; empty if there are none or it is no path."""
+    if is_remote(pattern) or not pattern.strip():
+        return []
+    if os.path.lexists(pattern):
+        return [pattern]
+    return [match for name in _braces(pattern) for match in _matches(name, os.path.lexists)]
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Returns a sorting key that puts shard-9 before shard-10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _expand(pattern: str) -> list[str]:
+    if not pattern.strip():
+        raise InputError(
+            "an empty pattern names no file: give shards (data/{0000..0099}.tar, data/*.tar) or a table "
+            "(data/train.csv)"
+        )
+    if is_remote(pattern):
+        return _braces(pattern)
+    if os.path.isfile(pattern):
+        return [pattern]
+    found: list[str] = []
+    missing: list[str] = []
+    for name in _braces(pattern):
+        matches = _matches(name)
+        found += matches
+        missing += [] if matches else [name]
+    if missing:
+        raise InputError(_missing(pattern, found, missing))
+    return found
+
+
+def _matches(name: str, wanted: Callable[[str], bool] = os.path.isfile) -> list[str]:
+    if wanted(name):
+        return [name]
+    return (
+        sorted(filter(wanted, glob.glob(name, recursive=True)), key=natural_order)
+        if glob.has_magic(name)
+        else []
+    )
+
+
+def _braces(pattern: str) -> list[str]:
+    total = math.prod(abs(int(end) - int(begin)) + 1 for begin, end in _RANGE.findall(pattern))
+    total *= math.prod(group.count(",") + 1 for group in _LIST.findall(pattern))
+    if total > _MOST_NAMES:
+        raise InputError(f"{pattern}: its braces stand for {total:,} names; {_MOST_NAMES:,} is the most")
+    try:
+        return list(braceexpand(pattern))
+    except ValueError as problem:
+        raise InputError(
+            f"{pattern}: cannot expand its braces ({problem}): write {{0000..0099}} or {{train,extra}}"
+        ) from None
+
+
+def _missing(pattern: str, found: Sequence[str], missing: Sequence[str]) -> str:
+    """Returns a message: the files that were not found, the folder, and what it holds instead."""
+    if os.path.isdir(pattern):
+        return (
+            f"{pattern} is a folder: name the files, for example {os.path.join(pattern, '*.tar')}; "
+            f"{_contents(pattern)}"
+        )
+    folder = os.path.dirname(missing[0])
+    what = (
+        f"{len(missing)} of {len(found) + len(missing)} files are missing"
+        if found or len(missing) > 1
+        else "no such file"
+    )
+    which = f": {_few([os.path.basename(name) for name in missing])}" if found or len(missing) > 1 else ""
+    if glob.has_magic(missing[0]) and len(missing) == 1:
+        what, which = "no file matches", ""
+    return f"{pattern}: {what}{which}; {_contents(folder)}"
+
+
+def _contents(folder: str) -> str:
+    """Returns the names of some files in the folder, for a message."""
+    if glob.has_magic(folder) and not os.path.isdir(folder):
+        parents = [parent for parent in glob.glob(folder, recursive=True) if os.path.isdir(parent)]
+        if not parents:
+            return _contents(os.path.dirname(folder))
+        folder = parents[0]
+    try:
+        held = [entry.name + "/" * entry.is_dir() for entry in os.scandir(folder or ".")]
+    except FileNotFoundError:
+        return f"there is no folder {folder}"
+    except (OSError, ValueError) as problem:
+        return f"the folder {folder or '.'} cannot be read ({getattr(problem, 'strerror', None) or problem})"
+    if not held:
+        return f"the folder {folder or '.'} is empty"
+    return f"the folder {folder or '.'} holds {_few(sorted(held, key=natural_order))}"
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

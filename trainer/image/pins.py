@@ -1,0 +1,23 @@
+"""Python packages that a stack pins, from the lock files in docker/. Reads only those; uses no network."""
+
+import re
+
+from trainer.image.stack_table import Row
+from trainer.launch.templates import FOLDER
+
+_PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
+
+
+def pins(row: Row | None) -> dict[str, str]:
+    """Returns pinned versions by package name, as PEP 503 writes it.
+
+    `row` None means that torch and its packages are the base's.
+    """
+    files = ["requirements.txt", *([f"torch/{row.torch}.txt"] if row else [])]
+    texts = [(FOLDER / "docker" / name).read_text(encoding="utf-8") for name in files]
+    return {normal(name): version for text in texts for name, version in _PIN.findall(text)}
+
+
+def normal(name: str) -> str:
+    """Returns the normalized name of a Python package (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,181 @@
+"""Types of docker/stacks.toml: the torch, CUDA, NCCL, Python, compilers and systems that go together.
+
+Reads only that file; imports no torch.
+"""
+
+import functools
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.launch.templates import FOLDER
+
+Number = tuple[int, ...]
+
+
+def number(version: str) -> Number:
+    """Converts a version to numbers that can be compared: "12.4" to (12, 4)."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def has_code(archs: Sequence[str], gpu: str) -> bool:
+    """Returns whether a torch with code for `archs` runs on a GPU of compute capability `gpu`.
+
+    Code for 8.0 also runs on 8.6, but not on 9.0.
+    """
+    major, minor = number(gpu)
+    return any(number(arch)[0] == major and number(arch)[1] <= minor for arch in archs)
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """A known problem of a stack, and its remedy."""
+
+    text: str
+    from_nodes: int = 1
+    """Smallest number of nodes on which it occurs."""
+    unless: str = ""
+    """Variable that avoids it, as NAME=VALUE."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One torch release on the package index, with the versions that it brings and needs."""
+
+    torch: str
+    torchvision: str
+    python: tuple[str, str]
+    """The oldest and the newest Python with a wheel."""
+    cuda: str
+    cudnn: str
+    nccl: str
+    triton: str
+    cxx: int
+    """C++ standard of torch's headers."""
+    cxx11_abi: bool
+    glibc: str
+    """Oldest glibc that the wheels run on."""
+    archs: tuple[str, ...]
+    """Compute capabilities of the GPUs that the wheel has code for."""
+    setuptools: str = ""
+    numpy: str = ""
+    known_bad: tuple[KnownBad, ...] = ()
+    notes: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
+    """Notes on what this project built and ran with this release."""
+
+    @property
+    def cuda_major(self) -> int:
+        return number(self.cuda)[0]
+
+    def runs_on(self, python: str) -> bool:
+        return number(self.python[0]) <= number(python) <= number(self.python[1])
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """One CUDA release."""
+
+    gcc_max: int
+    driver_min: int
+    nvcc: tuple[str, ...]
+    """Sources of the complete compiler: pypi, debian-13, base."""
+    archs: tuple[str, ...]
+    """Compute capabilities that nvcc compiles for."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A distribution that images start from."""
+
+    names: tuple[str, ...]
+    python: str
+    gcc: tuple[int, ...]
+    """Versions of g++ in the distribution's packages, the default first."""
+    glibc: str
+    openmpi: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The whole content of docker/stacks.toml."""
+
+    default: str
+    trainer_torch_min: str
+    trainer_torch_why: str
+    trainer_python_min: str
+    open_clip: str
+    horovod: str
+    horovod_sha256: str
+    """Hash of Horovod's source archive on the package index."""
+    rows: tuple[Row, ...]
+    cuda: dict[str, Cuda] = field(default_factory=dict)
+    systems: dict[str, System] = field(default_factory=dict)
+    nvidia_cuda_images: dict[str, str] = field(default_factory=dict)
+    """NCCL in the system folders of nvidia/cuda's devel and runtime images, by CUDA release."""
+    driver_min_of_gpu: dict[str, int] = field(default_factory=dict)
+    """Oldest driver that supports a generation of GPUs, by the major number of its compute capability."""
+
+    def row(self, torch: str) -> Row:
+        """Returns the row of a torch release. Raises InputError if the table has none."""
+        for row in self.rows:
+            if row.torch == torch:
+                return row
+        known = ", ".join(row.torch for row in self.rows)
+        raise InputError(
+            f"the table has no stack for torch {torch}; it has {known}. `clipship stacks` lists them"
+        )
+
+    def matching(self, torch: str, cuda: str | None, nccl: str | None) -> Row | None:
+        """Returns the row with these versions of torch, CUDA and NCCL; None if there is none."""
+        return next(
+            (
+                row
+                for row in self.rows
+                if (row.torch, row.cuda, row.nccl) == (torch.partition("+")[0], cuda, nccl)
+            ),
+            None,
+        )
+
+    def driver_of_gpu(self, arch: str) -> int:
+        """Returns the oldest driver that supports a GPU of this compute capability.
+
+        Returns 0 if CUDA's own minimum is higher.
+        """
+        return self.driver_min_of_gpu.get(str(number(arch)[0]), 0)
+
+    def trains(self, row: Row) -> bool:
+        """Returns whether the trainer runs on the row's torch."""
+        return number(row.torch) >= number(self.trainer_torch_min)
+
+
+@functools.cache
+def table() -> Table:
+    """Returns the table; the file is read once."""
+    with (FOLDER / "docker" / "stacks.toml").open("rb") as file:
+        raw = tomllib.load(file)
+    return Table(
+        default=raw["default"],
+        trainer_torch_min=raw["trainer_torch_min"],
+        trainer_torch_why=raw["trainer_torch_why"],
+        trainer_python_min=raw["trainer_python_min"],
+        open_clip=raw["open_clip"],
+        horovod=raw["horovod"],
+        horovod_sha256=raw["horovod_sha256"],
+        rows=tuple(_row(row) for row in raw["stack"]),
+        cuda={name: Cuda(**_tuples(entry)) for name, entry in raw["cuda"].items()},
+        systems={name: System(**_tuples(entry)) for name, entry in raw["os"].items()},
+        nvidia_cuda_images=raw["nvidia_cuda_images"],
+        driver_min_of_gpu=raw["driver_min_of_gpu"],
+    )
+
+
+def _row(entry: dict[str, Any]) -> Row:
+    known_bad = tuple(KnownBad(**bad) for bad in entry.get("known_bad", ()))
+    return Row(**_tuples({**entry, "known_bad": known_bad}))
+
+
+def _tuples(entry: dict[str, object]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

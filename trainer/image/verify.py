@@ -1,0 +1,105 @@
+"""Inspects an image by running it: the self-test, and the list of its packages.
+
+Uses the Docker SDK; imports no torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.errors import ClusterError
+from trainer.image.build_errors import likely_cause
+from trainer.image.daemon import daemon
+from trainer.image.stack_table import Row, table
+
+_PYTHON = "/opt/clipship/bin/python"
+_PROOF = ("-P", "-m", "trainer.image.selftest")
+_OF_BASE = "base"  # the value of stack.torch for it
+_SHARED_MEMORY = 2**30
+"""Bytes of a container's /dev/shm, through which ranks communicate; Docker's default of 64 MiB is too
+small."""
+
+
+def verify(image: str) -> tuple[dict[str, Any], Row | None]:
+    """Run the self-test in the image; returns the facts found and the matching row of the table.
+
+    The row is None if none matches. Raises ClusterError if a check fails.
+    """
+    expected = _expectations(image)
+    output = _run(image, [_PYTHON, *_PROOF, *expected])
+    facts: dict[str, Any] = json.loads(output)
+    return facts, table().matching(facts["torch"], facts["cuda"], facts["nccl"])
+
+
+def has_own_torch(image: str) -> bool:
+    """Returns whether the image's torch is its base's, for which the table need not have a row."""
+    return labels(image).get("org.clipship.torch") == _OF_BASE
+
+
+def packages(image: str) -> list[tuple[str, str, str, str]]:
+    """Returns origin (python or system), name, version and licence of each installed package, sorted."""
+    rows: list[tuple[str, str, str, str]] = [
+        tuple(row) for row in json.loads(_run(image, [_PYTHON, "-P", "-m", "trainer.image.sbom"]))
+    ]
+    return rows
+
+
+def labels(image: str) -> Mapping[str, str]:
+    """Returns the image's labels. Raises ClusterError if the image is not on this machine."""
+    with daemon(image) as connected:
+        from docker.errors import ImageNotFound
+
+        try:
+            found: Mapping[str, str] = connected.images.get(image).labels
+        except ImageNotFound:
+            raise ClusterError(
+                f"there is no image {image} on this machine: build or pull it; `docker images` lists what "
+                "is here"
+            ) from None
+    return found
+
+
+def _expectations(image: str) -> Sequence[str]:
+    """Returns the options of the self-test for what the image's labels promise."""
+    found = labels(image)
+    said = {name: found.get(f"org.clipship.{name}") for name in ("torch", "cuda", "nccl")}
+    row = table().matching(*(said[name] or "" for name in ("torch", "cuda", "nccl")))
+    archs = {"archs": ",".join(row.archs)} if row else {}
+    compiler = ["--compiler"] if "org.clipship.compiler" in found else []
+    return [
+        word
+        for name, value in {**said, **archs}.items()
+        if value and value != _OF_BASE
+        for word in (f"--{name}", value)
+    ] + compiler
+
+
+def _run(image: str, command: Sequence[str]) -> str:
+    """Run the command in a container of the image, which is then removed; returns its stdout.
+
+    Raises ClusterError if the command fails.
+    """
+    if "org.clipship.torch" not in labels(image):
+        raise ClusterError(
+            f"{image} is no image of `clipship image build`, nor made from one: there is nothing in it to "
+            "look with"
+        )
+    with daemon(image) as connected:
+        container = connected.containers.create(
+            image, list(command), entrypoint="", network_mode="none", shm_size=_SHARED_MEMORY
+        )
+        try:
+            container.start()
+            code = container.wait()["StatusCode"]
+            output: str = container.logs(stdout=True, stderr=False).decode(errors="replace")
+            errors = container.logs(stdout=False, stderr=True).decode(errors="replace")
+        finally:
+            container.remove(force=True)
+    if code != 0:
+        said = "\n".join(f"{output}{errors}".splitlines()[-25:])
+        cause = likely_cause(said)
+        raise ClusterError(
+            f"{image}: {command[-1]} ended with {code}:\n{said}"
+            + (f"\nlikely cause: {cause}" if cause else "")
+        )
+    return output

@@ -1,0 +1,126 @@
+"""Fills a folder with every package that an image's build needs from an index, so that the build needs no
+index.
+
+Runs pip; imports no torch.
+"""
+
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from trainer.config import Job
+from trainer.config.image import Site
+from trainer.errors import ClusterError, InputError
+from trainer.image.base import system_name
+from trainer.image.context import certificates, check_files
+from trainer.image.pins import pins
+from trainer.image.recipe import recipe
+from trainer.image.stack_table import Row, number, table
+from trainer.launch.templates import FOLDER
+
+_SYSTEM_S = "/etc/ssl/certs/ca-certificates.crt"
+_GLIBC_MINOR = 28  # glibc 2.28, which is enough for most wheels
+
+
+def fill(job: Job, folder: Path) -> int:
+    """Download wheels and Horovod's source; returns how many files the folder then has.
+
+    The wheels are for the image's Python, not for this one. pip asks the index that [image.site] names, as
+    the build does. Raises InputError if the folder cannot be made, ClusterError if pip fails.
+    """
+    site = job.image.site.model_copy(update={"wheelhouse": None})  # the job may already name this folder
+    known, made, docker = table(), recipe(job), FOLDER / "docker"
+    check_files(site)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be filled: {problem.strerror}") from None
+    python = known.systems[system_name(job, known) or ""].python
+    target = [
+        "--python-version",
+        python,
+        "--implementation",
+        "cp",
+        "--only-binary",
+        ":all:",
+        *_platforms(made.row),
+    ]
+    names = ("requirements.txt", made.torch_pins, "requirements-mpi.txt", "requirements-build.txt")
+    lists = [docker / name for name in names if name]
+    if made.toolkit == "pypi":
+        lists.append(docker / made.nvcc_pins)
+    with tempfile.TemporaryDirectory() as scratch:
+        index = _index(site, Path(scratch))
+        for locked in lists:
+            _pip(folder, index, *target, "--require-hashes", "--no-deps", "--requirement", str(locked))
+        if made.image.pip_packages:
+            constraints = Path(scratch) / "constraints.txt"
+            constraints.write_text(
+                "".join(f"{name}=={version}\n" for name, version in pins(made.row).items())
+            )
+            _pip(folder, index, *target, "--constraint", str(constraints), *made.image.pip_packages)
+        pin = Path(scratch) / "horovod.txt"
+        pin.write_text(f"horovod=={known.horovod} --hash=sha256:{known.horovod_sha256}\n")
+        _pip(
+            folder,
+            index,
+            "--no-deps",
+            "--no-binary",
+            "horovod",
+            "--no-build-isolation",
+            "--require-hashes",
+            "--requirement",
+            str(pin),
+        )
+    return sum(1 for path in folder.iterdir() if path.is_file())
+
+
+def _platforms(row: Row | None) -> list[str]:
+    """Returns the platform options of pip.
+
+    pip takes each tag by itself, so every manylinux tag is listed up to the smallest glibc that the base may
+    have.
+    """
+    minor = max(_GLIBC_MINOR, number(row.glibc)[1] if row else 0)
+    tags = [f"manylinux_2_{older}_x86_64" for older in range(minor, 4, -1)]
+    return [
+        word for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"] for word in ("--platform", tag)
+    ]
+
+
+def _index(site: Site, scratch: Path) -> dict[str, str]:
+    """Returns the variables that make pip ask this site's index.
+
+    It is empty if the job names no index; then pip's own configuration applies.
+    """
+    variables = {"PIP_CONFIG_FILE": site.pip_conf, "PIP_INDEX_URL": site.index_url}
+    if site.certificates:
+        bundle = scratch / "ca.pem"
+        system = Path(ssl.get_default_verify_paths().cafile or _SYSTEM_S)
+        bundle.write_bytes(certificates(site) + (system.read_bytes() if system.is_file() else b""))
+        variables["PIP_CERT"] = str(bundle)
+    return {name: value for name, value in variables.items() if value}
+
+
+def _pip(folder: Path, index: dict[str, str], *words: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+        *words,
+    ]
+    done = subprocess.run(command, stdout=sys.stderr, env={**os.environ, **index})
+    if done.returncode != 0:
+        free_gb = shutil.disk_usage(folder).free / 1e9
+        raise ClusterError(
+            f"pip could not fill {folder} ({free_gb:.0f} GB free); what it said stands above. Run the same "
+            "again: it goes on"
+        )

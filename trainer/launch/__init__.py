@@ -1,0 +1,1 @@
+"""Starts ranks: on this machine, over ssh, by Slurm, by Kubernetes. Imports no torch."""

@@ -1,0 +1,43 @@
+"""The line for people that `clipship run` prints when it gets a signal, before any rank has received it.
+
+Imports no torch.
+"""
+
+import signal
+
+from trainer.config.phases import NOTHING_DONE
+from trainer.supervise.heartbeat import Beat
+
+AGREED_AFTER = 2
+"""Steps until all ranks know of one rank's request and stop at the same step; see
+`trainer.comm.consensus`."""
+
+
+def answer_to(number: int, times: int, beat: Beat | None, *, begun: bool, here: bool, saves: bool) -> str:
+    """Returns the line for the signal when it comes for the first or second time; "" for later ones.
+
+    `beat` is what rank 0 is doing, None if not known; `begun` says that it was known before. `here` says that
+    rank 0 runs on this machine, so that it will be known. `saves` says that there are steps and checkpoints.
+    """
+    if times > 2 or (times > 1 and number != signal.SIGINT):
+        return ""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    if times > 1:
+        return f"clipship: {name} again: leaving at once, nothing more is saved"
+    again = "; Ctrl-C again to leave at once" if number == signal.SIGINT else ""
+    return f"clipship: {name}{_now(beat, begun, here, saves)}{again}"
+
+
+def _now(beat: Beat | None, begun: bool, here: bool, saves: bool) -> str:
+    if beat is None and begun:
+        return ": the ranks have ended, leaving"
+    if not saves:
+        return ": leaving"
+    if beat is None and not here:
+        return ": asking the ranks to save their step and to leave"
+    if beat is None or beat.phase in NOTHING_DONE:
+        return " before the first step is done: there is nothing to save, leaving"
+    if beat.phase == "shutdown":
+        return " while the ranks leave: everything is saved"
+    where = f"step {beat.step}" if beat.phase in ("data", "step") else f"the {beat.phase} of step {beat.step}"
+    return f" in {where}: saving at about step {beat.step + AGREED_AFTER}, then leaving"

@@ -1,0 +1,1 @@
+"""First processes in the pods of an MPIJob."""

@@ -1,0 +1,85 @@
+"""Counts the starts of the ranks in the run folder, and decides what follows when one ends.
+
+The record outlives a launcher pod: a new one knows whether the run has ended for good, and how many failures
+there were. Imports no torch.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED
+from trainer.run.checkpoints import whole_in
+from trainer.run.layout import ARTEFACTS, CHECKPOINTS, LAUNCHER_FILE
+from trainer.safe_io.atomic import write_json
+
+MEMORY = Path(ARTEFACTS, LAUNCHER_FILE)
+"""Path of the record in the run folder."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Record of one submission's starts."""
+
+    job: str
+    """Uid of the launcher Job; a new submission has another one and begins a new record."""
+    starts: int = 0
+    failures: int = 0
+    """Consecutive failures without a new checkpoint in between."""
+    checkpoint: str = ""
+    """Newest checkpoint when the last failure was counted."""
+    final: int | None = None
+    """Exit code with which the run ended for good; later launchers leave with it. None while the run goes
+    on."""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Next action of the launcher, with its updated record."""
+
+    action: Literal["leave", "again"]
+    memory: Memory
+
+
+def read_memory(run_folder: Path, job: str) -> Memory:
+    """Returns the record of an earlier launcher of this submission; an empty one if there is none."""
+    try:
+        found = Memory(**json.loads((run_folder / MEMORY).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return Memory(job)
+    return found if found.job == job else Memory(job)
+
+
+def write_memory(run_folder: Path, memory: Memory) -> None:
+    """Write the record, whole or not at all."""
+    path = run_folder / MEMORY
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(memory))
+
+
+def newest_checkpoint(run_folder: Path) -> str:
+    """Returns the name of the newest checkpoint's folder; "" if there is none."""
+    return max((path.name for path in whole_in(run_folder / CHECKPOINTS)), default="")
+
+
+def verdict(
+    memory: Memory, code: int, *, asked: bool, checkpoint: str, retries: int, message: str
+) -> Verdict:
+    """Decide what follows from the ranks' exit code.
+
+    `asked` says that this launcher was asked to stop. A run also ends with 75 if a worker was asked to stop;
+    it is then started again.
+    """
+    if asked and code != EXIT_DONE:
+        return Verdict("leave", replace(memory, message=message))  # the next launcher resumes the run
+    if code in (EXIT_DONE, EXIT_BAD_INPUT):
+        return Verdict("leave", replace(memory, final=code, message=message))
+    if code == EXIT_PREEMPTED:
+        return Verdict("again", memory)
+    failures = 1 + (memory.failures if checkpoint == memory.checkpoint else 0)
+    counted = replace(memory, failures=failures, checkpoint=checkpoint, message=message)
+    return (
+        Verdict("again", counted) if failures <= retries else Verdict("leave", replace(counted, final=code))
+    )

@@ -1,0 +1,314 @@
+"""First process of the launcher pod: starts the ranks with mpirun until the run has ended.
+
+Run as `python -m trainer.launch.kubernetes.pod.launcher JOB --ssh-port N`. It waits for the workers, starts
+every rank through ssh, passes a request to stop on to the ranks' supervisors, and starts failed ranks again
+from their last checkpoint. It leaves with the first cause's exit code and a message that `kubectl describe`
+shows. Imports no torch.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from trainer.config import Job
+from trainer.config.loader import load_job
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.launch.kubernetes.pod.attempts import (
+    Memory,
+    newest_checkpoint,
+    read_memory,
+    verdict,
+    write_memory,
+)
+from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
+from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, meeting
+from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
+from trainer.launch.processes import supervise
+from trainer.run.exit_files import forget
+from trainer.run.exits import EXIT_DIR, first_cause
+from trainer.run.folder import run_folder
+from trainer.run.layout import METRICS_FILE, Run
+from trainer.supervise.coordinator import REPEAT_S
+from trainer.supervise.stop_request import ask_to_stop
+from trainer.supervise.tree import Meeting
+from trainer.text.terminal import say, shown
+
+HOSTFILE = Path("/etc/mpi/hostfile")
+TERMINATION_LOG = Path("/dev/termination-log")
+_STARTS_APART_S = 2.0
+_MESSAGE_BYTES = 3000  # Kubernetes keeps 4096 bytes for a pod
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the launcher; returns the run's exit code."""
+    parser = argparse.ArgumentParser(prog="trainer.launch.kubernetes.pod.launcher")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--ssh-port", type=int, required=True)
+    given = parser.parse_args(words)
+    try:
+        launcher = Launcher(given.job, load_job(given.job), given.ssh_port, os.environ)
+        return launcher.run()
+    except InputError as problem:
+        return _leave(EXIT_BAD_INPUT, str(problem))
+
+
+class Launcher:
+    """Launcher of one run; `run` is its whole life."""
+
+    def __init__(self, job_path: Path, job: Job, ssh_port: int, env: Mapping[str, str]) -> None:
+        self._job_path, self._job, self._ssh_port, self._env = job_path, job, ssh_port, env
+        self._meeting = self._place = meeting(env)
+        self._hosts = read_hostfile(HOSTFILE)
+        self._folder = run_folder(job)
+        self._memory = read_memory(self._folder, env.get(JOB_UID, ""))
+        self._asked = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def run(self) -> int:
+        """Start the ranks until they are done or have failed too often, or until this pod is asked to
+        stop.
+        """
+        if self._memory.final is not None:
+            return _leave(self._memory.final, self._memory.message)
+        while True:
+            code, reason = self._attempt()
+            message = f"{reason}; {self._progress()}"
+            found = verdict(
+                self._memory,
+                code,
+                asked=bool(self._asked),
+                checkpoint=newest_checkpoint(self._folder),
+                retries=self._job.kubernetes.retries,
+                message=message,
+            )
+            self._remember(found.memory)
+            if found.action == "leave":
+                return _leave(code, message)
+            again = (
+                f"{found.memory.failures} of at most {self._job.kubernetes.retries}"
+                if code != EXIT_PREEMPTED
+                else "a worker was asked to go"
+            )
+            say(f"{message}; the ranks are started again ({again})")
+            self._pause(_STARTS_APART_S)
+
+    def _attempt(self) -> tuple[int, str]:
+        """Start all ranks once; returns exit code and reason."""
+        missing = wait_for_all(
+            self._hosts, self._ssh_port, self._job.kubernetes.workers_ready_s, lambda: bool(self._asked), say
+        )
+        if self._asked:
+            return EXIT_PREEMPTED, "asked to stop before the ranks had started"
+        if missing:
+            return EXIT_FAILED, self._missing(missing)
+        self._meeting = _at_its_address(self._place)
+        if not self._earlier_ranks_gone():
+            return (
+                EXIT_FAILED,
+                (
+                    f"ranks of an earlier launcher still run: {self._meeting.host} answers at port "
+                    f"{self._meeting.port}"
+                ),
+            )
+        self._remember(replace(self._memory, starts=self._memory.starts + 1))
+        forget(
+            self._folder, self._meeting.start
+        )  # otherwise an earlier start's end would be taken for this one's
+        before = _stamp(Run(self._folder).result)
+        with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
+            code = self._mpirun(Path(folder))
+            return self._outcome(code, Path(folder), before)
+
+    def _missing(self, missing: Sequence[str]) -> str:
+        return (
+            f"{len(missing)} of {len(self._hosts)} workers were not ready within "
+            f"kubernetes.workers_ready_s = {self._job.kubernetes.workers_ready_s:g} s: {listed(missing)}; "
+            "`kubectl describe pod` says why, and a pod that was evicted is made anew only once it is "
+            "deleted"
+        )
+
+    def _earlier_ranks_gone(self) -> bool:
+        """Ask ranks of an earlier launcher to stop; returns whether none is left.
+
+        A launcher that was killed may leave ranks behind, which would write into the same run folder.
+        """
+        limit = self._job.timeouts.checkpoint_s + self._job.timeouts.shutdown_s
+        for patience in (limit, REPEAT_S + 30.0):
+            if not ask_to_stop(self._meeting, signal.SIGTERM):
+                return True
+            say("ranks of an earlier launcher still run: they are asked to save and leave")
+            deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
+            while time.monotonic() < deadline and not self._asked:
+                if not listens(self._meeting):
+                    return True
+                time.sleep(WATCH_S)
+        return not listens(self._meeting)
+
+    def _mpirun(self, folder: Path) -> int:
+        start_s = self._job.timeouts.init_s + self._job.kubernetes.workers_ready_s
+        watch = Watch(self._folder, self._meeting, folder, self._job.timeouts.silence_s, start_s)
+        known_hosts = folder / "known_hosts"
+        known_hosts.write_text(known_host(self._env), encoding="utf-8")
+        variables = {**self._env, **ssh_variables(self._ssh_port, known_hosts), EXIT_DIR: str(folder)}
+        with watch:
+            return supervise(
+                mpirun_words(self._job_path, self._job.resources.world_size),
+                variables,
+                folder,
+                self._pass_on,
+                signal.SIGUSR2,
+            )
+
+    def _outcome(self, code: int, folder: Path, before: int) -> tuple[int, str]:
+        """Returns exit code and reason as the ranks' own supervisors recorded them.
+
+        mpirun's exit code is used only if they recorded nothing.
+        """
+        run = Run(self._folder)
+        deadline = time.monotonic() + SHOWN_S
+        while time.monotonic() < deadline:
+            record = read_end(self._folder, self._meeting)
+            if record is not None:
+                return record.exit_code, record.headline().removeprefix("clipship: ")
+            if (code == EXIT_DONE or _stamp(run.result) != before) and run.result.exists() and run.finished():
+                return EXIT_DONE, "done"
+            time.sleep(WATCH_S / 2)
+        cause = first_cause(folder)
+        if cause is not None:
+            return cause.exit_code, cause.headline().removeprefix("clipship: ")
+        if self._asked:
+            return EXIT_PREEMPTED, "asked to stop before every rank had started"
+        return (
+            code or EXIT_FAILED,
+            f"mpirun ended with {code} and no rank could say why; its own words are in this pod's log",
+        )
+
+    def _progress(self) -> str:
+        checkpoint = newest_checkpoint(self._folder)
+        return (
+            f"step {_last_step(self._folder)} was logged last, the newest checkpoint is "
+            f"{checkpoint or 'none'}, run folder {self._folder}"
+        )
+
+    def _remember(self, memory: Memory) -> None:
+        self._memory = memory
+        try:
+            write_memory(self._folder, memory)
+        except OSError as problem:
+            say(
+                f"{self._folder} cannot be written ({problem.strerror}): a new launcher would count "
+                "failures from zero"
+            )
+
+    def _pass_on(self, number: int) -> bool:
+        self._asked = self._asked or number
+        return ask_to_stop(self._meeting, number)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._asked = self._asked or number
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._asked:
+            time.sleep(0.1)
+
+
+def mpirun_words(job_path: Path, ranks: int) -> list[str]:
+    """Returns the command line of mpirun, the same for Open MPI 4 and 5.
+
+    It passes on no variables: ranks take theirs from their pods.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise InputError("mpirun is neither beside this Python nor on PATH: the image has no Open MPI")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    where = ["-n", str(ranks), "--hostfile", str(HOSTFILE), "--map-by", "slot", "--bind-to", "none"]
+    return [
+        found,
+        *root,
+        *where,
+        sys.executable,
+        "-P",
+        "-m",
+        "trainer.launch.kubernetes.pod.rank",
+        str(job_path),
+    ]
+
+
+def ssh_variables(port: int, known_hosts: Path) -> dict[str, str]:
+    """Returns the variables with ssh's options for mpirun.
+
+    A worker proves with the job's own key that it belongs to this job; ssh refuses a host without it.
+    """
+    options = f"-p {port} -o BatchMode=yes -o ConnectTimeout=20 -o ConnectionAttempts=10 -o LogLevel=ERROR"
+    # mpirun waits for a node that lost power as long as its ssh does
+    options += " -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+    options += (
+        f" -o StrictHostKeyChecking=yes -o UserKnownHostsFile={known_hosts} -o GlobalKnownHostsFile=/dev/null"
+    )
+    return {"OMPI_MCA_plm_rsh_args": options, "PRTE_MCA_plm_ssh_args": options}
+
+
+def _last_step(folder: Path) -> str:
+    try:
+        with open(folder / METRICS_FILE, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            records = [
+                json.loads(line)
+                for line in file.read().splitlines()[-20:]
+                if line.endswith(b"}") and line.startswith(b"{")
+            ]
+        steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
+    except (OSError, ValueError):
+        steps = []
+    return str(max(steps)) if steps else "none"  # a checkpoint is logged when it is written, some steps later
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _at_its_address(meeting: Meeting) -> Meeting:
+    """Returns the meeting with the host's address in place of its name.
+
+    The name disappears when the pod is asked to stop, and that is when its ranks must be reached.
+    """
+    try:
+        return replace(
+            meeting,
+            host=str(socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)[0][4][0]),
+        )
+    except OSError:
+        return meeting
+
+
+def _leave(code: int, message: str) -> int:
+    """Write the message where `kubectl describe pod` shows it and as the log's last line; returns the exit
+    code.
+    """
+    with suppress(OSError):
+        TERMINATION_LOG.write_text(
+            shown(message).encode()[:_MESSAGE_BYTES].decode(errors="ignore"), encoding="utf-8"
+        )
+    say(f"{message} (exit code {code})" if code else message)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

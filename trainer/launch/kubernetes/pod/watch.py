@@ -1,0 +1,88 @@
+"""Watches ranks in other pods: their exit records in the run folder, and whether rank 0's supervisor answers.
+
+Imports no torch.
+"""
+
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
+from trainer.run.exit_files import end_of
+from trainer.run.exits import EXIT_DIR, ExitRecord, record_cause
+from trainer.supervise.tree import Meeting
+
+SHOWN_S = 10.0
+"""Seconds until a file that a worker wrote to the shared volume is seen here: network file systems cache
+that it is missing."""
+WATCH_S = 1.0
+
+
+class Watch:
+    """Starts mpirun's grace period when the run is over, while mpirun runs.
+
+    The run is over when the ranks have recorded its end, or when rank 0's supervisor falls silent. mpirun
+    itself waits minutes for a node that has lost power.
+    """
+
+    def __init__(
+        self, run_folder: Path, meeting: Meeting, exit_dir: Path, silence_s: float, start_s: float
+    ) -> None:
+        self._run_folder, self._meeting, self._exit_dir = run_folder, meeting, exit_dir
+        self._silence_s = 2 * silence_s + SHOWN_S
+        self._start_s = start_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        began, heard = time.monotonic(), None
+        while not self._over.wait(WATCH_S):
+            now = time.monotonic()
+            record = read_end(self._run_folder, self._meeting)
+            if record is None and heard is not None and now - heard > self._silence_s:
+                reason = (
+                    f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or "
+                    "somebody killed it"
+                )
+                record = self._of_rank_0(EXIT_FAILED, reason)
+            if record is None and heard is None and now - began > self._start_s:
+                reason = (
+                    f"mpirun has started no rank within {self._start_s:g} s (timeouts.init_s + "
+                    "kubernetes.workers_ready_s)"
+                )
+                record = self._of_rank_0(EXIT_TIMED_OUT, reason)
+            if record is not None:
+                record_cause(record, {EXIT_DIR: str(self._exit_dir)})
+                return
+            if heard is None or now - heard > self._silence_s / 8:
+                heard = now if listens(self._meeting) else heard
+
+    def _of_rank_0(self, code: int, reason: str) -> ExitRecord:
+        return ExitRecord(0, self._meeting.host.partition(".")[0], code, reason, time.time())
+
+
+def read_end(folder: Path, meeting: Meeting) -> ExitRecord | None:
+    """Returns how the start of this meeting ended; None if it goes on or left no record."""
+    with suppress(OSError):
+        os.listdir(folder)  # refreshes a network file system's cache
+    return end_of(folder, meeting.start)
+
+
+def listens(meeting: Meeting) -> bool:
+    """Returns whether rank 0's supervisor accepts connections."""
+    try:
+        socket.create_connection((meeting.host, meeting.port), 2.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""First process of a worker pod: runs sshd, and gives ranks time to save when the pod is asked to stop.
+
+Run as `python -m trainer.launch.kubernetes.pod.worker COMMAND ...`. Asked to stop (a drained node, a deleted
+pod), it takes no new connections, asks the ranks' supervisors to save and leave, and waits for them;
+Kubernetes kills what is left after the pod's grace period. It also reaps orphans, as a first process must.
+Imports no torch.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.errors import EXIT_FAILED
+from trainer.text.terminal import say
+
+_ASKED = (signal.SIGTERM, signal.SIGINT)
+_WATCHED = (*_ASKED, signal.SIGCHLD)
+_POLL_S = 0.2
+_IDLE_S = 3600.0
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_SUPERVISOR = b"\0-m\0trainer.rank\0"
+
+
+def main(command: Sequence[str]) -> int:
+    """Run the command; returns 0 after a request to stop.
+
+    If the command ends without a request, that is a failure, and Kubernetes restarts the container.
+    """
+    _adopt()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # before the child starts, so that no signal is missed
+    child = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=[])
+    asked = False
+    while True:
+        number = _next_signal(_POLL_S if asked else _IDLE_S)
+        code = _bury(child)
+        if number in _ASKED:
+            if not asked:
+                say("asked to stop: no new ranks, those that run save and leave")
+                _send([child], signal.SIGTERM)  # only the listening process ends, its connections stay
+            _send(supervisors(), signal.SIGTERM)
+            asked = True
+        if asked and not supervisors():
+            return 0
+        if code is not None and not asked:
+            say(f"{command[0]} ended with {code}")
+            return code or EXIT_FAILED
+
+
+def supervisors() -> list[int]:
+    """Returns the process ids of the supervisors of this pod's ranks, which are descendants of this
+    process.
+    """
+    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").glob("[0-9]*")}
+    family = {os.getpid()}
+    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return sorted(pid for pid in family if _SUPERVISOR in _command_line(Path("/proc", str(pid))))
+
+
+def _next_signal(limit_s: float) -> int | None:
+    found = signal.sigtimedwait(_WATCHED, limit_s)
+    return None if found is None else found.si_signo
+
+
+def _bury(child: int) -> int | None:
+    """Reap every process that has ended; returns the child's exit code if it is among them, else None."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == child:
+            code = abs(os.waitstatus_to_exitcode(status))
+
+
+def _send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _adopt() -> None:
+    """Make orphaned descendants children of this process. Process 1 of a container has them in any case."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, IndexError):  # it has ended
+        return 0
+
+
+def _command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,222 @@
+"""Finds what in a job cannot work on Kubernetes, and what is allowed but rarely meant.
+
+Pure: asks no cluster.
+"""
+
+import posixpath
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+
+from trainer.comm.backends import row_of
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.config.keys import rank_paths
+from trainer.config.kubernetes import object_name
+from trainer.config.kubernetes_values import Mount
+from trainer.config.types import STANDARD_INPUT
+from trainer.errors import InputError
+
+_CONFIG_MAP_BYTES = 1024 * 1024
+_LONGEST_NAMESPACE = 63
+_NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io/")
+"""Prefixes of annotations that give pods additional networks: multus, and GKE's multi-networking."""
+
+
+def refuse_misfits(job: Job) -> None:
+    """Raises InputError with every problem, one per line."""
+    checks: tuple[Callable[[Job], Iterator[str]], ...] = (
+        _image,
+        _name,
+        _data,
+        _launcher,
+        _run_folder,
+        _resources,
+        _variables,
+        _size,
+        _batch,
+    )
+    problems = [problem for check in checks for problem in check(job)]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def warnings(job: Job) -> Iterator[str]:
+    """Yields a sentence for each setting that is allowed but rarely meant."""
+    k8s, limits = job.kubernetes, job.timeouts
+    if k8s.grace_s is not None and k8s.grace_s < limits.checkpoint_s:
+        yield (
+            f"kubernetes.grace_s = {k8s.grace_s} is less than timeouts.checkpoint_s = "
+            f"{limits.checkpoint_s:g}: a pod may be killed while its checkpoint is written"
+        )
+    if k8s.rdma and not k8s.is_root:
+        yield (
+            f"kubernetes.rdma as user {k8s.run_as_user}: the nodes must allow unlimited locked memory, "
+            "IPC_LOCK reaches root only"
+        )
+    if k8s.network_policy and k8s.on_host_network:
+        yield (
+            "workers on the nodes' network have no NetworkPolicy: whatever reaches the nodes may connect "
+            "to the ports of this job; kubernetes.network_policy = false says that this is meant"
+        )
+    networks = [name for name in k8s.annotations if name.startswith(_NETWORKS)]
+    if networks:
+        yield (
+            f"kubernetes.annotations: {', '.join(networks)} reaches the launcher, too; networks belong "
+            "into worker_annotations"
+        )
+    for path in _outside(job):
+        yield f"{path} lies on no volume of [kubernetes.mounts]: it must be in the image"
+
+
+def summary(job: Job) -> str:
+    """Returns one line about the MPIJob, with the size of the operator's object that grows with the number
+    of workers.
+    """
+    name = object_name(job.name, job.kubernetes, job.resources.nodes)
+    return (
+        f"MPIJob {name}; the operator's list of {job.resources.nodes:,} workers takes {hosts_bytes(job):,} "
+        f"of {_CONFIG_MAP_BYTES:,} bytes"
+    )
+
+
+def on_volume(path: str, job: Job) -> Mount | None:
+    """Returns the innermost volume of the job's pods that contains the path; None for the image's own
+    files.
+    """
+    plain = PurePosixPath(posixpath.normpath(path))
+    places = [mount for mount in job.kubernetes.volumes if plain.is_relative_to(mount.path)]
+    return max(places, key=lambda mount: len(mount.path), default=None)
+
+
+def _image(job: Job) -> Iterator[str]:
+    if job.image.tag is None:
+        yield (
+            "image.tag is missing: pods run a container image; give its full name, e.g. tag = "
+            '"registry.example/ml/clipship:1"'
+        )
+
+
+def _name(job: Job) -> Iterator[str]:
+    try:
+        object_name(job.name, job.kubernetes, job.resources.nodes)
+    except ValueError as problem:
+        yield f"kubernetes.name: {problem}"
+
+
+def _data(job: Job) -> Iterator[str]:
+    if STANDARD_INPUT in job.data.train:
+        yield (
+            f"data.train = {STANDARD_INPUT}: pods have no standard input; name what writes it, as "
+            "pipe:COMMAND"
+        )
+
+
+def _launcher(job: Job) -> Iterator[str]:
+    if job.comm.launcher not in ("auto", "mpirun"):
+        yield (
+            f"comm.launcher = {job.comm.launcher} starts no pods: the MPI Operator's jobs are started by "
+            "mpirun; use auto or mpirun"
+        )
+    if bound := row_of(job).bound_to(job.comm):
+        yield f"{bound[0]} needs {bound[1]}, which starts no pods: leave it out"
+
+
+def _run_folder(job: Job) -> Iterator[str]:
+    mount = on_volume(job.logging.runs, job)
+    if mount is None:
+        volumes = ", ".join(job.kubernetes.mounts) or "none"
+        yield (
+            f"logging.runs = {job.logging.runs} lies on no volume that the pods share, so a checkpoint "
+            f"would be lost with its pod: put it below a path of [kubernetes.mounts] (there are: {volumes})"
+        )
+    elif mount.read_only:
+        yield (
+            f"logging.runs = {job.logging.runs} lies on {mount.path}, which is mounted read-only: take :ro "
+            "off, or use another volume"
+        )
+
+
+def _resources(job: Job) -> Iterator[str]:
+    asked, k8s = job.resources, job.kubernetes
+    cores = asked.cpus_per_gpu * asked.ranks_per_node
+    memory = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.ranks_per_node
+    if k8s.cpu_limit and k8s.cpu_request is not None and k8s.cpu_request > cores:
+        yield (
+            f"kubernetes.cpu_request = {k8s.cpu_request:g} is above the worker's {cores} cores: lower it, "
+            "or cpu_limit = false"
+        )
+    if memory is not None and k8s.mem_request_gb is not None and k8s.mem_request_gb > memory:
+        yield (
+            f"kubernetes.mem_request_gb = {k8s.mem_request_gb:g} is above the worker's limit of {memory:g} "
+            "GiB ([resources]): lower it"
+        )
+    if memory is not None and k8s.shm_gb is not None and k8s.shm_gb > memory:
+        yield (
+            f"kubernetes.shm_gb = {k8s.shm_gb:g} is above the worker's {memory:g} GiB of memory, which it "
+            "counts as: lower it"
+        )
+
+
+def _variables(job: Job) -> Iterator[str]:
+    both = sorted(job.env.keys() & job.kubernetes.env.keys())
+    if both:
+        yield f"{', '.join(both)}: set in [env] and in [kubernetes.env]: leave one out"
+    taken = [name for name in job.kubernetes.env if name.startswith(("CLIPSHIP_", "OMPI_", "PRTE_", "PMIX_"))]
+    if taken:
+        yield (
+            f"kubernetes.env: {', '.join(taken)}: what starts the ranks gives them these; Open MPI's "
+            "settings go into [env]"
+        )
+
+
+def _size(job: Job) -> Iterator[str]:
+    """Yields a problem if the operator's ConfigMap would be too large.
+
+    The operator writes every worker's name into it twice: the hostfile, and a script for Horovod.
+    """
+    size = hosts_bytes(job)
+    if size > _CONFIG_MAP_BYTES:
+        yield (
+            f"resources.nodes = {job.resources.nodes}: the operator's list of workers takes {size:,} "
+            f"bytes, and a ConfigMap holds {_CONFIG_MAP_BYTES:,}: use fewer nodes, or a shorter "
+            "kubernetes.name"
+        )
+
+
+def hosts_bytes(job: Job) -> int:
+    """Returns the bytes of the operator's ConfigMap.
+
+    If the job names no namespace, the longest possible name is assumed.
+    """
+    k8s, nodes = job.kubernetes, job.resources.nodes
+    try:
+        name = len(object_name(job.name, k8s, nodes))
+    except ValueError:
+        return 0  # another check reports it
+    namespace = len(k8s.namespace) if k8s.namespace else _LONGEST_NAMESPACE
+    digits = _digits_below(nodes)
+    host = name + len("-worker-") + 1 + name + 1 + namespace + len(".svc")
+    slots = len(f" slots={job.resources.ranks_per_node}\n")
+    return nodes * (host + slots) + digits + nodes * (host + len("echo \n")) + digits + len("#!/bin/sh\n")
+
+
+def _digits_below(count: int) -> int:
+    """Returns how many digits the numbers from 0 to `count` - 1 have together."""
+    return count + sum(count - int(10**places) for places in range(1, len(str(count))))
+
+
+def _batch(job: Job) -> Iterator[str]:
+    try:
+        plan(job, job.resources.world_size)
+    except InputError as problem:
+        yield str(problem)
+
+
+def _outside(job: Job) -> Iterator[str]:
+    """Yields files of the job that pods would look for in their image.
+
+    The run folder is left out, because it has its own check.
+    """
+    for path, _ in rank_paths(job):
+        if path != job.logging.runs and on_volume(path, job) is None:
+            yield path

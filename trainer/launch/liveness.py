@@ -1,0 +1,246 @@
+"""Decides whether a run without an exit record still lives; if not, since when, why, and how to resume it.
+
+There are two sources. The kernel releases the lock of the run folder when rank 0's process ends, in whatever
+way: on the node where it ran, that is certain. On another node, which the lock may not reach, only the age of
+the files that a living run keeps writing is known. Imports no torch and asks no scheduler.
+"""
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE, SILENT
+from trainer.report.folder import RunFacts, last_lines
+from trainer.run.layout import (
+    CHECKPOINTS,
+    ENVIRONMENT_FILE,
+    EXIT_FILE,
+    JOB_FILE,
+    LOCK,
+    LOGS,
+    METRICS_FILE,
+    RANK_STATS_FILE,
+)
+from trainer.run.lock import Holder, is_held
+from trainer.text.wording import duration
+
+State = Literal["ended", "alive", "starting", "quiet", "dead"]
+
+_WRITTEN = (METRICS_FILE, RANK_STATS_FILE, JOB_FILE, ENVIRONMENT_FILE, "logs/rank-*.log", "checkpoints/*")
+"""Files that a living run keeps writing, as patterns below the run folder."""
+_USUAL_PAUSES = 5
+"""Factor over the usual pause between two records, beyond which a silent run counts as quiet."""
+_LEAST_QUIET_S = 60.0
+_DEFAULT_LIMIT_S = 1800.0
+_DMESG_S = 3.0
+_KILLED = re.compile(r"[Oo]ut of memory.*?[Kk]illed process (\d+) \(([^)]*)\)")
+_START = re.compile(r"start of rank (\d+) of (\d+) on (\S+), process (\d+), by (\S+)")
+_CHECKPOINT = re.compile(r"step-(\d+)")
+_COMPLAINTS = (" ERROR ", " CRITICAL ", "Error", "Traceback")
+_LOGS = 64
+"""Largest number of logs that are searched for last lines; a run may have thousands."""
+_SHOWN = 300
+"""Characters that are shown of a last line."""
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """State of a run, as its folder shows it."""
+
+    state: State
+    """quiet: silent for longer than usual, for no known reason. dead: its processes are gone and left no
+    record."""
+    last: float
+    """Time when the run last wrote anything, in seconds since the epoch; 0 if it never did."""
+    holder: Holder
+    certain: bool
+    """True if the state is known from the processes, False if only from the age of files."""
+
+
+def look(folder: Path, facts: RunFacts, now: float | None = None, node: str | None = None) -> Liveness:
+    """Returns the run's state from the lock and the times of its files.
+
+    `now` and `node` default to this moment and this machine.
+    """
+    now, node = time.time() if now is None else now, node or os.uname().nodename
+    held, holder = is_held(folder)
+    last = max((_time(path) for pattern in _WRITTEN for path in folder.glob(pattern)), default=0.0)
+    certain = held is False and holder.node == node
+    return Liveness(
+        _state(facts, held, certain, last, _time(folder / LOCK), now), last, holder, certain or bool(held)
+    )
+
+
+def _state(facts: RunFacts, held: bool | None, certain: bool, last: float, begun: float, now: float) -> State:
+    if facts.result.get("reason") == "done" or facts.exit:
+        return "ended"
+    if not held and begun > last and now - begun < _limit(facts, ["init_s"]):
+        return "starting"  # a new start's supervisor touches the lock before rank 0 takes it
+    if certain and last:
+        return "dead"
+    silent = now - max(last, begun)
+    if not held and silent > _limit(facts, [LIMIT_KEYS[phase] for phase in SILENT]):
+        return "dead"
+    return "quiet" if silent > _usual(facts) else "alive"
+
+
+def _limit(facts: RunFacts, keys: Sequence[str]) -> float:
+    limits: Mapping[str, Any] = facts.job.get("timeouts", {})
+    found = [limits.get(key) for key in keys]
+    return sum(float(value) if isinstance(value, int | float) else _DEFAULT_LIMIT_S for value in found)
+
+
+def _usual(facts: RunFacts) -> float:
+    """Returns the seconds of silence that are normal for the run."""
+    records = facts.metrics.records
+    if len(records) < 2:
+        return _limit(facts, [LIMIT_KEYS[phase] for phase in NOTHING_DONE])
+    steps = records[-1]["step"] - records[-2]["step"]
+    pause = steps * max(record.get("step_s", 0.0) for record in records[-2:])
+    return max(_LEAST_QUIET_S, _USUAL_PAUSES * pause)
+
+
+def is_dead(folder: Path) -> bool:
+    """Returns whether the run's processes are certainly gone and left no record.
+
+    It is cheap enough to be called repeatedly; see `look`.
+    """
+    held, holder = is_held(folder)
+    if held is not False or holder.node != os.uname().nodename or (folder / EXIT_FILE).exists():
+        return False
+    last = max((_time(path) for pattern in _WRITTEN for path in folder.glob(pattern)), default=0.0)
+    return 0.0 < last >= _time(folder / LOCK)
+
+
+def rows(facts: RunFacts, found: Liveness, job: str, to: str | None) -> Iterator[tuple[str, str]]:
+    """Yields topic and text about a run that is dead, quiet, starting, or has ended without being done.
+
+    `job` is the job file as the user calls it, `to` the scheduler that the run was submitted to.
+    """
+    ago = duration(max(0.0, time.time() - found.last))
+    when = time.strftime("%F %T", time.localtime(found.last))
+    if found.state == "dead":
+        who = (
+            f"its process {found.holder.process} on {found.holder.node} is gone"
+            if found.certain
+            else _far(found)
+        )
+        yield "dead", f"since {when}, {ago} ago: {who}, and no rank left word of its end"
+        yield "why", killed_for_memory(facts.folder, kernel_log()) if found.certain else _unknown(found)
+        yield from _last_words(facts.folder)
+    elif found.state == "quiet":
+        where = (
+            f"; process {found.holder.process} on {found.holder.node} has its folder"
+            if found.holder.node
+            else ""
+        )
+        yield (
+            "quiet",
+            (
+                f"nothing was written for {ago}, longer than usual{where}: see `clipship logs`, and whether "
+                "that node lives"
+            ),
+        )
+    elif found.state == "starting":
+        yield "state", "starting: no rank has opened the run folder yet"
+    if found.state == "dead" or (found.state == "ended" and facts.result.get("reason") != "done"):
+        yield "go on", go_on(facts, job, to)
+
+
+def _far(found: Liveness) -> str:
+    where = (
+        f"process {found.holder.process} on {found.holder.node}, another machine,"
+        if found.holder.node
+        else "the run"
+    )
+    return f"{where} has written nothing since, for longer than [timeouts] allows,"
+
+
+def _unknown(found: Liveness) -> str:
+    where = f" on {found.holder.node}" if found.holder.node else ""
+    return f"not known here: `dmesg`{where} says whether memory ran out; a lost node says nothing"
+
+
+def killed_for_memory(folder: Path, kernel: str | None) -> str:
+    """Returns a sentence that says whether the kernel killed a rank because memory ran out.
+
+    `kernel` is the kernel's log, None if this user may not read it.
+    """
+    if kernel is None:
+        return (
+            "not known: the kernel's log needs root here; `sudo dmesg | grep -i 'killed process'` says "
+            "whether memory ran out"
+        )
+    ranks = {process: rank for rank, process in _processes(folder)}
+    for process, name in reversed(_KILLED.findall(kernel)):
+        if int(process) in ranks:
+            return (
+                f"memory ran out: the kernel killed rank {ranks[int(process)]}, process {process} "
+                f"({name}), and all others ended with it"
+            )
+    other = _KILLED.findall(kernel)
+    more = f"; memory did run out, for process {other[-1][0]} ({other[-1][1]})" if other else ""
+    return (
+        "killed from outside, with SIGKILL or by a machine that stopped: the kernel's log names no rank "
+        f"that memory ran out for{more}"
+    )
+
+
+def kernel_log() -> str | None:
+    """Returns the kernel's log; None if there is none or this user may not read it."""
+    try:
+        answer = subprocess.run(
+            ["dmesg"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_DMESG_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.decode(errors="replace") if answer.returncode == 0 else None
+
+
+def _processes(folder: Path) -> Iterator[tuple[int, int]]:
+    """Yields rank and process of each rank's last start, from its log."""
+    for log in sorted((folder / LOGS).glob("rank-*.log"))[:_LOGS]:
+        if begins := _START.findall(log.read_text(errors="replace")):
+            yield int(begins[-1][0]), int(begins[-1][3])
+
+
+def _last_words(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the last line of the newest log that ends with an error, else of the newest log."""
+    logs = sorted((folder / LOGS).glob("rank-*.log"), key=_time, reverse=True)[:_LOGS]
+    ends = [(log, lines) for log in logs if (lines := [line for line in last_lines(log) if line.strip()])]
+    complaining = [(log, lines) for log, lines in ends if any(word in lines[-1] for word in _COMPLAINTS)]
+    for log, lines in (complaining or ends)[:1]:
+        yield "last words", f"[{int(log.stem.removeprefix('rank-'))}] {lines[-1][:_SHOWN]}"
+
+
+def go_on(facts: RunFacts, job: str, to: str | None) -> str:
+    """Returns the command that starts the run again, and the step at which it then begins."""
+    names = ((_CHECKPOINT.fullmatch(path.name), path) for path in (facts.folder / CHECKPOINTS).glob("step-*"))
+    steps = [int(name[1]) for name, path in names if name and _is_whole(path)]
+    where = f"it goes on at step {max(steps)}" if steps else "no checkpoint was saved: it begins anew"
+    if to:
+        return f"`clipship submit {job} --to {to}`, unless its scheduler starts it again by itself; {where}"
+    nodes, launchers = ({rank.get(name) for rank in facts.environment} for name in ("node", "launcher"))
+    if len(nodes) <= 1 and launchers <= {"torchrun", "mpirun", "horovodrun"}:
+        return f"`clipship run {job} --nproc {max(1, len(facts.environment))}`; {where}"
+    return f"start its {len(facts.environment)} ranks on {len(nodes)} nodes again, as before; {where}"
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return isinstance(json.loads((checkpoint / "manifest.json").read_text()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,34 @@
+"""Finds what in a job cannot work on Slurm. Pure: asks no cluster."""
+
+from collections.abc import Iterator
+
+from trainer.comm.backends import row_of
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.config.types import STANDARD_INPUT
+from trainer.errors import InputError
+
+
+def refuse_misfits(job: Job) -> None:
+    """Raises InputError with every problem, one per line."""
+    problems = list(_problems(job))
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _problems(job: Job) -> Iterator[str]:
+    if STANDARD_INPUT in job.data.train:
+        yield (
+            f"data.train = {STANDARD_INPUT}: a batch job has no standard input; name what writes it, as "
+            "pipe:COMMAND"
+        )
+    if bound := row_of(job).bound_to(job.comm):
+        yield (
+            f"{bound[0]} needs {bound[1]}, and {job.slurm.launcher} starts a batch job's ranks: leave it out"
+        )
+    if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
+        yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
+    try:
+        plan(job, job.resources.world_size)
+    except InputError as problem:
+        yield str(problem)

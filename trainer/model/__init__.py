@@ -1,0 +1,1 @@
+"""The model of a job: how it is built and compiled, its loss and its optimizer."""

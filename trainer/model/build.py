@@ -1,0 +1,208 @@
+"""Builds open_clip's models, tokenizers and transforms, the same way on every rank."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from torch import Tensor, nn
+
+from trainer.comm.protocol import Comm
+from trainer.config import Job, Model, Precision
+from trainer.config.batch_plan import Plan
+from trainer.data.pixels import RandomCrop
+from trainer.data.tokens import Tokenizer, quick
+from trainer.errors import InputError, Unreadable
+from trainer.model.catalog import weights_file
+from trainer.model.loading import check_weights, loading
+from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A model with the functions that turn samples into its input."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    """Function from texts to int64 [n, context length]."""
+    crop: RandomCrop
+    """Function from a sample and a seed to uint8 [4, height, width] for training; the fourth channel is
+    spare.
+    """
+    mean: Sequence[float]
+    """Mean of each channel, for pixels from 0 to 1; `std` is the standard deviation."""
+    std: Sequence[float]
+    eval_transform: Callable[[Any], Tensor]
+    """Function from a PIL image to float32 [3, height, width], normalised."""
+
+
+def build_model(job: Job, plan: Plan, comm: Comm) -> Clip:
+    """Collective: returns the job's model on this rank's device, with weights from its seed or fetched once a
+    node.
+
+    Raises InputError on all ranks alike.
+    """
+    clip = None
+    for first in (True, False):  # the other ranks find the files in the cache
+        problem = None
+        if first == (comm.world.local_rank == 0):
+            try:
+                clip = untrained(job)
+            except InputError as error:
+                problem = (str(error), isinstance(error, Unreadable))
+        comm.barrier(job.timeouts.init_s)
+        for found in filter(None, comm.all_gather_object(problem)):
+            raise (Unreadable if found[1] else InputError)(found[0])
+    assert clip is not None
+    _place(clip.model, job.model, comm.device)
+    if has_batch_norm(clip.model):
+        _prepare_batch_norm(clip.model, job, plan, comm)
+    return clip
+
+
+def features(
+    model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns unit vectors [n, D] of images [n, 3, H, W] and tokens [n, L], the logit scale and the logit
+    bias or None.
+
+    All are float32 or wider.
+    """
+    with autocast(images.device, precision):
+        out = model(images, tokens)
+    image, text, scale, *bias = (_wide(tensor) for tensor in out)
+    return image, text, scale, bias[0] if bias else None
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Returns the autocast context of the job's precision for forward passes; parameters stay float32."""
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
+
+
+def clamp_logit_scale(model: nn.Module, limit: float | None) -> None:
+    """Clamps the factor of the similarities between 1 and the limit; None leaves it alone.
+
+    The parameter is the factor's logarithm.
+    """
+    scale = getattr(model, "logit_scale", None)
+    if limit is not None and isinstance(scale, Tensor):
+        with torch.no_grad():
+            scale.clamp_(0, math.log(limit))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def untrained(job: Job) -> Clip:
+    """Returns the job's model on the CPU, with weights from its seed or from `pretrained`. Raises InputError.
+
+    It does not communicate.
+    """
+    torch.manual_seed(job.seed)
+    pretrained = job.model.pretrained and weights_file(job.model.pretrained)
+    if check_weights(pretrained) and job.optim.loss != "siglip":
+        raise InputError(
+            f"model.pretrained: {pretrained} was trained with optim.loss = siglip, "
+            "and has a bias that a model for the loss clip has not: "
+            "set optim.loss = siglip, or choose other weights"
+        )
+    with _quiet(pretrained is None), loading(job, pretrained):
+        name = _register(job.model.name)
+        model = open_clip.create_model(
+            name,
+            pretrained=pretrained,
+            cache_dir=job.model.cache_dir,
+            output_dict=False,
+            weights_only=True,
+            **_initial_logits(job.optim.loss),
+        )
+    with loading(job, None):
+        tokenizer = open_clip.get_tokenizer(name, cache_dir=job.model.cache_dir)
+    preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
+    shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
+    size = (
+        (preprocess.size, preprocess.size)
+        if isinstance(preprocess.size, int)
+        else tuple(preprocess.size[-2:])
+    )
+    return Clip(
+        model,
+        quick(tokenizer),
+        RandomCrop(size, scale=job.data.crop_scale, most_pixels=job.data.max_image_pixels),
+        preprocess.mean,
+        preprocess.std,
+        open_clip.image_transform(
+            preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
+        ),
+    )
+
+
+@contextmanager
+def _quiet(wanted: bool) -> Iterator[None]:
+    """Silences open_clip's warning about random weights if `wanted`, since training from the beginning asks
+    for them.
+    """
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR if wanted else level)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
+def _register(name: str) -> str:
+    """Returns open_clip's name of a model, which may be a config file beside the job."""
+    if name.endswith(".json"):
+        open_clip.add_model_config(name)
+        return Path(name).stem
+    return name
+
+
+def _initial_logits(loss: str) -> dict[str, float]:
+    """Returns the initial logit scale and bias.
+
+    SigLIP starts with a smaller scale, and with a bias that makes most pairs negative (arXiv 2303.15343,
+    section 3.2).
+    """
+    return {"init_logit_scale": math.log(10), "init_logit_bias": -10.0} if loss == "siglip" else {}
+
+
+def _place(model: nn.Module, settings: Model, device: torch.device) -> None:
+    """Locks towers, chooses the memory layout and moves the model to the device."""
+    if settings.lock_image:
+        model.lock_image_tower()  # type: ignore[operator]
+        lock_batch_norm(model.visual)  # type: ignore[arg-type]
+    if settings.lock_text:
+        model.lock_text_tower()  # type: ignore[operator]
+    if settings.grad_checkpointing:
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    convolutional = not hasattr(model.visual, "transformer")
+    wanted = (
+        settings.channels_last
+        if settings.channels_last is not None
+        else convolutional and device.type == "cuda"
+    )
+    model.to(device, torch.float64 if settings.precision == "fp64" else torch.float32)
+    if wanted:
+        model.to(memory_format=torch.channels_last)
+
+
+def _prepare_batch_norm(model: nn.Module, job: Job, plan: Plan, comm: Comm) -> None:
+    if plan.accumulation > 1:
+        raise InputError(
+            f"{job.model.name} has batch norm, whose statistics cannot be those of the whole batch "
+            f"when {plan.accumulation} micro-batches "
+            "are accumulated: use more ranks, a larger optim.max_batch_size_per_gpu, a smaller "
+            "optim.global_batch_size, "
+            "or a model without batch norm"
+        )
+    if job.model.sync_batch_norm and comm.world.size > 1:
+        synchronise_batch_norm(model, comm)

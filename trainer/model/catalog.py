@@ -1,0 +1,152 @@
+"""Checks model names and config files without importing open_clip (which imports torch)."""
+
+import difflib
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+from trainer.errors import InputError
+from trainer.model.tags import clean_tag, known_tags
+from trainer.run.checkpoints import MANIFEST, WEIGHTS
+
+NO_LOSS = (
+    "also writes captions (CoCa), for which there is no loss here: choose a model with two towers; "
+    "`clipship eval` takes it"
+)
+_CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
+_HUB = "hf-hub:"
+_FOLDER = "local-dir:"
+
+
+def known_models() -> list[str]:
+    """Returns the names of open_clip's configs, sorted; empty without open_clip (on a login node)."""
+    return sorted(file.stem for folder in _config_folders() for file in folder.glob("*.json"))
+
+
+def _config_folders() -> list[Path]:
+    found = importlib.util.find_spec("open_clip")
+    return (
+        [Path(folder) / "model_configs" for folder in found.submodule_search_locations or ()] if found else []
+    )
+
+
+def check_model(name: str) -> None:
+    """Raises InputError for an unknown name (the message has the nearest) and for a config file that is
+    missing or incomplete.
+
+    `hf-hub:` names are the hub's to check; without open_clip here, names are left to the ranks.
+    """
+    if name.startswith(_HUB):
+        return
+    if name.startswith(_FOLDER):
+        _check_folder(Path(name.removeprefix(_FOLDER)))
+    elif name.endswith(".json"):
+        _check_config(Path(name))
+    else:
+        _check_known(name)
+
+
+def check_trained(name: str) -> None:
+    """Raises InputError for a model that can be evaluated but not trained.
+
+    A config that cannot be read is left to the ranks.
+    """
+    try:
+        config = json.loads(config_file(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    parts = config.get("model_cfg", config) if isinstance(config, dict) else {}
+    if "multimodal_cfg" in parts:
+        raise InputError(f"model.name: {name} {NO_LOSS}")
+
+
+def weights_file(pretrained: str) -> str:
+    """Returns the weights file of a checkpoint of ours, which is a folder; anything else unchanged."""
+    folder = Path(pretrained)
+    return str(folder / WEIGHTS) if os.path.isfile(folder / MANIFEST) else pretrained
+
+
+def check_pretrained(pretrained: str | None) -> None:
+    """Raises InputError if `pretrained` is a path to weights that cannot be read."""
+    file = weights_file(pretrained or "")
+    if not pretrained or "/" not in pretrained:
+        return
+    if os.path.isdir(file):
+        raise InputError(
+            f"model.pretrained: {file} is a folder without {MANIFEST}: "
+            "give a checkpoint (runs/NAME/checkpoints/step-...)"
+        )
+    if not os.access(file, os.R_OK):
+        raise InputError(f"model.pretrained: no weights file that can be read at {file}")
+
+
+def check_tag(name: str, tag: str | None) -> None:
+    """Raises InputError for a tag that the model does not have (the message has the nearest).
+
+    Other tags are open_clip's to check.
+    """
+    if not tag or "/" in tag or os.path.exists(tag) or name.startswith((_HUB, _FOLDER)):
+        return
+    known = known_tags(_plain(name))
+    if not known or clean_tag(tag) in known:
+        return
+    near = difflib.get_close_matches(clean_tag(tag), known, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}."
+    raise InputError(
+        f"model.pretrained: {name} has no weights called {tag!r}; {hint} A file is given by its path"
+    )
+
+
+def _plain(name: str) -> str:
+    """Returns open_clip's form of a name: ViT-B/32 is ViT-B-32, and a config file goes by its name."""
+    return Path(name).stem if name.endswith(".json") else name.replace("/", "-")
+
+
+def config_file(name: str) -> Path:
+    """Returns the path of a model's config.
+
+    The path does not exist for the hub's models, and if open_clip is not installed.
+    """
+    if name.startswith(_FOLDER):
+        return Path(name.removeprefix(_FOLDER)) / "open_clip_config.json"
+    if name.endswith(".json"):
+        return Path(name)
+    return next((folder / f"{_plain(name)}.json" for folder in _config_folders()), Path(name))
+
+
+def _check_known(name: str) -> None:
+    known = known_models()
+    plain = _plain(name)
+    if not known or plain in known:
+        return
+    by_lower = {model.lower(): model for model in known}
+    near = [by_lower[match] for match in difflib.get_close_matches(plain.lower(), list(by_lower), n=3)]
+    hint = (
+        f"did you mean {', '.join(near)}?" if near else f"open_clip has for example {', '.join(known[:3])}."
+    )
+    raise InputError(f"model.name: unknown model {name!r}; {hint} A config file is given by its path (.json)")
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "open_clip_config.json").is_file():
+        raise InputError(f"model.name: {folder} holds no open_clip_config.json")
+
+
+def _check_config(path: Path) -> None:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"model.name: no such config file: {path}") from None
+    except OSError as problem:
+        raise InputError(f"model.name: {path} cannot be read: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise InputError(f"model.name: {path} is not JSON: {problem}") from None
+    missing = (
+        [key for key in _CONFIG_KEYS if key not in config] if isinstance(config, dict) else list(_CONFIG_KEYS)
+    )
+    if missing:
+        raise InputError(
+            f"model.name: {path} lacks {', '.join(missing)}; "
+            f"a model config of open_clip has {', '.join(_CONFIG_KEYS)}"
+        )

@@ -1,0 +1,85 @@
+"""Applies torch.compile to the blocks that a tower repeats, one by one, rather than to the model as a whole.
+
+Blocks of one shape share their kernels, so that a deep tower compiles in the time of a shallow one. A block's
+gradients are ready as soon as its own backward pass is, so that their reduction over the ranks overlaps the
+rest. Parameters keep their names.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+
+from trainer.model.sync_batch_norm import SyncBatchNorm, SyncBatchNormAct
+from trainer.text.wording import many
+
+_PASSES = 2  # with a graph and without: each has its own kernels
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Number of blocks of a model that are compiled, and of those that are not."""
+
+    blocks: int
+    communicating: int
+    """Blocks with synchronised batch norm; they are not compiled, as no kernel can hold a collective."""
+
+    def __str__(self) -> str:
+        rest = f"; {self.communicating} with synchronised batch norm are not" if self.communicating else ""
+        return f"{many(self.blocks, 'block')}, at their first pass{rest}"
+
+
+def compile_blocks(model: nn.Module) -> Compiled:
+    """Compiles the repeated blocks at their first pass in training mode; evaluation mode stays as it was.
+
+    Each kernel is for one shape, never for a range of shapes: a pass made before a kernel was compiled must
+    not change its results.
+    """
+    blocks = [block for stack in _stacks(model) for block in stack.children()]
+    alone = [block for block in blocks if not _communicates(block)]
+    for block in alone:
+        block.forward = _in_training(block, block.forward)
+    # Dropout rates and sizes that differ between blocks are constants of a kernel; past this limit blocks
+    # would not be compiled.
+    limits = torch._dynamo.config
+    limits.cache_size_limit = max(limits.cache_size_limit, _PASSES * len(alone))
+    return Compiled(len(alone), len(blocks) - len(alone))
+
+
+def _in_training(block: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
+    fast = torch.compile(plain, dynamic=False)
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        return (fast if block.training else plain)(*inputs, **named)
+
+    return forward
+
+
+def _stacks(model: nn.Module) -> list[nn.Module]:
+    """Returns the innermost containers of several composite modules of one kind: layers of a transformer or
+    of a ConvNet stage.
+    """
+    found = [module for module in model.modules() if _repeats(module)]
+    return [
+        stack
+        for stack in found
+        if not any(inner is not stack and _repeats(inner) for inner in stack.modules())
+    ]
+
+
+def _repeats(module: nn.Module) -> bool:
+    kinds = {type(child) for child in module.children()}
+    composite = all(any(True for _ in child.children()) for child in module.children())
+    return (
+        isinstance(module, nn.ModuleList | nn.Sequential)
+        and len(module) > 1
+        and len(kinds) == 1
+        and composite
+    )
+
+
+def _communicates(block: nn.Module) -> bool:
+    return any(isinstance(module, SyncBatchNorm | SyncBatchNormAct) for module in block.modules())

@@ -1,0 +1,111 @@
+"""Turns exceptions of open_clip, torch and the hub, raised while a model is made, into errors that say whose
+fault it is.
+
+Weights or a config that cannot be used are the user's fault (InputError, exit code 2). A hub that does not
+answer is nobody's (Unreadable, exit code 1: a later start may reach it). A lack of memory passes through. No
+message repeats torch's advice to load files that run code.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.checkpoint.weights import cause, holds_bias
+from trainer.config import Job
+from trainer.errors import InputError, Unreadable
+from trainer.sysinfo.memory import is_out_of_memory
+
+_NOT_REACHED = (
+    "ConnectionError",
+    "LocalEntryNotFoundError",
+    "TimeoutError",
+    "TransportError",
+    "URLError",
+    "gaierror",
+)
+"""Names of the exceptions, or of their bases, that the hub's clients raise if no server answers; they belong
+to several libraries.
+"""
+_SERVER_FAILS, _TOO_MANY_REQUESTS = 500, 429
+_ENVIRONMENT = (OSError, RuntimeError)
+"""Exceptions that open_clip raises for missing files or packages; other exceptions about one of its own
+models are bugs.
+"""
+_SHAPES = "Error(s) in loading state_dict"
+
+
+@contextmanager
+def loading(job: Job, pretrained: str | None) -> Iterator[None]:
+    """Wraps code that makes a model, its weights or its tokenizer.
+
+    `pretrained` is the weights file, or open_clip's tag.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error) or (explained := _explained(error, job, pretrained)) is None:
+            raise
+        raise explained from None
+
+
+def check_weights(pretrained: str | None) -> bool:
+    """Returns whether the weights file has the bias of the siglip loss; False for tags.
+
+    Raises InputError if the file holds no weights.
+    """
+    return pretrained is not None and os.path.isfile(pretrained) and holds_bias(Path(pretrained))
+
+
+def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError | None:
+    """Returns the error to raise instead; None if the fault can only be in this program or in open_clip."""
+    name = job.model.name
+    if not job.model.offline and (source := _not_reached(error)):
+        return Unreadable(
+            f"{pretrained or name} cannot be fetched, for the hub does not answer ({cause(source)}): "
+            "start again when it does; "
+            "model.offline = true takes only what the cache (model.cache_dir) holds"
+        )
+    if isinstance(error, ImportError):
+        return InputError(
+            f"model.name: {name} needs a package that is not here ({cause(error)}): "
+            "install it, or choose another model"
+        )
+    if pretrained is None and not (name.endswith(".json") or ":" in name or isinstance(error, _ENVIRONMENT)):
+        return None
+    if pretrained is None:
+        return InputError(f"model.name: open_clip cannot make a model of {name}: {cause(error)}")
+    return InputError(
+        f"{pretrained} cannot be loaded as {name}: {_lines(error)}\nis model.name (--model) right?"
+    )
+
+
+def _lines(error: Exception) -> str:
+    """Returns the error's first lines: the second one says which tensors have another shape."""
+    lines = (
+        str(error).splitlines()[:4]
+        if isinstance(error, RuntimeError) and str(error).startswith(_SHAPES)
+        else []
+    )
+    return "\n".join(lines) or cause(error)
+
+
+def _not_reached(error: BaseException | None) -> Exception | None:
+    """Returns the exception behind this one which means that no server answered, or that it failed; else
+    None.
+
+    open_clip wraps these exceptions.
+    """
+    while error is not None:
+        names = {kind.__name__ for kind in type(error).__mro__}
+        status = getattr(getattr(error, "response", None), "status_code", None) or getattr(
+            error, "code", None
+        )
+        failed = isinstance(status, int) and (status >= _SERVER_FAILS or status == _TOO_MANY_REQUESTS)
+        silent = not isinstance(status, int) and not names.isdisjoint(_NOT_REACHED)
+        if (failed or silent) and isinstance(error, Exception):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,56 @@
+"""Optimizer and learning rate: AdamW with two groups; warm-up and cosine as a function of the step."""
+
+import math
+
+import torch
+from torch import nn
+
+from trainer.config import Optim
+
+_SPARED = ("bn", "ln", "bias", "logit_scale")
+
+
+def build_optimizer(model: nn.Module, settings: Optim, device: torch.device) -> torch.optim.AdamW:
+    """Returns AdamW over the trained parameters, in two groups: with and without decay; see `decays`."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for name, p in trained if decays(name, p)], "weight_decay": settings.weight_decay},
+        {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},
+    ]
+    # The fused kernel serves all parameters at once; CPUs have none that is faster.
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        fused=device.type == "cuda",
+    )
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Returns whether weight decay acts on the parameter.
+
+    It spares gains, biases and the logit scale, which have at most one dimension, and tables of biases, which
+    have more (Swin's `relative_position_bias_table`). The rule is that of open_clip_train's main.py, names
+    included.
+    """
+    return parameter.ndim >= 2 and not any(part in name for part in _SPARED)
+
+
+def learning_rate(settings: Optim, step: int, steps: int) -> float:
+    """Returns the learning rate of optimizer step `step` (from 0) of `steps`.
+
+    It is a linear warm-up, then half a cosine down to min_lr.
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    return (
+        settings.min_lr + (settings.lr - settings.min_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Sets the same learning rate in all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = value

@@ -1,0 +1,67 @@
+"""Tags of weights that open_clip knows, read from its source without importing it (it imports torch)."""
+
+import ast
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+_TABLE = "_PRETRAINED"
+_SAME_TAGS = "-quickgelu"
+"""Ending of models that have some of the tags of the model without it."""
+
+
+def known_tags(model: str) -> list[str]:
+    """Returns the model's tags, sorted.
+
+    Empty if open_clip is not installed, lists none for the model, or stores them in another form than it did.
+    """
+    found = _tables()
+    return sorted(found.get(model) or found.get(model.removesuffix(_SAME_TAGS)) or ())
+
+
+def clean_tag(tag: str) -> str:
+    """Returns a tag in the form in which open_clip looks it up."""
+    return tag.lower().replace("-", "_")
+
+
+@cache
+def _tables() -> dict[str, list[str]]:
+    found = importlib.util.find_spec("open_clip")
+    files = (
+        [Path(folder) / "pretrained.py" for folder in found.submodule_search_locations or ()] if found else []
+    )
+    try:
+        return _read(ast.parse(files[0].read_text(encoding="utf-8"))) if files else {}
+    except (OSError, ValueError, SyntaxError):
+        return {}
+
+
+def _read(source: ast.Module) -> dict[str, list[str]]:
+    """Reads `_NAME = dict(tag=..., ...)` and `_PRETRAINED = {"model": _NAME or dict(...), ...}`; other forms
+    are left out.
+    """
+    named: dict[str, list[str]] = {}
+    for line in source.body:
+        if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
+            continue
+        if line.targets[0].id == _TABLE and isinstance(line.value, ast.Dict):
+            pairs = zip(line.value.keys, line.value.values, strict=True)
+            return {
+                str(key.value): _tags(value, named) for key, value in pairs if isinstance(key, ast.Constant)
+            }
+        named[line.targets[0].id] = _tags(line.value, named)
+    return {}
+
+
+def _tags(value: ast.expr, named: dict[str, list[str]]) -> list[str]:
+    if isinstance(value, ast.Name):
+        return named.get(value.id, [])
+    if (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id == "dict"
+        and not value.args
+    ):
+        tags = [keyword.arg for keyword in value.keywords]
+        return [tag for tag in tags if tag] if None not in tags else []  # None stands for **others
+    return []

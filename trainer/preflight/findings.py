@@ -1,0 +1,260 @@
+"""Turns the measurements of all ranks into findings that name the odd nodes. Pure, no torch."""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.preflight.measurements import Finding, Reading
+
+SLOW = 0.5
+"""Share of the median speed below which a host or rank is an outlier."""
+CLOCK_S = 2.0
+"""Largest difference between clocks, in seconds; more puts log lines and causes of failure into the wrong
+order.
+"""
+GPU_FREE = 0.9
+"""Share of a GPU's memory that a run finds free if nobody else uses it."""
+
+
+_RDMA_ADVICE = (
+    "a container needs /dev/infiniband ([kubernetes] rdma, docker --device) and libibverbs, EFA also the "
+    "plugin "
+    'aws-ofi-nccl; comm.nccl.debug = "INFO" shows what NCCL tried'
+)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Estimate of what the job needs on each node."""
+
+    shm_bytes: int
+    """Bytes of batches on their way from loader processes to ranks."""
+    open_files: int
+    checkpoint_bytes: int
+    checkpoints: int
+    """Number of checkpoints that are kept at once, with the one that is being written."""
+
+
+def judge(readings: Sequence[Reading], needs: Needs) -> list[Finding]:
+    """Returns the findings: errors first, then in the order of the checks."""
+    findings = [
+        finding
+        for check in (_collectives, _nodes, _clocks, _links, _rdma, _copies, _gpus)
+        for finding in check(readings, needs)
+    ]
+    return sorted(findings, key=lambda finding: finding.severity)
+
+
+def _collectives(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+    by_text: dict[str, list[Reading]] = {}
+    for reading in readings:
+        for text in reading.wrong:
+            by_text.setdefault(text, []).append(reading)
+    for text, those in by_text.items():
+        advice = (
+            "the run would train on garbage: run nccl-tests there, "
+            "or try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 in [env]"
+        )
+        yield Finding("error", "collectives", f"{_ranks(those)}: {text}; {advice}")
+
+
+def _nodes(readings: Sequence[Reading], needs: Needs) -> Iterator[Finding]:
+    yield from _below(
+        readings,
+        "shared memory",
+        lambda r: r.shm_bytes,
+        needs.shm_bytes,
+        "of /dev/shm are free, and batches on their way from the loaders need {}: "
+        "docker run --shm-size, [kubernetes] shm_gb, "
+        "or fewer data.workers",
+    )
+    yield from _below(
+        readings,
+        "open files",
+        lambda r: r.open_files,
+        needs.open_files,
+        "open files are allowed, and a rank may need {}: raise it with ulimit -n",
+        unit=str,
+    )
+    yield from _below(
+        readings,
+        "disk",
+        lambda r: r.disk_bytes,
+        needs.checkpoint_bytes * needs.checkpoints,
+        f"are free in the run folder's file system, and {needs.checkpoints} checkpoints need about {{}}: "
+        "a smaller checkpoint.keep, or another logging.runs",
+        only_rank_0=True,
+    )
+
+
+def _below(
+    readings: Sequence[Reading],
+    check: str,
+    value: Callable[[Reading], int | None],
+    needed: int,
+    text: str,
+    *,
+    unit: Callable[[int], str] | None = None,
+    only_rank_0: bool = False,
+) -> Iterator[Finding]:
+    """Yields one warning for all nodes that have less than needed, with the least that one of them has."""
+    shown = unit or size
+    short = [
+        (found, r)
+        for r in readings
+        if not (only_rank_0 and r.rank) and (found := value(r)) is not None and found < needed
+    ]
+    if short:
+        least = min(found for found, _ in short)
+        yield Finding(
+            "warning",
+            check,
+            f"{_nodes_of([r for _, r in short])}: {shown(least)} {text.format(shown(needed))}",
+        )
+
+
+def _clocks(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+    middle = statistics.median(r.clock_s for r in readings)
+    odd = {r.node: r.clock_s - middle for r in readings if abs(r.clock_s - middle) > CLOCK_S}
+    for node, off in odd.items():
+        yield Finding(
+            "warning",
+            "clock",
+            f"{node}: its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}; does it run NTP?",
+        )
+
+
+def _links(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+    """Yields a warning for each node or rank whose best pair is slow.
+
+    The best pair counts, so that a slow partner does not make it slow.
+    """
+    best = pair_speeds(readings)
+    if len(best) < 3:
+        return
+    middle = statistics.median(best.values())
+    for place, speed in best.items():
+        if speed < SLOW * middle:
+            text = (
+                f"{place}: {rate(speed)} to its best partner, where the median is {rate(middle)}; "
+                "look at its network adapter and cable"
+            )
+            yield Finding("warning", "link", text)
+
+
+def pair_speeds(readings: Sequence[Reading]) -> dict[str, float]:
+    """Returns bytes per second of each node in its best pair, summed over its ranks; on a single node, of
+    each rank.
+    """
+    several = len({r.node for r in readings}) > 1
+    speeds: dict[str, dict[str, float]] = {}
+    for r in readings:
+        of_place = speeds.setdefault(r.node if several else f"rank {r.rank}", {})
+        for partner, timing in r.pairs.items():
+            of_place[partner] = of_place.get(partner, 0.0) + timing.bytes_per_s
+    return {place: max(found.values()) for place, found in speeds.items() if found}
+
+
+def _rdma(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+    """Yields warnings for nodes whose NCCL opened no RDMA device.
+
+    Nodes that all fell back to TCP are equally slow, so only their own devices show it.
+    """
+    idle = [r for r in readings if r.rdma is not None and not r.rdma.opened]
+    if len({r.node for r in readings}) < 2 or not idle:
+        return
+    by_cause: dict[str, list[Reading]] = {}
+    for r in idle:
+        by_cause.setdefault(r.rdma.refused_by if r.rdma else "", []).append(r)
+    for variable, those in by_cause.items():
+        devices = those[0].rdma.devices if those[0].rdma else ()
+        shown = ", ".join(devices[:3]) + (f" and {len(devices) - 3} more" if len(devices) > 3 else "")
+        advice = f"{variable} tells it so: leave that out" if variable else _RDMA_ADVICE
+        yield Finding(
+            "warning", "RDMA", f"{_nodes_of(those)}: NCCL uses TCP and none of the node's {shown}; {advice}"
+        )
+
+
+def _copies(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+    speeds = {
+        r.rank: (r, r.timings["host to device"].bytes_per_s)
+        for r in readings
+        if "host to device" in r.timings
+    }
+    if not speeds:
+        return
+    middle = statistics.median(speed for _, speed in speeds.values())
+    for r, speed in speeds.values():
+        if speed < SLOW * middle:
+            text = (
+                f"rank {r.rank} on {r.node}: {rate(speed)} from host to GPU, "
+                f"where the median is {rate(middle)}; look at its PCIe width"
+            )
+            yield Finding("warning", "host to device", text)
+
+
+def _gpus(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+    for r in readings:
+        if r.gpu is None:
+            continue
+        where = f"rank {r.rank} on {r.node}, {r.gpu.name}"
+        if r.gpu.uncorrected_errors:
+            yield Finding(
+                "warning",
+                "ECC",
+                f"{where}: {r.gpu.uncorrected_errors} uncorrected memory errors; "
+                "have the GPU reset or replaced",
+            )
+        if r.gpu.slowed_by:
+            yield Finding(
+                "warning",
+                "GPU clocks",
+                f"{where}: held down by {', '.join(r.gpu.slowed_by)}; look at cooling and power",
+            )
+        if r.gpu.other_processes:
+            yield Finding(
+                "warning", "GPU use", f"{where}: {r.gpu.other_processes} other processes compute on it"
+            )
+        elif r.gpu.free_bytes < GPU_FREE * r.gpu.total_bytes:
+            text = (
+                f"{where}: {size(r.gpu.free_bytes)} of {size(r.gpu.total_bytes)} are free before training; "
+                "who holds the rest?"
+            )
+            yield Finding("warning", "GPU memory", text)
+
+
+def _ranks(readings: Sequence[Reading]) -> str:
+    shown = ", ".join(f"rank {r.rank} on {r.node}" for r in readings[:4])
+    return shown + (f" and {len(readings) - 4} more" if len(readings) > 4 else "")
+
+
+def _nodes_of(readings: Sequence[Reading]) -> str:
+    nodes = list(dict.fromkeys(r.node for r in readings))
+    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
+
+
+def size(count: float) -> str:
+    """Returns bytes in binary units, such as `512 MiB` or `1.5 GiB`."""
+    for name in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {name}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
+def rate(bytes_per_s: float) -> str:
+    """Returns a speed in GB/s, the unit of network and PCIe figures."""
+    return f"{bytes_per_s / 1e9:.3g} GB/s"
+
+
+def figures(readings: Sequence[Reading]) -> Mapping[str, tuple[float, Reading]]:
+    """Returns, for each timing, the slowest rank's seconds, which a step waits for, and that rank's
+    measurements.
+    """
+    names = dict.fromkeys(name for r in readings for name in r.timings)
+    return {
+        name: max(
+            ((r.timings[name].seconds, r) for r in readings if name in r.timings), key=lambda found: found[0]
+        )
+        for name in names
+    }

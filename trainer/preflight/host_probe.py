@@ -1,0 +1,134 @@
+"""Probes a rank's node: memory shared between processes, open files, disk, RDMA devices, the GPU's own state.
+
+No torch.
+"""
+
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trainer.preflight.measurements import Gpu, Rdma
+from trainer.sysinfo.nvml import gpu_handle
+
+SHARED_MEMORY = Path("/dev/shm")
+_RDMA_DEVICES, _OPEN_FILES = Path("/sys/class/infiniband"), Path("/proc/self/fd")
+_OPENED = "/dev/infiniband/uverbs"
+_FAST_ETHERNET_GB = 100.0  # slower RoCE adapters mostly serve nodes as plain Ethernet
+
+# Bits of NVML's nvmlClocksEventReason* that mean that something is wrong; idle and application clocks are
+# normal.
+_SLOWED = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+def shared_memory_bytes() -> int | None:
+    """Returns the free bytes of /dev/shm; None if there is none."""
+    return _free(SHARED_MEMORY)
+
+
+def disk_bytes(folder: Path) -> int | None:
+    """Returns the free bytes of the file system that holds the folder, or would hold it."""
+    return next((_free(place) for place in (folder, *folder.parents) if place.exists()), None)
+
+
+def open_files() -> int:
+    """Returns this process's soft limit of open files."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def rdma(env: Mapping[str, str], devices: Path = _RDMA_DEVICES, files: Path = _OPEN_FILES) -> Rdma | None:
+    """Returns the node's active RDMA devices, and whether this process has one open; None if the node has
+    none.
+
+    Call it once NCCL has set up its connections. `devices` and `files` are folders of the kernel's.
+    """
+    found = sorted(_active(devices))
+    if not found:
+        return None
+    return Rdma(tuple(found), any(target.startswith(_OPENED) for target in _targets(files)), _refusal(env))
+
+
+def _active(devices: Path) -> Iterator[str]:
+    """Yields name and speed of each device with an active port (Linux,
+    Documentation/ABI/stable/sysfs-class-infiniband).
+    """
+    for device in devices.glob("*"):
+        speeds = [speed for port in device.glob("ports/*") if (speed := _speed_gb(port))]
+        if speeds:
+            yield f"{device.name} {max(speeds):g} Gb/s"
+
+
+def _speed_gb(port: Path) -> float | None:
+    """Returns gigabits per second; None for a port that is down or is an ordinary network adapter's."""
+    with suppress(OSError, ValueError, IndexError):
+        up = "ACTIVE" in (port / "state").read_text()
+        speed = float((port / "rate").read_text().split()[0])
+        ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
+        return speed if up and not (ethernet and speed < _FAST_ETHERNET_GB) else None
+    return None
+
+
+def _targets(files: Path) -> Iterator[str]:
+    for file in files.glob("*"):
+        with suppress(OSError):  # it was closed meanwhile
+            yield os.readlink(file)
+
+
+def _refusal(env: Mapping[str, str]) -> str:
+    if env.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return f"NCCL_IB_DISABLE={env['NCCL_IB_DISABLE']}"
+    return f"NCCL_NET={env['NCCL_NET']}" if env.get("NCCL_NET", "").lower() == "socket" else ""
+
+
+def gpu(uuid: object) -> Gpu | None:
+    """Returns the state of the GPU with this UUID; None if NVML cannot say."""
+    import pynvml
+
+    handle = gpu_handle(uuid)
+    with suppress(pynvml.NVMLError):
+        return _state(pynvml, handle) if handle is not None else None
+    return None
+
+
+def _state(nvml: Any, handle: Any) -> Gpu:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    slowed = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), 0)
+    errors = _asked(
+        nvml,
+        lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        0,
+    )
+    processes = _asked(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    name = nvml.nvmlDeviceGetName(handle)
+    return Gpu(
+        name=name.decode() if isinstance(name, bytes) else str(name),
+        free_bytes=int(memory.free),
+        total_bytes=int(memory.total),
+        uncorrected_errors=int(errors),
+        slowed_by=tuple(reason for bit, reason in _SLOWED.items() if slowed & bit),
+        other_processes=sum(process.pid != os.getpid() for process in processes),
+    )
+
+
+def _asked(nvml: Any, question: Callable[[], Any], otherwise: Any) -> Any:
+    """Returns NVML's answer, or `otherwise`, since not every GPU has every counter."""
+    try:
+        return question()
+    except nvml.NVMLError:
+        return otherwise
+
+
+def _free(folder: Path) -> int | None:
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return None

@@ -1,0 +1,98 @@
+"""Measurements of one rank's host before training. No torch: `findings.py` compares those of all ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem. An error ends the run before it trains; a warning is shown."""
+
+    severity: Severity
+    check: str
+    text: str
+    """Text that says where, what was found, what is expected and what to do."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one collective, or copy, of `bytes` bytes per rank, on that rank's clock."""
+
+    bytes: int
+    seconds: float
+    """Median of some repeats, in seconds."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.seconds
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A rank's GPU as NVML sees it."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+    uncorrected_errors: int
+    """Uncorrected ECC errors since the driver was loaded; 0 if the GPU has no ECC."""
+    slowed_by: tuple[str, ...]
+    """Reasons that hold the clocks down, only those that mean a problem."""
+    other_processes: int
+    """Number of other processes that compute on the GPU."""
+
+
+@dataclass(frozen=True)
+class Rdma:
+    """RDMA devices of a rank's node (InfiniBand, RoCE, EFA), and whether its NCCL uses one."""
+
+    devices: tuple[str, ...]
+    """Devices with an active port, with their speed: "mlx5_0 400 Gb/s"."""
+    opened: bool
+    """True if this process holds one of them open, as NCCL does from its start if it can use it."""
+    refused_by: str = ""
+    """Variable that tells NCCL not to use them, as NAME=VALUE; "" if none does."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Measurements of one rank.
+
+    None means that the machine has no such thing, or that it could not be read.
+    """
+
+    rank: int
+    local_rank: int
+    node: str
+    shm_bytes: int | None
+    """Free bytes in /dev/shm."""
+    open_files: int
+    """Soft limit of the process."""
+    disk_bytes: int | None
+    """Free bytes in the run folder's file system."""
+    clock_s: float
+    """Seconds since the epoch, read when all ranks left the same barrier."""
+    wrong: tuple[str, ...] = ()
+    """Collectives that gave wrong values, with those values."""
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    """Timings by name: "all_reduce", "all_gather", "latency", "host to device"."""
+    pairs: Mapping[str, Timing] = field(default_factory=dict)
+    """Timings by the node (or, on one node, the rank) that this rank swapped a message with."""
+    gpu: Gpu | None = None
+    rdma: Rdma | None = None
+    """RDMA devices; None also for a rank on the CPU, whose collectives use TCP in any case."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "Reading":
+        """Returns the measurements from a table that `dataclasses.asdict` made."""
+        nested = {
+            name: {of: Timing(**found) for of, found in table[name].items()} for name in ("timings", "pairs")
+        }
+        devices = {
+            name: kind(**table[name]) if table[name] else None
+            for name, kind in (("gpu", Gpu), ("rdma", Rdma))
+        }
+        return cls(**{**table, **nested, **devices})

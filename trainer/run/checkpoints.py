@@ -1,0 +1,129 @@
+"""Finds the model and its weights for what a user calls a checkpoint.
+
+Reads names and manifests only, never weights; imports no torch.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError
+from trainer.run.layout import CHECKPOINTS
+from trainer.text.masking import masked
+
+WEIGHTS = "model.pt"
+"""Name of the weights file, a plain state dict: `open_clip.create_model(name, pretrained=PATH)` and
+`torch.load(weights_only=True)` load it."""
+MANIFEST = "manifest.json"
+_THEIR_PARAMETERS = "params.txt"
+_HUB = ("hf-hub:", "local-dir:")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, from Clipship or from elsewhere."""
+
+    model: str | None
+    """Name or config file of the model; None if no file beside the weights names it."""
+    pretrained: str | None
+    """Weights file or open_clip's tag; None if the model's name implies its weights."""
+    job: Mapping[str, Any] | None = None
+    """Job of the run that trained the model; None if it was not trained by Clipship."""
+
+
+def find_trained(given: str) -> Trained:
+    """Returns the model that `given` names.
+
+    `given` is a run folder (its newest checkpoint is taken), a checkpoint folder, a weights file, `MODEL:TAG`
+    or a hub's name. Raises InputError if it is none of these.
+    """
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return _ours(_newest(path))
+    if path.is_file():
+        return (
+            _ours(path.parent)
+            if path.name == WEIGHTS and (path.parent / MANIFEST).is_file()
+            else _theirs(path)
+        )
+    if given.startswith(_HUB):
+        return Trained(given, None)
+    model, colon, tag = given.partition(":")
+    if colon and model and tag:
+        return Trained(model, tag)
+    raise InputError(
+        f"{given}: no such file or folder: give a run folder, a checkpoint folder "
+        "(runs/NAME/checkpoints/step-...), a weights file, or a model and tag of open_clip such as "
+        "ViT-B-32:laion2b_s34b_b79k"
+    )
+
+
+def check_resume(wanted: str, checkpoints: Path | None) -> None:
+    """Raises InputError if `checkpoint.resume` names a path and nothing is there.
+
+    `checkpoints` is the run's own checkpoint folder, None for a run that begins anew. If its newest readable
+    checkpoint comes from a start with the same path, that path is no longer needed and may be gone.
+    """
+    if wanted not in ("auto", "never") and not os.path.exists(wanted) and not _went_on(wanted, checkpoints):
+        raise InputError(
+            f"checkpoint.resume: there is no checkpoint at {wanted}; it is a folder, or a file of "
+            "open_clip_train, or auto, or never"
+        )
+
+
+def _went_on(wanted: str, checkpoints: Path | None) -> bool:
+    for folder in reversed(whole_in(checkpoints) if checkpoints else []):
+        # a broken checkpoint is passed over, as the start itself does
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return bool(
+                json.loads((folder / MANIFEST).read_text())["job"]["checkpoint"]["resume"] == masked(wanted)
+            )
+    return False
+
+
+def whole_in(folder: Path) -> list[Path]:
+    """Returns the checkpoint folders in `folder` that have a manifest, oldest first.
+
+    The manifest is written last, so each of them is complete.
+    """
+    return sorted(part for part in folder.glob("step-*") if (part / MANIFEST).is_file())
+
+
+def _newest(folder: Path) -> Path:
+    if (folder / MANIFEST).is_file():
+        return folder
+    found = whole_in(folder) or whole_in(folder / CHECKPOINTS)
+    if not found:
+        raise InputError(
+            f"{folder} is no checkpoint and holds none: give a run folder, or a folder with {MANIFEST} and "
+            f"{WEIGHTS}"
+        )
+    return found[-1]
+
+
+def _ours(folder: Path) -> Trained:
+    try:
+        job = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["job"]
+        return Trained(job["model"]["name"], str((folder / WEIGHTS).absolute()), job)
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise InputError(
+            f"{folder}: its {MANIFEST} cannot be read ({type(problem).__name__}: {problem}): give "
+            f"{WEIGHTS} alone"
+        ) from None
+
+
+def _theirs(weights: Path) -> Trained:
+    """Returns the model of a weights file of open_clip_train.
+
+    open_clip_train writes params.txt, with a line `model: NAME`, above its folder of checkpoints.
+    """
+    parameters = weights.absolute().parent.parent / _THEIR_PARAMETERS
+    lines = (
+        parameters.read_text(encoding="utf-8", errors="replace").splitlines() if parameters.is_file() else []
+    )
+    names = [line.partition(": ")[2].strip() for line in lines if line.startswith("model: ")]
+    return Trained(names[0] if names else None, str(weights.absolute()))

@@ -1,0 +1,136 @@
+"""Writes exit.json and diagnosis.json into the run folder when a start ends; the first supervisor to write
+each file wins.
+
+While another start of the run holds the folder, nothing is written or removed. A shared file system may hang
+together with the run, so no call waits longer than WAIT_S seconds. Imports no torch.
+"""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.run.exits import ExitRecord
+from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, LOCK
+from trainer.run.lock import who_holds
+from trainer.safe_io.atomic import write_json
+from trainer.safe_io.plain import read_plain
+from trainer.text.masking import masked_values
+
+WAIT_S = 3.0
+_FILES = (EXIT_FILE, DIAGNOSIS_FILE)
+Result = TypeVar("Result")
+
+
+class LastWords:
+    """Exit files of one start, written by one supervisor.
+
+    `writer` is the supervisor's rank, `start` the name of the start as in `Meeting.start`. Without a run
+    folder nothing is written.
+    """
+
+    def __init__(self, run_folder: str, start: str = "", writer: int = 0) -> None:
+        self._folder, self._start, self._writer = Path(run_folder) if run_folder else None, start, writer
+
+    async def forget(self) -> None:
+        """Remove the exit files of an earlier start, which would be taken for this one's."""
+        await within(WAIT_S, self._forget)
+
+    async def keep(self, name: str, value: Mapping[str, Any]) -> str:
+        """Write one exit file and return its path.
+
+        Returns "" if the folder is unknown or cannot be written; the console still has the text.
+        """
+        return await within(WAIT_S, lambda: self._keep(name, value)) or ""
+
+    def _forget(self) -> None:
+        if self._folder is not None:
+            forget(self._folder, self._start)
+
+    def _keep(self, name: str, value: Mapping[str, Any]) -> str:
+        if self._folder is None or _is_anothers(self._folder, self._start):
+            return ""
+        self._folder.mkdir(parents=True, exist_ok=True)  # it is missing if the ranks never met
+        path = self._folder / name
+        if _read(path).get("start") != self._start:  # the first supervisor of this start to write wins
+            own = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
+            write_json(own, {**masked_values(value), "start": self._start})
+            os.replace(own, path)
+        return str(path)
+
+
+def forget(run_folder: Path, start: str) -> None:
+    """Remove the exit files of earlier starts, unless another start holds the folder. Raises OSError.
+
+    The lock file gets a new modification time, so that observers see the new start before its rank 0 has the
+    lock.
+    """
+    if not _is_anothers(run_folder, start):
+        for name in _FILES:
+            (run_folder / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            os.utime(run_folder / LOCK)
+
+
+def forget_others(run_folder: Path, start: str) -> None:
+    """Remove the exit files of all starts but this one, from a folder that this start has just taken over.
+
+    Raises OSError.
+    """
+    for name in _FILES:
+        if start and _read(run_folder / name).get("start", start) != start:
+            (run_folder / name).unlink(missing_ok=True)
+
+
+def _is_anothers(run_folder: Path, start: str) -> bool:
+    holder = who_holds(run_folder)
+    return holder is not None and holder.start != start
+
+
+def end_of(run_folder: Path, start: str) -> ExitRecord | None:
+    """Returns how this start of the run ended.
+
+    Returns None if its supervisors wrote nothing, or if the file is an older start's.
+    """
+    found = _read(run_folder / EXIT_FILE)
+    with suppress(TypeError):
+        return ExitRecord(**found) if found.get("start") == start else None
+    return None
+
+
+async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
+    """Returns the result of file work that runs in a thread of its own.
+
+    Returns None if the work fails or takes longer than `seconds`; its thread is then abandoned and keeps no
+    process alive.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Result | None] = loop.create_future()
+
+    def tell(value: Result | None) -> None:
+        if not result.done():
+            result.set_result(value)
+
+    def attempt() -> None:
+        value = None
+        with suppress(OSError):
+            value = work()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
+            loop.call_soon_threadsafe(tell, value)
+
+    threading.Thread(target=attempt, daemon=True).start()
+    with suppress(TimeoutError):
+        return await asyncio.wait_for(result, seconds)
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_plain(path))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

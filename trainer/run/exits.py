@@ -1,0 +1,84 @@
+"""Exit records: one small file for each rank that fails, because launchers lose exit codes (torchrun turns
+each into 1).
+
+A failing rank writes its record into its supervisor's folder. The first cause of the run's end goes into the
+fresh folder that `clipship run` names in `CLIPSHIP_EXIT_DIR`. A rank without a supervisor writes there
+itself. Imports no torch.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.errors import EXIT_PREEMPTED
+from trainer.safe_io.atomic import write_json
+
+EXIT_DIR = "CLIPSHIP_EXIT_DIR"
+RANK_DIR = "CLIPSHIP_RANK_DIR"
+"""Variable with the folder in which a supervisor and its rank exchange files; unset for a rank without a
+supervisor."""
+_RECORD = "rank-{:05d}.json"
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """Record of why a rank ended; `time` is in seconds since the epoch, on its node's clock."""
+
+    rank: int
+    node: str
+    exit_code: int
+    reason: str
+    time: float
+    details: str = ""
+    """More lines for people: a traceback, or what every late rank was doing."""
+    start: str = ""
+    """Start of the run that ended so, as `Meeting.start` names it; set in exit.json only."""
+
+    def headline(self) -> str:
+        """Returns the record as one line for people."""
+        if self.exit_code == EXIT_PREEMPTED:  # it ends every rank, and no rank is at fault
+            return f"clipship: {self.reason} (exit code {self.exit_code})"
+        return (
+            f"clipship: rank {self.rank} on {self.node} ended the run with exit code {self.exit_code}: "
+            f"{self.reason}"
+        )
+
+    def text(self) -> str:
+        """Returns the headline followed by the details."""
+        return "\n".join([self.headline(), *self.details.splitlines()])
+
+
+def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
+    """Write the record for the supervisor, or without one for the launcher.
+
+    Returns False if neither waits for it: the rank was not started by Clipship's launcher.
+    """
+    return _write(record, env.get(RANK_DIR)) if RANK_DIR in env else record_cause(record, env)
+
+
+def record_cause(record: ExitRecord, env: Mapping[str, str]) -> bool:
+    """Write the record for the launcher that started the ranks; returns False if no launcher waits on this
+    host.
+    """
+    return _write(record, env.get(EXIT_DIR))
+
+
+def first_cause(folder: Path) -> ExitRecord | None:
+    """Returns the earliest failure recorded in the folder, None if there is none.
+
+    Later failures mostly follow from it.
+    """
+    records = [
+        ExitRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank-*.json")
+    ]
+    return min(
+        (record for record in records if record.exit_code), key=lambda record: record.time, default=None
+    )
+
+
+def _write(record: ExitRecord, folder: str | None) -> bool:
+    if not folder or not Path(folder).is_dir():
+        return False
+    write_json(Path(folder, _RECORD.format(record.rank)), asdict(record))
+    return True

@@ -1,0 +1,102 @@
+"""Checks that the run folder can be made and is not another job's, and moves an old run aside.
+
+Imports no torch.
+"""
+
+import os
+from itertools import count
+from pathlib import Path
+
+from trainer.config import Job
+from trainer.config.loader import load_job
+from trainer.config.resume_rule import differences
+from trainer.errors import InputError
+from trainer.run.layout import JOB_FILE, LEFT_BEFORE
+from trainer.run.lock import who_holds
+
+_WAYS_ON = (
+    "take another name with --set name=..., go on with the settings it was started with, or move that "
+    "folder away (`clipship run --fresh` does)"
+)
+
+
+def run_folder(job: Job) -> Path:
+    """Returns the folder that the run writes: `logging.runs` / the job's name."""
+    return Path(job.logging.runs) / job.name
+
+
+def check_run_folder(job: Job, *, fresh: bool = False) -> None:
+    """Raises InputError if the folder cannot be written, or holds another job's run; the first keys that
+    differ are named.
+
+    With `fresh`, the folder will be moved aside and made anew, so its content does not matter.
+    """
+    folder = run_folder(job)
+    if fresh or not os.path.lexists(folder):
+        _check_writable(folder.parent)
+    elif not folder.is_dir():
+        raise InputError(
+            f"run folder {folder} is a file: remove it, or take another name with --set name=..."
+        )
+    else:
+        _check_writable(folder)
+        _check_same_job(job, folder)
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename a run folder to the first free `NAME.old-1`, `NAME.old-2`, ...; returns its new path.
+
+    Raises InputError if a start of the run still writes it, or if this user may not rename it.
+    """
+    if holder := who_holds(folder):
+        raise InputError(
+            f"{folder} cannot be set aside: it is written by {holder}. End that start of the run first"
+        )
+    number = next(
+        number for number in count(1) if not folder.with_name(f"{folder.name}.old-{number}").exists()
+    )
+    try:
+        return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
+    except OSError as problem:
+        raise InputError(
+            f"{folder} cannot be set aside: {problem.strerror}; take another name with --set name=..."
+        ) from None
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises InputError if the nearest existing folder on the path is a file or not writable; the run makes
+    the missing folders.
+    """
+    existing = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), folder)
+    if not existing.is_dir():
+        raise InputError(
+            f"run folder: {existing} is a file, so {folder} cannot be made: change it with --set "
+            "logging.runs=..."
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(
+            f"run folder: no permission to write in {existing}: take another folder with --set "
+            "logging.runs=..."
+        )
+
+
+def _check_same_job(job: Job, folder: Path) -> None:
+    file = folder / JOB_FILE
+    if not file.exists():
+        if {name for name in os.listdir(folder) if not name.startswith(".")} - LEFT_BEFORE:
+            raise InputError(
+                f"run folder {folder} holds files but no {JOB_FILE}, so it is no run: {_WAYS_ON}"
+            )
+        return
+    try:
+        before = load_job(file)
+    except InputError as problem:
+        raise InputError(
+            f"run folder {folder} holds a run whose job cannot be read: {_WAYS_ON}\n{problem}"
+        ) from None
+    found = list(differences(before.model_dump(), job.model_dump()))
+    if found:
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        raise InputError(
+            f"run folder {folder} holds another job's run: {'; '.join(found[:3])}{more}; {_WAYS_ON}"
+        )

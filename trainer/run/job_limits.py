@@ -1,0 +1,32 @@
+"""Time limits and run folder of a job, for a supervisor.
+
+A supervisor reads no job file itself, because the job model imports pydantic.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from trainer.config.loader import load_job
+from trainer.config.overrides import inherited
+from trainer.errors import InputError
+from trainer.run.folder import run_folder
+
+
+def limits_of_job(arguments: Sequence[str]) -> dict[str, float | str]:
+    """Returns fields of `trainer.supervise.limits.Limits` for a rank's arguments, JOB [--set KEY=VALUE ...].
+
+    Returns an empty table if the job cannot be read: the rank itself reports why.
+    """
+    overrides = [value for option, value in pairwise(arguments) if option == "--set"]
+    overrides += [word.partition("=")[2] for word in arguments if word.startswith("--set=")]
+    try:
+        job = load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *overrides])
+    except InputError:
+        return {}
+    names = ("init_s", "checkpoint_s", "shutdown_s", "silence_s")
+    return {
+        **{name: getattr(job.timeouts, name) for name in names},
+        "run_folder": str(run_folder(job).absolute()),
+    }

@@ -1,0 +1,114 @@
+"""Names of the run folder's files and folders; each is spelled only here.
+
+Every run folder has the same layout: the job, what the run reported, and its results. Imports nothing of the
+package but safe_io.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.safe_io.plain import read_plain
+
+JOB_FILE = "job.toml"
+"""The resolved job, which is enough to start the run again."""
+ARTEFACTS = "artefacts"
+"""Folder with what was rendered and submitted. It exists before a submitted run begins."""
+SUBMISSION_FILE = "submission.json"
+"""File in ARTEFACTS that says where the run was submitted, and its id there."""
+EXIT_BEFORE_FILE = "exit-before.json"
+"""File in ARTEFACTS that says how the start before a new submission ended."""
+LAUNCHER_FILE = "launcher.json"
+"""File in ARTEFACTS with the restarts that an MPIJob's launcher has counted."""
+LOGS = "logs"
+METRICS_FILE = "metrics.jsonl"
+RANK_STATS_FILE = "ranks.jsonl"
+ENVIRONMENT_FILE = "environment.json"
+PREFLIGHT_FILE = "preflight.json"
+CHECKPOINTS = "checkpoints"
+CHECKPOINT_REQUEST = "checkpoint.request"
+"""File that `clipship checkpoint RUN` makes; rank 0 removes it and saves a checkpoint."""
+RESULT_FILE = "result.json"
+"""Results of a run that is done; written last."""
+EXIT_FILE = "exit.json"
+"""Record of how the last start ended."""
+DIAGNOSIS_FILE = "diagnosis.json"
+FLIGHT_RECORDS = "flight-records"
+NON_FINITE = "non-finite"
+"""Folder with the samples of each step whose gradient was not finite: one file for each rank and step."""
+INDEX = "index"
+"""Folder with the index of shards whose own folder is not writable. It is made before the run."""
+TRACES = "traces"
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
+WANDB_ID_FILE = "wandb-id"
+REPORT_FILE = "report.html"
+LOCK = ".lock"
+
+LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, LOCK, LOGS, EXIT_FILE, DIAGNOSIS_FILE, FLIGHT_RECORDS})
+"""Names that a folder without a run may hold: a start that ends before it becomes a run leaves them."""
+
+_RANK_LOG = re.compile(r"rank-(\d{5,})\.log")
+
+
+def rank_log(rank: int) -> str:
+    """Returns the name of a rank's log file in LOGS."""
+    return f"rank-{rank:05d}.log"
+
+
+def rank_logs(folder: Path) -> list[tuple[int, Path]]:
+    """Returns the ranks that have a log file in the run folder, in order, each with its file."""
+    matches = ((_RANK_LOG.fullmatch(path.name), path) for path in (folder / LOGS).glob("rank-*.log"))
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths in one run folder."""
+
+    folder: Path
+
+    @property
+    def job(self) -> Path:
+        return self.folder / JOB_FILE
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / LOGS
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / METRICS_FILE
+
+    @property
+    def result(self) -> Path:
+        return self.folder / RESULT_FILE
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / ENVIRONMENT_FILE
+
+    @property
+    def preflight(self) -> Path:
+        return self.folder / PREFLIGHT_FILE
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / CHECKPOINTS
+
+    def finished(self) -> bool:
+        """Returns whether result.json says that the run is done."""
+        return self.result.exists() and json.loads(read_plain(self.result))["reason"] == "done"
+
+    def finished_as_asked(self, resume: str) -> bool:
+        """Returns whether the run is done and `resume` does not restart it.
+
+        `resume` is the job's `checkpoint.resume`. A path restarts a finished run, unless the start that
+        finished it was given the same path.
+        """
+        return self.finished() and resume in (
+            "auto",
+            "never",
+            json.loads(read_plain(self.result)).get("resume"),
+        )

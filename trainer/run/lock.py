@@ -1,0 +1,136 @@
+"""Lock on a file of the run folder, so that one start of a run writes it at a time.
+
+The kernel releases the lock however the process ends. Imports no torch.
+"""
+
+import datetime
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.errors import Preempted, Unfit
+from trainer.run.layout import LOCK
+from trainer.safe_io.plain import open_plain, read_plain
+
+WAIT_S = 120.0
+"""Seconds to wait for the lock. NFS keeps the locks of a lost node for its lease, 90 s."""
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that writes the run folder, as the lock file names it; all fields are empty while the file
+    is being written.
+    """
+
+    node: str = ""
+    process: int = 0
+    since: str = ""
+    """Time when the lock was taken, in UTC (ISO 8601)."""
+    start: str = ""
+    """Start of the run, as `Meeting.start` names it; empty if Clipship's launcher did not start it."""
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.node} since {self.since}" if self.node else "another process"
+
+
+def hold(
+    folder: Path,
+    node: str,
+    start: str,
+    longest_s: float,
+    say: Callable[[str], None],
+    stop_asked: Callable[[], bool] = lambda: False,
+) -> None:
+    """Lock the run folder until this process ends; a file system without locks locks nothing.
+
+    If another process has the lock, waits for it up to `longest_s` seconds (at most WAIT_S), after telling
+    `say` so. Raises OSError if the file cannot be written, Unfit if the lock is still taken after the wait,
+    Preempted if `stop_asked` becomes true meanwhile.
+    """
+    path = folder / LOCK
+    lock = open_plain(path, os.O_RDWR | os.O_CREAT)
+    if not _take(lock):
+        limit_s = min(longest_s, WAIT_S)
+        say(f"{folder} is written by {_holder(path)}: waiting up to {limit_s:.0f} s for its end")
+        limit = time.monotonic() + limit_s
+        while not _take(lock):
+            if time.monotonic() > limit:
+                os.close(lock)
+                raise Unfit(
+                    f"the run folder {folder} is written by {_holder(path)}: end that start of the run "
+                    "first, or make this another run with --set name=... (if that node is lost, its file "
+                    "system keeps the lock for some minutes)"
+                )
+            if stop_asked():
+                os.close(lock)
+                raise Preempted(
+                    f"asked to stop while {folder} was written by {_holder(path)}: nothing was begun"
+                )
+            time.sleep(0.2)
+    since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    os.ftruncate(lock, 0)
+    os.write(lock, json.dumps(asdict(Holder(node, os.getpid(), since, start))).encode())
+    os.fsync(lock)  # for the other nodes of a network file system: the file stays open
+
+
+def who_holds(folder: Path) -> Holder | None:
+    """Returns the process that writes the run folder; None if there is none, or if the file system has no
+    locks.
+
+    The holder itself must not call this.
+    """
+    path = folder / LOCK
+    try:
+        lock = open_plain(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return None if _take(lock) else _holder(path)
+    finally:
+        os.close(lock)  # this releases the lock
+
+
+def is_held(folder: Path) -> tuple[bool | None, Holder]:
+    """Returns whether a process holds the run folder, and the last process that did, which may be gone.
+
+    The first is None if the file system has no locks. Reading the lock file is enough, so it works on another
+    user's run. The holder itself must not call this.
+    """
+    path = folder / LOCK
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None, Holder()
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        held: bool | None = False
+    except OSError as problem:
+        held = True if problem.errno in _TAKEN else None
+    finally:
+        os.close(lock)  # this releases the lock
+    return held, _holder(path)
+
+
+def _take(lock: int) -> bool:
+    """Take the lock without waiting; returns False if another process has it.
+
+    It is a POSIX lock: it works over NFS, and forked processes do not share it.
+    """
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        return problem.errno not in _TAKEN
+    return True
+
+
+def _holder(path: Path) -> Holder:
+    try:
+        return Holder(**json.loads(read_plain(path)))
+    except (OSError, ValueError, TypeError):
+        return Holder()

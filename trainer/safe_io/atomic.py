@@ -1,0 +1,67 @@
+"""Atomic files: written beside their place, flushed to the disk, then renamed.
+
+A reader sees the whole file or none. Imports no other module of this package and no torch.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, BinaryIO
+
+_KEPT_OF_NAME = 50
+"""Characters of the file's name that the temporary name keeps. One takes up to 4 bytes, and a name has at
+most 255 bytes."""
+
+
+def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+    """Write the text in UTF-8, replacing an older file; after a kill or on a full disk the older file
+    remains.
+
+    With `private`, only the owner may read the file (mode 0600), as files with a job's values need. Raises
+    OSError.
+    """
+    with replacing(path, mode=0o600 if private else 0o666) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yields a new file to fill; when the block succeeds, the file takes the place of `path`.
+
+    After a failure the older file is still there. The temporary name is random and always new, so a link that
+    others made beforehand leads nowhere.
+    """
+    beside = path.with_name(f".{path.name[:_KEPT_OF_NAME]}.{token_hex(8)}.partial")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power cut may leave an empty file under the new name
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write the value as indented JSON, as `json_text` and `write_whole` do."""
+    write_whole(path, json_text(value, indent=2) + "\n")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Returns JSON text. JSON has no NaN and no infinities: they become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

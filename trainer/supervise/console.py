@@ -1,0 +1,124 @@
+"""Console log and exit of a rank, the same for training and for evaluation. No torch."""
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, TextIO
+
+from trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    InputError,
+    Preempted,
+    Unfit,
+    Unreadable,
+)
+from trainer.run.exits import RANK_DIR, ExitRecord, record_exit
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World, detect
+from trainer.sysinfo import memory
+from trainer.sysinfo.shortage import allow_open_files, shortage
+from trainer.text.terminal import ShownFormatter, say, shown
+
+log = logging.getLogger("clipship")
+
+
+def run_rank(stream: TextIO, work: Callable[[World, Pulse], None]) -> int:
+    """Detects this rank's world, sets up its log and runs `work`; returns 0.
+
+    Any other end leaves the process here, with its reason recorded.
+    """
+    pulse = Pulse.open(os.environ)
+    try:
+        world = detect(os.environ, os.uname().nodename)
+    except InputError as error:
+        say(error)
+        leave_now(EXIT_BAD_INPUT)
+    speak(world, stream)
+    try:
+        allow_open_files()
+        work(world, pulse)
+    except Preempted as error:
+        log.info("%-12s %s", "preempted", error)
+        _leave(world, EXIT_PREEMPTED, str(error))
+    except (InputError, Unfit) as error:
+        _refuse(world, pulse, error)
+    except Exception as error:
+        if sentence := shortage(error):
+            _refuse(world, pulse, Unfit(sentence))
+        _fail(world, error)
+    return EXIT_DONE
+
+
+def speak(world: World, stream: TextIO) -> None:
+    """Sends rank 0's log to the stream; of other ranks only errors go out, to stderr.
+
+    Log files, which are opened later, get every line.
+    """
+    handler = logging.StreamHandler(stream if world.rank == 0 else sys.stderr)
+    handler.setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
+    handler.addFilter(lambda record: record.name == "clipship" or record.levelno >= logging.WARNING)
+    handler.setFormatter(ShownFormatter("%(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    logging.raiseExceptions = False  # otherwise a full disk would print a traceback for every line
+
+
+def leave_now(exit_code: int) -> NoReturn:
+    """Ends the process without the interpreter's clean-up.
+
+    That clean-up may wait for other ranks, or abort because of a library's threads.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _refuse(world: World, pulse: Pulse, error: InputError | Unfit) -> NoReturn:
+    """Shows the problem once and leaves.
+
+    During init all ranks find the same problem, so rank 0 alone shows it; later a single rank's data may be
+    wrong, so that rank does. Under a supervisor the rank stays silent, since the supervisor shows it.
+    """
+    if RANK_DIR not in os.environ and world.rank == 0:
+        say(error)
+    elif RANK_DIR not in os.environ and pulse.now != "init":
+        say(f"rank {world.rank} on {world.node}: {error}")
+    _leave(world, EXIT_FAILED if isinstance(error, Unfit | Unreadable) else EXIT_BAD_INPUT, str(error))
+
+
+def _fail(world: World, error: Exception) -> NoReturn:
+    trace = "".join(traceback.format_exception(error))
+    # The supervisors show the first cause's trace; traces of the ranks that fail after it would bury it.
+    if RANK_DIR in os.environ:
+        console = [
+            handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler
+        ]
+        for handler in console:
+            logging.getLogger().removeHandler(handler)
+    log.error("rank %d on %s failed\n%s", world.rank, world.node, trace)
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    _leave(
+        world,
+        EXIT_FAILED,
+        f"out of memory: {reason}; {memory.hint()}" if memory.is_out_of_memory(error) else reason,
+        trace,
+    )
+
+
+def _leave(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:
+    """Writes the reason into a file, then leaves at once.
+
+    The other ranks wait for this one in a collective, and its clean-up may wait for them.
+    """
+    record_exit(
+        ExitRecord(world.rank, world.node, exit_code, shown(reason), time.time(), shown(details)), os.environ
+    )
+    leave_now(exit_code)

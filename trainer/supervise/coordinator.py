@@ -1,0 +1,230 @@
+"""Rank 0's supervisor: collects messages from all supervisors and decides how the run ends.
+
+No torch, no sockets. Supervisors send `joined`, `done`, `failed`, `late`, `lost`, `cut`, `stop`, `report` and
+`stack`; the coordinator sends `stop`, `collect`, `stacks` and `end` to all of them.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.run.exit_files import LastWords
+from trainer.run.exits import ExitRecord
+from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
+from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
+from trainer.supervise.evidence import STACK_WAIT_S, Report
+from trainer.supervise.limits import Limits
+from trainer.supervise.nccl_debug import ras_status
+
+Message = dict[str, Any]
+
+SETTLE_S = 0.4
+"""Seconds between the first report of a failure and the decision.
+
+Failures that follow from the first one may be reported before it.
+"""
+ANSWER_S = 4.0
+"""Longest wait, in seconds, for every supervisor to report what its rank does."""
+REPEAT_S = 5.0
+"""Signals within this many seconds of the first are one request: launchers and schedulers send several."""
+_STACKS = 16
+
+
+class Root:
+    """Decides once how the run ends.
+
+    `say` sends a message to every supervisor, this one included; `finish` ends the run.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        limits: Limits,
+        words: LastWords,
+        say: Callable[[Message], None],
+        finish: Callable[[ExitRecord], None],
+        has_begun: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`has_begun` tells whether rank 0, and so perhaps others, has done anything that could be saved."""
+        self._ranks, self.limits, self._words = ranks, limits, words
+        self._say, self._finish, self._has_begun = say, finish, has_begun
+        self._nodes: dict[int, str] = {}
+        self._done: dict[int, int] = {}
+        self._reasons: dict[int, str] = {}
+        self._causes: list[tuple[float, ExitRecord]] = []
+        self._reports: dict[int, Report] = {}
+        self._stacks: dict[int, str] = {}
+        self._stop_at: float | None = None
+        self._decided = False
+        self._collecting = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def hear(self, message: Message) -> None:
+        """Handles one message from another supervisor or from rank 0's own."""
+        handler = getattr(self, f"_on_{message['kind']}", None)
+        if handler is not None and not self._decided:
+            handler(message)
+
+    def _on_joined(self, message: Message) -> None:
+        self._nodes[message["rank"]] = message["node"]
+        if self._stop_at is not None:
+            self._tell_to_stop()
+
+    def _on_done(self, message: Message) -> None:
+        self._done[message["rank"]] = message["code"]
+        self._reasons[message["rank"]] = message.get("reason", "")
+        if len(self._done) == 1:
+            self._spawn(self._all_done_in_time())
+        if len(self._done) == len(self._ranks):
+            self._end_well()
+
+    async def _all_done_in_time(self) -> None:
+        """Waits `shutdown_s` for all ranks to end after the first.
+
+        Ranks leave together, after a barrier, so one that stays behind is stuck in its clean-up.
+        """
+        await asyncio.sleep(self.limits.shutdown_s)
+        # If the ranks were preempted, the state is saved and the reason known, so no diagnosis is needed.
+        if EXIT_PREEMPTED in self._done.values():
+            self._end_well()
+        else:
+            await self._collect(
+                f"{len(self._done)} of {len(self._ranks)} ranks are done, "
+                "the others not within timeouts.shutdown_s"
+            )
+
+    def _end_well(self) -> None:
+        code = max(self._done.values())
+        rank = min(rank for rank, its in self._done.items() if its == code)
+        reason = self._reasons[rank] or ("asked to stop" if code == EXIT_PREEMPTED else "done")
+        self._decide(ExitRecord(rank, self._nodes.get(rank, ""), code, reason, time.time()))
+
+    def _on_failed(self, message: Message) -> None:
+        """Records a failure.
+
+        With `waiting`, the rank failed inside a collective, so probably because another rank had ended.
+        """
+        self._note(0.0 if not message["waiting"] else 2.0, ExitRecord(**message["record"]))
+
+    def _on_lost(self, message: Message) -> None:
+        rank, node = message["rank"], message["node"]
+        reason = f"its supervisor is gone: {message['reason']}; the node failed, or somebody killed it"
+        self._note(1.0, ExitRecord(rank, node, EXIT_FAILED, reason, time.time()))
+
+    def _on_cut(self, message: Message) -> None:
+        """Records a supervisor that reports itself as cut off.
+
+        It cannot reach a neighbour, which may be well on the other side.
+        """
+        self._note(
+            1.0,
+            ExitRecord(message["rank"], message["node"], EXIT_FAILED, cut_off(message["other"]), time.time()),
+        )
+
+    def _note(self, weight: float, record: ExitRecord) -> None:
+        self._causes.append((weight, record))
+        if len(self._causes) == 1 and not self._collecting:
+            self._spawn(self._verdict())
+
+    async def _verdict(self) -> None:
+        await asyncio.sleep(SETTLE_S)
+        self._decide(min(self._causes, key=lambda cause: (cause[0], cause[1].time))[1])
+
+    def _on_late(self, message: Message) -> None:
+        self._spawn(self._collect(message["what"]))
+
+    def _on_stop(self, message: Message) -> None:
+        """Asks the ranks to save and leave on the first request.
+
+        A request more than REPEAT_S later, or one marked `again`, ends the run at once.
+        """
+        if self._stop_at is None:
+            self._stop_at = time.monotonic()
+            self._spawn(self._stopped_in_time())
+            self._tell_to_stop()
+        elif message.get("again") or time.monotonic() - self._stop_at > REPEAT_S:
+            reason = f"a second signal ({message['signal']}): left at once, without saving"
+            self._decide(
+                ExitRecord(message["rank"], message["node"], 128 + message["signal"], reason, time.time())
+            )
+
+    def _tell_to_stop(self) -> None:
+        """Passes the request to stop to all.
+
+        Before the first step is done there is nothing to save: once every supervisor has joined, all leave at
+        once.
+        """
+        if len(self._nodes) == len(self._ranks) and not self._has_begun():
+            reason = "asked to stop before there was anything to save; it can be started again"
+            self._decide(ExitRecord(0, self._nodes[self._ranks[0]], EXIT_PREEMPTED, reason, time.time()))
+        else:
+            self._say({"kind": "stop"})
+
+    async def _stopped_in_time(self) -> None:
+        limit = self.limits.checkpoint_s + self.limits.shutdown_s
+        await asyncio.sleep(limit)
+        await self._collect(
+            f"asked to stop, the run had not ended after {limit:g} s "
+            "(timeouts.checkpoint_s + timeouts.shutdown_s)"
+        )
+
+    async def _collect(self, what: str) -> None:
+        """Collects reports from all ranks and stacks from late ones; decides even if some do not answer."""
+        if self._collecting or self._decided:
+            return
+        self._collecting = True
+        self._say({"kind": "collect"})
+        await self._until(lambda: len(self._reports) == len(self._ranks), ANSWER_S)
+        reports = [self._reports[rank] for rank in sorted(self._reports)]
+        missing = [
+            Missing(rank, self._nodes.get(rank, "")) for rank in self._ranks if rank not in self._reports
+        ]
+        found = Diagnosis(what, reports, missing)
+        late = [report.rank for report in found.late][:_STACKS]
+        waiting = [report.rank for report in reports if report.rank not in late][:1]
+        self._say({"kind": "stacks", "ranks": late + waiting})
+        await self._until(lambda: {*late, *waiting} <= self._stacks.keys(), STACK_WAIT_S + 1.0)
+        self._decide(await self._timed_out(found, await ras_status()))
+
+    async def _timed_out(self, found: Diagnosis, ras: str) -> ExitRecord:
+        file = await self._words.keep(
+            DIAGNOSIS_FILE, {**found.to_json(EXIT_TIMED_OUT, self._stacks), "nccl_ras": ras}
+        )
+        rank, node = next(iter(found.names()), (0, self._nodes.get(0, "")))
+        return ExitRecord(
+            rank,
+            node,
+            EXIT_TIMED_OUT,
+            f"timed out: {found.what}",
+            time.time(),
+            text(found, self._stacks, file),
+        )
+
+    def _on_report(self, message: Message) -> None:
+        found = Report(**message["report"])
+        self._reports[found.rank] = found
+
+    def _on_stack(self, message: Message) -> None:
+        self._stacks[message["rank"]] = message["stack"]
+
+    def _decide(self, record: ExitRecord) -> None:
+        if not self._decided:
+            self._decided = True
+            self._spawn(self._end(record))
+
+    async def _end(self, record: ExitRecord) -> None:
+        await self._words.keep(EXIT_FILE, asdict(record))
+        self._finish(record)
+
+    async def _until(self, arrived: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not arrived() and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

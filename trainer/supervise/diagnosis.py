@@ -1,0 +1,134 @@
+"""Finds which ranks were late from what each did when a limit passed, and writes the text for people.
+
+All functions are pure. No torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.supervise.evidence import Report
+
+_STOPPED = ("stopped by a signal", "stopped by a debugger", "ended", "gone")
+_NAMED = 8
+_STACK_LINES = 14
+
+
+def cut_off(other: str) -> str:
+    """Returns the reason that a supervisor gives when it reaches no other supervisor."""
+    return f"its node's network is gone: no way leads to {other} any more"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A rank that sent no report; `node` is "" if it never joined."""
+
+    rank: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """State of all ranks when a limit passed."""
+
+    what: str
+    """Text that names the limit and the rank that noticed."""
+    reports: Sequence[Report]
+    missing: Sequence[Missing]
+
+    @property
+    def late(self) -> list[Report]:
+        """Ranks that reported and that the others waited for; see `late_ranks`."""
+        return (
+            late_ranks(self.reports)
+            if not self.missing
+            else [report for report in self.reports if report.state in _STOPPED]
+        )
+
+    def names(self) -> list[tuple[int, str]]:
+        """Returns rank and node of each missing or late rank."""
+        return [(missing.rank, missing.node) for missing in self.missing] + [
+            (report.rank, report.node) for report in self.late
+        ]
+
+    def to_json(self, exit_code: int, stacks: Mapping[int, str]) -> dict[str, Any]:
+        """Returns the contents of diagnosis.json; `stacks` holds Python stacks by rank."""
+        return {
+            "exit_code": exit_code,
+            "what": self.what,
+            "late": [rank for rank, _ in self.names()],
+            "missing": [missing.rank for missing in self.missing],
+            "ranks": [{**report.to_json(), "stack": stacks.get(report.rank, "")} for report in self.reports],
+        }
+
+
+def late_ranks(reports: Sequence[Report]) -> list[Report]:
+    """Returns the ranks that the others waited for.
+
+    These are the stopped ranks if there are any; else those that have begun fewer collectives than others;
+    else those that wait in no collective; else all.
+    """
+    stopped = [report for report in reports if report.state in _STOPPED]
+    if stopped:
+        return stopped
+    fewest = min((report.collectives for report in reports), default=0)
+    behind = [report for report in reports if report.collectives == fewest]
+    if len(behind) < len(reports):
+        return behind
+    return [report for report in reports if not report.waiting] or behind
+
+
+def text(found: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
+    """Returns the text that is printed last: the late ranks, what they did, and one rank that waited."""
+    lines = [_missing(missing) for missing in found.missing[:_NAMED]]
+    late = found.late
+    for report in late[:_NAMED]:
+        lines += [f"  late: {_doing(report)}", *_indented(stacks.get(report.rank, ""))]
+    if max(len(late), len(found.missing)) > _NAMED:
+        lines.append(f"  ... {len(late) + len(found.missing)} in all")
+    others = [report for report in found.reports if report not in late]
+    if others:
+        lines.append(
+            f"  not late: {_doing(others[0])}" + (f", and {len(others) - 1} more" if len(others) > 1 else "")
+        )
+    if file:
+        lines.append(f"  every rank: {file}")
+    return "\n".join(lines)
+
+
+def _missing(missing: Missing) -> str:
+    if not missing.node:
+        wall = "nobody can reach its node" if missing.rank == 0 else "it cannot reach rank 0's node"
+        return f"  late: rank {missing.rank}, which never came: it was not started, or {wall}"
+    return (
+        f"  late: rank {missing.rank} on {missing.node}: its supervisor does not answer; "
+        "the node is gone, cut off or frozen"
+    )
+
+
+def _doing(report: Report) -> str:
+    """Returns a line like `rank 1 on n2 (process 77, sleeping), 12 s in step, step 7; no collective yet`."""
+    where = (
+        f"{report.phase}" if report.phase in ("init", "shutdown") else f"{report.phase}, step {report.step}"
+    )
+    kernel = f" in {report.kernel}" if report.kernel else ""
+    last = "no collective yet"
+    if report.collectives:
+        state = "waits in" if report.waiting else "has passed"
+        last = f"{state} collective {report.collectives} ({report.collective})"
+    return (
+        f"rank {report.rank} on {report.node} (process {report.pid}, {report.state}{kernel}), "
+        f"{report.phase_s:.0f} s in {where}; {last}"
+    )
+
+
+def _indented(stack: str) -> list[str]:
+    """Returns the first lines of the main thread's stack, indented.
+
+    faulthandler's text has the main thread last, with its innermost frame first.
+    """
+    threads = [
+        part for part in stack.replace("Current thread", "\nCurrent thread").split("\n\n") if part.strip()
+    ]
+    lines = [line for line in (threads[-1] if threads else "").splitlines() if line.strip()]
+    return [f"        {line.strip()}" for line in lines[:_STACK_LINES]]

@@ -1,0 +1,203 @@
+"""A rank's current phase, step and last collective, in a small file that it shares with its supervisor.
+
+The rank writes with `Pulse`, without a system call; the supervisor reads with `read` and sends a request with
+`ask_to_stop`. Both are on one machine, so they share the clock of `time.monotonic`. No torch.
+"""
+
+import math
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.phases import Phase
+from trainer.run.exits import EXIT_DIR, RANK_DIR
+
+PULSE_FILE = "pulse"
+
+# The fields are: version; phase, its limit, its step, its begin; collectives begun, the last one's name, and
+# whether the rank waits in it.
+_BLOCK = struct.Struct("=Q12sdqdQ24s?")
+_LIMIT_AT = struct.calcsize("=Q12s")
+_STOP_AT = _BLOCK.size
+_SIZE = _STOP_AT + 1
+_TRIES = 1000
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A pulse as it was read.
+
+    `began` is on the clock of `time.monotonic`; `collectives` counts the collectives that this rank has
+    begun.
+    """
+
+    phase: str
+    limit_s: float
+    step: int
+    began: float
+    collectives: int
+    collective: str
+    waiting: bool
+    """True while the rank is inside the last collective, waiting for other ranks or for data transfer."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the phase began."""
+        return time.monotonic() - self.began
+
+    @property
+    def late(self) -> bool:
+        """True if the phase has passed its limit."""
+        return self.seconds > self.limit_s
+
+
+class Pulse:
+    """Writes the rank's pulse.
+
+    Only one thread writes at a time: the loop's, or the backward pass's while the loop's waits for it.
+    """
+
+    def __init__(self, memory: mmap.mmap, limits: Mapping[str, float]) -> None:
+        self._memory = memory
+        self.limits = limits
+        """Limits in seconds by phase; a phase without one has no limit.
+
+        They are set once the job is known.
+        """
+        beat = _unpack(memory)
+        self._version, self._phase, self._step, self._began = 0, beat.phase, beat.step, beat.began
+        self._limit_s = beat.limit_s
+        self._collectives, self._collective, self._waiting = 0, "", False
+
+    @classmethod
+    def open(cls, env: Mapping[str, str]) -> "Pulse":
+        """Opens the pulse that the supervisor made; without a supervisor, makes one that nobody reads."""
+        if folder := env.get(RANK_DIR):
+            with open(Path(folder, PULSE_FILE), "r+b") as file:
+                return cls(mmap.mmap(file.fileno(), _SIZE), {})
+        return cls(mmap.mmap(-1, _SIZE), {})
+
+    def phase(self, phase: Phase, step: int = 0) -> None:
+        """Records that the rank is in this phase from now on; `step` counts from 1."""
+        self._phase, self._step, self._began = phase, step, time.monotonic()
+        self._limit_s = self.limits.get(phase, math.inf)
+        self._write()
+
+    def collective(self, name: str, *, waiting: bool = True) -> None:
+        """Records that one more collective has begun; every rank counts the same ones.
+
+        `waiting=False` means that the collective is under way while the rank goes on.
+        """
+        self._collectives, self._collective, self._waiting = self._collectives + 1, name, waiting
+        self._write()
+
+    def waiting(self, waiting: bool) -> None:
+        """Records whether the rank waits in the last collective."""
+        self._waiting = waiting
+        self._write()
+
+    @property
+    def now(self) -> str:
+        """Name of the current phase."""
+        return self._phase
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the phase passes its limit; 0 if it has passed, infinite if there is none."""
+        return max(0.0, self._began + self.limits.get(self._phase, math.inf) - time.monotonic())
+
+    @property
+    def stop_asked(self) -> bool:
+        """True once the supervisor asks the run to stop."""
+        return self._memory[_STOP_AT] != 0
+
+    def _write(self) -> None:
+        """Writes the block. An odd version number marks it as half written, so that a reader tries again."""
+        self._version += 2
+        self._memory[0:8] = (self._version - 1).to_bytes(8, "little")
+        self._memory[8 : _BLOCK.size] = self._packed()[8:]
+        self._memory[0:8] = self._version.to_bytes(8, "little")
+
+    def _packed(self) -> bytes:
+        phase, name = self._phase.encode(), self._collective.encode()
+        return _BLOCK.pack(
+            0, phase, self._limit_s, self._step, self._began, self._collectives, name, self._waiting
+        )
+
+
+def make(folder: Path) -> mmap.mmap:
+    """Makes a new pulse file and returns the supervisor's side of it: in phase init from now on, without a
+    limit.
+    """
+    path = folder / PULSE_FILE
+    path.write_bytes(bytes(_SIZE))
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), _SIZE)
+    memory[: _BLOCK.size] = _BLOCK.pack(0, b"init", math.inf, 0, time.monotonic(), 0, b"", False)
+    return memory
+
+
+def read(memory: mmap.mmap) -> Beat:
+    """Returns the rank's current phase.
+
+    A rank that was stopped while it wrote leaves a torn block; it is returned as it is.
+    """
+    for _ in range(_TRIES):
+        before = memory[0:8]
+        beat = _unpack(memory)
+        if before == memory[0:8] and not before[0] & 1:
+            return beat
+    return _unpack(memory)
+
+
+def peek(path: Path) -> Beat:
+    """Reads the pulse of another process of this machine. Raises OSError or ValueError if there is none."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ) as memory:
+        return read(memory)
+
+
+def limit_init(memory: mmap.mmap, init_s: float) -> None:
+    """Sets the limit of init, unless the rank has already written: from then on the rank sets its limits
+    itself.
+    """
+    if memory[0:8] == bytes(8):
+        struct.pack_into("=d", memory, _LIMIT_AT, init_s)
+
+
+def ask_to_stop(memory: mmap.mmap) -> None:
+    """Sets the flag that the rank reads as a request to stop."""
+    memory[_STOP_AT] = 1
+
+
+def _unpack(memory: mmap.mmap) -> Beat:
+    _, phase, limit_s, step, began, collectives, name, waiting = _BLOCK.unpack(memory[: _BLOCK.size])
+    if not began:  # nobody made it: the rank has no supervisor
+        return Beat("init", math.inf, 0, time.monotonic(), 0, "", False)
+    return Beat(_text(phase), limit_s, step, began, collectives, _text(name), waiting)
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode(errors="replace")
+
+
+def show_pulse(folder: Path, env: Mapping[str, str]) -> None:
+    """Links rank 0's pulse in `folder` into the exit folder, for the launcher on this machine to read."""
+    if EXIT_DIR in env:
+        with suppress(OSError):  # the ranks were started from another machine
+            os.symlink(folder / PULSE_FILE, Path(env[EXIT_DIR], PULSE_FILE))
+
+
+def seen_pulse(exit_dir: Path) -> tuple[Beat | None, bool]:
+    """Returns rank 0's state, and whether its supervisor has begun on this machine.
+
+    A state of None with True means that the supervisor has ended.
+    """
+    way = exit_dir / PULSE_FILE
+    with suppress(OSError, ValueError):
+        return peek(way), True
+    return None, way.is_symlink()

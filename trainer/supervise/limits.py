@@ -1,0 +1,56 @@
+"""Limits that a supervisor needs from the job file.
+
+A child process reads them, so that the memory of the job's model goes away with it. No torch.
+"""
+
+import importlib
+import json
+import os
+import select
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+READ_S = 60.0
+_READER = "trainer.run.job_limits"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits in seconds, and the run folder ("" if not known).
+
+    The defaults serve a job that cannot be read: its rank says why and leaves.
+    """
+
+    init_s: float = 300.0
+    checkpoint_s: float = 600.0
+    shutdown_s: float = 60.0
+    silence_s: float = 6.0
+    run_folder: str = ""
+
+
+def read_limits(words: Sequence[str]) -> Limits:
+    """Reads the limits from the rank's arguments, JOB [--set KEY=VALUE ...], and from overrides in the
+    environment.
+
+    Call it before any thread is started, since it forks.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _child(words, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        found = pipe.read() if select.select([pipe], [], [], READ_S)[0] else b""
+    if found:
+        os.waitpid(child, 0)
+    return Limits(**json.loads(found)) if found else Limits()
+
+
+def _child(words: Sequence[str], writing: int) -> None:
+    try:
+        # It is imported in the child alone, so that the supervisor does not carry the job's model.
+        reader = importlib.import_module(_READER)
+        os.write(writing, json.dumps(reader.limits_of_job(words)).encode())
+    finally:
+        os._exit(0)

@@ -1,0 +1,41 @@
+"""Supervises one rank: `python -m trainer.rank JOB [--set KEY=VALUE ...]`.
+
+A launcher starts it for each rank. The rank below it is `python -m trainer.train` with the same arguments;
+that also runs alone, without a supervisor. This process imports no torch.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, Unfit
+from trainer.run.exits import EXIT_DIR
+from trainer.supervise.limits import read_limits
+from trainer.supervise.supervisor import supervise
+from trainer.supervise.world import detect
+from trainer.sysinfo.shortage import allow_open_files
+from trainer.sysinfo.variables import name_problems
+from trainer.text.terminal import say
+
+
+def main(words: Sequence[str], module: str = "trainer.train") -> int:
+    """Supervises this rank of the job, which `module` runs; returns the run's exit code, the same on every
+    rank.
+    """
+    try:
+        allow_open_files()
+        world = detect(os.environ, os.uname().nodename)
+    except (InputError, Unfit) as error:
+        say(error)
+        return EXIT_FAILED if isinstance(error, Unfit) else EXIT_BAD_INPUT
+    if world.rank == 0 and EXIT_DIR not in os.environ:  # `clipship run` has checked them already
+        for problem in name_problems(os.environ, version("torch")):
+            say(f"warning: {problem}")
+    command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *words]
+    return supervise(world, command, os.environ, partial(read_limits, words))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Starts and ends the process of one rank, and makes the folder in memory that it shares with its supervisor.
+
+No torch.
+"""
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trainer.safe_io.plain import is_own_folder, open_plain
+
+REAP_S = 3.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""Signals that a supervisor takes as a request to stop the run."""
+_PREFIX = "clipship-rank-"
+_LOCK = "supervisor"
+_NOT_YET_LOCKED = "supervisor.new"
+_UNLOCKED_S = 60.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextmanager
+def meeting_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
+    """Makes a fresh folder and removes it afterwards.
+
+    Folders that killed supervisors left behind are removed first. The folder is in memory if possible: while
+    a disk writes a page, the rank could not write to it.
+    """
+    place = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    sweep(place)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    with open(folder / _NOT_YET_LOCKED, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it when this process ends, however it ends
+        # Under the new name, no folder of a living supervisor is ever seen unlocked.
+        os.rename(folder / _NOT_YET_LOCKED, folder / _LOCK)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(place: Path) -> None:
+    """Removes the folders whose supervisors are gone, so that nobody holds their lock.
+
+    Process ids would not tell, since containers share /dev/shm.
+    """
+    for folder in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or another process removed it
+            if _is_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    """Returns whether a supervisor of this user made the folder and is gone.
+
+    Other users can write in its parent and make any folder there.
+    """
+    if not is_own_folder(folder):
+        return False
+    if not (folder / _LOCK).exists():  # it was just made, or its supervisor was killed before it locked
+        return time.time() - folder.stat().st_mtime > _UNLOCKED_S
+    with open(folder / _LOCK, opener=open_plain) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def start_rank(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the rank in a session of its own.
+
+    The supervisor translates signals to the launcher's process group. Slurm signals every process of a step,
+    whatever its session: so the rank and its loader processes start with these signals ignored.
+    """
+    return subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=_before_exec)
+
+
+def end_rank(rank: subprocess.Popen[bytes]) -> None:
+    """Kills the rank and all that it started, with SIGKILL.
+
+    If the kernel has not ended the rank within REAP_S, it is left to the kernel.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        rank.wait(REAP_S)
+
+
+def _before_exec() -> None:
+    """Prepares the child: it ignores the supervisor's signals and is killed when the supervisor dies.
+
+    All that the child starts ignores those signals too.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,46 @@
+"""Asks a run's supervisors to stop it, from outside the run; independent of how the launcher treats signals.
+
+No torch, no event loop.
+"""
+
+import json
+import secrets
+import socket
+from contextlib import suppress
+from typing import Any
+
+from trainer.supervise.tree import OUTSIDER, Meeting, is_signed, signed
+
+ANSWER_S = 2.0
+_LINE = 2**16
+
+
+def ask_to_stop(meeting: Meeting, number: int, *, again: bool = False) -> bool:
+    """Tells rank 0's supervisor that signal `number` came; returns False if it does not answer, or another
+    program does.
+
+    `again` means that somebody sent it a second time, knowingly, and does not wait for anything to be saved.
+    """
+    # TimeoutError is an OSError; another program may send anything.
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        return _ask(meeting, number, again)
+    return False
+
+
+def _ask(meeting: Meeting, number: int, again: bool) -> bool:
+    with (
+        socket.create_connection((meeting.host, meeting.port), ANSWER_S) as connection,
+        connection.makefile("rwb") as file,
+    ):
+        nonces = str(json.loads(file.readline(_LINE))["nonce"]), secrets.token_hex(16)
+        about = {"rank": OUTSIDER, "node": "", "port": 0, "nonce": nonces[1]}
+        _send(file, signed(meeting.token, "newcomer", nonces, about))
+        if not is_signed(meeting.token, "host", nonces, dict(json.loads(file.readline(_LINE)))):
+            return False
+        _send(file, {"kind": "stop", "signal": number, "rank": 0, "node": meeting.host, "again": again})
+        return True
+
+
+def _send(file: Any, message: dict[str, object]) -> None:
+    file.write(json.dumps(message).encode() + b"\n")
+    file.flush()

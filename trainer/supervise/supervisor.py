@@ -1,0 +1,366 @@
+"""Supervises one rank: starts it as a child, watches it from outside, ends it when the coordinator says so.
+
+No torch. It is no rank itself: when the rank is stopped, or stuck in a library, the supervisor still
+receives, reports and kills. If it is killed itself, the kernel ends its rank (prctl), and its neighbours in
+the tree notice.
+"""
+
+import asyncio
+import mmap
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.run.exit_files import LastWords
+from trainer.run.exits import RANK_DIR, ExitRecord, first_cause, record_cause
+from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, FLIGHT_RECORDS
+from trainer.supervise import heartbeat as pulse
+from trainer.supervise.coordinator import Root
+from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
+from trainer.supervise.evidence import python_stack, report
+from trainer.supervise.heartbeat import Beat, show_pulse
+from trainer.supervise.limits import Limits
+from trainer.supervise.nccl_debug import flight_record, rank_variables
+from trainer.supervise.rank_process import SIGNALS, end_rank, meeting_folder, start_rank
+from trainer.supervise.tree import Meeting, Message, Tree
+from trainer.supervise.world import World
+from trainer.sysinfo import memory
+from trainer.text.terminal import shown
+
+TICK_S = 0.5
+ORPHAN_S = 0.2
+"""Seconds that a supervisor without a parent waits for an end that may be on its way.
+
+Open MPI 5 leaves it half a second in all.
+"""
+HELD_UP_S = 2.0
+"""Seconds of oversleeping from which a supervisor concludes that it was stopped, and its rank too.
+
+Slurm suspends whole jobs.
+"""
+UNHEARD_S = 5.0
+"""Seconds after which a late rank's supervisor takes rank 0's for unreachable.
+
+Rank 0's supervisor asks everybody at once when it receives the report of a late rank.
+"""
+
+
+def supervise(
+    world: World, command: Sequence[str], env: Mapping[str, str], limits: Callable[[], Limits]
+) -> int:
+    """Runs the command as this rank, under the run's supervision; returns the run's exit code.
+
+    `limits` is called once the rank runs.
+    """
+    early: list[int] = []
+    for number in SIGNALS:  # collects signals until the event loop handles them
+        signal.signal(number, lambda caught, _frame: early.append(caught))
+    with meeting_folder() as folder:
+        memory = pulse.make(folder)
+        if world.rank == 0:
+            show_pulse(folder, env)
+        rank = start_rank(command, {**env, RANK_DIR: str(folder), **rank_variables(folder)})
+        try:
+            found = limits()
+            pulse.limit_init(memory, found.init_s)
+            return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run(early))
+        finally:
+            for number in SIGNALS:  # one that comes now would only change the exit code
+                signal.signal(number, signal.SIG_IGN)
+            end_rank(rank)
+
+
+class Supervisor:
+    """Supervises one rank; `run` is its whole life."""
+
+    def __init__(
+        self,
+        world: World,
+        rank: subprocess.Popen[bytes],
+        memory: mmap.mmap,
+        folder: Path,
+        limits: Limits,
+        env: Mapping[str, str],
+    ) -> None:
+        self._world, self._rank, self._memory, self._folder, self._limits, self._env = (
+            world,
+            rank,
+            memory,
+            folder,
+            limits,
+            env,
+        )
+        meeting = Meeting.from_env(env)
+        ranks = (world.rank,) if meeting is None else range(world.size)
+        self._words = LastWords(limits.run_folder, meeting.start if meeting else "", world.rank)
+        self._tree = None if meeting is None else Tree(meeting, world.rank, world.node, limits.silence_s)
+        self._root = (
+            Root(ranks, limits, self._words, self._down, self._finish, self._has_begun)
+            if meeting is None or world.rank == 0
+            else None
+        )
+        if self._tree is not None:
+            self._tree.at_root = self._root.hear if self._root is not None else self._tree.at_root
+            self._tree.from_above = self._hear
+        self._pauses: list[tuple[float, float]] = []
+        """Time at which this process went on after each pause, and the pause's length, both in seconds."""
+        self._changed = asyncio.Event()
+        self._ended: int | None = None
+        self._told = False
+        self._said_late = False
+        self._asked = False
+        self._orphaned = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, early: Sequence[int] = ()) -> int:
+        """Supervises until the run ends, here or elsewhere; returns its exit code.
+
+        `early` holds signals that came before.
+        """
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        if self._root is not None:
+            await self._words.forget()
+            self._up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
+        if self._tree is not None:
+            self._spawn(self._join(self._tree))
+        for caught in early:
+            self._on_signal(caught)
+        while self._ended is None:
+            self._look()
+            before = time.monotonic()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), TICK_S)
+            self._changed.clear()
+            if (pause := time.monotonic() - before - TICK_S) > HELD_UP_S:
+                self._pauses.append((time.monotonic(), pause))
+        end_rank(self._rank)
+        if self._tree is not None:
+            await self._tree.leave()
+        return self._ended
+
+    async def _join(self, tree: Tree) -> None:
+        try:
+            await tree.join(self._limits.init_s)
+        except TimeoutError as error:
+            await self._end_alone(
+                EXIT_TIMED_OUT,
+                f"init: {error} within timeouts.init_s = {self._limits.init_s:g} s",
+                Missing(0, ""),
+            )
+        except OSError as error:
+            await self._end_alone(
+                EXIT_FAILED,
+                f"the supervisors cannot meet at {tree.meeting.host}, port {tree.meeting.port}: {error}",
+            )
+
+    def _beat(self) -> Beat:
+        """Returns the rank's pulse without pauses, so that a suspended job keeps the rest of its limits."""
+        beat = pulse.read(self._memory)
+        return replace(
+            beat,
+            began=beat.began
+            + sum(min(pause, end - beat.began) for end, pause in self._pauses if beat.began < end),
+        )
+
+    def _has_begun(self) -> bool:
+        return self._beat().phase not in NOTHING_DONE
+
+    def _look(self) -> None:
+        """Checks whether the rank has ended or has passed a limit."""
+        code = self._rank.poll()
+        if code is not None:
+            if not self._told:
+                self._told = True
+                self._tell_end(code)
+            return
+        beat = self._beat()
+        if beat.late and not self._said_late:
+            self._said_late = True
+            where = f"{beat.phase}, step {beat.step}," if beat.step else beat.phase
+            limit = f"timeouts.{LIMIT_KEYS.get(beat.phase, beat.phase)} = {beat.limit_s:g} s"
+            what = f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"
+            self._up({"kind": "late", "what": what})
+            self._spawn(self._late_unheard(what))
+        self._said_late = beat.late
+
+    def _tell_end(self, code: int) -> None:
+        if code in (EXIT_DONE, EXIT_PREEMPTED):
+            said = first_cause(self._folder)
+            self._up(
+                {
+                    "kind": "done",
+                    "rank": self._world.rank,
+                    "code": code,
+                    "reason": said.reason if said else "",
+                }
+            )
+            return
+        beat = self._beat()
+        where = f"{beat.phase}, step {beat.step}" if beat.step else beat.phase
+        record = first_cause(self._folder) or ExitRecord(
+            self._world.rank, self._world.node, EXIT_FAILED, "", time.time()
+        )
+        if code < 0:
+            record = self._killed(-code, where)
+        elif not record.reason:
+            record = ExitRecord(
+                self._world.rank,
+                self._world.node,
+                code,
+                f"left with exit code {code} in {where}",
+                time.time(),
+            )
+        self._up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and beat.waiting})
+
+    def _killed(self, number: int, where: str) -> ExitRecord:
+        name = signal.Signals(number).name
+        most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
+        hint = (
+            f"; the kernel does so when memory runs out: {memory.hint(most_kb)}"
+            if number == signal.SIGKILL
+            else ""
+        )
+        stack = (
+            (self._folder / "stack").read_text(errors="replace") if (self._folder / "stack").exists() else ""
+        )
+        return ExitRecord(
+            self._world.rank,
+            self._world.node,
+            EXIT_FAILED,
+            f"killed by {name} in {where}{hint}",
+            time.time(),
+            stack[:4000],
+        )
+
+    def _hear(self, message: Message) -> None:
+        """Handles a message that the coordinator sent to all."""
+        match message["kind"]:
+            case "stop":
+                pulse.ask_to_stop(self._memory)
+            case "collect":
+                self._asked = True
+                self._spawn(self._report())
+            case "stacks" if self._world.rank in message["ranks"]:
+                self._spawn(self._tell_stack())
+            case "orphaned" if not self._orphaned:
+                self._orphaned = True
+                self._spawn(self._leave_orphaned(message))
+            case "end":
+                self._end(message["code"])
+
+    async def _report(self) -> None:
+        """Sends this rank's report. NCCL's flight record is saved first, since the end may follow at once."""
+        found = report(self._world.rank, self._world.node, self._rank.pid, self._beat())
+        if self._limits.run_folder:
+            await flight_record(self._folder, Path(self._limits.run_folder, FLIGHT_RECORDS))
+        self._up({"kind": "report", "report": found.to_json()})
+
+    async def _tell_stack(self) -> None:
+        self._up(
+            {
+                "kind": "stack",
+                "rank": self._world.rank,
+                "stack": await python_stack(self._rank.pid, self._folder),
+            }
+        )
+
+    def _on_signal(self, number: int) -> None:
+        self._up({"kind": "stop", "signal": int(number), "rank": self._world.rank, "node": self._world.node})
+
+    async def _leave_orphaned(self, lost: Message) -> None:
+        """Ends this rank after its parent in the tree is gone, unless the coordinator's decision arrives
+        first.
+        """
+        await asyncio.sleep(ORPHAN_S)
+        late = self._beat().late
+        code = self._rank.poll()
+        own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
+        if lost["relayed"]:  # the supervisor that lost its own parent reports it
+            self._end(own)
+        elif lost["cut"]:
+            self._end_cut_off(own, f"rank {lost['rank']} on {lost['node']}")
+        else:
+            reason = f"its supervisor is gone: {lost['reason']}; the node failed, or somebody killed it"
+            await self._end_alone(own, reason, Missing(lost["rank"], lost["node"]))
+
+    def _end_cut_off(self, code: int, other: str) -> None:
+        """Ends this rank without writing into the run folder.
+
+        That folder may be on another network; it is left to supervisors that still reach each other.
+        """
+        if self._ended is None:
+            self._say(ExitRecord(self._world.rank, self._world.node, code, cut_off(other), time.time()))
+            self._end(code)
+
+    async def _late_unheard(self, what: str) -> None:
+        await asyncio.sleep(UNHEARD_S)
+        if not self._asked and self._tree is not None and self._root is None:
+            await self._end_alone(EXIT_TIMED_OUT, f"timed out: {what}", Missing(0, self._tree.meeting.host))
+
+    async def _end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:
+        """Ends this rank if rank 0's supervisor does not decide, not yet or no longer; writes the cause in
+        its place.
+        """
+        if self._ended is not None:
+            return
+        rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
+        own = report(self._world.rank, self._world.node, self._rank.pid, self._beat())
+        found = Diagnosis(reason, [own], [missing] if missing else [])
+        record = ExitRecord(rank, node, code, reason, time.time(), text(found, {}, ""))
+        self._say(record)
+        # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.
+        await self._words.keep(EXIT_FILE, asdict(record))
+        await self._words.keep(DIAGNOSIS_FILE, found.to_json(code, {}))
+        self._end(code)
+
+    def _up(self, message: Message) -> None:
+        if self._root is not None:
+            self._root.hear(message)
+        elif self._tree is not None:
+            self._tree.up(message)
+
+    def _down(self, message: Message) -> None:
+        if self._tree is not None:
+            self._tree.down(message)
+        else:
+            self._hear(message)
+
+    def _finish(self, record: ExitRecord) -> None:
+        """Ends the run, on rank 0.
+
+        Every rank leaves with the cause's exit code, so that no launcher can choose another.
+        """
+        if record.exit_code:
+            self._say(record)
+        if self._tree is not None:
+            self._tree.ending = True
+        self._down({"kind": "end", "code": record.exit_code})
+
+    def _end(self, code: int) -> None:
+        if self._tree is not None:
+            self._tree.ending = True
+        self._ended = code if self._ended is None else self._ended
+        self._changed.set()
+
+    def _say(self, record: ExitRecord) -> None:
+        print(shown(record.headline()), file=sys.stderr, flush=True)
+        # If the cause was recorded, the process that started the launcher shows the details, last.
+        if not record_cause(record, self._env) and record.details:
+            print(shown(record.details), file=sys.stderr, flush=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

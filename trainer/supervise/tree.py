@@ -1,0 +1,422 @@
+"""Connections between supervisors: a tree of TCP connections, apart from the ranks' own.
+
+Messages go up to rank 0's supervisor and down to all. Every supervisor calls the root first. The root keeps
+the first of each node, up to a number, and sends the others on: to the first of their own node, or to another
+node's first that has room. So a heartbeat goes to a neighbour, and no process has more than some tens of
+neighbours. A message is a line of JSON. Both sides of a connection prove that they know the run's token, by
+HMACs over fresh numbers of both; the token never travels. Each supervisor listens only at the address by
+which the others reach it. No torch.
+"""
+
+import asyncio
+import errno
+import hmac
+import json
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer.sysinfo.addresses import is_loopback, listening_address
+
+MEETING = "CLIPSHIP_SUPERVISORS"
+"""Variable that holds `host:port` of rank 0's supervisor."""
+TOKEN = "CLIPSHIP_TOKEN"
+FANOUT = 32
+"""Largest number of other nodes below a supervisor, besides the ranks of its own node."""
+BEAT_S = 1.0
+HANDSHAKE_S = 5.0
+OUTSIDER = -1
+"""Rank of a caller that only makes a request: it is no part of the run and may leave at any time."""
+_LINE = 2**20
+_BACKLOG = 1024
+
+Message = dict[str, Any]
+Address = tuple[str, int]
+Side = Literal["host", "newcomer"]
+"""Speaker in a handshake: the supervisor that was called, or the one that calls."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Address of rank 0's supervisor, and the token that proves membership of the run."""
+
+    host: str
+    port: int
+    token: str
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "Meeting | None":
+        """Returns None if the launcher sets no address: each supervisor then works alone."""
+        host, _, port = env.get(MEETING, "").rpartition(":")
+        return cls(host.strip("[]"), int(port), env.get(TOKEN, "")) if host and port.isdigit() else None
+
+    @property
+    def start(self) -> str:
+        """Id of this start of the run.
+
+        Its files carry the id, so that an older start's are not mistaken for its own.
+        """
+        return proof(self.token, "start")[:16]
+
+    def variables(self) -> dict[str, str]:
+        """Returns the variables that `from_env` reads."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return {MEETING: f"{host}:{self.port}", TOKEN: self.token}
+
+
+def proof(token: str, text: str) -> str:
+    """HMAC-SHA256 of the text under the run's token, as hex."""
+    return hmac.new(token.encode(), text.encode(), "sha256").hexdigest()
+
+
+def signed(token: str, side: Side, nonces: Sequence[str], message: Message) -> Message:
+    """Returns the message with a proof that its sender knows the token.
+
+    `nonces` are the host's and the newcomer's, so no proof serves twice.
+    """
+    return {**message, "proof": proof(token, json.dumps([side, *nonces, message], sort_keys=True))}
+
+
+def is_signed(token: str, side: Side, nonces: Sequence[str], message: Message) -> bool:
+    """Returns whether `signed` made the message with this token, for this side and these nonces.
+
+    A stranger's message may hold anything.
+    """
+    try:
+        own = signed(token, side, nonces, {name: value for name, value in message.items() if name != "proof"})
+    except RecursionError:
+        return False
+    return hmac.compare_digest(str(message.get("proof")).encode(errors="replace"), str(own["proof"]).encode())
+
+
+class Places:
+    """Plan of the tree, at the root: who is whose child.
+
+    It fills breadth first, so that the tree stays flat.
+    """
+
+    def __init__(self, root_node: str, fanout: int = FANOUT) -> None:
+        self._fanout = fanout
+        self._firsts: dict[str, Address | None] = {root_node: None}
+        self._children: dict[Address | None, int] = {None: 0}
+        self._with_room: deque[Address | None] = deque([None])
+
+    def parent(self, node: str, address: Address) -> Address | None:
+        """Returns the address of a newcomer's parent; None means the root itself."""
+        if node in self._firsts:
+            first = self._firsts[node]
+            # The first supervisor of a node asks again if its parent did not answer.
+            return None if first == address else first
+        parent = self._with_room[0]
+        self._children[parent] += 1
+        if self._children[parent] == self._fanout:
+            self._with_room.popleft()
+        self._firsts[node] = address
+        self._children[address] = 0
+        self._with_room.append(address)
+        return parent
+
+
+class Link:
+    """One connection to a neighbour in the tree."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self.heard = time.monotonic()
+        self.rank, self.node = OUTSIDER, ""
+
+    def send(self, message: Message) -> None:
+        """Sends without waiting; a message that a dead neighbour does not take is lost."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> Message | None:
+        """Returns the next message; None if the neighbour has gone or sends what cannot be read."""
+        try:
+            line = await self._reader.readuntil(b"\n")
+            message = json.loads(line)
+        except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return None
+        self.heard = time.monotonic()
+        return message if isinstance(message, dict) else None
+
+    async def flush(self) -> None:
+        """Waits until what was sent is on its way."""
+        with suppress(OSError):
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def closed(self) -> None:
+        """Waits until the socket is really closed."""
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    def host(self) -> str:
+        """Returns the neighbour's address as seen from here."""
+        return str(self._writer.get_extra_info("peername")[0])
+
+    def own_host(self) -> str:
+        """Returns this side's address on the connection."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    def leads_out(self) -> bool:
+        """Returns whether this machine's network has a route to the neighbour. It sends no packet."""
+        try:
+            with socket.socket(self._writer.get_extra_info("socket").family, socket.SOCK_DGRAM) as probe:
+                probe.connect(self._writer.get_extra_info("peername"))
+        except OSError as error:
+            return error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+        return True
+
+
+class Tree:
+    """One supervisor's place in the tree. Callbacks run in the event loop and must not wait."""
+
+    def __init__(
+        self, meeting: Meeting, rank: int, node: str, silence_s: float, fanout: int = FANOUT
+    ) -> None:
+        self.meeting, self.rank, self.node = meeting, rank, node
+        self._root = meeting.host, meeting.port
+        self.at_root: Callable[[Message], None] = lambda message: None
+        """Callback at the root for each message from below."""
+        self.from_above: Callable[[Message], None] = lambda message: None
+        """Callback for each message from the root, and for `orphaned` when the supervisor above is gone.
+
+        In `orphaned`, `relayed` means that one further up is gone, `cut` that this machine's own network is.
+        """
+        self.ending = False
+        """True once the run is ending: links that close from now on are not reported."""
+        self._silence_s = silence_s
+        self._places = Places(node, fanout)
+        self._parent: Link | None = None
+        self._unsent: list[Message] = []
+        self._children: set[Link] = set()
+        self._servers: dict[str | None, asyncio.Server] = {}
+        """Servers by the address at which each listens."""
+        self._stranger = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def join(self, timeout_s: float) -> None:
+        """Listens and finds a parent.
+
+        Raises OSError if the port is taken, and TimeoutError if nobody answers in time.
+        """
+        if self.rank == 0:
+            host = self.meeting.host
+            await self._listen(
+                host if is_loopback(host) else await asyncio.to_thread(listening_address, host),
+                self.meeting.port,
+            )
+        else:
+            self._parent = await self._find_parent(time.monotonic() + timeout_s)
+            self._spawn(self._hear_parent(self._parent))
+            for message in self._unsent:
+                self._parent.send(message)
+        self._spawn(self._beat())
+
+    def up(self, message: Message) -> None:
+        """Sends a message to the root; the root handles its own at once."""
+        if self.rank == 0:
+            self.at_root(message)
+        elif self._parent is not None:
+            self._parent.send(message)
+        else:
+            self._unsent.append(message)
+
+    def down(self, message: Message) -> None:
+        """Sends a message to every supervisor below, and handles it here."""
+        for child in self._children:
+            child.send(message)
+        self.from_above(message)
+
+    async def leave(self) -> None:
+        """Sends what is still to be sent, and closes all connections."""
+        self.ending = True
+        links = [*self._children, *([self._parent] if self._parent else [])]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(link.flush() for link in links)), BEAT_S)
+        for link in links:
+            link.close()
+        for task in self._tasks:
+            task.cancel()
+        for server in self._servers.values():
+            server.close()
+        await asyncio.wait(
+            [asyncio.ensure_future(link.closed()) for link in links]
+            or [asyncio.ensure_future(asyncio.sleep(0))],
+            timeout=BEAT_S,
+        )
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, host: str | None, port: int) -> int:
+        """Listens at one address of this machine, or at all of them if it is None; returns the port."""
+        if host not in self._servers:
+            self._servers[host] = await asyncio.start_server(
+                self._newcomer, host, port, limit=_LINE, backlog=_BACKLOG
+            )
+        return int(self._servers[host].sockets[0].getsockname()[1])
+
+    async def _find_parent(self, deadline: float) -> Link:
+        """Returns the link to this supervisor's parent, which the root names.
+
+        If a parent does not answer, the root is asked again, until the deadline.
+        """
+        while True:
+            link, parent = await self._call(self._root)
+            if link is not None and parent is not None:
+                link.close()
+                link, parent = await self._call(parent)
+            if link is not None and parent is None:
+                return link
+            if time.monotonic() > deadline:
+                place = f"{self.meeting.host}, port {self.meeting.port}"
+                another = (
+                    ": another program does, which does not know this run's token" if self._stranger else ""
+                )
+                raise TimeoutError(f"rank 0's supervisor does not answer at {place}{another}")
+            await asyncio.sleep(0.2)
+
+    async def _call(self, address: Address) -> tuple[Link | None, Address | None]:
+        """Returns a link that was welcomed, and the address of the parent to call instead, if any."""
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                link = Link(*await asyncio.open_connection(*address, limit=_LINE))
+                answer = await self._introduce(
+                    link, await self._listen(link.own_host(), 0) if address == self._root else 0
+                )
+        except OSError:  # TimeoutError is one
+            return None, None
+        if answer is None:
+            link.close()
+            return None, None
+        link.rank, link.node = int(answer["rank"]), str(answer["node"])
+        return link, (str(answer["parent"][0]), int(answer["parent"][1])) if answer["parent"] else None
+
+    async def _introduce(self, link: Link, port: int) -> Message | None:
+        """Introduces this supervisor; returns the answer, or None if the other side does not know the token.
+
+        Newcomers reach this supervisor at `port`.
+        """
+        challenge = await link.receive()
+        if challenge is None:
+            return None
+        nonces = str(challenge.get("nonce")), secrets.token_hex(16)
+        about = {"rank": self.rank, "node": self.node, "port": port, "nonce": nonces[1]}
+        link.send(signed(self.meeting.token, "newcomer", nonces, about))
+        answer = await link.receive()
+        self._stranger = answer is not None and not is_signed(self.meeting.token, "host", nonces, answer)
+        return None if self._stranger else answer
+
+    async def _newcomer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(reader, writer)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                welcome = await self._welcome(link)
+        except TimeoutError:
+            welcome = False
+        if welcome:
+            with suppress(asyncio.CancelledError):  # this supervisor leaves; asyncio would print the error
+                await self._hear_child(link)
+        link.close()
+
+    async def _welcome(self, link: Link) -> bool:
+        """Returns whether the caller is this supervisor's child, or only has a request.
+
+        A caller that is neither has been told where to go.
+        """
+        nonce = secrets.token_hex(16)
+        link.send({"nonce": nonce})
+        hello = await link.receive()
+        nonces = nonce, str(hello.get("nonce")) if hello else ""
+        if hello is None or not is_signed(self.meeting.token, "newcomer", nonces, hello):
+            return False
+        link.rank, link.node = int(hello["rank"]), str(hello["node"])
+        parent = None
+        if self.rank == 0 and link.rank != OUTSIDER:
+            parent = self._places.parent(link.node, (link.host(), int(hello["port"])))
+        link.send(
+            signed(
+                self.meeting.token, "host", nonces, {"parent": parent, "rank": self.rank, "node": self.node}
+            )
+        )
+        await link.flush()
+        return parent is None
+
+    async def _hear_child(self, link: Link) -> None:
+        member = link.rank != OUTSIDER
+        if member:
+            self._children.add(link)
+            self.up({"kind": "joined", "rank": link.rank, "node": link.node})
+        while (message := await link.receive()) is not None:
+            if "kind" in message:
+                self.up(message)
+        if member:
+            self._children.discard(link)
+            self._child_lost(link, "its connection closed")
+
+    def _parent_gone(self, reason: str, cut: bool = False) -> None:
+        assert self._parent is not None
+        lost = {
+            "kind": "orphaned",
+            "rank": self._parent.rank,
+            "node": self._parent.node,
+            "reason": reason,
+            "cut": cut,
+        }
+        for child in self._children:  # else each level would notice only after its own time limit
+            child.send({**lost, "relayed": True})
+        self.from_above({**lost, "relayed": False})
+
+    def _child_lost(self, link: Link, reason: str) -> None:
+        if not self.ending:
+            self.up({"kind": "lost", "rank": link.rank, "node": link.node, "reason": reason})
+
+    async def _hear_parent(self, link: Link) -> None:
+        while (message := await link.receive()) is not None:
+            if "kind" in message:
+                self.down(message)
+        if not self.ending:
+            self._parent_gone("its connection closed")
+
+    async def _beat(self) -> None:
+        """Sends a sign of life to each neighbour once a second and reports silent ones."""
+        held_up = False
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            # After a pause of this process, messages that came meanwhile are still to be read; the next round
+            # will have read them.
+            held_up = time.monotonic() - before > 2 * BEAT_S and not held_up
+            for link in [*self._children, *([self._parent] if self._parent else [])]:
+                link.send({})
+                if not held_up and time.monotonic() - link.heard > self._silence_s:
+                    self._silent(link)
+
+    def _silent(self, link: Link) -> None:
+        reason, cut = f"it has been silent for {self._silence_s:g} s", not link.leads_out()
+        if link is self._parent:
+            self._parent_gone(reason, cut)
+        elif link in self._children:
+            self._children.discard(link)
+            if cut:
+                self.up(
+                    {
+                        "kind": "cut",
+                        "rank": self.rank,
+                        "node": self.node,
+                        "other": f"rank {link.rank} on {link.node}",
+                    }
+                )
+            else:
+                self._child_lost(link, reason)

@@ -1,0 +1,331 @@
+"""Rank, size and place of this process, read from what its launcher exports.
+
+All functions are pure; this module imports no torch and no launcher code. A launcher is a row of `ROWS`; the
+first complete row is believed. Launchers nest (`srun torchrun`, mpirun within a Slurm step), and the
+environment of the outer one stays visible: each row names the launchers that may stand around it; their
+numbers then mean something else (one for each node) and are passed over. Every other row that says anything
+about this process must say the same, or it stops.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.errors import InputError
+
+EXPECTED_SIZE = "CLIPSHIP_WORLD_SIZE"
+"""Variable with the size that our launchers export.
+
+A rank that finds another size stops, so that N ranks never become N worlds of one.
+"""
+SINGLE = "single process"
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class World:
+    """Place of this process among the others.
+
+    Ranks count from 0, local ones within the node; `launcher` is the one whose variables were believed.
+    `local_size` is what the launcher says: Open MPI 5.0 has it wrong on hosts with unequal numbers of ranks,
+    so nothing may depend on it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: str
+    launcher: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A launcher and its variables for rank, size, local_rank and local_size.
+
+    If a field has several variables, the first that is set counts.
+    """
+
+    launcher: str
+    variables: tuple[tuple[str, ...], ...]
+    around: frozenset[str] = frozenset()
+    applies: Callable[[Environment], bool] = lambda env: True
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Values that a row finds for this process: for each field the variable and its value, or None."""
+
+    row: Row
+    values: tuple[tuple[str, int] | None, ...]
+
+    @property
+    def complete(self) -> bool:
+        return all(self.values)
+
+
+def _is_torchrun(env: Environment) -> bool:
+    return "TORCHELASTIC_RUN_ID" in env
+
+
+def _is_hydra(env: Environment) -> bool:
+    return "MPI_LOCALRANKID" in env
+
+
+def _is_slurm_step(env: Environment) -> bool:
+    """Returns whether srun started this process as a task.
+
+    The shell of a batch script or of salloc has Slurm's variables too, but it is no rank.
+    """
+    step = env.get("SLURM_STEP_ID", "batch")
+    # -5 is the batch script's id, since Slurm 26.
+    if step in ("batch", "interactive", "extern") or step.startswith("-"):
+        return False
+    return _number("SLURM_STEP_ID", step, digits=10) < _FIRST_SPECIAL_STEP
+
+
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # slurm.h keeps the last numbers for batch, interactive and extern steps
+
+ROWS = (
+    Row(
+        "torchrun",
+        (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+        around=frozenset({"Open MPI", "MPICH", "horovodrun", "Slurm", "PMI-2", "PMIx"}),
+        applies=_is_torchrun,
+    ),
+    Row(
+        "Open MPI",
+        (
+            ("OMPI_COMM_WORLD_RANK",),
+            ("OMPI_COMM_WORLD_SIZE",),
+            ("OMPI_COMM_WORLD_LOCAL_RANK",),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        ),
+        around=frozenset({"Slurm", "PMI-2"}),
+    ),
+    Row(
+        "MPICH",  # Hydra, which Intel MPI uses too
+        (("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
+        around=frozenset({"Slurm", "PMIx"}),
+        applies=_is_hydra,
+    ),
+    Row(
+        "horovodrun",
+        (("HOROVOD_RANK",), ("HOROVOD_SIZE",), ("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",)),
+        around=frozenset({"Slurm", "PMI-2", "PMIx"}),
+    ),
+    Row(
+        "Slurm",
+        (
+            ("SLURM_PROCID",),
+            ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+            ("SLURM_LOCALID",),
+            ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        ),
+        applies=_is_slurm_step,
+    ),
+    # `srun --mpi=pmi2` sets these.
+    Row("PMI-2", (("PMI_RANK",), ("PMI_SIZE",), (), ()), applies=lambda env: not _is_hydra(env)),
+    Row("PMIx", (("PMIX_RANK",), (), (), ())),  # srun --mpi=pmix, and Open MPI
+    Row(
+        "environment",  # set by hand, or by a batch script
+        (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+        applies=lambda env: not _is_torchrun(env),
+    ),
+)
+
+
+def detect(env: Environment, hostname: str) -> World:
+    """Returns the world that the launcher's variables describe; a single process if there are none.
+
+    Raises InputError, which names variables and values, if they are no numbers, are incomplete, are out of
+    range, contradict each other, or differ from the size that `CLIPSHIP_WORLD_SIZE` expects.
+    """
+    claims = [claim for row in ROWS if (claim := _claim(row, env)) is not None]
+    chosen = next((claim for claim in claims if claim.complete), None)
+    if chosen is None:
+        _refuse_incomplete(claims)
+        world = World(0, 1, 0, 1, hostname, SINGLE)
+    else:
+        for other in claims:
+            _agree(chosen, other)
+        world = _world(chosen, hostname)
+    _expect(world, env)
+    return world
+
+
+def device_index(world: World, visible: int) -> int | None:
+    """Returns the index of this rank's device among the process's `visible` ones; None if there are none.
+
+    A single visible device is taken as this rank's own: `shared_devices` checks whether another rank has it
+    too. Raises InputError if the ranks of the node outnumber the devices.
+    """
+    if visible == 0:
+        return None
+    if visible == 1:
+        return 0
+    if world.local_rank >= visible:
+        raise InputError(
+            f"rank {world.rank} is number {world.local_rank} on node {world.node}, from 0, "
+            f"but {visible} GPUs are visible there, "
+            f"and two ranks on one GPU wait for each other: start at most {visible} ranks on that node"
+        )
+    return world.local_rank
+
+
+def devices_given(env: Environment) -> str:
+    """Returns `NAME=VALUE` of the variable by which a launcher gave this process GPUs; "" if there is none.
+
+    CUDA_VISIBLE_DEVICES decides if it is set. `all` is no launcher's word: images set it for every machine.
+    """
+    names = [name for name in _DEVICE_VARIABLES if name in env][
+        : 1 if "CUDA_VISIBLE_DEVICES" in env else None
+    ]
+    given = [name for name in names if env[name].partition(",")[0].strip().lower() not in _NO_DEVICE]
+    return f"{given[0]}={env[given[0]]}" if given else ""
+
+
+_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "NVIDIA_VISIBLE_DEVICES")
+# The last of these is what Slurm sets for a step without GPUs.
+_NO_DEVICE = {"", "-1", "none", "void", "all", "nodevfiles"}
+
+
+def shared_devices(records: Sequence[tuple[int, str, str]]) -> None:
+    """Raises InputError if two of the gathered (rank, node, device UUID) share a device, a line each pair."""
+    owners: dict[tuple[str, str], int] = {}
+    problems = []
+    for rank, node, device in sorted(records):
+        owner = owners.setdefault((node, device), rank)
+        if owner != rank:
+            problems.append(f"ranks {owner} and {rank} on node {node} have the same GPU, {device}")
+    if problems:
+        raise InputError(
+            "\n".join(
+                [
+                    *problems,
+                    (
+                        "start one rank for each GPU: fewer ranks a node, "
+                        "or one device in CUDA_VISIBLE_DEVICES of each"
+                    ),
+                ]
+            )
+        )
+
+
+def rendezvous(env: Environment, world: World) -> tuple[str, int]:
+    """Returns host and TCP port at which torch's ranks meet: MASTER_ADDR and MASTER_PORT.
+
+    A single process gets loopback and port 0, which means any free port. Raises InputError if several ranks
+    have no such address: each would wait for the others on its own host.
+    """
+    if world.launcher == SINGLE:
+        return "127.0.0.1", 0
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
+    if missing:
+        raise InputError(
+            f"{' and '.join(missing)} not set, so {world.size} ranks started by {world.launcher} "
+            "cannot meet: "
+            f"`clipship run`, torchrun and our batch scripts export them; "
+            f"started by hand, {world.launcher} must pass them to every rank"
+        )
+    port = _number("MASTER_PORT", env["MASTER_PORT"])
+    if not 1 <= port <= 65535:
+        raise InputError(f"MASTER_PORT={port} is no TCP port: use 1 to 65535")
+    return env["MASTER_ADDR"], port
+
+
+def _claim(row: Row, env: Environment) -> Claim | None:
+    if not row.applies(env):
+        return None
+    names = [next((name for name in alternatives if name in env), None) for alternatives in row.variables]
+    if not any(names):
+        return None
+    return Claim(row, tuple(None if name is None else (name, _value(name, env)) for name in names))
+
+
+def _value(name: str, env: Environment) -> int:
+    if name.endswith("TASKS_PER_NODE"):
+        return _tasks_on_node(name, env[name], _number("SLURM_NODEID", env.get("SLURM_NODEID", "")))
+    return _number(name, env[name])
+
+
+def _number(name: str, text: str, digits: int = 9) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= digits):
+        raise InputError(
+            f"{name}={text!r} is not a whole number from 0: "
+            "start the ranks with a launcher that sets it, or unset it"
+        )
+    return int(text)
+
+
+def _tasks_on_node(name: str, text: str, node_index: int) -> int:
+    """Returns the number of tasks on this node. Slurm writes `4(x2),3` for nodes with 4, 4 and 3 tasks."""
+    end = 0
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
+        if match is None:
+            raise InputError(f"{name}={text!r} is no list of tasks: Slurm writes it like 4(x2),3")
+        end += int(match[2] or 1)
+        if node_index < end:
+            return int(match[1])
+    raise InputError(
+        f"SLURM_NODEID={node_index} is beyond the {end} nodes of {name}={text!r}: start the ranks with srun"
+    )
+
+
+def _refuse_incomplete(claims: Sequence[Claim]) -> None:
+    if not claims:
+        return
+    claim = claims[0]
+    given = ", ".join(f"{name}={value}" for name, value in filter(None, claim.values))
+    missing = [
+        names[0]
+        for names, value in zip(claim.row.variables, claim.values, strict=True)
+        if names and value is None
+    ]
+    lacking = f"without {', '.join(missing)}" if missing else "without this process's place on its node"
+    raise InputError(
+        f"{given} is set {lacking}: start ranks with torchrun, mpirun, srun, horovodrun or `clipship run`, "
+        f"or unset {'it' if ',' not in given else 'them'} for a single process"
+    )
+
+
+def _agree(chosen: Claim, other: Claim) -> None:
+    if other.row.launcher in chosen.row.around:
+        return
+    for ours, theirs in zip(chosen.values, other.values, strict=True):
+        if ours and theirs and ours[1] != theirs[1]:
+            raise InputError(
+                f"{ours[0]}={ours[1]} ({chosen.row.launcher}) and "
+                f"{theirs[0]}={theirs[1]} ({other.row.launcher}) contradict each other "
+                f"about this process: unset what is left over, and let one launcher start the ranks"
+            )
+
+
+def _world(claim: Claim, hostname: str) -> World:
+    rank, size, local_rank, local_size = (value for value in claim.values if value is not None)
+    # Open MPI 5.0 tells every node the local size of the last one, so it only serves as a lower bound.
+    if claim.row.launcher == "Open MPI":
+        local_size = local_size[0], max(local_size[1], local_rank[1] + 1)
+    for inner, outer in ((rank, size), (local_rank, local_size)):
+        if inner[1] >= outer[1]:
+            raise InputError(f"{inner[0]}={inner[1]} is not below {outer[0]}={outer[1]}: ranks count from 0")
+    if local_size[1] > size[1]:
+        raise InputError(
+            f"{local_size[0]}={local_size[1]} is above {size[0]}={size[1]}: "
+            "a node cannot have more ranks than the world"
+        )
+    return World(rank[1], size[1], local_rank[1], local_size[1], hostname, claim.row.launcher)
+
+
+def _expect(world: World, env: Environment) -> None:
+    if EXPECTED_SIZE not in env:
+        return
+    expected = _number(EXPECTED_SIZE, env[EXPECTED_SIZE])
+    if world.size != expected:
+        raise InputError(
+            f"{EXPECTED_SIZE}={expected} ranks were to be started, "
+            f"but this process sees a world of {world.size} ({world.launcher}): "
+            f"the launcher did not reach every rank; nothing was trained"
+        )

@@ -1,0 +1,72 @@
+"""Addresses and network interfaces of this machine.
+
+They let a listener bind where only those who need it can connect. Imports no torch.
+"""
+
+import errno
+import ipaddress
+import socket
+from contextlib import suppress
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether the host always means the machine that reads it: a loopback address, or `localhost`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listening_address(host: str) -> str | None:
+    """Returns the address of this machine that others reach as `host`.
+
+    Returns None if it cannot be known; then the listener must bind to all addresses. Debian gives a machine
+    the address 127.0.1.1 on the machine itself; other machines know it by another address.
+    """
+    with suppress(OSError):
+        for family, _, _, _, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            address = str(place[0])
+            if (is_loopback(host) or not is_loopback(address)) and is_own(address, family):
+                return address
+    return None
+
+
+def is_here(host: str) -> bool:
+    """Returns whether the host, given by name or address, is this machine."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(is_own(str(place[0]), family) for family, _, _, _, place in found)
+
+
+def is_own(address: str, family: int) -> bool:
+    """Returns whether the address belongs to this machine."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def address_towards(host: str, port: int = 9) -> str:
+    """Returns this machine's address on the route to `host`. No packet is sent.
+
+    Raises OSError if there is no route.
+    """
+    problem: OSError = OSError(errno.EHOSTUNREACH, f"no way to {host}")
+    for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def loopback_interface() -> str | None:
+    """Returns the name of the loopback interface, `lo` on Linux and `lo0` on macOS; None if there is none."""
+    names = {name for _, name in socket.if_nameindex()}
+    return next((name for name in ("lo", "lo0") if name in names), None)

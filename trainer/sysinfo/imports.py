@@ -1,0 +1,10 @@
+"""Imports what a table names, when it is needed."""
+
+import importlib
+from typing import Any
+
+
+def load(place: str) -> Any:
+    """Import "module:attribute" and return the attribute. Raises ImportError."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)

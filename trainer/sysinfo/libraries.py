@@ -1,0 +1,65 @@
+"""Shared libraries that this process has mapped: torch and Horovod must share one NCCL. Imports no torch."""
+
+import ctypes
+import json
+import re
+import sys
+from pathlib import Path
+
+
+def mapped(name: str) -> tuple[str, ...]:
+    """Returns the mapped files of library `name`, such as libnccl, each file once."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return ()
+    paths = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
+    return tuple(
+        sorted(path for path in paths if re.fullmatch(rf"{re.escape(name)}\.so[.\d]*", Path(path).name))
+    )
+
+
+def nccl_version(path: str) -> str:
+    """Returns the version that the NCCL library at `path` reports: 23007 is 2.30.7 (nccl.h, NCCL_VERSION)."""
+    number = ctypes.c_int()
+    ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
+    major, rest = divmod(number.value, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def nccl_facts() -> dict[str, str]:
+    """Returns version and path of the mapped NCCL for a run's records; empty if none is mapped.
+
+    Raises RuntimeError if several are mapped.
+    """
+    found = mapped("libnccl")
+    if len(found) > 1:
+        copies = ", ".join(f"{path} ({nccl_version(path)})" for path in found)
+        raise RuntimeError(
+            f"{len(found)} copies of NCCL are in this process, and torch and Horovod must share one: {copies}"
+        )
+    return {"nccl_mapped": nccl_version(found[0]), "nccl_library": found[0]} if found else {}
+
+
+def mpi_version() -> str:
+    """Returns the first line of the version text of the mapped MPI library; "" if none is mapped."""
+    found = mapped("libmpi")
+    if not found:
+        return ""
+    # MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI, 8192 in MPICH
+    text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
+    ctypes.CDLL(found[0]).MPI_Get_library_version(text, ctypes.byref(length))
+    return text.value.decode(errors="replace").split("\n")[0].strip()
+
+
+def image_stack() -> dict[str, str]:
+    """Returns the versions that the image was built and verified with (torch, cuda, nccl), from its
+    stack.json.
+
+    Returns an empty table outside an image.
+    """
+    try:
+        found: dict[str, str] = json.loads((Path(sys.prefix) / "stack.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return found

@@ -1,0 +1,97 @@
+"""Memory that this process may use and does use, for messages when it runs out.
+
+Needs Linux; imports no torch.
+"""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_WORDS = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
+_ADVICE = (
+    "Less memory: a smaller optim.max_batch_size_per_gpu (the gradient stays the same), "
+    "model.grad_checkpointing, fewer data.workers; or more: resources.mem_gb_per_gpu"
+)
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether the error means "out of memory": Python's, torch's on the host, or torch's on a GPU."""
+    text = str(error).lower()
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or any(word in text for word in _WORDS)
+    )
+
+
+def hint(most_kb: int | None = None) -> str:
+    """Returns one sentence with the memory figures and what to do.
+
+    The figures are this rank's, or those of a dead rank that held `most_kb` KiB at its peak.
+    """
+    return f"{', '.join(_numbers(most_kb))}. {_ADVICE}"
+
+
+def _numbers(most_kb: int | None) -> Iterator[str]:
+    status = _fields(Path("/proc/self/status"))
+    if most_kb is not None:
+        yield f"the rank held {most_kb / 2**20:.1f} GiB at its most"
+    elif "VmRSS" in status:
+        yield f"the rank holds {_gb(status['VmRSS'])}"
+    if most_kb is None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        yield (
+            f"may address {limit / 2**30:.1f} GiB (ulimit -v), addresses {_gb(status.get('VmSize', '0 kB'))}"
+        )
+    if allowed := _cgroup_limit():
+        yield f"its container or job may hold {allowed / 2**30:.1f} GiB"
+    machine = _fields(Path("/proc/meminfo"))
+    if {"MemTotal", "MemAvailable"} <= machine.keys():
+        yield f"the machine has {_gb(machine['MemAvailable'])} left of {_gb(machine['MemTotal'])}"
+
+
+def _cgroup_limit() -> int | None:
+    """Returns the smallest memory limit, in bytes, of this process's cgroup and the groups above it; None if
+    there is no limit.
+    """
+    found = [int(text) for path in _limit_files() if (text := _text(path)).isdigit()]  # not "max"
+    # cgroups v1 write "no limit" as a number larger than any machine's memory
+    return min((size for size in found if size < 2**60), default=None)
+
+
+def _limit_files() -> Iterator[Path]:
+    """Yields the limit files of this process's cgroup and of the groups above it, for cgroups v1 and v2.
+
+    In a container its own group may look like the topmost one.
+    """
+    for line in _text(_OWN_CGROUPS).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):
+            top, name = (
+                (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
+            )
+            place = top / group.lstrip("/")
+            yield from (folder / name for folder in (place, *place.parents) if folder.is_relative_to(top))
+
+
+def _text(path: Path) -> str:
+    """Returns the file's text, stripped; "" if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """Returns the file's `Name:   value` lines as a table; empty if it cannot be read."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _gb(text: str) -> str:
+    """Converts `2097152 kB` to `2.0 GiB`."""
+    return f"{int(text.split()[0]) / 2**20:.1f} GiB"

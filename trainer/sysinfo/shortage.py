@@ -1,0 +1,99 @@
+"""Shortages of a machine other than memory: open files, shared memory, disk space.
+
+Each is reported in one sentence with its figures. Imports no torch.
+"""
+
+import errno
+import resource
+import shutil
+from pathlib import Path
+
+from trainer.errors import Unfit
+from trainer.text.wording import many
+
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_OPEN_FILES = 256
+"""Lowest number of open files that a process needs. A launcher, or a rank with a few loader processes, has
+about 100 files open; each further rank of the world takes one or two."""
+_ENOUGH_OPEN_FILES = 4096
+_PREFETCHED = 2
+"""Batches that each loader process of torch keeps ready."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+_NO_FILES_WORDS = ("Too many open files", "items of ancdata")
+"""Texts of the errors that torch raises if there are too many open files when it hands a batch to another
+process."""
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit on open files if it is low and the hard limit allows it.
+
+    Raises Unfit if the hard limit is too low as well.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= LEAST_OPEN_FILES:
+        return
+    most = _ENOUGH_OPEN_FILES if hard == unlimited else min(hard, _ENOUGH_OPEN_FILES)
+    if most < LEAST_OPEN_FILES:
+        missing = LEAST_OPEN_FILES - most
+        raise Unfit(
+            f"a process may have {most} files open here, and needs {LEAST_OPEN_FILES} at least: raise "
+            f"`ulimit -n` by {missing}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: int) -> None:
+    """Raises Unfit if the loader processes of a node's ranks need more shared memory than is free.
+
+    `batch_bytes` is the size of one micro-batch of uint8 images. Without this check, a process without room
+    for its next batch would die of a bus error.
+    """
+    needed = ranks * workers * _PREFETCHED * batch_bytes
+    try:
+        room = shutil.disk_usage(SHARED_MEMORY)
+    except OSError:
+        return
+    if needed <= room.free:
+        return
+    keeps = f"{many(ranks, 'rank')} with data.workers = {workers} may keep {_mb(needed)} of images there"
+    raise Unfit(
+        f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}: make it "
+        f"{_mb(needed - room.free)} larger (kubernetes.shm_gb, docker run --shm-size), or use fewer "
+        "data.workers or a smaller optim.max_batch_size_per_gpu"
+    )
+
+
+def shortage(error: BaseException) -> str:
+    """Returns one sentence if the error means that open files or disk space ran out, else ""."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _DISK_FULL:
+        return str(error)
+    if number in _NO_FILES or any(words in str(error) for words in _NO_FILES_WORDS):
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files ({error}): this process may have {soft}, raise `ulimit -n`"
+    return ""
+
+
+def with_missing_room(error: Exception, what: str, size: int, folder: Path) -> Exception:
+    """Returns the error of a full disk with its figures added; other errors are returned unchanged.
+
+    `size` is the number of bytes that were to be written below `folder`.
+    """
+    if not (isinstance(error, OSError) and error.errno in _DISK_FULL):
+        return error
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return error
+    missing = max(0, size - free)
+    return OSError(
+        error.errno,
+        f"{error.strerror}: {what} takes {_mb(size)}, and {folder} has {_mb(free)} free: make room for "
+        f"{_mb(missing)} more",
+    )
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

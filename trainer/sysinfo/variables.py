@@ -1,0 +1,75 @@
+"""Finds environment variables that look like settings of NCCL, its plugins, torch or Horovod, but that none
+of them reads.
+
+Such a setting has no effect, and the libraries do not report it. Imports no torch.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_TABLE = Path(__file__).with_name("variables.toml")
+_LIBRARIES = ("nccl", "torch", "horovod")
+_TITLES = {"nccl": "NCCL", "torch": "torch", "horovod": "Horovod"}
+_BUILD_TIME = (
+    "HOROVOD_WITH",
+    "HOROVOD_GPU",
+    "HOROVOD_CUDA",
+    "HOROVOD_NCCL",
+    "HOROVOD_CPU",
+    "HOROVOD_BUILD",
+    "HOROVOD_CMAKE",
+)
+
+
+def name_problems(names: Iterable[str], torch_version: str | None) -> Iterator[str]:
+    """Yields one sentence for each name that has a prefix of these libraries but is not read by them, with
+    the right name.
+
+    If torch's version is the one in the table, NCCL's version is the table's too; otherwise it is unknown,
+    and no NCCL variable counts as too new. `torch_version` None means that torch's version is unknown as
+    well.
+    """
+    table = _table()
+    same = (
+        torch_version is not None and _numbers(torch_version)[:2] == _numbers(table["torch"]["version"])[:2]
+    )
+    versions = {
+        "nccl": table["nccl"]["version"] if same else None,
+        "torch": torch_version,
+        "horovod": table["horovod"]["version"],
+    }
+    for name in sorted(set(names)):
+        library = next(
+            (entry for entry in _LIBRARIES if name.startswith(tuple(table[entry]["prefixes"]))), None
+        )
+        if library is None or name.startswith((*_BUILD_TIME, *table["nccl"]["plugins"])):
+            continue
+        if problem := _problem(name, library, versions[library], table):
+            yield f"{name} has no effect: {problem}"
+
+
+def _problem(name: str, library: str, version: str | None, table: dict[str, Any]) -> str | None:
+    if instead := table["gone"].get(name):
+        return str(instead)
+    since = table[library]["since"].get(name)
+    if since and version and _numbers(version) < _numbers(since):
+        return f"{_TITLES[library]} {version} does not read it, {since} is the first that does"
+    if name in table[library]["names"]:
+        return None
+    near = difflib.get_close_matches(name, table[library]["names"], n=1, cutoff=0.75)
+    return f"{_TITLES[library]} does not read it" + (f"; did you mean {near[0]}?" if near else "")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Converts 2.14.1+cu130 to (2, 14, 1)."""
+    parts = version.partition("+")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdigit())

@@ -1,0 +1,13 @@
+"""Versions of the packages that a run's results depend on."""
+
+from importlib.metadata import version
+
+PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow")
+
+
+def versions() -> dict[str, str]:
+    """Returns the installed version of each package in PACKAGES.
+
+    Raises PackageNotFoundError if one is missing.
+    """
+    return {name: version(name) for name in PACKAGES}

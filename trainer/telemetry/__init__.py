@@ -1,0 +1,1 @@
+"""Metrics of a run: records, their writers, figures of each rank, stragglers, profiles."""

@@ -1,0 +1,164 @@
+"""Console lines and metrics.jsonl of a run: one of each every N steps, with the time split by part."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from trainer.safe_io.atomic import json_text, write_whole
+from trainer.safe_io.plain import open_plain, read_plain
+from trainer.telemetry.records import Lap, Record
+from trainer.telemetry.writers import Sink
+from trainer.text.wording import duration
+
+log = logging.getLogger("clipship")
+
+
+class Clock:
+    """Splits the time of steps by part; what is not data, communication or checkpoint is compute."""
+
+    def __init__(self) -> None:
+        self._restart()
+
+    def _restart(self) -> None:
+        self._start = time.perf_counter()
+        self._spent = {"data_s": 0.0, "checkpoint_s": 0.0}
+        self._steps = 0
+
+    @contextmanager
+    def spent_on(self, part: str) -> Iterator[None]:
+        """Counts the block as `data_s` or `checkpoint_s`."""
+        start = time.perf_counter()
+        yield
+        self._spent[part] += time.perf_counter() - start
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leaves the block out of the time, since it belongs to no step."""
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start
+
+    def step_done(self) -> None:
+        """Counts one more step since the last `pop`."""
+        self._steps += 1
+
+    def pop(self, comm_s: float) -> Lap:
+        """Returns the times since the last call; `comm_s` is the communication of all those steps, in
+        seconds.
+        """
+        whole = time.perf_counter() - self._start
+        spent = comm_s + sum(self._spent.values())
+        lap = Lap(self._steps, comm_s=comm_s, compute_s=max(0.0, whole - spent), **self._spent)
+        self._restart()
+        return lap
+
+
+class Telemetry:
+    """Writes rank 0's console lines, metrics.jsonl and metric writers.
+
+    Other ranks give it no path, and it stays silent.
+    """
+
+    def __init__(
+        self, path: Path | None, steps: int, steps_done: int = 0, sinks: Sequence[Sink] = ()
+    ) -> None:
+        self._steps, self._steps_done, self._sinks = steps, steps_done, sinks
+        self._said_lost = False
+        if path is not None:
+            forget_after(path, steps_done)
+        # `__exit__` closes the file.
+        self._file: IO[str] | None = (
+            open(path, "a", opener=open_plain) if path is not None else None  # noqa: SIM115
+        )
+
+    def __enter__(self) -> "Telemetry":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._or_lost():
+            if self._file is not None:
+                self._file.close()
+        for sink in self._sinks:
+            with self._or_lost():
+                sink.close(error)
+
+    def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> None:
+        """Writes one record of the loop, with the figures about all ranks, and its console line."""
+        self.event({**asdict(record), **(about_ranks or {})})
+        if self._file is not None:
+            log.info(console_line(record, self._steps, first=record.step == self._steps_done + 1))
+
+    def event(self, values: Mapping[str, object]) -> None:
+        """Writes one line of metrics.jsonl, flushed, and passes it to the metric writers.
+
+        It is a record, an evaluation or a checkpoint's cost; each has its `step`.
+        """
+        with self._or_lost():
+            if self._file is not None:
+                self._file.write(json_text(values) + "\n")
+                self._file.flush()
+        for sink in self._sinks:
+            with self._or_lost():
+                sink.write(values)
+
+    @contextmanager
+    def _or_lost(self) -> Iterator[None]:
+        """Lets the run go on if the disk is full; the console still shows the numbers, and warns once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._said_lost:
+                log.warning(
+                    "%-12s NOT WRITTEN: %s. The run goes on; "
+                    "metrics.jsonl and TensorBoard have gaps from here",
+                    "metrics",
+                    error,
+                )
+            self._said_lost = True
+
+
+def forget_after(path: Path, steps_done: int) -> None:
+    """Removes the lines of steps after `steps_done`, which a killed run did and which come again.
+
+    It also removes an unfinished line.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for line in read_plain(path).splitlines():
+        with suppress(ValueError):
+            if json.loads(line)["step"] <= steps_done:
+                kept.append(line + "\n")
+    write_whole(path, "".join(kept))
+
+
+def last_loss(path: Path) -> float | None:
+    """Returns the loss of the last record in metrics.jsonl; None if there is none."""
+    losses = [
+        found["loss"] for line in read_plain(path).splitlines() if "loss" in (found := json.loads(line))
+    ]
+    return losses[-1] if losses else None
+
+
+def console_line(record: Record, steps: int, first: bool = False) -> str:
+    """Returns the console line of a record; its order is fixed, so that people and tools find values in one
+    place.
+    """
+    # The first step of a start includes the start of the loaders, so it says nothing about the other steps.
+    left = "..." if first else duration((steps - record.step) * record.step_s)
+    share = {part: getattr(record, f"{part}_s") / record.step_s for part in ("data", "comm", "checkpoint")}
+    return (
+        f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch}  "
+        f"loss {record.loss:.4f}  lr {record.lr:.2e}  "
+        f"grad {record.grad_norm:.3f}  scale {record.logit_scale:.2f}  {record.samples_per_s:.0f} samples/s  "
+        f"data {share['data']:.0%} comm {share['comm']:.0%} ckpt {share['checkpoint']:.0%}  "
+        f"{f'bad {record.bad_samples}  ' if record.bad_samples else ''}ETA {left}"
+    )

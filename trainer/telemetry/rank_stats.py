@@ -1,0 +1,162 @@
+"""Figures of each rank at every record: seconds per step by part, and the use of its machine. Collective.
+
+The table goes to `ranks.jsonl`, its worst rows into the record. `trainer.telemetry.stragglers` names a rank
+that stays slow.
+"""
+
+import json
+import resource
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.comm.protocol import Comm
+from trainer.run.layout import RANK_STATS_FILE
+from trainer.safe_io.plain import open_plain
+from trainer.sysinfo.nvml import gpu_handle
+from trainer.telemetry.metrics import forget_after
+from trainer.telemetry.records import Lap
+
+_COLUMNS = (
+    "data_s",
+    "compute_s",
+    "comm_s",
+    "checkpoint_s",
+    "cpu_share",
+    "rss_bytes",
+    "gpu_share",
+    "gpu_bytes",
+)
+
+
+class Ranks:
+    """Gathers the figures of all ranks at each record; every rank has one, for one start of a run."""
+
+    def __init__(self, comm: Comm, folder: Path, steps_done: int = 0) -> None:
+        """`steps_done` is the last step to keep in the folder's file; later steps come again."""
+        self._comm = comm
+        self._machine = Machine(comm.device)
+        self._all = Lap()
+        self._sent = 0
+        self._slowest: Counter[int] = Counter()
+        self._peaks: dict[str, float] = {}
+        self._path = folder / RANK_STATS_FILE if comm.world.rank == 0 else None
+        if self._path is not None:
+            forget_after(self._path, steps_done)
+
+    def look(self, step: int, lap: Lap) -> dict[str, Any]:
+        """Compares this rank's times since the last call with the others'; returns the figures for the
+        record. Collective.
+        """
+        self._all += lap
+        times = lap.per_step()
+        sent = self._comm.pop_bytes()
+        row = [*(times[part] for part in _COLUMNS[:4]), *self._machine.sample()]
+        table = self._comm.all_gather(
+            torch.tensor([row], dtype=torch.float64, device=self._comm.device)
+        ).tolist()
+        self._comm.pop_bytes()  # leaves out the bytes of this all_gather itself
+        self._keep(step, table)
+        found = seen(table)
+        self._sent += sent
+        self._slowest[int(found["slowest_rank"])] += lap.steps
+        self._peaks = {
+            key: max(found.get(key, 0.0), self._peaks.get(key, 0.0))
+            for key in ("rss_bytes_max", "gpu_bytes_max")
+        }
+        return {
+            "comm_bytes": round(sent / max(1, lap.steps)),
+            "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4),
+            **found,
+        }
+
+    def summary(self) -> dict[str, float]:
+        """Returns the figures of this start for result.json. Not collective.
+
+        They are: how this rank's time was spent, the bytes that it sent per step, the rank that was slowest
+        in most steps and its share of them, and the most memory that any rank took.
+        """
+        times = self._all.per_step()
+        shares = {
+            f"{part}_share": round(times[f"{part}_s"] / max(times["step_s"], 1e-9), 4)
+            for part in ("data", "comm", "checkpoint")
+        }
+        if not self._slowest:
+            return shares
+        ((slowest, steps),) = self._slowest.most_common(1)
+        return {
+            **shares,
+            "step_s": round(times["step_s"], 6),
+            "comm_bytes": round(self._sent / max(1, self._all.steps)),
+            "slowest_rank": slowest,
+            "slowest_share": round(steps / max(1, self._all.steps), 4),
+            **{key: value for key, value in self._peaks.items() if value},
+        }
+
+    def _keep(self, step: int, table: Sequence[Sequence[float]]) -> None:
+        if self._path is None:
+            return
+        columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(_COLUMNS)}
+        with suppress(OSError), open(self._path, "a", opener=open_plain) as file:  # a full disk ends no run
+            file.write(json.dumps({"step": step, **columns}) + "\n")
+
+
+def seen(table: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns the rank with the most work of its own, by how much, and the worst value of each column.
+
+    `table` has one row of `_COLUMNS` per rank. Own work is data and compute; it is compared with the median
+    of the other ranks, so that two ranks can be compared too.
+    """
+    own = [row[0] + row[1] for row in table]
+    slowest = max(range(len(own)), key=own.__getitem__)
+    others = own[:slowest] + own[slowest + 1 :]
+    columns = dict(zip(_COLUMNS, zip(*table, strict=True), strict=True))
+    values = {
+        "slowest_rank": slowest,
+        "slowest_by": round(own[slowest] / max(statistics.median(others), 1e-9), 3) if others else 1.0,
+        "data_s_max": max(columns["data_s"]),
+        "compute_s_max": max(columns["compute_s"]),
+        "comm_s_min": min(columns["comm_s"]),
+        "cpu_share_max": max(columns["cpu_share"]),
+        "rss_bytes_max": max(columns["rss_bytes"]),
+    }
+    if max(columns["gpu_bytes"]):
+        values |= {"gpu_bytes_max": max(columns["gpu_bytes"]), "gpu_share_min": min(columns["gpu_share"])}
+    return values
+
+
+class Machine:
+    """Measures the resources that this rank's process uses."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+        self._gpu = (
+            gpu_handle(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+        )
+
+    def sample(self) -> tuple[float, float, float, float]:
+        """Returns the cores in use, the peak resident bytes, the GPU's share of busy time and its bytes in
+        use.
+
+        Cores are averaged since the last call.
+        """
+        cpu, wall = time.process_time(), time.perf_counter()
+        share = (cpu - self._cpu) / max(wall - self._wall, 1e-9)
+        self._cpu, self._wall = cpu, wall
+        return share, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, *self._gpu_sample()
+
+    def _gpu_sample(self) -> tuple[float, float]:
+        if self._gpu is None:
+            return 0.0, 0.0
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            used = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used
+            return pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu / 100, float(used)
+        return 0.0, 0.0

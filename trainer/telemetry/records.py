@@ -1,0 +1,51 @@
+"""Values of one logged step and the times of several steps by part.
+
+The modules that write them are elsewhere.
+"""
+
+from dataclasses import asdict, astuple, dataclass
+
+
+@dataclass(frozen=True)
+class Record:
+    """Values of one logged step.
+
+    Times are seconds per step, averaged since the previous record, on rank 0.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    lr: float
+    grad_norm: float
+    logit_scale: float
+    samples_per_s: float
+    step_s: float
+    data_s: float
+    compute_s: float
+    comm_s: float
+    checkpoint_s: float
+    bad_samples: int = 0
+    """Number of samples that all ranks have skipped since this start."""
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Times of several steps: seconds by part, summed over the steps."""
+
+    steps: int = 0
+    data_s: float = 0.0
+    compute_s: float = 0.0
+    comm_s: float = 0.0
+    checkpoint_s: float = 0.0
+
+    def __add__(self, other: "Lap") -> "Lap":
+        return Lap(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def per_step(self) -> dict[str, float]:
+        """Returns seconds per step by part, and `step_s`, their sum."""
+        parts = {
+            part: seconds / max(1, self.steps) for part, seconds in asdict(self).items() if part != "steps"
+        }
+        return {"step_s": sum(parts.values()), **parts}

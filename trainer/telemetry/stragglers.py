@@ -1,0 +1,94 @@
+"""Measures each rank's own work while the run goes on, and names slow ranks in one log line and one event."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trainer.comm.protocol import Comm
+from trainer.config.health import Health
+from trainer.telemetry.slow_ranks import EVERY, Paces
+
+log = logging.getLogger("clipship")
+
+
+class Watch:
+    """Detects slow ranks; every rank has one, and rank 0 logs.
+
+    Its numbers travel with the consensus of each step.
+    """
+
+    def __init__(self, settings: Health, comm: Comm) -> None:
+        """Collective, since it gathers the names of the nodes."""
+        self._comm = comm
+        looks = settings.slow_rank_factor is not None and comm.world.size > 1
+        self._paces = (
+            Paces(comm.world.rank, comm.world.size, settings.slow_rank_factor or 0.0) if looks else None
+        )
+        self._nodes = comm.all_gather_object(comm.world.node)
+        self._on_gpu = comm.device.type == "cuda"
+        self._comm_s, self._own_s, self._steps = 0.0, 0.0, 0
+        self.slow_ranks: Counter[int] = Counter()
+        """Number of times that each rank was named since the start."""
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Measures the block, which is one step with its data."""
+        if self._steps == 0 or not self._on_gpu:
+            self._collect()
+        begin = time.perf_counter()
+        yield
+        self._own_s += time.perf_counter() - begin
+        self._steps += 1
+        # A GPU's time is known only once its work is done, so it is asked for seldom.
+        if self._steps == EVERY or not self._on_gpu:
+            self._own_s -= self._collect()
+        if self._steps == EVERY:
+            if self._paces is not None:
+                self._paces.spent(self._own_s / EVERY)
+            self._steps, self._own_s = 0, 0.0
+
+    def pop_comm_s(self) -> float:
+        """Returns the seconds of communication since the last call; call it between steps."""
+        self._settle()
+        found, self._comm_s = self._comm_s, 0.0
+        return found
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Marks a block between steps that belongs to no step.
+
+        Its communication is left out; that of the steps before it still counts.
+        """
+        self._settle()
+        yield
+        self._comm.pop_seconds()
+
+    def _settle(self) -> None:
+        collected = self._collect()
+        if self._on_gpu and self._steps:  # these steps count as this rank's own work when the window ends
+            self._own_s -= collected
+
+    def share(self) -> list[float]:
+        """Returns the numbers that this rank sends before a step; mostly none."""
+        return self._paces.share() if self._paces is not None and self._paces.due else []
+
+    def hear(self, told: Sequence[float]) -> Iterator[dict[str, Any]]:
+        """Yields an event for each slow rank, from the numbers of all ranks."""
+        for slow in self._paces.hear(told) if told and self._paces else []:
+            node = self._nodes[slow.rank]
+            self.slow_ranks[slow.rank] += 1
+            if self._comm.world.rank == 0:
+                text = (
+                    "%-12s rank %d on %s takes %.3f s of its own for a step, "
+                    "the ranks' median is %.3f s: all wait for it"
+                )
+                log.warning(text, "slow rank", slow.rank, node, slow.own_s, slow.median_s)
+            yield {"slow_rank": slow.rank, "node": node, "own_s": slow.own_s, "median_s": slow.median_s}
+
+    def _collect(self) -> float:
+        seconds = self._comm.pop_seconds()
+        self._comm_s += seconds
+        return seconds

@@ -1,0 +1,148 @@
+"""Metric writers besides metrics.jsonl: TensorBoard, and W&B if asked for; rank 0 only.
+
+Each gets the numbers of metrics.jsonl under the same names. Heavy packages (torch, W&B) are imported when a
+writer is opened.
+"""
+
+import importlib
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.config import Job, Logging
+from trainer.config.loader import recorded
+from trainer.errors import InputError, Preempted
+from trainer.run.layout import TENSORBOARD, WANDB, WANDB_ID_FILE
+from trainer.safe_io.atomic import write_whole
+from trainer.safe_io.plain import read_plain
+
+log = logging.getLogger("clipship")
+
+
+_WANDB_INIT_S = 30.0
+_WANDB_FINISH_S = 30.0  # less than timeouts.shutdown_s, since the other ranks wait meanwhile
+
+
+class Sink(Protocol):
+    """Protocol of a metric writer, which takes the same values as metrics.jsonl."""
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Writes one event, which has its `step`."""
+
+    def close(self, error: BaseException | None) -> None:
+        """Closes the writer; `error` is the exception that ended the run early, or None."""
+
+
+def check_installed(settings: Logging) -> None:
+    """Raises InputError if a writer that the job asks for needs a package that is not installed."""
+    if settings.wandb != "off" and find_spec("wandb") is None:
+        raise InputError(
+            f'logging.wandb = "{settings.wandb}" needs the package wandb, which is not installed: '
+            f"`python -m pip install 'clipship[wandb]'` installs it, --set logging.wandb=off does without"
+        )
+
+
+def open_sinks(job: Job, folder: Path, steps_done: int) -> list[Sink]:
+    """Opens the writers that the job asks for, in the run folder.
+
+    Raises InputError if W&B is not installed or knows no user.
+    """
+    check_installed(job.logging)
+    sinks: list[Sink] = []
+    if job.logging.tensorboard:
+        sinks.append(TensorBoard(folder / TENSORBOARD, steps_done))
+    if job.logging.wandb != "off":
+        sinks.append(Wandb(job, folder))
+    return sinks
+
+
+class TensorBoard:
+    """Writes TensorBoard event files.
+
+    Steps that a killed run did after its last checkpoint are purged, since they come again.
+    """
+
+    def __init__(self, folder: Path, steps_done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=steps_done + 1)
+
+    def write(self, values: Mapping[str, object]) -> None:
+        step = values["step"]
+        for name, value in numbers(values).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # so that a kill loses no more here than in metrics.jsonl
+
+    def close(self, error: BaseException | None) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """Writes to a W&B run, with our `step` on the x axis of its charts.
+
+    W&B's own counter would refuse the steps that come again after a kill.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._wandb = wandb = importlib.import_module("wandb")
+        asked: dict[str, Any] = {
+            "project": job.logging.wandb_project,
+            "name": job.name,
+            "id": _wandb_id(folder / WANDB_ID_FILE),
+            "resume": "allow",
+            "dir": str(folder),
+            "config": recorded(job),
+            "settings": wandb.Settings(
+                console="off", silent=True, init_timeout=_WANDB_INIT_S, finish_timeout=_WANDB_FINISH_S
+            ),
+        }
+        self._offline = job.logging.wandb == "offline"
+        try:
+            self._run = wandb.init(mode=job.logging.wandb, **asked)
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            raise InputError(
+                f'W&B: {error} Or take --set logging.wandb=offline, which needs no user; "off" needs no W&B'
+            ) from None
+        except wandb.errors.CommError as error:
+            why = str(error).partition("\n")[0]
+            log.warning(
+                "W&B cannot be reached (%s): this start is logged offline; `wandb sync` sends what is in %s",
+                why,
+                folder / WANDB,
+            )
+            wandb.teardown()  # its own process still holds the run
+            self._offline = True
+            self._run = wandb.init(mode="offline", **asked)
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, values: Mapping[str, object]) -> None:
+        self._run.log({"step": values["step"], **numbers(values)})
+
+    def close(self, error: BaseException | None) -> None:
+        # A rank that fails does not wait for a network.
+        if error is None or isinstance(error, Preempted) or self._offline:
+            self._run.finish()
+            self._wandb.teardown()  # only then has its own process written everything to disk
+
+
+def numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """Returns the finite numbers by name, without the step; writers cannot draw the others."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if name != "step"
+        and isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }
+
+
+def _wandb_id(path: Path) -> str:
+    """Returns the id in the file; without a file, makes a new id and writes it there."""
+    if not path.exists():
+        write_whole(path, secrets.token_hex(8) + "\n")
+    return read_plain(path).strip()

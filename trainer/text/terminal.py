@@ -1,0 +1,59 @@
+"""Makes text from others (files, samples, logs, job files) harmless before it reaches a terminal or a log.
+
+Control characters are escaped and secrets are masked. Imports no torch.
+"""
+
+import json
+import logging
+import re
+import sys
+
+from trainer.text.masking import masked
+
+_ACTING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, except line feed and tab
+    # characters that reorder or break a line, or are invisible
+    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"
+    "\ud800-\udfff]"  # surrogates, which no stream can encode
+)
+_ACTING_ON_LINES = re.compile(rf"[\t\n]|{_ACTING.pattern}")
+
+
+def printable(text: str) -> str:
+    r"""Returns the text with control characters escaped (\u001b, \u202e), which a terminal would act on.
+
+    Line feeds and tabs stay.
+    """
+    return _ACTING.sub(_escaped, text)
+
+
+def one_line(text: str) -> str:
+    """Returns the text as `printable` does, with line feeds and tabs escaped too, for names in messages."""
+    return _ACTING_ON_LINES.sub(_escaped, text)
+
+
+def shown(text: object) -> str:
+    """Returns the text as people may see it: secrets masked, control characters escaped.
+
+    Applying it twice changes nothing.
+    """
+    return printable(masked(str(text)))
+
+
+def say(text: object) -> None:
+    """Print one message of Clipship on stderr, as `shown` returns it."""
+    print(f"clipship: {shown(text)}", file=sys.stderr, flush=True)
+
+
+class ShownFormatter(logging.Formatter):
+    """Formatter of every log that people read, on the console and in files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the record's text as `shown` does."""
+        return shown(super().format(record))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Returns the character as JSON escapes it, so that JSON text stays JSON."""
+    code = ord(match[0])
+    return f"\\u{code:04x}" if code < 0x10000 and match[0] not in "\n\t" else json.dumps(match[0])[1:-1]

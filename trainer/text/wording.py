@@ -1,0 +1,16 @@
+"""Numbers in sentences. Imports nothing."""
+
+
+def many(count: int, one: str, several: str | None = None) -> str:
+    """Returns a count with its noun, such as `1 rank` or `2,048 ranks`.
+
+    `several` is the plural, if it is not formed by adding an s.
+    """
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration given in seconds as `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,1 @@
+"""Training on one rank: start, loop, step, prefetch, and the guard against non-finite gradients."""

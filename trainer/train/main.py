@@ -1,0 +1,259 @@
+"""Runs one rank: `python -m trainer.train JOB`, however it was started.
+
+It reads from top to bottom: find this rank's place, meet the others, open the run folder, build, train,
+evaluate, write the result. It never imports `trainer.launch`.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+import torch
+
+from trainer.checkpoint.resume import Start, restore
+from trainer.checkpoint.writer import Writer
+from trainer.comm.connect import connect
+from trainer.comm.device import device_name
+from trainer.comm.protocol import Comm
+from trainer.comm.replicas import check_replicas
+from trainer.config import Job
+from trainer.config.batch_plan import Plan, Schedule, plan, schedule
+from trainer.config.loader import load_job
+from trainer.config.overrides import inherited
+from trainer.data.bad_samples import name_left_out
+from trainer.data.distributed_index import open_together
+from trainer.data.order import epoch_samples
+from trainer.data.processes import start_process_server
+from trainer.data.sample import Source
+from trainer.data.sample_counts import shard_weights
+from trainer.data.streams import loader_processes
+from trainer.errors import EXIT_DONE
+from trainer.evaluate.evaluation import Evaluation
+from trainer.model import build as model
+from trainer.model.compile import compile_blocks
+from trainer.model.host_compiler import check_compiler
+from trainer.model.optimizer import build_optimizer
+from trainer.model.packages import check_packages
+from trainer.preflight.check import Report, preflight
+from trainer.run.folder import run_folder
+from trainer.run.layout import Run
+from trainer.safe_io.atomic import write_json
+from trainer.supervise.console import leave_now, run_rank
+from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.world import World
+from trainer.sysinfo.shortage import shared_memory_for_loaders
+from trainer.telemetry.metrics import last_loss
+from trainer.telemetry.writers import check_installed
+from trainer.train.loop import Loop
+from trainer.train.requests import Requests
+from trainer.train.run_folder import open_run
+from trainer.train.same_environment import check_same
+from trainer.train.step import TrainStep
+
+log = logging.getLogger("clipship")
+
+
+def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
+    """Runs this rank of the job; returns its exit code.
+
+    A rank that fails leaves at once, so that the launcher ends the others.
+    """
+    return run_rank(sys.stdout, lambda world, pulse: _whole_run(job_path, overrides, world, pulse))
+
+
+def _whole_run(job_path: Path, overrides: Sequence[str], world: World, pulse: Pulse) -> None:
+    job = load_job(job_path, [*inherited(os.environ), *overrides])
+    pulse.limits = job.timeouts.by_phase
+    comm = connect(job, world, os.environ, pulse)
+    unequal = check_same(job, comm)
+    ready = prepare(job, comm)
+    if unequal:
+        log.warning("%s\n(health.same_environment = warn)", unequal)
+    if ready is not None:
+        train(ready)
+    pulse.phase("shutdown")
+    comm.barrier(job.timeouts.backstop_s)
+    comm.close()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that can begin or go on: its input has been checked."""
+
+    run: Run
+    loop: Loop
+    start: Start
+    started: float
+
+
+def prepare(job: Job, comm: Comm) -> Ready | None:
+    """Collective: opens the run folder and builds what the loop needs, equal on all ranks.
+
+    Returns None if the run is done already. Raises InputError on all ranks alike.
+    """
+    started = time.monotonic()
+    cut = plan(job, comm.world.size)
+    check_installed(job.logging)
+    check_compiler(job.model)
+    check_packages(job)
+    source = open_together(job, comm)
+    evaluation = Evaluation(job, comm, run_folder(job))
+    weights = shard_weights(job.data)
+    samples = epoch_samples(source.shard_sizes(), weights)
+    length = schedule(job, samples)
+    run = open_run(job, comm)
+    if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume)):
+        _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
+        return None
+    _announce(job, comm, run, cut, source, samples, length)
+    if job.data.workers:
+        start_process_server()
+    if job.comm.deterministic:
+        torch.use_deterministic_algorithms(True)
+    clip = model.build_model(job, cut, comm)
+    _check_shared_memory(job, cut, clip, source, comm)
+    if job.health.preflight:
+        _judge(preflight(job, comm, cut, clip, run.folder), run, comm)
+    if job.model.compile:
+        _say("compile", str(compile_blocks(clip.model)))
+    step = TrainStep(job, cut, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
+    start = restore(job, comm, run.checkpoints, step, samples)
+    if comm.world.rank == 0:
+        run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
+    check_replicas(comm, clip.model, step.optimizer)
+    _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
+    writer = Writer(
+        run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s
+    )
+    requests = Requests(run.folder, comm.world.rank, comm.pulse)
+    evaluate = partial(evaluation, clip, lambda: requests.stop)
+    return Ready(
+        run,
+        Loop(job, comm, run, cut, length, clip, step, source, weights, evaluate, writer, requests),
+        start,
+        started,
+    )
+
+
+def _check_shared_memory(job: Job, cut: Plan, clip: model.Clip, source: Source, comm: Comm) -> None:
+    """Collective: checks that each node's shared memory is large enough for its loader processes.
+
+    Raises Unfit on the ranks of a node where it is too small.
+    """
+    nodes = comm.all_gather_object(comm.world.node)
+    workers = loader_processes(source, job.data.workers)
+    height, width = clip.crop.size  # the size leaves room for a fourth channel
+    shared_memory_for_loaders(
+        comm.world.node, nodes.count(comm.world.node), workers, cut.micro_batch_size * 4 * height * width
+    )
+
+
+def train(ready: Ready) -> None:
+    """Collective: runs the remaining steps and the evaluation; result.json then marks the run as done."""
+    loop, run = ready.loop, ready.run
+    metrics = loop.run(ready.start.steps_done)
+    bad: Counter[str] = sum(map(Counter, loop.comm.all_gather_object(loop.skipped.by_cause)), Counter())
+    devices = sorted(set(loop.comm.all_gather_object(device_name(loop.comm.device))))
+    if loop.comm.world.rank:
+        return
+    steps = loop.schedule.steps
+    done = {
+        "steps": steps,
+        "samples": steps * loop.plan.global_batch_size,
+        "loss": last_loss(run.metrics),
+        "resume": loop.job.checkpoint.resume,
+        "device": ", ".join(devices),
+        "bad_samples": dict(bad),
+        "left_out": dict(loop.source.left_out.by_cause),
+        **metrics,
+        **loop.summary(),
+    }
+    seconds = round(time.monotonic() - ready.started, 1)
+    write_json(
+        run.result,
+        {
+            "exit_code": EXIT_DONE,
+            "reason": "done",
+            **done,
+            "world_size": loop.comm.world.size,
+            "seconds": seconds,
+        },
+    )
+    _say("result", str(run.result))
+
+
+def _announce(
+    job: Job, comm: Comm, run: Run, cut: Plan, source: Source, samples: int, length: Schedule
+) -> None:
+    """Logs what will run, and the reason for each choice that the job left open."""
+    world = comm.world
+    limit = job.optim.max_batch_size_per_gpu
+    why = (
+        f"max_batch_size_per_gpu = {limit}"
+        if limit
+        else "no max_batch_size_per_gpu, so a rank's share passes at once"
+    )
+    tail = samples - length.epoch_steps * cut.global_batch_size
+    _say("run folder", str(run.folder))
+    _say(
+        "world",
+        f"{world.size} ranks, {world.local_size} of them on {world.node}, started by {world.launcher}",
+    )
+    _say(
+        "backend",
+        f"{comm.name} on {comm.device} "
+        f"({', '.join(f'{name} {value}' for name, value in comm.versions().items())})",
+    )
+    _say("model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss")
+    _say(
+        "batch",
+        f"{cut.global_batch_size} = {world.size} ranks x {cut.accumulation} accumulated "
+        f"x {cut.micro_batch_size} ({why})",
+    )
+    _say(
+        "data",
+        f"{samples} samples, {length.epoch_steps} steps an epoch "
+        f"(the last {tail} of its order are left out), {length.steps} in all",
+    )
+    for cause, count in source.left_out.by_cause.items():
+        _say("", f"{count} samples not used: {cause}")
+    if world.rank == 0:
+        name_left_out(source.left_out)
+
+
+def _judge(report: Report, run: Run, comm: Comm) -> None:
+    """Logs the findings and writes the measurements to the run folder.
+
+    Raises Unfit, on all ranks alike, if the run cannot begin.
+    """
+    if comm.world.rank == 0:
+        write_json(run.preflight, json.loads(report.as_json()))
+    for finding in report.findings:
+        _say(finding.severity, f"{finding.check}: {finding.text}")
+    _say("preflight", f"{report.headline()}; figures in {run.preflight}")
+    report.raise_errors()
+
+
+def _say(what: str, text: str) -> None:
+    log.info("%-12s %s", what, text)
+
+
+@click.command(help="Run one rank of JOB, started by torchrun, srun, mpirun or horovodrun.")
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file."
+)
+def command(job: Path, overrides: tuple[str, ...]) -> None:
+    leave_now(main(job, overrides))
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,70 @@
+"""Guards against NaN or infinite gradients: records the samples, then stops the run or skips the step."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.config.health import Health
+from trainer.run.layout import NON_FINITE
+from trainer.safe_io.atomic import write_json
+from trainer.supervise.world import World
+from trainer.train.step import StepResult
+
+log = logging.getLogger("clipship")
+
+
+class NonFinite(RuntimeError):
+    """Raised when a step's gradient is NaN or infinite; the text says where its samples are recorded."""
+
+
+class Finite:
+    """Counts the skipped steps that follow one another; the count is the same on all ranks."""
+
+    def __init__(self, settings: Health, run_folder: Path, world: World) -> None:
+        self._settings, self._folder, self._world = settings, run_folder / NON_FINITE, world
+        self._left_out = 0
+
+    def judge(self, step: int, result: StepResult, keys: Sequence[str]) -> None:
+        """Checks one step's gradient; every rank calls it after every step.
+
+        Raises NonFinite on all ranks alike.
+        """
+        if result.finite:
+            self._left_out = 0
+            return
+        self._left_out += 1
+        where = self._record(step, result, keys)
+        what = f"the gradient of step {step} is not finite (its norm is {float(result.grad_norm):g})"
+        ways = "a smaller optim.lr, a longer optim.warmup_steps or optim.grad_clip_norm may help"
+        if self._settings.non_finite == "stop" and not result.scaled:
+            raise NonFinite(
+                f"{what}: its samples are {where}; {ways}, health.non_finite = skip leaves such steps out"
+            )
+        if self._left_out >= self._settings.non_finite_in_a_row:
+            raise NonFinite(
+                f"{what}, as in the {self._left_out} steps up to it: their samples are {where}; {ways}"
+            )
+        if self._world.rank == 0:
+            log.warning("%-12s %s: left out, %d in a row", "not finite", what, self._left_out)
+
+    def _record(self, step: int, result: StepResult, keys: Sequence[str]) -> str:
+        """Writes the step's samples to the run folder; returns where they are.
+
+        A full disk does not end the run.
+        """
+        # Of ranks that share a gradient, the one with a non-finite loss is where it came from.
+        share = float(result.loss_share)
+        about = {
+            "step": step,
+            "rank": self._world.rank,
+            "node": self._world.node,
+            "loss_share": share,
+            "keys": list(keys),
+        }
+        try:
+            self._folder.mkdir(exist_ok=True)
+            write_json(self._folder / f"step-{step:08d}-rank-{self._world.rank:05d}.json", about)
+        except OSError as error:
+            log.warning("%-12s the samples of step %d are NOT WRITTEN: %s", "not finite", step, error)
+            return f"not recorded ({error})"
+        return f"in {self._folder}"

@@ -1,0 +1,81 @@
+"""Turns the loader's bytes into normalised micro-batches on the device.
+
+On a GPU the next step's micro-batches are copied while this step computes.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from trainer.data.loader import Batch
+from trainer.data.pixels import normalised
+from trainer.train.step import MicroBatch
+
+Sent = tuple[Tensor, Tensor, Sequence[str]]
+"""Images and tokens on the device, and the samples' keys."""
+
+
+class Feed:
+    """Moves images to the device and normalises them there.
+
+    uint8 goes in; `dtype` comes out, minus the mean and divided by the standard deviation of each channel.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        self._device = device
+        self._mean, self._std = (
+            torch.tensor(channels, dtype=dtype, device=device) for channels in (mean, std)
+        )
+
+    def steps(self, batches: Iterator[Batch], accumulation: int) -> Iterator[list[MicroBatch]]:
+        """Yields the micro-batches of each step.
+
+        On a GPU one step is fetched ahead, on a CUDA stream of its own.
+        """
+        groups = iter(lambda: list(islice(batches, accumulation)), [])
+        if self._device.type != "cuda":
+            return (
+                [self._micro(batch.images, batch.tokens, batch.keys) for batch in group] for group in groups
+            )
+        return self._ahead(groups)
+
+    def _ahead(self, groups: Iterator[list[Batch]]) -> Iterator[list[MicroBatch]]:
+        stream = torch.cuda.Stream(self._device)
+        waiting, arrived = self._sent(groups, stream)
+        while waiting:
+            following, arrives = self._sent(groups, stream)
+            torch.cuda.current_stream(self._device).wait_event(arrived)
+            yield [self._received(*batch) for batch in waiting]
+            waiting, arrived = following, arrives
+
+    def _sent(
+        self, groups: Iterator[list[Batch]], stream: torch.cuda.Stream
+    ) -> tuple[list[Sent], torch.cuda.Event]:
+        """Starts to copy the next step's bytes; returns them and the event that marks their arrival.
+
+        With pinned memory the copies run beside the computation.
+        """
+        group = next(groups, [])
+        with torch.cuda.stream(stream):
+            sent: list[Sent] = [
+                (
+                    batch.images.to(self._device, non_blocking=True),
+                    batch.tokens.to(self._device, non_blocking=True),
+                    batch.keys,
+                )
+                for batch in group
+            ]
+        return sent, stream.record_event()
+
+    def _received(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
+        for tensor in (images, tokens):
+            # Another stream allocated their memory and would otherwise reuse it too early.
+            tensor.record_stream(torch.cuda.current_stream(self._device))
+        return self._micro(images, tokens, keys)
+
+    def _micro(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
+        return MicroBatch(normalised(images, self._mean, self._std), tokens, keys)

@@ -1,0 +1,104 @@
+"""Opens the run folder, which is the same everywhere: what a run was asked, what it logged, what came out.
+
+Rank 0 writes it, except for the other ranks' logs.
+"""
+
+import logging
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.comm.shared_folder import check_shared, not_written, refuse_together
+from trainer.config import Job
+from trainer.config.loader import dump_job
+from trainer.errors import InputError, Preempted, Unfit
+from trainer.run.exit_files import forget_others
+from trainer.run.folder import check_run_folder
+from trainer.run.layout import Run, rank_log
+from trainer.run.lock import hold
+from trainer.safe_io.atomic import write_json, write_whole
+from trainer.supervise.tree import Meeting
+from trainer.supervise.world import World
+from trainer.sysinfo.libraries import image_stack, nccl_facts
+from trainer.sysinfo.versions import versions
+from trainer.text.terminal import ShownFormatter
+
+if TYPE_CHECKING:  # protocol imports torch, which readers of run folders do not need
+    from trainer.comm.protocol import Comm
+
+log = logging.getLogger("clipship")
+
+
+def open_run(job: Job, comm: "Comm") -> Run:
+    """Collective: makes the job's run folder, or goes on in it, and opens this rank's log file.
+
+    Raises InputError on every rank, Unfit if another start still writes the folder, and Preempted if a stop
+    is asked for meanwhile.
+    """
+    run = Run(Path(job.logging.runs) / job.name)
+    problem: InputError | Unfit | Preempted | None = None
+    if comm.world.rank == 0:
+        try:
+            _prepare(job, run, comm)
+        except (InputError, Unfit, Preempted) as error:
+            problem = error
+    refuse_together(problem, comm)
+    check_shared(run.folder, comm)
+    _log_to(run.logs / rank_log(comm.world.rank), comm.world)
+    environments = comm.all_gather_object(_environment(comm))
+    if comm.world.rank == 0:
+        write_json(run.environment, environments)
+    return run
+
+
+def _prepare(job: Job, run: Run, comm: "Comm") -> None:
+    """Makes the folder ready for this start alone. Raises InputError, Unfit or Preempted."""
+    try:
+        check_run_folder(job)
+        run.logs.mkdir(parents=True, exist_ok=True)
+        meeting = Meeting.from_env(os.environ)
+        start = meeting.start if meeting else ""
+        longest_s = 0.75 * comm.pulse.left_s  # the rest of the phase's limit is left for building the model
+        hold(run.folder, comm.world.node, start, longest_s, _say_of_folder, lambda: comm.pulse.stop_asked)
+        forget_others(run.folder, start)
+        write_whole(run.job, dump_job(job), private=True)
+    except OSError as error:
+        raise InputError(not_written(run.folder, error)) from None
+
+
+def _say_of_folder(text: str) -> None:
+    log.info("%-12s %s", "run folder", text)
+
+
+def _log_to(path: Path, world: World) -> None:
+    """Appends this rank's log to its file; a line marks the start."""
+    handler = logging.FileHandler(path, errors="backslashreplace")  # sample keys may be any bytes
+    handler.setFormatter(ShownFormatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    begin = (
+        f"start of rank {world.rank} of {world.size} on {world.node}, "
+        f"process {os.getpid()}, by {world.launcher}"
+    )
+    logging.getLogger("clipship.log").info("---- %s", begin)
+
+
+def _environment(comm: "Comm") -> Mapping[str, str]:
+    world = comm.world
+    return {
+        "rank": str(world.rank),
+        "node": world.node,
+        "launcher": world.launcher,
+        "backend": comm.name,
+        "device": str(comm.device),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        **versions(),
+        **comm.versions(),
+        **nccl_facts(),
+        **{f"image_{name}": built for name, built in image_stack().items()},
+    }
