@@ -14,7 +14,7 @@ import simplejpeg
 from open_clip import get_tokenizer
 
 from trainer.config import Data
-from trainer.config.batch_plan import Plan
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.loader import train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.source import open_source
@@ -30,7 +30,7 @@ def loader(pattern: str, batches: int, workers: int = 1) -> Rates:
     """Batches as the training loop takes them from loader processes."""
     stream = train_batches(
         open_source(Data(train=(pattern,))),
-        plan=Plan(1, BATCH, BATCH, BATCH, 1),
+        plan=BatchPlan(1, BATCH, BATCH, BATCH, 1),
         rank=0,
         seed=0,
         window=10_000,

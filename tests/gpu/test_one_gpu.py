@@ -49,9 +49,9 @@ def alone() -> Iterator[Comm]:
 
 
 def train_step(job: Job, comm: Comm) -> TrainStep:
-    cut = plan(job, 1)
-    network = build_model(job, cut, comm).model.train()
-    return TrainStep(job, cut, comm, network, build_optimizer(network, job.optim, comm.device))
+    batch_plan = plan(job, 1)
+    network = build_model(job, batch_plan, comm).model.train()
+    return TrainStep(job, batch_plan, comm, network, build_optimizer(network, job.optim, comm.device))
 
 
 def batch(job: Job, comm: Comm) -> MicroBatch:

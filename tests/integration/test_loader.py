@@ -23,7 +23,7 @@ from tests.support.loader_rank import load as load_rank
 from tests.support.loader_rank import samples
 from tests.support.start import STARTS, start
 from trainer.config import Data, Eval
-from trainer.config.batch_plan import Plan
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.eval_blocks import eval_blocks
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
@@ -33,7 +33,9 @@ from trainer.data.source import open_labelled, open_source
 from trainer.demo.data import DigitSet, pack_digits
 from trainer.errors import InputError, Unfit
 
-PLAN = Plan(world_size=2, global_batch_size=64, batch_size_per_rank=32, micro_batch_size=16, accumulation=2)
+PLAN = BatchPlan(
+    world_size=2, global_batch_size=64, batch_size_per_rank=32, micro_batch_size=16, accumulation=2
+)
 
 
 @pytest.fixture(scope="module")
@@ -183,4 +185,4 @@ def test_ranks_share_an_epoch_that_one_process_would_see(
     assert [len(of_rank) for of_rank in per_rank] == [704, 704]
     together = sorted(tuple(found) for of_rank in per_rank for found in of_rank)
     assert len({key for _, key, _, _ in together}) == 1408
-    assert together == samples(load_rank(digits.train, Plan(1, 64, 64, 64, 1), 0, workers=0))
+    assert together == samples(load_rank(digits.train, BatchPlan(1, 64, 64, 64, 1), 0, workers=0))

@@ -9,14 +9,14 @@ from open_clip import get_tokenizer
 from tests.support.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.config import Data
-from trainer.config.batch_plan import Plan
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.source import open_source
 from trainer.supervise.world import detect
 
 
-def load(shards: str, plan: Plan, rank: int, workers: int) -> list[Batch]:
+def load(shards: str, plan: BatchPlan, rank: int, workers: int) -> list[Batch]:
     """One epoch of the rank's batches."""
     stream = train_batches(
         open_source(Data(train=(shards,))),
@@ -46,7 +46,7 @@ def samples(batches: list[Batch]) -> list[tuple[int, str, str, float]]:
 def main(backend: str, shards: str) -> None:
     world = detect(os.environ, os.uname().nodename)
     comm = connect(tiny_job(comm={"backend": backend}), world, os.environ)
-    plan = Plan(world.size, 64, 64 // world.size, 64 // world.size, 1)
+    plan = BatchPlan(world.size, 64, 64 // world.size, 64 // world.size, 1)
     found = comm.all_gather_object(samples(load(shards, plan, world.rank, workers=1)))
     if world.rank == 0:
         print(json.dumps(found), flush=True)

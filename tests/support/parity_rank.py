@@ -81,16 +81,21 @@ def _worst_error(job: Job, comm: Comm) -> float:
 
     A gradient that is zero but for rounding (the bias of attention's keys) is held against the whole gradient's norm.
     """
-    cut = plan(job, comm.world.size)
-    clip = model.build_model(job, cut, comm).model.double().train()
+    batch_plan = plan(job, comm.world.size)
+    clip = model.build_model(job, batch_plan, comm).model.double().train()
     images, tokens = _whole_batch(clip)
     expected = _reference(job, images, tokens)
-    step = TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
-    own = slice(comm.world.rank * cut.batch_size_per_rank, (comm.world.rank + 1) * cut.batch_size_per_rank)
+    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    own = slice(
+        comm.world.rank * batch_plan.batch_size_per_rank,
+        (comm.world.rank + 1) * batch_plan.batch_size_per_rank,
+    )
     micro = [
         MicroBatch(i, t)
         for i, t in zip(
-            images[own].split(cut.micro_batch_size), tokens[own].split(cut.micro_batch_size), strict=True
+            images[own].split(batch_plan.micro_batch_size),
+            tokens[own].split(batch_plan.micro_batch_size),
+            strict=True,
         )
     ]
     step.gradients(micro, step=0)

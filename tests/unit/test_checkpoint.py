@@ -28,9 +28,9 @@ SAMPLES = 64
 
 def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
     job = job or tiny_job()
-    cut = plan(job, 1)
-    clip = model.build_model(job, cut, comm).model.train()
-    train = TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    batch_plan = plan(job, 1)
+    clip = model.build_model(job, batch_plan, comm).model.train()
+    train = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
     for step in range(steps):
         train([MicroBatch(torch.randn(16, 3, 32, 32), torch.randint(1, 1000, (16, 16)))], step)
     return train

@@ -52,15 +52,15 @@ class Block(nn.Module):
 
 
 def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[str, Tensor]]:
-    cut = plan(job, 1)
-    clip = build_model(job, cut, comm).model.train()
+    batch_plan = plan(job, 1)
+    clip = build_model(job, batch_plan, comm).model.train()
     if compiled:
         compile_blocks(clip)
-    step = TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
     tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)
-    size = cut.micro_batch_size
+    size = batch_plan.micro_batch_size
     step.gradients(
         [MicroBatch(i, t) for i, t in zip(images.split(size), tokens.split(size), strict=True)], step=0
     )
@@ -120,8 +120,8 @@ def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: C
     config = json.loads(Path(RESNET).read_text())
     config["vision_cfg"]["layers"] = [2, 1, 1, 1]
     (tmp_path / "tiny-compiled-resnet.json").write_text(json.dumps(config))
-    cut = plan(job := tiny_job(config=str(tmp_path / "tiny-compiled-resnet.json")), 1)
-    clip = build_model(job, cut, alone).model
+    batch_plan = plan(job := tiny_job(config=str(tmp_path / "tiny-compiled-resnet.json")), 1)
+    clip = build_model(job, batch_plan, alone).model
     synchronise_batch_norm(clip, alone)
     assert (
         str(compile_blocks(clip)) == "2 blocks, at their first pass; 2 with synchronised batch norm are not"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from trainer.config.batch_plan import Plan
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.loader import Batch, Pixels, batches_per_epoch, train_batches
 from trainer.data.sample import LeftOut, RawSample
@@ -54,14 +54,14 @@ def lengths(captions: list[str]) -> Tensor:
     return torch.tensor([[len(caption), int(caption.split()[0])] for caption in captions])
 
 
-def make_plan(world_size: int, global_batch_size: int, accumulation: int = 1) -> Plan:
+def make_plan(world_size: int, global_batch_size: int, accumulation: int = 1) -> BatchPlan:
     per_rank = global_batch_size // world_size
-    return Plan(world_size, global_batch_size, per_rank, per_rank // accumulation, accumulation)
+    return BatchPlan(world_size, global_batch_size, per_rank, per_rank // accumulation, accumulation)
 
 
 def rank_batches(
     source: Dots,
-    plan: Plan,
+    plan: BatchPlan,
     rank: int,
     *,
     pixels: Pixels = plain,

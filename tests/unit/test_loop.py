@@ -37,13 +37,24 @@ def loop_of(folder: Path, comm: Comm, evaluate: Callable[[], Metrics], **section
     """A run of four steps in the folder, whose evaluations are `evaluate`."""
     sections["eval"] = {"zero_shot": ("val",), "retrieval": ("val.csv",), **sections.get("eval", {})}
     job = tiny_job(**sections, logging={"tensorboard": False})  # type: ignore[arg-type]
-    cut, source, run = plan(job, 1), open_source(job.data), Run(folder)
-    clip = build_model(job, cut, comm)
-    train = TrainStep(job, cut, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
+    batch_plan, source, run = plan(job, 1), open_source(job.data), Run(folder)
+    clip = build_model(job, batch_plan, comm)
+    train = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
     writer = Writer(run.checkpoints, job.checkpoint, 0, 1, 30.0)
     requests = Requests(folder, 0, comm.pulse)
     return Loop(
-        job, comm, run, cut, schedule(job, len(source)), clip, train, source, None, evaluate, writer, requests
+        job,
+        comm,
+        run,
+        batch_plan,
+        schedule(job, len(source)),
+        clip,
+        train,
+        source,
+        None,
+        evaluate,
+        writer,
+        requests,
     )
 
 

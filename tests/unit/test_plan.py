@@ -1,4 +1,4 @@
-"""How a global batch is cut."""
+"""Batch plans: a global batch divided among ranks and micro-batches."""
 
 import pytest
 from hypothesis import given
@@ -17,17 +17,19 @@ def _job(global_batch: int, limit: int | None = None, **length: int) -> Job:
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 100))
 def test_every_cut_is_equal_and_within_the_limit(ranks: int, per_rank: int, limit: int) -> None:
-    cut = plan(_job(ranks * per_rank, limit), ranks)
+    batch_plan = plan(_job(ranks * per_rank, limit), ranks)
     assert (
-        cut.micro_batch_size * cut.accumulation * cut.world_size == cut.global_batch_size == ranks * per_rank
+        batch_plan.micro_batch_size * batch_plan.accumulation * batch_plan.world_size
+        == batch_plan.global_batch_size
+        == ranks * per_rank
     )
-    assert 1 <= cut.micro_batch_size <= limit
+    assert 1 <= batch_plan.micro_batch_size <= limit
 
 
 @given(st.integers(1, 64), st.integers(1, 100))
 def test_no_cut_is_finer_than_it_must_be(per_rank: int, limit: int) -> None:
-    cut = plan(_job(per_rank, limit), 1)
-    coarser = [k for k in range(1, cut.accumulation) if per_rank % k == 0]
+    batch_plan = plan(_job(per_rank, limit), 1)
+    coarser = [k for k in range(1, batch_plan.accumulation) if per_rank % k == 0]
     assert all(per_rank // k > limit for k in coarser)
 
 

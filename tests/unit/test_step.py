@@ -23,9 +23,9 @@ SAMPLES = 16
 
 
 def _step(job: Job, comm: Comm) -> TrainStep:
-    cut = plan(job, 1)
-    clip = model.build_model(job, cut, comm).model.train()
-    return TrainStep(job, cut, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    batch_plan = plan(job, 1)
+    clip = model.build_model(job, batch_plan, comm).model.train()
+    return TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
 
 
 def _batches(clip: nn.Module, size: int) -> list[MicroBatch]:
@@ -247,10 +247,10 @@ def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(
     alone: Comm, dropout_model: str, size: int
 ) -> None:
     at_once = _gradients(_step(tiny_job(config=dropout_model), alone), SAMPLES)
-    cut = _gradients(_step(_accumulating(size, config=dropout_model), alone), size)
+    in_micro_batches = _gradients(_step(_accumulating(size, config=dropout_model), alone), size)
     for name, gradient in at_once.items():
         assert gradient is not None
-        torch.testing.assert_close(cut[name], gradient, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(in_micro_batches[name], gradient, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("config", [VIT, RESNET])

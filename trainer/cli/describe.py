@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.cli.secret_values import secret_warnings
 from trainer.config import Data, Job
-from trainer.config.batch_plan import Plan, plan, steps_per_epoch
+from trainer.config.batch_plan import BatchPlan, plan, steps_per_epoch
 from trainer.config.schedulers import SCHEDULERS
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
@@ -35,7 +35,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     `files` lets the files that the job names be opened. Raises InputError if the launcher cannot start the
     backend.
     """
-    cut = plan(job, world_size)
+    batch_plan = plan(job, world_size)
     rows = [
         ("job", f"{job.name}, seed {job.seed}"),
         ("model", _model(job)),
@@ -47,7 +47,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
         ),
         ("world", _world(job, world_size, local=local)),
         ("device", _device(job, local=local)),
-        ("batch", _batch(job, cut)),
+        ("batch", _batch(job, batch_plan)),
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
@@ -182,13 +182,13 @@ def _no_gpu_here(job: Job, *, local: bool) -> Iterator[str]:
         )
 
 
-def _batch(job: Job, cut: Plan) -> str:
+def _batch(job: Job, batch_plan: BatchPlan) -> str:
     limit = job.optim.max_batch_size_per_gpu
     reason = f"at most {limit} a pass" if limit else "no max_batch_size_per_gpu: a rank's share in one pass"
-    passes = f" x {many(cut.accumulation, 'pass', 'passes')}"
+    passes = f" x {many(batch_plan.accumulation, 'pass', 'passes')}"
     return (
-        f"{cut.global_batch_size} samples = {many(cut.world_size, 'rank')}{passes} x "
-        f"{cut.micro_batch_size} ({reason})"
+        f"{batch_plan.global_batch_size} samples = {many(batch_plan.world_size, 'rank')}{passes} x "
+        f"{batch_plan.micro_batch_size} ({reason})"
     )
 
 

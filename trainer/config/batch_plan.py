@@ -10,7 +10,7 @@ from trainer.errors import InputError
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Parts of one optimizer step; sizes are in samples."""
 
     world_size: int
@@ -20,7 +20,7 @@ class Plan:
     accumulation: int
 
 
-def plan(job: Job, world_size: int) -> Plan:
+def plan(job: Job, world_size: int) -> BatchPlan:
     """Cut the global batch into equal shares for the ranks, each in the fewest equal micro-batches that fit.
 
     Raises InputError if the ranks cannot have equal shares, naming sizes that fit, or if accumulation is
@@ -42,7 +42,7 @@ def plan(job: Job, world_size: int) -> Plan:
             f"accumulate {accumulation} passes a step: leave static_graph out, or use a larger "
             "optim.max_batch_size_per_gpu"
         )
-    return Plan(world_size, total, per_rank, per_rank // accumulation, accumulation)
+    return BatchPlan(world_size, total, per_rank, per_rank // accumulation, accumulation)
 
 
 def _accumulation(per_rank: int, limit: int) -> int:

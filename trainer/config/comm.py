@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from trainer.config.types import AboveZero, NonNegative, Positive, Section, Text, left_out
+from trainer.config.types import AboveZero, NonNegative, Positive, Section, Text, optional_section
 
 Backend = Literal["torch", "horovod"]
 
@@ -87,9 +87,9 @@ class Comm(Section):
     """[FIRST, LAST]: record these steps on every rank as Chrome traces, in the run folder's `traces`. They
     come from torch's profiler, and from Horovod's own timeline of when it negotiated, fused and sent each
     tensor."""
-    torch: TorchComm = left_out(TorchComm)
-    horovod: HorovodComm = left_out(HorovodComm)
-    nccl: Nccl = left_out(Nccl)
+    torch: TorchComm = optional_section(TorchComm)
+    horovod: HorovodComm = optional_section(HorovodComm)
+    nccl: Nccl = optional_section(Nccl)
 
     @field_validator("timeline")
     @classmethod

@@ -16,7 +16,7 @@ from trainer.config.types import (
     Section,
     Text,
     VariableName,
-    left_out,
+    optional_section,
 )
 from trainer.text.masking import looks_secret, secret_in
 
@@ -158,7 +158,7 @@ class Image(Section):
     with any text."""
     builder: Literal["auto", "classic", "buildkit"] = "auto"
     """auto: BuildKit if a secret needs it, else the classic builder, which every Docker daemon has."""
-    site: Site = left_out(Site)
+    site: Site = optional_section(Site)
 
     @field_validator("tag", "base")
     @classmethod

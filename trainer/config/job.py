@@ -18,7 +18,7 @@ from trainer.config.results import Checkpoint, Eval, Logging
 from trainer.config.schedulers import SCHEDULERS
 from trainer.config.timeouts import Timeouts
 from trainer.config.training import Model, Optim
-from trainer.config.types import SchedulerSection, Section, VariableName, VariableValue, left_out
+from trainer.config.types import SchedulerSection, Section, VariableName, VariableValue, optional_section
 from trainer.sysinfo.imports import load
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ class Job(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of weights, order of samples, augmentation and dropout."""
     data: Data
-    model: Model = left_out(Model)
+    model: Model = optional_section(Model)
     optim: Optim
-    comm: Annotated[Comm, MAY_CHANGE] = left_out(Comm)
-    timeouts: Annotated[Timeouts, MAY_CHANGE] = left_out(Timeouts)
+    comm: Annotated[Comm, MAY_CHANGE] = optional_section(Comm)
+    timeouts: Annotated[Timeouts, MAY_CHANGE] = optional_section(Timeouts)
     env: Annotated[dict[VariableName, VariableValue], MAY_CHANGE] = Field(default_factory=dict)
     """Additional environment variables for every rank, as text. `clipship check` names those that no library
     reads."""
-    checkpoint: Annotated[Checkpoint, MAY_CHANGE] = left_out(Checkpoint)
-    eval: Annotated[Eval, MAY_CHANGE] = left_out(Eval)
-    logging: Annotated[Logging, MAY_CHANGE] = left_out(Logging)
-    health: Annotated[Health, MAY_CHANGE] = left_out(Health)
-    stack: Annotated[Stack, MAY_CHANGE] = left_out(Stack)
-    image: Annotated[Image, MAY_CHANGE] = left_out(Image)
-    resources: Annotated[Resources, MAY_CHANGE] = left_out(Resources)
+    checkpoint: Annotated[Checkpoint, MAY_CHANGE] = optional_section(Checkpoint)
+    eval: Annotated[Eval, MAY_CHANGE] = optional_section(Eval)
+    logging: Annotated[Logging, MAY_CHANGE] = optional_section(Logging)
+    health: Annotated[Health, MAY_CHANGE] = optional_section(Health)
+    stack: Annotated[Stack, MAY_CHANGE] = optional_section(Stack)
+    image: Annotated[Image, MAY_CHANGE] = optional_section(Image)
+    resources: Annotated[Resources, MAY_CHANGE] = optional_section(Resources)
 
     if TYPE_CHECKING:  # the schedulers' sections, which are added below for each row of SCHEDULERS
         slurm: Slurm
@@ -138,5 +138,8 @@ if not TYPE_CHECKING:
         __base__=Job,
         __doc__=Job.__doc__,
         __module__=__name__,
-        **{name: (Annotated[section, MAY_CHANGE], left_out(section)) for name, section in _sections.items()},
+        **{
+            name: (Annotated[section, MAY_CHANGE], optional_section(section))
+            for name, section in _sections.items()
+        },
     )

@@ -29,7 +29,7 @@ from trainer.config.types import (
     Section,
     Text,
     VariableName,
-    left_out,
+    optional_section,
 )
 
 JOB_FOLDER = "/etc/clipship"
@@ -182,7 +182,7 @@ class Kubernetes(SchedulerSection):
     """Longest time in seconds that the launcher may run. None: no limit."""
     ttl_s: Annotated[int, Field(ge=0)] | None = None
     """Seconds after which the finished launcher is removed, together with its log. None: it stays."""
-    patch: Patch = left_out(Patch)
+    patch: Patch = optional_section(Patch)
 
     @property
     def without_gpus(self) -> bool:

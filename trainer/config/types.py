@@ -72,7 +72,7 @@ class SchedulerSection(Section):
 Table = TypeVar("Table", bound=Section)
 
 
-def left_out(table: type[Table]) -> Table:
+def optional_section(table: type[Table]) -> Table:
     """Returns the field of a table that a job file may leave out; its keys then have their defaults.
 
     The default is made with the job, not at import.

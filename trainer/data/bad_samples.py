@@ -70,7 +70,7 @@ class Skipped:
         """Number of samples that were skipped."""
         return self.by_cause.total()
 
-    def note(self, samples: int, bad: Sequence[BadSample]) -> None:
+    def record(self, samples: int, bad: Sequence[BadSample]) -> None:
         """Records that `samples` samples came and that those in `bad` were skipped and replaced.
 
         Raises InputError if too large a share was skipped.

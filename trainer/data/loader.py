@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trainer.config.batch_plan import Plan, steps_per_epoch
+from trainer.config.batch_plan import BatchPlan, steps_per_epoch
 from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, load
 from trainer.data.sample import BadSample, RawSample, Source
@@ -57,7 +57,7 @@ class Batch:
         return replace(self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory())
 
 
-def batches_per_epoch(samples: int, plan: Plan) -> int:
+def batches_per_epoch(samples: int, plan: BatchPlan) -> int:
     """Returns the number of global batches in one epoch; samples that do not fill one are left to another
     epoch.
 
@@ -75,7 +75,7 @@ def batches_per_epoch(samples: int, plan: Plan) -> int:
 def train_batches(
     source: Source,
     *,
-    plan: Plan,
+    plan: BatchPlan,
     rank: int,
     seed: int,
     window: int,
@@ -121,7 +121,7 @@ class TrainRequests:
 
     shard_sizes: Sequence[int]
     weights: Sequence[float] | None
-    plan: Plan
+    plan: BatchPlan
     rank: int
     seed: int
     window: int

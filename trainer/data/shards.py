@@ -54,8 +54,8 @@ class Counted(Protocol):
     def __len__(self) -> int: ...
 
 
-class Shelf(Protocol):
-    """Protocol of an index of several shards, wherever it is kept."""
+class ShardIndex(Protocol):
+    """Protocol of an index of several shards, on disk or in memory."""
 
     @property
     def paths(self) -> Sequence[str]: ...
@@ -68,7 +68,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True)
-class InMemory:
+class IndexInMemory:
     """An index that is made now and kept in memory only, for a few shards."""
 
     selection: Selection
@@ -82,8 +82,8 @@ class InMemory:
 class ShardSource:
     """Source of the samples of several shards."""
 
-    def __init__(self, shelf: Shelf, meaning: Meaning, most_bytes: int = MOST_BYTES) -> None:
-        self._shelf = shelf
+    def __init__(self, index: ShardIndex, meaning: Meaning, most_bytes: int = MOST_BYTES) -> None:
+        self._index = index
         self._meaning = meaning
         self._most_bytes = most_bytes
         self._numbering = Numbering(self.shard_sizes())
@@ -92,21 +92,21 @@ class ShardSource:
 
     @cached_property
     def left_out(self) -> LeftOut:
-        return _left_out(self._shelf)
+        return _left_out(self._index)
 
     def __len__(self) -> int:
         return self._numbering.samples
 
     def shard_sizes(self) -> list[int]:
-        return [len(entry) for entry in self._shelf.entries]
+        return [len(entry) for entry in self._index.entries]
 
     def read(self, index: int) -> RawSample:
         number, row = self._numbering.locate(index)
-        path, rows = self._shelf.paths[number], self._of_shard(number)
+        path, rows = self._index.paths[number], self._of_shard(number)
         image_at, image_size, text_at, text_size, _ = rows.places[row].item()
         key = rows.key(row)
         check_bytes(path, key, "image", image_size, self._most_bytes)
-        check_bytes(path, key, f".{self._shelf.selection.text}", text_size, self._most_bytes)
+        check_bytes(path, key, f".{self._index.selection.text}", text_size, self._most_bytes)
         try:
             image, text = self._both(path, image_at, image_size, text_at, text_size)
         except InputError as error:
@@ -131,7 +131,7 @@ class ShardSource:
 
     def _of_shard(self, number: int) -> Rows:
         if number not in self._rows:
-            self._rows[number] = self._shelf.rows(number)
+            self._rows[number] = self._index.rows(number)
             if len(self._rows) > MAPPED_ROWS:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(number)
@@ -171,11 +171,11 @@ def open_shards(
             if progress:
                 progress(done, len(paths))
     raise_all(problems)
-    return open_indexed(InMemory(selection, tuple(paths), tuple(contents)), meaning, allowed, most_bytes)
+    return open_indexed(IndexInMemory(selection, tuple(paths), tuple(contents)), meaning, allowed, most_bytes)
 
 
 def open_indexed(
-    shelf: Shelf, meaning: Meaning, allowed: Allowed = WHOLE, most_bytes: int = MOST_BYTES
+    index: ShardIndex, meaning: Meaning, allowed: Allowed = WHOLE, most_bytes: int = MOST_BYTES
 ) -> ShardSource:
     """Returns the samples of shards whose headers are indexed; a shard is opened when its first sample is
     read.
@@ -183,20 +183,20 @@ def open_indexed(
     A sample with a member of more than `most_bytes` is a BadSample when it is read. Raises InputError if more
     is wrong than allowed, or if no sample is usable: then it says what the shards hold.
     """
-    source = ShardSource(shelf, meaning, most_bytes)
+    source = ShardSource(index, meaning, most_bytes)
     if not allowed.damage or not len(source):
-        raise_all(damages(shelf))
+        raise_all(damages(index))
     if not len(source):
-        raise InputError(_nothing_usable(shelf, meaning))
+        raise InputError(_nothing_usable(index, meaning))
     allowed.check(source.left_out, len(source))
     return source
 
 
-def damages(shelf: Shelf) -> list[InputError]:
+def damages(index: ShardIndex) -> list[InputError]:
     """Returns one error for each damaged shard."""
     return [
         InputError(f"{path}: {entry.damage}")
-        for path, entry in zip(shelf.paths, shelf.entries, strict=True)
+        for path, entry in zip(index.paths, index.entries, strict=True)
         if entry.damage
     ]
 
@@ -229,25 +229,25 @@ def _content_or_problem(path: str, selection: Selection) -> Content | InputError
         return error
 
 
-def _left_out(shelf: Shelf) -> LeftOut:
+def _left_out(index: ShardIndex) -> LeftOut:
     """Returns the samples that cannot be used.
 
     The loss in a cut shard is estimated from the whole shards beside it, or from the largest.
     """
     counts: Counter[str] = Counter()
     beside: dict[str, list[Counted]] = {}
-    for path, entry in zip(shelf.paths, shelf.entries, strict=True):
+    for path, entry in zip(index.paths, index.entries, strict=True):
         counts.update(entry.left_out)
         beside.setdefault(os.path.dirname(path), []).append(entry)
     usual = {folder: _usual(entries) for folder, entries in beside.items()}
-    damaged = [(path, entry) for path, entry in zip(shelf.paths, shelf.entries, strict=True) if entry.damage]
+    damaged = [(path, entry) for path, entry in zip(index.paths, index.entries, strict=True) if entry.damage]
     for path, entry in damaged:
         counts[LOST] += max(1, entry.lost or usual[os.path.dirname(path)] - len(entry))
     named = chain(
         (BadSample(path, "", LOST, entry.damage) for path, entry in damaged),
         (
             BadSample(path, key, cause, cause)
-            for path, entry in zip(shelf.paths, shelf.entries, strict=True)
+            for path, entry in zip(index.paths, index.entries, strict=True)
             for key, cause in entry.flaws
         ),
     )
@@ -262,12 +262,12 @@ def _usual(entries: Sequence[Counted]) -> int:
     return round(median(whole)) if whole else max(map(len, entries))
 
 
-def _nothing_usable(shelf: Shelf, meaning: Meaning) -> str:
+def _nothing_usable(index: ShardIndex, meaning: Meaning) -> str:
     found: Counter[str] = Counter()
-    for entry in shelf.entries:
+    for entry in index.entries:
         found.update(entry.endings)
-    others = f" and {len(shelf.paths) - 1} more shards" if len(shelf.paths) > 1 else ""
-    return nothing_usable(f"{shelf.paths[0]}{others}", found, shelf.selection, meaning)
+    others = f" and {len(index.paths) - 1} more shards" if len(index.paths) > 1 else ""
+    return nothing_usable(f"{index.paths[0]}{others}", found, index.selection, meaning)
 
 
 def nothing_usable(where: str, found: Counter[str], selection: Selection, meaning: Meaning) -> str:

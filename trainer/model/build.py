@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model, Precision
-from trainer.config.batch_plan import Plan
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, Unreadable
@@ -41,7 +41,7 @@ class Clip:
     """Function from a PIL image to float32 [3, height, width], normalised."""
 
 
-def build_model(job: Job, plan: Plan, comm: Comm) -> Clip:
+def build_model(job: Job, plan: BatchPlan, comm: Comm) -> Clip:
     """Collective: returns the job's model on this rank's device, with weights from its seed or fetched once a
     node.
 
@@ -195,7 +195,7 @@ def _place(model: nn.Module, settings: Model, device: torch.device) -> None:
         model.to(memory_format=torch.channels_last)
 
 
-def _prepare_batch_norm(model: nn.Module, job: Job, plan: Plan, comm: Comm) -> None:
+def _prepare_batch_norm(model: nn.Module, job: Job, plan: BatchPlan, comm: Comm) -> None:
     if plan.accumulation > 1:
         raise InputError(
             f"{job.model.name} has batch norm, whose statistics cannot be those of the whole batch "

@@ -15,7 +15,7 @@ import torch
 from trainer.comm.backends import row_of
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.config.batch_plan import Plan
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import BYTES_OF_A_PIXEL
 from trainer.errors import Unfit
 from trainer.model.build import Clip
@@ -60,7 +60,7 @@ class Report:
         return json.dumps(found)
 
 
-def preflight(job: Job, comm: Comm, cut: Plan, clip: Clip, folder: Path) -> Report:
+def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: Path) -> Report:
     """Collective: probes this rank's host and the network between all ranks, within health.preflight_s.
 
     The model must be on its device.
@@ -72,7 +72,9 @@ def preflight(job: Job, comm: Comm, cut: Plan, clip: Clip, folder: Path) -> Repo
         return bool(comm.broadcast_object(time.monotonic() - started > job.health.preflight_s))
 
     wrong = wire.wrong_collectives(comm)
-    timings = wire.time_collectives(comm, _reduced_bytes(job, clip), _gathered_bytes(cut, clip), enough)
+    timings = wire.time_collectives(
+        comm, _reduced_bytes(job, clip), _gathered_bytes(batch_plan, clip), enough
+    )
     pairs, measured = _pairs(comm, enough)
     copy = wire.time_copy(comm.device)
     comm.barrier(job.timeouts.init_s)
@@ -96,19 +98,19 @@ def preflight(job: Job, comm: Comm, cut: Plan, clip: Clip, folder: Path) -> Repo
     )
     return Report(
         readings,
-        tuple(judge(readings, needs(job, comm, cut, clip))),
+        tuple(judge(readings, needs(job, comm, batch_plan, clip))),
         left_out,
         round(time.monotonic() - started, 3),
     )
 
 
-def needs(job: Job, comm: Comm, cut: Plan, clip: Clip) -> Needs:
+def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
     """Returns a rough estimate of what the job needs on one node."""
     side = getattr(getattr(clip.model, "visual", None), "image_size", 224)
     height, width = side if isinstance(side, tuple | list) else (side, side)
     batches = job.data.workers * _BATCHES_PER_WORKER * comm.world.local_size
     return Needs(
-        shm_bytes=batches * cut.micro_batch_size * BYTES_OF_A_PIXEL * height * width,
+        shm_bytes=batches * batch_plan.micro_batch_size * BYTES_OF_A_PIXEL * height * width,
         open_files=_BASE_FILES + 4 * comm.world.size,
         checkpoint_bytes=3 * _parameter_bytes(clip),  # for weights and AdamW's two moments
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
@@ -127,12 +129,12 @@ def _reduced_bytes(job: Job, clip: Clip) -> int:
     return int(min(row_of(job).reduced_mb(job.comm) * 2**20, _parameter_bytes(clip)))
 
 
-def _gathered_bytes(cut: Plan, clip: Clip) -> int:
+def _gathered_bytes(batch_plan: BatchPlan, clip: Clip) -> int:
     """Bytes of one rank's image features in float32, which the preflight gathers."""
     tokens = clip.tokenizer(["a"]).to(next(clip.model.parameters()).device)
     with torch.no_grad():
         width = clip.model.encode_text(tokens).shape[-1]  # type: ignore[operator]
-    return int(cut.batch_size_per_rank * width * 4)
+    return int(batch_plan.batch_size_per_rank * width * 4)
 
 
 def _parameter_bytes(clip: Clip) -> int:

@@ -55,8 +55,8 @@ def _look(job: Job, world: World, pulse: Pulse, folder: Path, as_json: bool) -> 
     comm = connect(job, world, os.environ, pulse)
     log.info("%-12s %d ranks, %s on %s", "world", world.size, comm.name, comm.device)
     check_place(folder, comm)
-    cut = plan(job, world.size)
-    report = preflight(job, comm, cut, build_model(job, cut, comm), folder)
+    batch_plan = plan(job, world.size)
+    report = preflight(job, comm, batch_plan, build_model(job, batch_plan, comm), folder)
     if world.rank == 0:
         found = (
             (report.as_json(),)

@@ -18,8 +18,8 @@ from trainer.comm.consensus import Agreement
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
-from trainer.config import loader as jobfile
-from trainer.config.batch_plan import Plan, Schedule
+from trainer.config.batch_plan import BatchPlan, Schedule
+from trainer.config.loader import recorded
 from trainer.data.bad_samples import Skipped
 from trainer.data.loader import Batch, train_batches
 from trainer.data.order import epoch_samples
@@ -51,7 +51,7 @@ class Loop:
     job: Job
     comm: Comm
     run_folder: Run
-    plan: Plan
+    plan: BatchPlan
     schedule: Schedule
     clip: Clip
     train: TrainStep
@@ -291,7 +291,7 @@ class Loop:
             "world_size": self.comm.world.size,
             "metrics": dict(metrics),
             "versions": versions(),
-            "job": jobfile.recorded(self.job),
+            "job": recorded(self.job),
         }
 
     def _note_written(self) -> None:
@@ -323,7 +323,7 @@ class Loop:
             pin_memory=self.comm.device.type == "cuda",
         )
         for micro_batch in islice(stream, (self.schedule.steps - steps_done) * self.plan.accumulation):
-            self.skipped.note(len(micro_batch.keys), micro_batch.bad)
+            self.skipped.record(len(micro_batch.keys), micro_batch.bad)
             yield micro_batch
 
     def _record(self, done: int, rate: float, result: StepResult) -> None:

@@ -25,7 +25,7 @@ from trainer.comm.device import device_name
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
-from trainer.config.batch_plan import Plan, Schedule, plan, schedule
+from trainer.config.batch_plan import BatchPlan, Schedule, plan, schedule
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
 from trainer.data.bad_samples import name_left_out
@@ -100,7 +100,7 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     Returns None if the run is done already. Raises InputError on all ranks alike.
     """
     started = time.monotonic()
-    cut = plan(job, comm.world.size)
+    batch_plan = plan(job, comm.world.size)
     check_installed(job.logging)
     check_compiler(job.model)
     check_packages(job)
@@ -113,18 +113,18 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume)):
         _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
         return None
-    _announce(job, comm, run, cut, source, samples, length)
+    _announce(job, comm, run, batch_plan, source, samples, length)
     if job.data.workers:
         start_process_server()
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
-    clip = model.build_model(job, cut, comm)
-    _check_shared_memory(job, cut, clip, source, comm)
+    clip = model.build_model(job, batch_plan, comm)
+    _check_shared_memory(job, batch_plan, clip, source, comm)
     if job.health.preflight:
-        _judge(preflight(job, comm, cut, clip, run.folder), run, comm)
+        _judge(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
     if job.model.compile:
         _say("compile", str(compile_blocks(clip.model)))
-    step = TrainStep(job, cut, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
+    step = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
     start = restore(job, comm, run.checkpoints, step, samples)
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
@@ -137,13 +137,15 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     evaluate = partial(evaluation, clip, lambda: requests.stop)
     return Ready(
         run,
-        Loop(job, comm, run, cut, length, clip, step, source, weights, evaluate, writer, requests),
+        Loop(job, comm, run, batch_plan, length, clip, step, source, weights, evaluate, writer, requests),
         start,
         started,
     )
 
 
-def _check_shared_memory(job: Job, cut: Plan, clip: model.Clip, source: Source, comm: Comm) -> None:
+def _check_shared_memory(
+    job: Job, batch_plan: BatchPlan, clip: model.Clip, source: Source, comm: Comm
+) -> None:
     """Collective: checks that each node's shared memory is large enough for its loader processes.
 
     Raises Unfit on the ranks of a node where it is too small.
@@ -152,7 +154,10 @@ def _check_shared_memory(job: Job, cut: Plan, clip: model.Clip, source: Source, 
     workers = loader_processes(source, job.data.workers)
     height, width = clip.crop.size  # the size leaves room for a fourth channel
     shared_memory_for_loaders(
-        comm.world.node, nodes.count(comm.world.node), workers, cut.micro_batch_size * 4 * height * width
+        comm.world.node,
+        nodes.count(comm.world.node),
+        workers,
+        batch_plan.micro_batch_size * 4 * height * width,
     )
 
 
@@ -191,7 +196,7 @@ def train(ready: Ready) -> None:
 
 
 def _announce(
-    job: Job, comm: Comm, run: Run, cut: Plan, source: Source, samples: int, length: Schedule
+    job: Job, comm: Comm, run: Run, batch_plan: BatchPlan, source: Source, samples: int, length: Schedule
 ) -> None:
     """Logs what will run, and the reason for each choice that the job left open."""
     world = comm.world
@@ -201,7 +206,7 @@ def _announce(
         if limit
         else "no max_batch_size_per_gpu, so a rank's share passes at once"
     )
-    tail = samples - length.epoch_steps * cut.global_batch_size
+    tail = samples - length.epoch_steps * batch_plan.global_batch_size
     _say("run folder", str(run.folder))
     _say(
         "world",
@@ -215,8 +220,8 @@ def _announce(
     _say("model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss")
     _say(
         "batch",
-        f"{cut.global_batch_size} = {world.size} ranks x {cut.accumulation} accumulated "
-        f"x {cut.micro_batch_size} ({why})",
+        f"{batch_plan.global_batch_size} = {world.size} ranks x {batch_plan.accumulation} accumulated "
+        f"x {batch_plan.micro_batch_size} ({why})",
     )
     _say(
         "data",

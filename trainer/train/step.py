@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm, Reducer
 from trainer.config import Job
-from trainer.config.batch_plan import Plan
+from trainer.config.batch_plan import BatchPlan
 from trainer.data.order import position_seed
 from trainer.errors import InputError
 from trainer.model.build import clamp_logit_scale, features
@@ -62,7 +62,7 @@ class TrainStep:
     """Runs optimizer steps; call it once per global batch. Collective."""
 
     def __init__(
-        self, job: Job, plan: Plan, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer
+        self, job: Job, plan: BatchPlan, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         """Raises InputError for a model that no loss here trains."""
         if isinstance(model, CoCa):
