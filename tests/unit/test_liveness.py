@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainer.cli.main import main
-from trainer.launch.liveness import killed_for_memory, look
+from trainer.launch.liveness import inspect, killed_for_memory
 from trainer.report.folder import read_run
 from trainer.run.exit_files import forget
 from trainer.run.layout import LOCK
@@ -163,11 +163,11 @@ def test_a_new_start_of_a_dead_run_is_starting(
 ) -> None:
     kill(rank_0)
     aged(folder, 100)
-    assert look(folder, read_run(folder)).state == "dead"
+    assert inspect(folder, read_run(folder)).state == "dead"
     forget(folder, "second")  # as rank 0's supervisor does first
     assert status(capsys, str(folder))["state"] == "starting: no rank has opened the run folder yet"
     aged(folder, 100_000)
-    assert look(folder, read_run(folder)).state == "dead", "a start that never came so far"
+    assert inspect(folder, read_run(folder)).state == "dead", "a start that never came so far"
 
 
 def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_done_does_not(

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainer.launch.liveness import look, rows
+from trainer.launch.liveness import inspect, rows
 from trainer.report.folder import Numbers, RunFacts, read_run
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, METRICS_FILE, rank_log
 from trainer.text.wording import duration
@@ -34,12 +34,15 @@ def progress(folder: Path, job: str, to: str | None) -> Iterator[tuple[str, str]
         return
     facts = read_run(folder)
     records = facts.metrics.records
-    found = look(folder, facts)
+    liveness = inspect(folder, facts)
     if not records:
         yield "step", "none: no step is logged yet"
     else:
         yield from _speed(
-            records, _total_steps(facts), going_on=found.state == "alive", written=_age(folder / METRICS_FILE)
+            records,
+            _total_steps(facts),
+            going_on=liveness.state == "alive",
+            written=_age(folder / METRICS_FILE),
         )
     if facts.metrics.evaluations:
         yield "evaluation", _evaluation(facts.metrics.evaluations[-1])
@@ -50,7 +53,7 @@ def progress(folder: Path, job: str, to: str | None) -> Iterator[tuple[str, str]
         yield "result", str(facts.result["reason"])
     elif facts.exit:
         yield "ended", _ended(facts.exit)
-    yield from rows(facts, found, job, to)
+    yield from rows(facts, liveness, job, to)
     for remark in facts.remarks:
         yield "remark", remark
 

@@ -50,7 +50,7 @@ _KUBERNETES = SchedulerRow(
     section="trainer.config.kubernetes:Kubernetes",
     render="trainer.launch.kubernetes.manifest:manifest",
     rendered="The MPIJob and the ConfigMap that `kubectl apply` takes.",
-    validate="trainer.launch.kubernetes.validate:refuse_misfits",
+    validate="trainer.launch.kubernetes.validate:validate",
     control="trainer.launch.kubernetes.scheduler",
     readers="the ConfigMap and the MPIJob, which all who may read them in the namespace see",
     secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes it from a Secret',

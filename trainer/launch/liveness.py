@@ -63,7 +63,7 @@ class Liveness:
     """True if the state is known from the processes, False if only from the age of files."""
 
 
-def look(folder: Path, facts: RunFacts, now: float | None = None, node: str | None = None) -> Liveness:
+def inspect(folder: Path, facts: RunFacts, now: float | None = None, node: str | None = None) -> Liveness:
     """Returns the run's state from the lock and the times of its files.
 
     `now` and `node` default to this moment and this machine.
@@ -92,8 +92,8 @@ def _state(facts: RunFacts, held: bool | None, certain: bool, last: float, begun
 
 def _limit(facts: RunFacts, keys: Sequence[str]) -> float:
     limits: Mapping[str, Any] = facts.job.get("timeouts", {})
-    found = [limits.get(key) for key in keys]
-    return sum(float(value) if isinstance(value, int | float) else _DEFAULT_LIMIT_S for value in found)
+    values = [limits.get(key) for key in keys]
+    return sum(float(value) if isinstance(value, int | float) else _DEFAULT_LIMIT_S for value in values)
 
 
 def _usual(facts: RunFacts) -> float:
@@ -109,7 +109,7 @@ def _usual(facts: RunFacts) -> float:
 def is_dead(folder: Path) -> bool:
     """Returns whether the run's processes are certainly gone and left no record.
 
-    It is cheap enough to be called repeatedly; see `look`.
+    It is cheap enough to be called repeatedly; see `inspect`.
     """
     held, holder = is_held(folder)
     if held is not False or holder.node != os.uname().nodename or (folder / EXIT_FILE).exists():
@@ -118,26 +118,26 @@ def is_dead(folder: Path) -> bool:
     return 0.0 < last >= _time(folder / LOCK)
 
 
-def rows(facts: RunFacts, found: Liveness, job: str, to: str | None) -> Iterator[tuple[str, str]]:
+def rows(facts: RunFacts, liveness: Liveness, job: str, to: str | None) -> Iterator[tuple[str, str]]:
     """Yields topic and text about a run that is dead, quiet, starting, or has ended without being done.
 
     `job` is the job file as the user calls it, `to` the scheduler that the run was submitted to.
     """
-    ago = duration(max(0.0, time.time() - found.last))
-    when = time.strftime("%F %T", time.localtime(found.last))
-    if found.state == "dead":
+    ago = duration(max(0.0, time.time() - liveness.last))
+    when = time.strftime("%F %T", time.localtime(liveness.last))
+    if liveness.state == "dead":
         who = (
-            f"its process {found.holder.process} on {found.holder.node} is gone"
-            if found.certain
-            else _far(found)
+            f"its process {liveness.holder.process} on {liveness.holder.node} is gone"
+            if liveness.certain
+            else _far(liveness)
         )
         yield "dead", f"since {when}, {ago} ago: {who}, and no rank left word of its end"
-        yield "why", killed_for_memory(facts.folder, kernel_log()) if found.certain else _unknown(found)
+        yield "why", killed_for_memory(facts.folder, kernel_log()) if liveness.certain else _unknown(liveness)
         yield from _last_words(facts.folder)
-    elif found.state == "quiet":
+    elif liveness.state == "quiet":
         where = (
-            f"; process {found.holder.process} on {found.holder.node} has its folder"
-            if found.holder.node
+            f"; process {liveness.holder.process} on {liveness.holder.node} has its folder"
+            if liveness.holder.node
             else ""
         )
         yield (
@@ -147,23 +147,23 @@ def rows(facts: RunFacts, found: Liveness, job: str, to: str | None) -> Iterator
                 "that node lives"
             ),
         )
-    elif found.state == "starting":
+    elif liveness.state == "starting":
         yield "state", "starting: no rank has opened the run folder yet"
-    if found.state == "dead" or (found.state == "ended" and facts.result.get("reason") != "done"):
+    if liveness.state == "dead" or (liveness.state == "ended" and facts.result.get("reason") != "done"):
         yield "go on", go_on(facts, job, to)
 
 
-def _far(found: Liveness) -> str:
+def _far(liveness: Liveness) -> str:
     where = (
-        f"process {found.holder.process} on {found.holder.node}, another machine,"
-        if found.holder.node
+        f"process {liveness.holder.process} on {liveness.holder.node}, another machine,"
+        if liveness.holder.node
         else "the run"
     )
     return f"{where} has written nothing since, for longer than [timeouts] allows,"
 
 
-def _unknown(found: Liveness) -> str:
-    where = f" on {found.holder.node}" if found.holder.node else ""
+def _unknown(liveness: Liveness) -> str:
+    where = f" on {liveness.holder.node}" if liveness.holder.node else ""
     return f"not known here: `dmesg`{where} says whether memory ran out; a lost node says nothing"
 
 

@@ -27,7 +27,7 @@ from trainer.launch.kubernetes.pod_values import (
     toleration,
     volume,
 )
-from trainer.launch.kubernetes.validate import refuse_misfits
+from trainer.launch.kubernetes.validate import validate
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.templates import render
 
@@ -56,7 +56,7 @@ def manifest(job: Job) -> str:
 
     Raises InputError that lists everything that cannot work on Kubernetes.
     """
-    refuse_misfits(job)
+    validate(job)
     view = Manifest(job)
     return patched(render("k8s/mpijob.yaml.j2", job=job, k8s=job.kubernetes, m=view), job.kubernetes.patch)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config import Job
 from trainer.errors import ClusterError, InputError
 from trainer.launch.kubernetes.manifest import manifest, mpijob_name
-from trainer.launch.kubernetes.validate import on_volume, refuse_misfits, warnings
+from trainer.launch.kubernetes.validate import on_volume, validate, warnings
 from trainer.launch.submission import Submission, record
 from trainer.run.folder import run_folder
 from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS
@@ -28,15 +28,15 @@ _POLL_S = 0.5
 _RENAME = "--set name=... or --set kubernetes.name=..."
 
 
-def prepare(job: Job, look: bool) -> Path:
+def prepare(job: Job, check: bool) -> Path:
     """Make the folder that keeps what was submitted, and return it.
 
-    It is the run folder if this machine has its volume too, else a folder in ./runs. `look` has no effect:
+    It is the run folder if this machine has its volume too, else a folder in ./runs. `check` has no effect:
     the ranks see the pods' files, and check them when they start. Raises InputError for what cannot work.
     """
     from trainer.launch.kubernetes.cluster import warn
 
-    refuse_misfits(job)
+    validate(job)
     for text in warnings(job):
         warn(text)
     return _prepare_folder(job)

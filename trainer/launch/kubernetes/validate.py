@@ -22,7 +22,7 @@ _NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io/")
 """Prefixes of annotations that give pods additional networks: multus, and GKE's multi-networking."""
 
 
-def refuse_misfits(job: Job) -> None:
+def validate(job: Job) -> None:
     """Raises InputError with every problem, one per line."""
     checks: tuple[Callable[[Job], Iterator[str]], ...] = (
         _image,

@@ -17,7 +17,7 @@ from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
 from trainer.launch.image_name import for_enroot
 from trainer.launch.rank_env import rank_environment
-from trainer.launch.slurm.validate import refuse_misfits
+from trainer.launch.slurm.validate import validate
 from trainer.launch.templates import render
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
@@ -93,7 +93,7 @@ def batch_script(job: Job) -> str:
 
 
 def _batch(job: Job) -> Batch:
-    refuse_misfits(job)
+    validate(job)
     slurm, resources = job.slurm, job.resources
     run = str(PurePosixPath(job.logging.runs, job.name))
     variables = _variables(job)

@@ -9,7 +9,7 @@ from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
 
 
-def refuse_misfits(job: Job) -> None:
+def validate(job: Job) -> None:
     """Raises InputError with every problem, one per line."""
     problems = list(_problems(job))
     if problems:
