@@ -237,7 +237,7 @@ def test_following_outlasts_a_controller_that_is_busy(
             *) echo 'COMPLETED|0:05|1:00|1|None|n1' ;;
             esac""",
     )
-    monkeypatch.setattr(scheduler, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(scheduler, "_POLL_S", 0.0)
     assert main(["logs", "-f", "mine"]) == 0
     assert capsys.readouterr().out == "[0] one\n[0] two\n"
     assert len((folder / "asked").read_text().splitlines()) > 2

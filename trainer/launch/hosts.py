@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.errors import InputError
+from trainer.launch.commands import answer_of
 from trainer.sysinfo.addresses import address_towards, is_here, is_loopback
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
@@ -107,12 +108,12 @@ def address_as_seen_by(hosts: Sequence[Host]) -> str:
     if not others:
         return "127.0.0.1"
     try:
-        found = [address_towards(address_of(host)) for host in others]
+        addresses = [address_towards(address_of(host)) for host in others]
     except OSError as error:
         raise InputError(
             f"--hosts: this machine has no way to {', '.join(host.name for host in others)}: {error}"
         ) from None
-    return next((address for address in found if not is_loopback(address)), found[0])
+    return next((address for address in addresses if not is_loopback(address)), addresses[0])
 
 
 def free_port(address: str) -> int:
@@ -145,9 +146,7 @@ def _free_port_there(host: Host, address: str) -> int:
 
 def _ssh(*arguments: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            ["ssh", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        return answer_of("ssh", *arguments)
     except FileNotFoundError:
         raise InputError("--hosts needs ssh, which is not on PATH: install openssh-client") from None
 

@@ -19,18 +19,20 @@ from trainer.config import Job
 from trainer.config.loader import dump_job
 from trainer.errors import ClusterError, InputError
 from trainer.launch import logfiles
+from trainer.launch.commands import answer_of
 from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Submission, read_record
 from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
 
 SCRIPT = "train.sbatch"
-_ANSWER_S = 60
-_ASK_AGAIN_S = 5.0
-"""Seconds between two questions whether a job still runs, to spare Slurm's controller."""
-_SILENT_S = 600.0
-"""Seconds that a controller which has answered before may be silent: it may be busy or restarting."""
-_OVER = (
+_ANSWER_LIMIT_S = 60
+_POLL_S = 5.0
+"""Seconds between two questions whether a job still runs; fewer questions spare Slurm's controller."""
+_SILENCE_LIMIT_S = 600.0
+"""Seconds of silence after which a controller that has answered before counts as gone: it may be busy or
+restarting."""
+_ENDED_STATES = (
     "COMPLETED",
     "CANCELLED",
     "FAILED",
@@ -44,7 +46,7 @@ _OVER = (
 )
 _FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
 
-_KEYS = {
+_KEYS_OF_MESSAGES = {
     "invalid account": "slurm.account, slurm.partition",
     "accounting/qos policy": "slurm.qos, slurm.time, [resources]: a limit of the account or of the QOS",
     "partition": "slurm.partition (`sinfo` lists them)",
@@ -67,7 +69,7 @@ _KEYS = {
     "mail": "slurm.mail_type, slurm.mail_user",
     "array": "slurm.array",
 }
-"""Text in Slurm's message -> the keys to change."""
+"""Keys of the job file to change, by a text that Slurm's message contains."""
 
 
 def submit(job: Job, folder: Path) -> Submission:
@@ -76,45 +78,45 @@ def submit(job: Job, folder: Path) -> Submission:
     sbatch runs in the folder `logs`, where slurm-JOB.out is then written.
     """
     text = batch_script(job)
-    _refuse_a_second(folder)
+    _refuse_second_job(folder)
     logs, artefacts = folder / LOGS, folder / ARTEFACTS
     logs.mkdir(exist_ok=True)
     write_whole(artefacts / JOB_FILE, dump_job(job), private=True)
     write_whole(artefacts / SCRIPT, text, private=True)
-    with _without_the_last_end(folder):
+    with _earlier_end_aside(folder):
         answer = _call(
             "sbatch",
             "--parsable",
             str((artefacts / SCRIPT).absolute()),
             cwd=logs,
-            environment=_submitting(os.environ),
+            environment=_submit_environment(os.environ),
         )
         if answer.returncode:
-            _refused(answer.stderr)
+            _raise_refusal(answer.stderr)
         job_id, cluster = _job_id(answer.stdout)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Submission("slurm", job_id, now, {"cluster": cluster} if cluster else {})
 
 
 @contextmanager
-def _without_the_last_end(folder: Path) -> Iterator[None]:
+def _earlier_end_aside(folder: Path) -> Iterator[None]:
     """Move the record of an earlier end aside; it is restored if nothing is submitted.
 
     Otherwise `status` would show that end until the script begins.
     """
-    found, kept = folder / EXIT_FILE, folder / ARTEFACTS / EXIT_BEFORE_FILE
+    record, aside = folder / EXIT_FILE, folder / ARTEFACTS / EXIT_BEFORE_FILE
     with suppress(FileNotFoundError):
-        found.replace(kept)
+        record.replace(aside)
     try:
         yield
     except BaseException:
         with suppress(FileNotFoundError):
-            kept.replace(found)
+            aside.replace(record)
         raise
-    kept.unlink(missing_ok=True)
+    aside.unlink(missing_ok=True)
 
 
-def _submitting(variables: Mapping[str, str]) -> dict[str, str]:
+def _submit_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables for sbatch, whose environment the job inherits.
 
     Those of a Slurm session in which this command may run are left out.
@@ -126,20 +128,20 @@ def _submitting(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _job_id(said: str) -> tuple[str, str]:
+def _job_id(output: str) -> tuple[str, str]:
     """Returns the job's number and the cluster's name or "".
 
     A site's sbatch may print other lines before them.
     """
-    lines = [
-        found for line in said.splitlines() if (found := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()))
+    matches = [
+        match for line in output.splitlines() if (match := re.fullmatch(r"(\d+)(?:;(\S+))?", line.strip()))
     ]
-    if not lines:
+    if not matches:
         raise ClusterError(
             "sbatch named no job, so whether one is queued is not known (`squeue --me` shows it); it "
-            f"said: {said.strip()}"
+            f"said: {output.strip()}"
         )
-    return lines[-1][1], lines[-1][2] or ""
+    return matches[-1][1], matches[-1][2] or ""
 
 
 def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
@@ -149,25 +151,23 @@ def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
 def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """Returns rows from squeue while it knows the job, then from sacct if accounting is on."""
     head = ("job", f"{submission.id} of Slurm since {submission.at}")
-    rows = _queue(submission) or _accounting(submission)
-    if not rows:
+    jobs = _queue(submission) or _accounting(submission)
+    if not jobs:
         return [("state", "unknown: Slurm has forgotten the job, and accounting is off"), head]
-    states = Counter(row["state"] for row in rows)
-    row = next((row for row in rows if row["state"] == "RUNNING"), rows[-1])
-    found = [
+    states = Counter(job["state"] for job in jobs)
+    shown = next((job for job in jobs if job["state"] == "RUNNING"), jobs[-1])
+    rows = [
         (
             "state",
             ", ".join(state if count == 1 else f"{count} x {state}" for state, count in states.items()),
         ),
         head,
     ]
-    if row.get("reason", "None") not in ("None", ""):
-        found.append(("reason", row["reason"]))
-    where = f" on {row['where']}" if row.get("where") else ""
-    return [
-        *found,
-        ("time", f"{row['used']} of {row['limit']}, {row['nodes']} node{'s' * (row['nodes'] != '1')}{where}"),
-    ]
+    if shown.get("reason", "None") not in ("None", ""):
+        rows.append(("reason", shown["reason"]))
+    nodes = f"{shown['nodes']} node{'s' * (shown['nodes'] != '1')}"
+    where = f" on {shown['where']}" if shown.get("where") else ""
+    return [*rows, ("time", f"{shown['used']} of {shown['limit']}, {nodes}{where}")]
 
 
 def cancel(folder: Path, submission: Submission) -> str:
@@ -176,11 +176,11 @@ def cancel(folder: Path, submission: Submission) -> str:
     Slurm sends SIGTERM to all ranks, which save, and kills the remaining processes after its KillWait.
     """
     rows = _queue(submission)
-    if all(row["state"] in _OVER for row in rows):
+    if all(row["state"] in _ENDED_STATES for row in rows):
         raise ClusterError(
             f"job {submission.id} has ended already" + (f" ({rows[-1]['state']})" if rows else "")
         )
-    answer = _call("scancel", *_where(submission), submission.id)
+    answer = _call("scancel", *_cluster_options(submission), submission.id)
     if answer.returncode:
         raise ClusterError(f"scancel {submission.id}: {answer.stderr.strip()}")
     return f"job {submission.id} is cancelled; ranks that run save first, within the KillWait of the cluster"
@@ -193,34 +193,34 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
     """
     if follow:
         return _followed(folder, submission, rank)
-    return None if rank is not None or logfiles.has_logs(folder) else _scripts_words(folder, submission)
+    return None if rank is not None or logfiles.has_logs(folder) else _script_output(folder, submission)
 
 
 def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterator[str]:
     """Yields the ranks' lines until Slurm has ended the job; the script's output if no rank wrote any."""
-    asked, answered, over = -math.inf, -math.inf, False
+    last_question, last_answer, over = -math.inf, -math.inf, False
 
     def is_over() -> bool:
-        nonlocal asked, answered, over
+        nonlocal last_question, last_answer, over
         now = time.monotonic()
-        if not over and now - asked > _ASK_AGAIN_S:
-            asked = now
+        if not over and now - last_question > _POLL_S:
+            last_question = now
             try:
-                over, answered = all(row["state"] in _OVER for row in _queue(submission)), now
+                over, last_answer = all(row["state"] in _ENDED_STATES for row in _queue(submission)), now
             except ClusterError:
-                if now - answered > _SILENT_S:
+                if now - last_answer > _SILENCE_LIMIT_S:
                     raise
         return over
 
     yield from logfiles.log_lines(folder, rank, follow=True, over=is_over)
     if not logfiles.has_logs(folder):
-        yield from _scripts_words(folder, submission) or ()
+        yield from _script_output(folder, submission) or ()
 
 
-def _scripts_words(folder: Path, submission: Submission) -> Iterator[str] | None:
+def _script_output(folder: Path, submission: Submission) -> Iterator[str] | None:
     output = folder / LOGS / f"slurm-{submission.id}.out"
     if not output.exists():  # the job was submitted by hand, from elsewhere
-        shown = _call("scontrol", "show", "job", *_where(submission), submission.id).stdout
+        shown = _call("scontrol", "show", "job", *_cluster_options(submission), submission.id).stdout
         output = Path(next(iter(re.findall(r"^ *StdOut=(.+)$", shown, re.MULTILINE)), output))
     return (
         (f"[slurm] {line}" for line in output.read_text(errors="replace").splitlines())
@@ -229,15 +229,15 @@ def _scripts_words(folder: Path, submission: Submission) -> Iterator[str] | None
     )
 
 
-def _refuse_a_second(folder: Path) -> None:
+def _refuse_second_job(folder: Path) -> None:
     """Raises InputError if the run folder belongs to a job that has not ended: two jobs would spoil it."""
-    before = read_record(folder)
-    if before is None or before.to != "slurm":
+    earlier = read_record(folder)
+    if earlier is None or earlier.to != "slurm":
         return
-    alive = [row["state"] for row in _queue(before) if row["state"] not in _OVER]
+    alive = [row["state"] for row in _queue(earlier) if row["state"] not in _ENDED_STATES]
     if alive:
         raise InputError(
-            f"the run in {folder} is Slurm's job {before.id} already ({alive[0]}): "
+            f"the run in {folder} is Slurm's job {earlier.id} already ({alive[0]}): "
             f"`clipship cancel {folder}` ends it, --set name=... makes this another run"
         )
 
@@ -250,7 +250,7 @@ def _queue(submission: Submission) -> list[dict[str, str]]:
         "--states=all",
         f"--jobs={submission.id}",
         f"--format={_FORMAT}",
-        *_where(submission),
+        *_cluster_options(submission),
     )
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise ClusterError(f"squeue: {answer.stderr.strip()}")
@@ -273,7 +273,7 @@ def _accounting(submission: Submission) -> list[dict[str, str]]:
             "--allocations",
             f"--jobs={submission.id}",
             f"--format={fields}",
-            *_where(submission),
+            *_cluster_options(submission),
         )
     except ClusterError:
         return []
@@ -290,12 +290,12 @@ def _accounting(submission: Submission) -> list[dict[str, str]]:
     )
 
 
-def _where(submission: Submission) -> list[str]:
+def _cluster_options(submission: Submission) -> list[str]:
     return [f"--clusters={submission.details['cluster']}"] if "cluster" in submission.details else []
 
 
 def _call(
-    *words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    *command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of Slurm, in English unless its environment is given.
 
@@ -303,32 +303,24 @@ def _call(
     """
     environment = environment or {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
-        return subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=cwd,
-            env=environment,
-            timeout=_ANSWER_S,
-        )
+        return answer_of(*command, cwd=cwd, env=environment, timeout=_ANSWER_LIMIT_S)
     except FileNotFoundError:
         raise ClusterError(
-            f"{words[0]} is not on PATH: run this where Slurm's commands are, on a login node; "
+            f"{command[0]} is not on PATH: run this where Slurm's commands are, on a login node; "
             f"or take the script there: `clipship render slurm JOB > {SCRIPT}`, then `sbatch {SCRIPT}`"
         ) from None
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"{words[0]} gave no answer within {_ANSWER_S} s: is Slurm's controller up? (`scontrol ping`)"
+            f"{command[0]} gave no answer within {_ANSWER_LIMIT_S} s: is Slurm's controller up? "
+            "(`scontrol ping`)"
         ) from None
 
 
-def _refused(said: str) -> NoReturn:
+def _raise_refusal(message: str) -> NoReturn:
     """Raises InputError with Slurm's message and the keys to change, or ClusterError if the keys are not
     known.
     """
-    text = said.strip() or "no reason given"
+    text = message.strip() or "no reason given"
     keys = _keys(text.lower().splitlines())
     if keys is None:
         raise ClusterError(f"sbatch: {text}")
@@ -336,4 +328,5 @@ def _refused(said: str) -> NoReturn:
 
 
 def _keys(lines: Sequence[str]) -> str | None:
-    return next((keys for line in reversed(lines) for words, keys in _KEYS.items() if words in line), None)
+    matches = (keys for line in reversed(lines) for text, keys in _KEYS_OF_MESSAGES.items() if text in line)
+    return next(matches, None)

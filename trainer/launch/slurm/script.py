@@ -21,34 +21,40 @@ from trainer.launch.slurm.validate import validate
 from trainer.launch.templates import render
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
-MEETING = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
 """Variables that the script sets on the first node, besides `rank_environment`; the last two are those of
 `trainer.supervise.tree.Meeting`."""
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
-_WAIT_S = 30  # supervisors leave together: one that stays is on a lost node
+_WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
 _LINE = 120
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Values of a job that the template shows, already computed."""
+class SbatchContext:
+    """Values of a job for the template of the batch script, already computed."""
 
     run: str
+    """Path of the run folder."""
     directives: Sequence[tuple[str, str | None]]
+    """Options of sbatch with their values; None for an option without a value."""
     nodes: int
-    per_node: int
-    cpus: int
-    starts: int
+    ranks_per_node: int
+    cpus_per_rank: int
+    max_starts: int
+    """Largest number of starts of the job, the first included."""
     variables: Mapping[str, str]
-    names: Sequence[str]
+    variable_names: Sequence[str]
     """Names of all variables that a rank must get."""
     unset: Sequence[str]
-    inside: str
+    """Names of variables that the ranks must not inherit."""
+    container_note: str
+    """End of the sentence on how ranks are started; "" without a container."""
     image: str
     mounts: Sequence[str]
-    made: Sequence[str]
+    created_folders: Sequence[str]
     """Folders that are mounted whether they exist or not."""
-    nv: str
+    apptainer_gpus: str
+    """Option of apptainer that gives access to the GPUs, with a trailing space; "" for ranks on CPUs."""
     python: str
     mpi: str
     without_pmix: str
@@ -56,17 +62,22 @@ class Batch:
     mem_bind: str
     """Memory binding that sbatch was asked for; "" if none."""
     wait_s: int
-    suffix: str
-    family: int
+    name_suffix: str
+    ip_version: int
     interface: str
+    """Selection of the network interface for `ip address`; "" for any."""
     address_kind: str
-    bracketed: str
+    """Kind of address that the first node must have, in words."""
+    supervisor_host: str
+    """Reference to the shell's variable `address`, in brackets for IPv6."""
     job_text: str
+    """Text of the job file."""
     end_of_job: str
+    """Line that ends the job file's text in the script."""
 
     @property
     def ranks(self) -> int:
-        return self.nodes * self.per_node
+        return self.nodes * self.ranks_per_node
 
     @property
     def python_folder(self) -> str:
@@ -74,60 +85,62 @@ class Batch:
         return self.python.rpartition("/")[0]
 
     @property
-    def passed_on(self) -> list[str]:
-        """Options of mpirun that name the variables, as lines.
+    def mpirun_exports(self) -> list[str]:
+        """Lines with the options of mpirun that name the variables to pass on.
 
         Values stay off the command line, which any user of the machine can read.
         """
         return [
             line.replace("=", " ")
             for line in textwrap.wrap(
-                " ".join(f"-x={name}" for name in self.names), _LINE, break_on_hyphens=False
+                " ".join(f"-x={name}" for name in self.variable_names), _LINE, break_on_hyphens=False
             )
         ]
 
 
 def batch_script(job: Job) -> str:
     """Returns the text for sbatch. Raises InputError if the job cannot run as [slurm] says."""
-    return render("slurm/train.sbatch.j2", job=job, batch=_batch(job))
+    return render("slurm/train.sbatch.j2", job=job, sbatch=_context(job))
 
 
-def _batch(job: Job) -> Batch:
+def _context(job: Job) -> SbatchContext:
     validate(job)
     slurm, resources = job.slurm, job.resources
     run = str(PurePosixPath(job.logging.runs, job.name))
     variables = _variables(job)
     mounts = _mounts(job) if slurm.container != "none" else ()
     text = dump_job(job)
-    return Batch(
+    return SbatchContext(
         run=run,
         directives=list(_directives(job)),
         nodes=resources.nodes,
-        per_node=resources.ranks_per_node,
-        cpus=resources.cpus_per_gpu,
-        starts=slurm.max_restarts + 1,
+        ranks_per_node=resources.ranks_per_node,
+        cpus_per_rank=resources.cpus_per_gpu,
+        max_starts=slurm.max_restarts + 1,
         variables=variables,
-        names=sorted({*variables, *MEETING}),
+        variable_names=sorted({*variables, *RENDEZVOUS}),
         unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
-        inside={"none": "", "pyxis": " in a pyxis container", "apptainer": " in an apptainer container"}[
-            slurm.container
-        ],
+        container_note={
+            "none": "",
+            "pyxis": " in a pyxis container",
+            "apptainer": " in an apptainer container",
+        }[slurm.container],
         image=_image(job) if slurm.container != "none" else "",
         mounts=mounts,
-        made=_made(job) if slurm.container != "none" else (),
-        nv="" if _gpu_request(job) == "none" else "--nv ",
+        created_folders=_created_folders(job) if slurm.container != "none" else (),
+        apptainer_gpus="" if _gpu_request(job) == "none" else "--nv ",
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
         mpi="none" if row_of(job).meets_at_store else slurm.mpi,
         without_pmix=_without_pmix(job),
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
         wait_s=_WAIT_S,
-        suffix=slurm.name_suffix or "",
-        family=6 if slurm.rendezvous == "ipv6" else 4,
+        name_suffix=slurm.name_suffix or "",
+        ip_version=6 if slurm.rendezvous == "ipv6" else 4,
         interface=f"dev {slurm.interface}" if slurm.interface else "",
         address_kind=("IPv6" if slurm.rendezvous == "ipv6" else "IPv4")
         + " address"
         + (f" on {slurm.interface}" if slurm.interface else ""),
-        bracketed="[$address]" if slurm.rendezvous == "ipv6" else "$address",
+        supervisor_host="[$address]" if slurm.rendezvous == "ipv6" else "$address",
         job_text=text,
         end_of_job=_end_mark(text),
     )
@@ -243,38 +256,40 @@ def _mounts(job: Job) -> list[str]:
 
     A folder comes before those within it, which it would hide otherwise.
     """
-    given = _given(job)
-    for mount, place in zip(job.slurm.mounts, given, strict=True):
+    targets = _mount_targets(job)
+    for mount, target in zip(job.slurm.mounts, targets, strict=True):
         host, _, *mode = mount.split(":")
-        if _within(job.logging.runs, place) and ((host.rstrip("/") or "/") != place or "ro" in mode):
+        if _within(job.logging.runs, target) and ((host.rstrip("/") or "/") != target or "ro" in mode):
             raise InputError(
-                f"slurm.mounts has {mount}, and the run folder is in {place}: the batch script, outside of "
+                f"slurm.mounts has {mount}, and the run folder is in {target}: the batch script, outside of "
                 "the container, reads and writes it too. Mount it at its own place, writable, or leave it "
                 "out: it is mounted by itself"
             )
-    own = [folder for folder in _folders(job) if not any(_within(folder, place) for place in given)]
+    own = [folder for folder in _folders(job) if not any(_within(folder, target) for target in targets)]
     wrong = [folder for folder in own if "," in folder or ":" in folder]
     if wrong:
         raise InputError(
             f"{wrong[0]}: a folder with a comma or a colon cannot be mounted into a container; rename it, "
             "or use slurm.mounts"
         )
-    shared = [] if any(_within("/dev/shm", place) for place in given) else ["/dev/shm:/dev/shm"]
+    shared = [] if any(_within("/dev/shm", target) for target in targets) else ["/dev/shm:/dev/shm"]
     mounts = [*job.slurm.mounts, *(f"{folder}:{folder}" for folder in own), *shared]
     return sorted(mounts, key=lambda mount: len(PurePosixPath(mount.split(":")[1]).parts))
 
 
-def _given(job: Job) -> list[str]:
+def _mount_targets(job: Job) -> list[str]:
     """Returns the paths in the container at which the user's own mounts are."""
     return [mount.split(":")[1].rstrip("/") or "/" for mount in job.slurm.mounts]
 
 
-def _made(job: Job) -> list[str]:
+def _created_folders(job: Job) -> list[str]:
     """Returns folders that the first run of a job makes; a container's tool would refuse to mount missing
     ones.
     """
-    wanted = [folder for folder, mark in rank_paths(job) if mark.made]
-    return [folder for folder in wanted if not any(_within(folder, place) for place in _given(job))]
+    folders = [folder for folder, mark in rank_paths(job) if mark.made]
+    return [
+        folder for folder in folders if not any(_within(folder, target) for target in _mount_targets(job))
+    ]
 
 
 def _folders(job: Job) -> list[str]:
@@ -291,7 +306,7 @@ def _folders(job: Job) -> list[str]:
 
 
 def _fixed_folder(pattern: str) -> str:
-    """Returns the part of a pattern before its first special character, up to the last slash."""
+    """Returns the folder of a pattern: its part before the first special character, up to the last slash."""
     plain = pattern
     for special in "*?[{":
         plain = plain.partition(special)[0]

@@ -1,0 +1,14 @@
+"""Runs the commands that a launcher asks for facts: ssh, mpirun, Slurm's. Imports no torch."""
+
+import subprocess
+from typing import Any
+
+
+def answer_of(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command without input, to its end; returns its exit code, stdout and stderr.
+
+    `options` are those of `subprocess.run`. Raises FileNotFoundError if there is no such command.
+    """
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options
+    )
