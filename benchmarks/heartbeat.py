@@ -2,7 +2,7 @@
 
 For each number of nodes the whole tree runs on this machine, one endpoint a node with its real sockets on loopback: the root in a process
 of its own, the others in a few. Then one leaf's connections break, and the news travels up and the end down. Last, a real run of two
-ranks: what a step takes, what its pulses take, and what a supervisor takes of a core in the same steps. The last line is JSON.
+ranks: what a step takes, what its heartbeats take, and what a supervisor takes of a core in the same steps. The last line is JSON.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.support.jobs import tiny_job
 from tests.support.start import start
 from trainer.config.loader import dump_job
 from trainer.launch.hosts import free_port
-from trainer.supervise.tree import FANOUT, Link, Meeting, Message, Tree
+from trainer.supervise.tree import FANOUT, Link, Message, Rendezvous, Tree
 
 WORKERS = 4
 MEASURE_S = 10.0
@@ -60,21 +60,21 @@ class Measured:
 
 def measure(nodes: int) -> Measured:
     """The tree of so many nodes, from the first call to the end."""
-    meeting = Meeting("127.0.0.1", free_port("127.0.0.1"), secrets.token_hex(16))
+    rendezvous = Rendezvous("127.0.0.1", free_port("127.0.0.1"), secrets.token_hex(16))
     context = mp.get_context("spawn")
     pipes: list[Connection] = []
     for number in range(WORKERS):
         ours, theirs = context.Pipe()
         context.Process(
-            target=_worker, args=(meeting, range(1 + number, nodes, WORKERS), theirs), daemon=True
+            target=_worker, args=(rendezvous, range(1 + number, nodes, WORKERS), theirs), daemon=True
         ).start()
         pipes.append(ours)
-    return asyncio.run(_root(meeting, nodes, pipes))
+    return asyncio.run(_root(rendezvous, nodes, pipes))
 
 
-async def _root(meeting: Meeting, nodes: int, pipes: list[Connection]) -> Measured:
+async def _root(rendezvous: Rendezvous, nodes: int, pipes: list[Connection]) -> Measured:
     heard = _count_received()
-    tree = Tree(meeting, 0, "node-0", 60.0)
+    tree = Tree(rendezvous, 0, "node-0", 60.0)
     lost: list[float] = []
     tree.at_root = lambda message: lost.append(time.monotonic()) if message["kind"] == "lost" else None
     begin = time.monotonic()
@@ -116,13 +116,13 @@ async def _answers(pipes: list[Connection]) -> list[Any]:
     return [await loop.run_in_executor(None, pipe.recv) for pipe in pipes]
 
 
-def _worker(meeting: Meeting, numbers: range, pipe: Connection) -> None:
-    asyncio.run(_endpoints(meeting, numbers, pipe))
+def _worker(rendezvous: Rendezvous, numbers: range, pipe: Connection) -> None:
+    asyncio.run(_endpoints(rendezvous, numbers, pipe))
 
 
-async def _endpoints(meeting: Meeting, numbers: range, pipe: Connection) -> None:
+async def _endpoints(rendezvous: Rendezvous, numbers: range, pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
-    trees = [Tree(meeting, number, f"node-{number}", 60.0) for number in numbers]
+    trees = [Tree(rendezvous, number, f"node-{number}", 60.0) for number in numbers]
     ended: list[float] = []
     for tree in trees:
         tree.from_above = lambda message: ended.append(time.monotonic())
@@ -200,7 +200,7 @@ def real_steps() -> dict[str, float]:
     ]
     worst = max(found, key=lambda rank: rank["supervisor_cpu_s"])
     shares = {
-        "pulse_share": "pulse_s",
+        "heartbeat_share": "heartbeat_s",
         "monitoring_share": "monitoring_s",
         "supervisor_share": "supervisor_cpu_s",
     }
@@ -216,7 +216,7 @@ def main(sizes: list[int]) -> None:
     print(one_supervisor())
     cost = real_steps()
     print(
-        f"a real step of {cost['step_s']:.3f} s: {cost['pulses']:.0f} pulses take {cost['pulse_share']:.4%} of it, "
+        f"a real step of {cost['step_s']:.3f} s: {cost['heartbeats']:.0f} heartbeats take {cost['heartbeat_share']:.4%} of it, "
         f"the supervisor {cost['supervisor_share']:.4%} of a core meanwhile, "
         f"monitoring with a record every 10 steps {cost['monitoring_share']:.4%}"
     )

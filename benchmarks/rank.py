@@ -15,49 +15,49 @@ from trainer.config.loader import load_job
 from trainer.config.phases import Phase
 from trainer.run.exits import RANK_DIR
 from trainer.supervise import main as rank
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 
 FROM_STEP = 3
 MARK = "watched "
 
 
 class Watched:
-    """The same stretch of steps: the wall clock, the rank's time in its pulse and in its monitoring, and its supervisor's CPU time."""
+    """The same stretch of steps: the wall clock, the rank's time in its heartbeat and in its monitoring, and its supervisor's CPU time."""
 
     def __init__(self, last_step: int) -> None:
         self._last = last_step
-        self._pulse_s, self._pulses, self._monitoring_s = 0.0, 0, 0.0
-        self._phase, self._write = Pulse.phase, Pulse._write
+        self._heartbeat_s, self._heartbeats, self._monitoring_s = 0.0, 0, 0.0
+        self._phase, self._write = Heartbeat.begin_phase, Heartbeat._write
         self._start: tuple[float, float, float, float, int] | None = None
 
     def install(self) -> None:
-        def write(pulse: Pulse) -> None:
+        def write(heartbeat: Heartbeat) -> None:
             begin = time.perf_counter()
-            self._write(pulse)
-            self._pulse_s += time.perf_counter() - begin
-            self._pulses += 1
+            self._write(heartbeat)
+            self._heartbeat_s += time.perf_counter() - begin
+            self._heartbeats += 1
 
-        def phase(pulse: Pulse, entered: Phase, step: int = 0) -> None:
-            self._phase(pulse, entered, step)
+        def phase(heartbeat: Heartbeat, entered: Phase, step: int = 0) -> None:
+            self._phase(heartbeat, entered, step)
             if (entered, step) == ("step", FROM_STEP):
                 self._start = self._now()
             elif (entered, step) == ("step", self._last):
                 self._tell(step - FROM_STEP)
 
-        Pulse.phase, Pulse._write = phase, write  # type: ignore[method-assign, assignment]
+        Heartbeat.begin_phase, Heartbeat._write = phase, write  # type: ignore[method-assign, assignment]
         self._install_around_monitoring()
 
     def _install_around_monitoring(self) -> None:
         """What looks at steps and writes of them, waiting for other ranks in it included."""
         from trainer.telemetry.metrics import Telemetry
-        from trainer.telemetry.rank_stats import Ranks
-        from trainer.telemetry.stragglers import Watch
+        from trainer.telemetry.rank_stats import RankStats
+        from trainer.telemetry.stragglers import StragglerDetector
         from trainer.train.non_finite import Finite
 
         for owner, name in (
-            (Watch, "_collect"),
-            (Watch, "share"),
-            (Ranks, "look"),
+            (StragglerDetector, "_collect"),
+            (StragglerDetector, "contribution"),
+            (RankStats, "gather"),
             (Telemetry, "write"),
             (Finite, "judge"),
         ):
@@ -74,19 +74,25 @@ class Watched:
         return timed
 
     def _now(self) -> tuple[float, float, float, float, int]:
-        return time.perf_counter(), self._pulse_s, self._monitoring_s, cpu_s(os.getppid()), self._pulses
+        return (
+            time.perf_counter(),
+            self._heartbeat_s,
+            self._monitoring_s,
+            cpu_s(os.getppid()),
+            self._heartbeats,
+        )
 
     def _tell(self, steps: int) -> None:
         assert self._start is not None
-        wall, pulse, monitoring, supervisor, pulses = (
+        wall, heartbeat, monitoring, supervisor, heartbeats = (
             (now - then) / steps for now, then in zip(self._now(), self._start, strict=True)
         )
         cost = {
             "step_s": wall,
-            "pulse_s": pulse,
+            "heartbeat_s": heartbeat,
             "monitoring_s": monitoring,
             "supervisor_cpu_s": supervisor,
-            "pulses": pulses,
+            "heartbeats": heartbeats,
         }
         print(MARK + json.dumps(cost), flush=True)
 

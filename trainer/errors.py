@@ -15,14 +15,14 @@ class InputError(Exception):
     """
 
 
-class Unreadable(InputError):
+class StorageError(InputError):
     """Storage does not answer, or has lost what it had, even after some waiting.
 
     Exit code 1, because a later start may succeed.
     """
 
 
-class Unfit(Exception):
+class MachineError(Exception):
     """The machines cannot run the job as they are: shown without a traceback, exit code 1.
 
     The text names the node and the remedy.
@@ -42,20 +42,20 @@ class Preempted(Exception):
     """
 
 
-Told = tuple[str, str]
+EncodedError = tuple[str, str]
 """Kind and text of an error, as one rank sends it to the others."""
 _TOLD: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (InputError, Unreadable, Unfit, Preempted)
+    kind.__name__: kind for kind in (InputError, StorageError, MachineError, Preempted)
 }
 
 
-def as_told(error: Exception | None) -> Told | None:
+def encode_error(error: Exception | None) -> EncodedError | None:
     """Returns the error as values that can be sent to other ranks; None for no error."""
     if error is None:
         return None
     return next(kind.__name__ for kind in type(error).__mro__ if _TOLD.get(kind.__name__) is kind), str(error)
 
 
-def as_error(told: Told | None) -> Exception | None:
-    """Returns the error that `as_told` was given; None for no error."""
+def decode_error(told: EncodedError | None) -> Exception | None:
+    """Returns the error that `encode_error` was given; None for no error."""
     return None if told is None else _TOLD[told[0]](told[1])

@@ -24,7 +24,7 @@ def test_doctor_measures_and_leaves_no_run_folder(backend: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["ranks"], found["errors"], found["left_out"]) == (2, 0, [])
-    for rank, reading in enumerate(found["readings"]):
+    for rank, reading in enumerate(found["measurements"]):
         assert reading["timings"].keys() == {"latency", "all_gather", "all_reduce"}
         assert reading["pairs"].keys() == {f"rank {1 - rank}"}
         assert all(timing["seconds"] > 0 for timing in reading["timings"].values())
@@ -44,7 +44,7 @@ def test_run_begins_with_the_same_look_unless_told_not_to(tmp_path: Path) -> Non
     done = run.start(2)
     assert done.returncode == 0, done.stderr
     assert "\npreflight    0 errors, " in done.stdout
-    assert len(json.loads((run.run / "preflight.json").read_text())["readings"]) == 2
+    assert len(json.loads((run.run / "preflight.json").read_text())["measurements"]) == 2
     quiet = TinyRun(tmp_path, "quiet")
     quiet.write(optim=SMALL, health={"preflight": False})
     assert "preflight" not in quiet.start(1).stdout

@@ -31,7 +31,7 @@ from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.source import open_labelled, open_source
 from trainer.demo.data import DigitSet, pack_digits
-from trainer.errors import InputError, Unfit
+from trainer.errors import InputError, MachineError
 
 PLAN = BatchPlan(
     world_size=2, global_batch_size=64, batch_size_per_rank=32, micro_batch_size=16, accumulation=2
@@ -119,7 +119,7 @@ def test_the_death_of_a_loader_process_is_told(digits: DigitSet) -> None:
     (worker,) = active_children()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(Unfit, match=r"a loader process died .*out-of-memory"):
+    with pytest.raises(MachineError, match=r"a loader process died .*out-of-memory"):
         list(stream)
 
 

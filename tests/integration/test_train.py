@@ -229,14 +229,14 @@ def start_by_hand(
     launcher: str, folder: Path, job: Path, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     """The command line that a user types, in a folder of no meaning and without PYTHONPATH."""
-    meeting = (
+    rendezvous = (
         {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
         if launcher == "mpirun"
         else {}
     )
     env = (
         {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        | meeting
+        | rendezvous
         | {"OMP_NUM_THREADS": "1"}
         | variables
     )

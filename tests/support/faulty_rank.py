@@ -27,7 +27,7 @@ from trainer.config.phases import LIMIT_KEYS, Phase
 from trainer.run import lock as run_lock
 from trainer.run.exits import RANK_DIR
 from trainer.supervise import main as rank
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import detect
 
 MOMENT = "FAULT_MOMENT"
@@ -41,11 +41,11 @@ def install(fault: str) -> None:
     """From now on, entering the phase at the step is the fault's moment."""
     deed, victim, phase, step = fault.split(":")
     here = detect(os.environ, os.uname().nodename).rank
-    enter = Pulse.phase
+    enter = Heartbeat.begin_phase
     short = json.loads(os.environ.get(THEN, "{}"))
     then = {limited: short[key] for limited, key in LIMIT_KEYS.items() if key in short}
 
-    def fall(self: Pulse, entered: Phase, at: int = 0) -> None:
+    def fall(self: Heartbeat, entered: Phase, at: int = 0) -> None:
         due = entered == phase and (at >= int(step) if deed == "lag" else str(at) == step)
         if due:
             self.limits = {**self.limits, **then}
@@ -53,7 +53,7 @@ def install(fault: str) -> None:
         if due and (str(here) == victim or deed == "signal-all"):
             commit(deed)
 
-    Pulse.phase = fall  # type: ignore[method-assign, assignment]
+    Heartbeat.begin_phase = fall  # type: ignore[method-assign, assignment]
 
 
 def begin_badly(fault: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.support.jobs import tiny_job
 from trainer.comm.autograd import gather_with_grad, sum_with_grad
 from trainer.comm.connect import connect
-from trainer.comm.deterministic_reducer import FixedReducer
+from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.protocol import Comm, Reducer
 from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
 from trainer.supervise.world import detect
@@ -76,7 +76,7 @@ def reducer_averages(comm: Comm) -> None:
 
 def fixed_reducer_averages(comm: Comm) -> None:
     """The same of the reducer that repeats itself bit for bit."""
-    _assert_averages(comm, lambda model: FixedReducer(model, comm.all_reduce, comm.world.size))
+    _assert_averages(comm, lambda model: DeterministicReducer(model, comm.all_reduce, comm.world.size))
 
 
 def _assert_averages(comm: Comm, reducer_of: Callable[[nn.Module], Reducer]) -> None:

@@ -9,8 +9,8 @@ from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
 from trainer.comm.torch_backend import TorchBackend
 from trainer.data import files
-from trainer.run import exit_files as last_words
-from trainer.supervise.heartbeat import Pulse
+from trainer.run import exit_files
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 
 
@@ -23,12 +23,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is busy with other things keeps no start from leaving its word."""
-    monkeypatch.setattr(last_words, "WAIT_S", 60.0)
+    monkeypatch.setattr(exit_files, "WAIT_S", 60.0)
 
 
 @pytest.fixture
 def alone() -> Iterator[Comm]:
     """A real process group of one rank."""
-    comm = TorchBackend(tiny_job(), World(0, 1, 0, 1, "here", "test"), torch.device("cpu"), Pulse.open({}))
+    comm = TorchBackend(
+        tiny_job(), World(0, 1, 0, 1, "here", "test"), torch.device("cpu"), Heartbeat.open({})
+    )
     yield comm
     comm.close()

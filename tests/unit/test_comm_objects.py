@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.comm.objects import decode, encode
-from trainer.errors import InputError, Preempted, Unfit, Unreadable, as_error, as_told
+from trainer.errors import InputError, MachineError, Preempted, StorageError, decode_error, encode_error
 
 VALUES: list[Any] = [
     None,
@@ -62,9 +62,9 @@ def test_what_no_rank_sends_is_refused(text: str) -> None:
         decode(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("kind", [InputError, Unreadable, Unfit, Preempted])
+@pytest.mark.parametrize("kind", [InputError, StorageError, MachineError, Preempted])
 def test_an_error_is_the_same_on_every_rank(kind: type[Exception]) -> None:
-    found = as_error(decode(encode(as_told(kind("two\nlines")))))
+    found = decode_error(decode(encode(encode_error(kind("two\nlines")))))
     assert type(found) is kind
     assert str(found) == "two\nlines"
-    assert as_error(as_told(None)) is None
+    assert decode_error(encode_error(None)) is None

@@ -37,7 +37,7 @@ from trainer.data.index import (
 from trainer.data.shards import ShardSource, open_indexed, open_shards
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tar import Selection
-from trainer.errors import InputError, Unreadable
+from trainer.errors import InputError, StorageError
 
 SELECTION = Selection(IMAGE_ENDINGS, "txt")
 
@@ -231,7 +231,7 @@ def test_storage_that_fails_for_a_while_is_asked_again_and_then_named(
     handler.failures = 2
     assert source.read(0).key == "0/k0"
     handler.failures = 3
-    with pytest.raises(Unreadable, match=rf"{address}/0\.tar: cannot be read after 3 attempts .*503"):
+    with pytest.raises(StorageError, match=rf"{address}/0\.tar: cannot be read after 3 attempts .*503"):
         source.read(0)
 
 
@@ -241,11 +241,11 @@ def test_a_server_that_is_away_at_the_start_is_no_bad_input_and_a_shard_that_it_
     address, handler = server
     with pytest.raises(InputError, match=rf"{address}/none\.tar: cannot be read") as absent:
         stale([f"{address}/none.tar"], SELECTION, Path("index"))
-    assert not isinstance(absent.value, Unreadable)
+    assert not isinstance(absent.value, StorageError)
     handler.failures = 10**9
-    with pytest.raises(Unreadable, match=rf"{address}/0\.tar: cannot be read"):
+    with pytest.raises(StorageError, match=rf"{address}/0\.tar: cannot be read"):
         stale([f"{address}/0.tar"], SELECTION, Path("index"))
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(StorageError, match="cannot be read"):
         stale(["http://127.0.0.1:9/0.tar"], SELECTION, Path("index"))
 
 
@@ -257,7 +257,7 @@ def test_the_index_is_waited_for_as_the_shards_are(
     rows = rows_file(folder, shards[0], SELECTION)
     away = tmp_path / "away"
     rows.rename(away)
-    with pytest.raises(Unreadable, match=rf"{rows}: cannot be read after 3 attempts"):
+    with pytest.raises(StorageError, match=rf"{rows}: cannot be read after 3 attempts"):
         source.read(0)
     monkeypatch.setattr("trainer.data.files.time.sleep", lambda seconds: away.exists() and away.rename(rows))
     assert source.read(0).key == "0/k0"

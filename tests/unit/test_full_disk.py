@@ -12,7 +12,7 @@ from trainer.comm.protocol import Comm
 from trainer.config.health import Health
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model import build as model
-from trainer.telemetry.profiler import Trace
+from trainer.telemetry.profiler import Profiler
 from trainer.train.non_finite import Finite, NonFinite
 from trainer.train.step import StepResult
 
@@ -38,10 +38,10 @@ def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(
 def test_a_trace_that_cannot_be_written_is_not_begun(
     no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trace = Trace((1, 3), no_folder, alone)
+    profiler = Profiler((1, 3), no_folder, alone)
     for step in (1, 2, 3):
-        trace.begin(step)
-        trace.end(step)
+        profiler.begin(step)
+        profiler.end(step)
     assert caplog.text.count("NOT WRITTEN") == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.run.exit_files import LastWords, end_of, within
+from trainer.run.exit_files import ExitFiles, exit_record_of, within
 from trainer.run.exits import ExitRecord
 from trainer.run.layout import EXIT_FILE
 
@@ -17,53 +17,53 @@ def record(reason: str) -> dict[str, object]:
     return asdict(ExitRecord(0, "n0", 1, reason, 0.0))
 
 
-def keep(words: LastWords, reason: str) -> str:
-    return asyncio.run(words.keep(EXIT_FILE, record(reason)))
+def keep(files: ExitFiles, reason: str) -> str:
+    return asyncio.run(files.write(EXIT_FILE, record(reason)))
 
 
 @pytest.mark.parametrize("start", ["now", ""], ids=["by a launcher", "by hand"])
 def test_first_supervisor_to_leave_word_is_not_overwritten(tmp_path: Path, start: str) -> None:
-    assert keep(LastWords(str(tmp_path), start, 0), "first") == str(tmp_path / EXIT_FILE)
-    keep(LastWords(str(tmp_path), start, 1), "second")
-    found = end_of(tmp_path, start)
+    assert keep(ExitFiles(str(tmp_path), start, 0), "first") == str(tmp_path / EXIT_FILE)
+    keep(ExitFiles(str(tmp_path), start, 1), "second")
+    found = exit_record_of(tmp_path, start)
     assert found is not None
     assert found.reason == "first"
     assert [path.name for path in tmp_path.iterdir()] == [EXIT_FILE]
 
 
 def test_a_start_by_hand_forgets_what_the_one_before_it_left(tmp_path: Path) -> None:
-    keep(LastWords(str(tmp_path)), "old")
-    words = LastWords(str(tmp_path))
-    asyncio.run(words.forget())
-    keep(words, "new")
+    keep(ExitFiles(str(tmp_path)), "old")
+    files = ExitFiles(str(tmp_path))
+    asyncio.run(files.remove_old())
+    keep(files, "new")
     assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
 
 
 def test_word_of_an_older_start_is_replaced_and_never_taken_for_this_ones(tmp_path: Path) -> None:
-    keep(LastWords(str(tmp_path), "before"), "old")
-    assert end_of(tmp_path, "now") is None
-    keep(LastWords(str(tmp_path), "now"), "new")
+    keep(ExitFiles(str(tmp_path), "before"), "old")
+    assert exit_record_of(tmp_path, "now") is None
+    keep(ExitFiles(str(tmp_path), "now"), "new")
     assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
 
 
 def test_what_is_no_record_is_no_end(tmp_path: Path) -> None:
     for text in ("", "[]", '{"start": "now"}', '{"start": "now", "colour": 1}'):
         (tmp_path / EXIT_FILE).write_text(text)
-        assert end_of(tmp_path, "now") is None
+        assert exit_record_of(tmp_path, "now") is None
 
 
 def test_folder_is_made_where_the_ranks_never_met(tmp_path: Path) -> None:
-    assert keep(LastWords(str(tmp_path / "runs" / "one"), "now"), "x") == str(
+    assert keep(ExitFiles(str(tmp_path / "runs" / "one"), "now"), "x") == str(
         tmp_path / "runs" / "one" / EXIT_FILE
     )
 
 
 def test_folder_that_is_not_known_or_takes_no_file_is_no_error(tmp_path: Path) -> None:
-    assert keep(LastWords(""), "x") == ""
+    assert keep(ExitFiles(""), "x") == ""
     (tmp_path / "file").write_text("")
-    assert keep(LastWords(str(tmp_path / "file"), "now"), "x") == ""
+    assert keep(ExitFiles(str(tmp_path / "file"), "now"), "x") == ""
     (tmp_path / EXIT_FILE).mkdir()
-    assert keep(LastWords(str(tmp_path), "now"), "x") == ""
+    assert keep(ExitFiles(str(tmp_path), "now"), "x") == ""
 
 
 def test_file_work_that_hangs_is_left_behind() -> None:

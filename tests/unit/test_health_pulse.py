@@ -1,4 +1,4 @@
-"""The pulse, and what is seen of a process from outside."""
+"""The heartbeat, and what is seen of a process from outside."""
 
 import asyncio
 import math
@@ -11,95 +11,95 @@ import time
 from pathlib import Path
 
 from trainer.run.exits import RANK_DIR
-from trainer.supervise import heartbeat as pulse
+from trainer.supervise import heartbeat
 from trainer.supervise.evidence import STACK_FILE, python_stack, report, state_of
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 
 
 def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:
-    memory = pulse.make(tmp_path)
-    pulse.limit_init(memory, 30.0)
-    before = pulse.read(memory)
+    memory = heartbeat.make(tmp_path)
+    heartbeat.limit_init(memory, 30.0)
+    before = heartbeat.read(memory)
     assert (before.phase, before.limit_s, before.collectives, before.late) == ("init", 30.0, 0, False)
-    rank = Pulse.open({RANK_DIR: str(tmp_path)})
+    rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
     rank.limits = {"evaluation": 0.0}
-    rank.phase("step", 7)
-    rank.collective("all_gather")
-    beat = pulse.read(memory)
-    assert (beat.phase, beat.step, beat.collectives, beat.collective, beat.waiting) == (
+    rank.begin_phase("step", 7)
+    rank.begin_collective("all_gather")
+    state = heartbeat.read(memory)
+    assert (state.phase, state.step, state.collectives, state.collective, state.waiting) == (
         "step",
         7,
         1,
         "all_gather",
         True,
     )
-    assert beat.limit_s == math.inf
-    assert not beat.late
-    rank.waiting(False)
-    rank.phase("evaluation", 8)
-    beat = pulse.read(memory)
-    assert beat.late
-    assert (beat.collectives, beat.waiting) == (1, False)
+    assert state.limit_s == math.inf
+    assert not state.late
+    rank.set_waiting(False)
+    rank.begin_phase("evaluation", 8)
+    state = heartbeat.read(memory)
+    assert state.late
+    assert (state.collectives, state.waiting) == (1, False)
 
 
 def test_limit_of_init_comes_too_late_for_a_rank_that_has_said_something(tmp_path: Path) -> None:
-    memory = pulse.make(tmp_path)
-    rank = Pulse.open({RANK_DIR: str(tmp_path)})
+    memory = heartbeat.make(tmp_path)
+    rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
     rank.limits = {"step": 9.0}
-    rank.phase("step", 1)
-    pulse.limit_init(memory, 30.0)
-    assert pulse.read(memory).limit_s == 9.0
+    rank.begin_phase("step", 1)
+    heartbeat.limit_init(memory, 30.0)
+    assert heartbeat.read(memory).limit_s == 9.0
 
 
 def test_request_to_stop_reaches_the_rank(tmp_path: Path) -> None:
-    memory = pulse.make(tmp_path)
-    rank = Pulse.open({RANK_DIR: str(tmp_path)})
-    assert not rank.stop_asked
-    pulse.ask_to_stop(memory)
-    rank.phase("step", 1)
-    assert rank.stop_asked
+    memory = heartbeat.make(tmp_path)
+    rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
+    assert not rank.stop_requested
+    heartbeat.ask_to_stop(memory)
+    rank.begin_phase("step", 1)
+    assert rank.stop_requested
 
 
 def test_rank_without_supervisor_has_a_pulse_that_nobody_reads() -> None:
-    alone = Pulse.open({})
-    alone.phase("step", 1)
-    alone.collective("all_reduce")
-    assert not alone.stop_asked
+    alone = Heartbeat.open({})
+    alone.begin_phase("step", 1)
+    alone.begin_collective("all_reduce")
+    assert not alone.stop_requested
 
 
 def test_what_is_left_of_a_phase_counts_from_its_begin(tmp_path: Path) -> None:
-    pulse.make(tmp_path)
-    rank = Pulse.open({RANK_DIR: str(tmp_path)})
-    assert rank.left_s == math.inf, "the job is not known yet"
+    heartbeat.make(tmp_path)
+    rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
+    assert rank.remaining_s == math.inf, "the job is not known yet"
     rank.limits = {"init": 600.0, "step": 0.0}
-    assert 0.0 < rank.left_s < 600.0
-    rank.phase("step", 1)
-    assert rank.left_s == 0.0
+    assert 0.0 < rank.remaining_s < 600.0
+    rank.begin_phase("step", 1)
+    assert rank.remaining_s == 0.0
 
 
 def test_no_reader_sees_half_of_a_write(tmp_path: Path) -> None:
     """Step and count move together in every block that is written."""
-    memory = pulse.make(tmp_path)
-    rank = Pulse.open({RANK_DIR: str(tmp_path)})
+    memory = heartbeat.make(tmp_path)
+    rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
     done = threading.Event()
 
     def write() -> None:
         while not done.is_set():
             rank._step = rank._collectives + 1
-            rank.collective("x")
+            rank.begin_collective("x")
 
-    rank.collective("x")
+    rank.begin_collective("x")
     rank._step = 1
-    rank.waiting(False)
+    rank.set_waiting(False)
     writer = threading.Thread(target=write)
     writer.start()
     apart: set[int] = set()
     steps: set[int] = set()
     limit = time.monotonic() + 60
     while len(steps) < 50 and time.monotonic() < limit:
-        beat = pulse.read(memory)
-        apart.add(beat.step - beat.collectives)
-        steps.add(beat.step)
+        state = heartbeat.read(memory)
+        apart.add(state.step - state.collectives)
+        steps.add(state.step)
     done.set()
     writer.join()
     assert apart == {0}
@@ -127,12 +127,12 @@ def test_stack_of_a_sleeping_process_names_its_line(tmp_path: Path) -> None:
 
 
 def test_stopped_process_is_said_to_be_stopped(tmp_path: Path) -> None:
-    memory = pulse.make(tmp_path)
+    memory = heartbeat.make(tmp_path)
     with sleeper(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         while state_of(process.pid) != "stopped by a signal":
             pass
-        found = report(3, "n", process.pid, pulse.read(memory))
+        found = report(3, "n", process.pid, heartbeat.read(memory))
         stack = asyncio.run(python_stack(process.pid, tmp_path))
         process.kill()
     assert found.state == "stopped by a signal"

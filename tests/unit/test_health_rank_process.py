@@ -12,12 +12,10 @@ from threading import Thread
 
 import pytest
 
-from trainer.supervise.rank_process import meeting_folder, sweep
+from trainer.supervise.rank_process import rank_folder, sweep
 
-HOLD = (
-    "import sys, time; from pathlib import Path; from trainer.supervise.rank_process import meeting_folder\n"
-)
-HOLD += "with meeting_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(600)"
+HOLD = "import sys, time; from pathlib import Path; from trainer.supervise.rank_process import rank_folder\n"
+HOLD += "with rank_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(600)"
 
 
 def hold(place: Path) -> tuple[subprocess.Popen[str], Path]:
@@ -35,7 +33,7 @@ def test_killed_supervisors_folder_is_swept_and_a_living_ones_is_not(tmp_path: P
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert folder.exists()
-    with meeting_folder(tmp_path) as own:
+    with rank_folder(tmp_path) as own:
         assert not folder.exists()
         assert own.exists()
     assert list(tmp_path.iterdir()) == []
@@ -52,9 +50,9 @@ def test_folder_without_lock_is_swept_only_when_it_is_old(tmp_path: Path) -> Non
 
 def test_supervisors_that_start_together_sweep_nobody_away(tmp_path: Path) -> None:
     def start(_: int) -> bool:
-        with meeting_folder(tmp_path) as folder:
-            (folder / "pulse").touch()
-            return (folder / "pulse").exists()
+        with rank_folder(tmp_path) as folder:
+            (folder / "heartbeat").touch()
+            return (folder / "heartbeat").exists()
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(start, range(400)))

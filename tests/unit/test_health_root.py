@@ -9,27 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.test_health_diagnosis import COMPUTING, WAITING
-from trainer.run.exit_files import LastWords
+from trainer.run.exit_files import ExitFiles
 from trainer.run.exits import ExitRecord
 from trainer.supervise import coordinator as module
-from trainer.supervise.coordinator import Message, Root
+from trainer.supervise.coordinator import Coordinator, Message
 from trainer.supervise.limits import Limits
 
 LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
 
 
 def decided(
-    tell: Callable[[Root, list[Message]], Any], ranks: int = 2, limits: Limits = LIMITS
+    tell: Callable[[Coordinator, list[Message]], Any], ranks: int = 2, limits: Limits = LIMITS
 ) -> tuple[ExitRecord, list[Message]]:
-    """The record that ends the run, and what the root said to all, after `tell` has told it something."""
+    """The record that ends the run, and what the coordinator said to all, after `tell` has told it something."""
     said: list[Message] = []
     records: list[ExitRecord] = []
 
     async def story() -> None:
-        root = Root(range(ranks), limits, LastWords(limits.run_folder), said.append, records.append)
+        coordinator = Coordinator(
+            range(ranks), limits, ExitFiles(limits.run_folder), said.append, records.append
+        )
         for rank in range(ranks):
-            root.hear({"kind": "joined", "rank": rank, "node": f"n{rank}"})
-        again = tell(root, said)
+            coordinator.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
+        again = tell(coordinator, said)
         if again is not None:
             await again
         while not records:
@@ -49,34 +51,34 @@ def failed(rank: int, code: int, reason: str, *, waiting: bool, at: float) -> Me
 
 
 def test_all_done_is_done() -> None:
-    def tell(root: Root, said: list[Message]) -> None:
-        root.hear({"kind": "done", "rank": 0, "code": 0})
-        root.hear({"kind": "done", "rank": 1, "code": 0})
+    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+        coordinator.receive({"kind": "done", "rank": 0, "code": 0})
+        coordinator.receive({"kind": "done", "rank": 1, "code": 0})
 
     assert decided(tell)[0].exit_code == 0
 
 
 def test_failure_outside_of_a_collective_comes_before_one_inside_whatever_arrives_first() -> None:
-    def tell(root: Root, said: list[Message]) -> None:
-        root.hear(failed(0, 1, "connection reset", waiting=True, at=1.0))
-        root.hear({"kind": "lost", "rank": 0, "node": "n0", "reason": "its connection closed"})
-        root.hear(failed(1, 2, "no such file", waiting=False, at=2.0))
+    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+        coordinator.receive(failed(0, 1, "connection reset", waiting=True, at=1.0))
+        coordinator.receive({"kind": "lost", "rank": 0, "node": "n0", "reason": "its connection closed"})
+        coordinator.receive(failed(1, 2, "no such file", waiting=False, at=2.0))
 
     record, _ = decided(tell)
     assert (record.rank, record.exit_code, record.reason) == (1, 2, "no such file")
 
 
 def test_of_like_failures_the_earlier_counts() -> None:
-    def tell(root: Root, said: list[Message]) -> None:
-        root.hear(failed(0, 1, "later", waiting=False, at=2.0))
-        root.hear(failed(1, 7, "earlier", waiting=False, at=1.0))
+    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+        coordinator.receive(failed(0, 1, "later", waiting=False, at=2.0))
+        coordinator.receive(failed(1, 7, "earlier", waiting=False, at=1.0))
 
     assert decided(tell)[0].reason == "earlier"
 
 
 def test_supervisor_that_is_gone_fails_the_run() -> None:
     record, _ = decided(
-        lambda root, said: root.hear(
+        lambda coordinator, said: coordinator.receive(
             {"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"}
         )
     )
@@ -86,37 +88,46 @@ def test_supervisor_that_is_gone_fails_the_run() -> None:
 
 def test_node_that_reaches_nobody_names_itself() -> None:
     record, _ = decided(
-        lambda root, said: root.hear({"kind": "cut", "rank": 0, "node": "n0", "other": "rank 1 on n1"})
+        lambda coordinator, said: coordinator.receive(
+            {"kind": "cut", "rank": 0, "node": "n0", "other": "rank 1 on n1"}
+        )
     )
     assert (record.rank, record.node, record.exit_code) == (0, "n0", 1)
     assert record.reason == "its node's network is gone: no way leads to rank 1 on n1 any more"
 
 
 def test_rank_that_stays_behind_when_others_are_done_is_timed_out() -> None:
-    record, said = decided(lambda root, said: root.hear({"kind": "done", "rank": 0, "code": 0}))
+    record, said = decided(
+        lambda coordinator, said: coordinator.receive({"kind": "done", "rank": 0, "code": 0})
+    )
     assert record.exit_code == 124
     assert "timeouts.shutdown_s" in record.reason
     assert {"kind": "collect"} in said
 
 
 def test_preempted_run_ends_with_75_even_if_a_rank_stays_behind() -> None:
-    assert decided(lambda root, said: root.hear({"kind": "done", "rank": 1, "code": 75}))[0].exit_code == 75
+    assert (
+        decided(lambda coordinator, said: coordinator.receive({"kind": "done", "rank": 1, "code": 75}))[
+            0
+        ].exit_code
+        == 75
+    )
 
 
 def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
-    async def answer(root: Root, said: list[Message]) -> None:
+    async def answer(coordinator: Coordinator, said: list[Message]) -> None:
         while {"kind": "collect"} not in said:
             await asyncio.sleep(0.01)
         for found in (WAITING, COMPUTING, replace(WAITING, rank=2)):
-            root.hear({"kind": "report", "report": found.to_json()})
+            coordinator.receive({"kind": "report", "report": found.to_json()})
         while said[-1]["kind"] != "stacks":
             await asyncio.sleep(0.01)
         for rank in said[-1]["ranks"]:
-            root.hear({"kind": "stack", "rank": rank, "stack": f"stack of {rank}"})
+            coordinator.receive({"kind": "stack", "rank": rank, "stack": f"stack of {rank}"})
 
-    def tell(root: Root, said: list[Message]) -> Any:
-        root.hear({"kind": "late", "what": "step, step 7, lasts too long"})
-        return answer(root, said)
+    def tell(coordinator: Coordinator, said: list[Message]) -> Any:
+        coordinator.receive({"kind": "late", "what": "step, step 7, lasts too long"})
+        return answer(coordinator, said)
 
     record, said = decided(tell, 3, replace(LIMITS, run_folder=str(tmp_path)))
     assert (record.rank, record.node, record.exit_code) == (1, "n2", 124)
@@ -129,7 +140,9 @@ def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
 
 def test_nobody_answers_and_the_run_ends_all_the_same(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.2)
-    record, _ = decided(lambda root, said: root.hear({"kind": "late", "what": "init lasts too long"}))
+    record, _ = decided(
+        lambda coordinator, said: coordinator.receive({"kind": "late", "what": "init lasts too long"})
+    )
     assert record.exit_code == 124
     assert "rank 0 on n0: its supervisor does not answer" in record.details
 
@@ -138,14 +151,14 @@ def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypat
     monkeypatch.setattr(module, "REPEAT_S", 0.2)
     stop = {"kind": "stop", "signal": 15, "rank": 0, "node": "n0"}
 
-    def tell(root: Root, said: list[Message]) -> Any:
-        root.hear(stop)
-        root.hear(stop)
+    def tell(coordinator: Coordinator, said: list[Message]) -> Any:
+        coordinator.receive(stop)
+        coordinator.receive(stop)
         assert said.count({"kind": "stop"}) == 1
 
         async def again() -> None:
             await asyncio.sleep(0.3)
-            root.hear(stop)
+            coordinator.receive(stop)
 
         return again()
 
@@ -155,35 +168,39 @@ def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypat
 
 def test_stop_that_is_not_heeded_is_timed_out() -> None:
     begin = time.monotonic()
-    record, _ = decided(lambda root, said: root.hear({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"}))
+    record, _ = decided(
+        lambda coordinator, said: coordinator.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+    )
     assert record.exit_code == 124
     assert "asked to stop, the run had not ended after 0.6 s" in record.reason
     assert time.monotonic() - begin > 0.6
 
 
 def test_the_reason_of_a_stopped_run_is_the_rank_s_own() -> None:
-    def tell(root: Root, said: list[Message]) -> None:
+    def tell(coordinator: Coordinator, said: list[Message]) -> None:
         for rank in (0, 1):
-            root.hear({"kind": "done", "rank": rank, "code": 75, "reason": "asked to stop in an evaluation"})
+            coordinator.receive(
+                {"kind": "done", "rank": rank, "code": 75, "reason": "asked to stop in an evaluation"}
+            )
 
     assert decided(tell)[0].reason == "asked to stop in an evaluation"
 
 
 def test_rank_that_joins_after_the_request_hears_of_it() -> None:
-    def tell(root: Root, said: list[Message]) -> None:
-        root.hear({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
-        root.hear({"kind": "joined", "rank": 1, "node": "n1"})
+    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+        coordinator.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        coordinator.receive({"kind": "joined", "rank": 1, "node": "n1"})
         assert said.count({"kind": "stop"}) == 2
-        root.hear({"kind": "done", "rank": 0, "code": 75})
-        root.hear({"kind": "done", "rank": 1, "code": 75})
+        coordinator.receive({"kind": "done", "rank": 0, "code": 75})
+        coordinator.receive({"kind": "done", "rank": 1, "code": 75})
 
     assert decided(tell)[0].exit_code == 75
 
 
 def test_signal_that_somebody_repeats_knowingly_leaves_at_once() -> None:
-    def tell(root: Root, said: list[Message]) -> None:
+    def tell(coordinator: Coordinator, said: list[Message]) -> None:
         for again in (False, True):
-            root.hear({"kind": "stop", "signal": 2, "rank": 0, "node": "n0", "again": again})
+            coordinator.receive({"kind": "stop", "signal": 2, "rank": 0, "node": "n0", "again": again})
 
     assert decided(tell, limits=replace(LIMITS, checkpoint_s=60.0))[0].exit_code == 130
 
@@ -193,12 +210,12 @@ def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_
     records: list[ExitRecord] = []
 
     async def story() -> None:
-        root = Root(range(2), LIMITS, LastWords(""), said.append, records.append, lambda: False)
-        root.hear({"kind": "joined", "rank": 0, "node": "n0"})
-        root.hear({"kind": "stop", "signal": 2, "rank": 0, "node": "n0"})
+        coordinator = Coordinator(range(2), LIMITS, ExitFiles(""), said.append, records.append, lambda: False)
+        coordinator.receive({"kind": "joined", "rank": 0, "node": "n0"})
+        coordinator.receive({"kind": "stop", "signal": 2, "rank": 0, "node": "n0"})
         await asyncio.sleep(0.1)
         assert not records, "rank 1's supervisor has not come yet"
-        root.hear({"kind": "joined", "rank": 1, "node": "n1"})
+        coordinator.receive({"kind": "joined", "rank": 1, "node": "n1"})
         while not records:
             await asyncio.sleep(0.01)
 

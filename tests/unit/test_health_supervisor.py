@@ -7,16 +7,16 @@ import sys
 import pytest
 
 from trainer.launch.hosts import free_port
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 
 RANK = """
 import os, sys, time
-from trainer.supervise.heartbeat import Pulse
-pulse = Pulse.open(os.environ)
+from trainer.supervise.heartbeat import Heartbeat
+heartbeat = Heartbeat.open(os.environ)
 end = time.monotonic() + 20
-while not pulse.stop_asked and time.monotonic() < end:
+while not heartbeat.stop_requested and time.monotonic() < end:
     time.sleep(0.02)
-sys.exit(75 if pulse.stop_asked else 3)
+sys.exit(75 if heartbeat.stop_requested else 3)
 """
 SUPERVISOR = """
 import os, signal, sys
@@ -34,10 +34,10 @@ sys.exit(supervise(World(0, 1, 0, 1, "here", "by hand"), [sys.executable, "-c", 
 
 @pytest.mark.parametrize("meets", [False, True], ids=["alone", "where others would meet it"])
 def test_a_stop_that_comes_while_the_supervisor_starts_reaches_a_single_rank(meets: bool) -> None:
-    meeting = Meeting("127.0.0.1", free_port("127.0.0.1"), "a token").variables() if meets else {}
+    rendezvous = Rendezvous("127.0.0.1", free_port("127.0.0.1"), "a token").variables() if meets else {}
     done = subprocess.run(
         [sys.executable, "-c", SUPERVISOR, RANK],
-        env={**os.environ, **meeting},
+        env={**os.environ, **rendezvous},
         capture_output=True,
         text=True,
     )

@@ -15,11 +15,11 @@ import pytest
 from tests.listeners import listeners, outer_address
 from trainer.launch.hosts import free_port
 from trainer.supervise.stop_request import ask_to_stop
-from trainer.supervise.tree import Meeting, Message, Places, Tree, signed
+from trainer.supervise.tree import Message, Rendezvous, Tree, TreePlan, signed
 
 
-def meeting() -> Meeting:
-    return Meeting("127.0.0.1", free_port("127.0.0.1"), "secret")
+def rendezvous() -> Rendezvous:
+    return Rendezvous("127.0.0.1", free_port("127.0.0.1"), "secret")
 
 
 def in_loop(work: Coroutine[Any, Any, None]) -> None:
@@ -32,7 +32,7 @@ async def until(condition: Any) -> None:
 
 
 async def grown(
-    place: Meeting, nodes: list[str], fanout: int = 2, silence_s: float = 60.0
+    place: Rendezvous, nodes: list[str], fanout: int = 2, silence_s: float = 60.0
 ) -> tuple[list[Tree], list[Message]]:
     """A tree with a rank on each of the nodes, and what its root hears."""
     trees = [Tree(place, rank, node, silence_s, fanout) for rank, node in enumerate(nodes)]
@@ -58,32 +58,32 @@ async def left(trees: list[Tree]) -> None:
 
 
 def test_variables_bring_the_meeting_back() -> None:
-    for place in (Meeting("node-1", 4711, "t"), Meeting("fd00::2", 1, "t")):
-        assert Meeting.from_env(place.variables()) == place
-    assert Meeting.from_env({}) is None
+    for place in (Rendezvous("node-1", 4711, "t"), Rendezvous("fd00::2", 1, "t")):
+        assert Rendezvous.from_env(place.variables()) == place
+    assert Rendezvous.from_env({}) is None
 
 
 def test_ranks_of_a_node_meet_at_its_first_and_firsts_fill_the_tree_breadth_first() -> None:
-    places = Places("n0", fanout=2)
-    assert places.parent("n0", ("h", 1)) is None
-    assert [places.parent(f"n{k}", (f"h{k}", k)) for k in range(1, 7)] == [
+    plan = TreePlan("n0", fanout=2)
+    assert plan.parent("n0", ("h", 1)) is None
+    assert [plan.parent(f"n{k}", (f"h{k}", k)) for k in range(1, 7)] == [
         None, None, ("h1", 1), ("h1", 1), ("h2", 2), ("h2", 2)
     ]  # fmt: skip
-    assert places.parent("n5", ("h5", 99)) == ("h5", 5)
-    assert places.parent("n5", ("h5", 5)) is None, "never its own parent"
+    assert plan.parent("n5", ("h5", 99)) == ("h5", 5)
+    assert plan.parent("n5", ("h5", 5)) is None, "never its own parent"
 
 
 def test_ten_thousand_nodes_are_three_levels_deep() -> None:
-    places, depth = Places("n0"), {None: 0}
+    plan, depth = TreePlan("n0"), {None: 0}
     for number in range(1, 10_000):
-        parent = places.parent(f"n{number}", (f"h{number}", number))
+        parent = plan.parent(f"n{number}", (f"h{number}", number))
         depth[(f"h{number}", number)] = depth[parent] + 1  # type: ignore[index]
     assert max(depth.values()) == 3
 
 
 def test_messages_reach_the_root_and_everybody() -> None:
     async def story() -> None:
-        trees, heard = await grown(meeting(), ["a", "a", "b", "c", "c", "d"])
+        trees, heard = await grown(rendezvous(), ["a", "a", "b", "c", "c", "d"])
         told: list[int] = []
 
         def note(rank: int, message: Message) -> None:
@@ -103,7 +103,7 @@ def test_messages_reach_the_root_and_everybody() -> None:
 
 def test_what_is_said_before_joining_is_not_lost() -> None:
     async def story() -> None:
-        place = meeting()
+        place = rendezvous()
         early = Tree(place, 1, "b", 60.0)
         early.up({"kind": "hello", "rank": 1})
         joining = asyncio.create_task(early.join(10.0))
@@ -118,7 +118,7 @@ def test_what_is_said_before_joining_is_not_lost() -> None:
 
 def test_broken_connection_and_silence_are_told_to_the_root() -> None:
     async def story() -> None:
-        trees, heard = await grown(meeting(), ["a", "b", "c"], silence_s=5.0)
+        trees, heard = await grown(rendezvous(), ["a", "b", "c"], silence_s=5.0)
         trees[1].ending = True
         assert trees[1]._parent is not None
         trees[1]._parent._writer.transport.abort()
@@ -135,7 +135,7 @@ def test_broken_connection_and_silence_are_told_to_the_root() -> None:
 
 def test_children_notice_that_the_root_is_gone() -> None:
     async def story() -> None:
-        trees, _ = await grown(meeting(), ["a", "b"])
+        trees, _ = await grown(rendezvous(), ["a", "b"])
         gone: list[Message] = []
         trees[1].from_above = gone.append
         await trees[0].leave()
@@ -157,7 +157,7 @@ def test_children_notice_that_the_root_is_gone() -> None:
 
 def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> None:
     async def story() -> None:
-        trees, heard = await grown(meeting(), ["a", "b"], silence_s=5.0)
+        trees, heard = await grown(rendezvous(), ["a", "b"], silence_s=5.0)
         await a_while()  # they have begun to beat
         time.sleep(7.0)  # the whole event loop: as SIGSTOP does, nobody reads meanwhile
         await asyncio.sleep(2.5)
@@ -169,7 +169,7 @@ def test_supervisor_that_was_stopped_for_a_while_takes_nobody_for_silent() -> No
 
 def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
     async def story() -> None:
-        trees, _ = await grown(meeting(), ["a", "b", "c", "d"], fanout=1)
+        trees, _ = await grown(rendezvous(), ["a", "b", "c", "d"], fanout=1)
         heard: list[Message] = []
         trees[3].from_above = heard.append
         trees[0].ending = True
@@ -183,7 +183,7 @@ def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
 
 def test_who_does_not_know_the_token_is_sent_away() -> None:
     async def story() -> None:
-        place = meeting()
+        place = rendezvous()
         trees, heard = await grown(place, ["a"])
         reader, writer = await asyncio.open_connection(place.host, place.port)
         nonce = json.loads(await reader.readline())["nonce"]
@@ -214,7 +214,7 @@ NONSENSE = {
 @pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in NONSENSE.items()])
 def test_stranger_that_talks_nonsense_does_no_harm(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        place = meeting()
+        place = rendezvous()
         trees, heard = await grown(place, ["a"])
         reader, writer = await asyncio.open_connection(place.host, place.port)
         await reader.readline()
@@ -231,7 +231,7 @@ def test_stranger_that_talks_nonsense_does_no_harm(line: bytes, caplog: pytest.L
 
 
 @asynccontextmanager
-async def squatter(place: Meeting, answer: bytes) -> AsyncIterator[list[bytes]]:
+async def squatter(place: Rendezvous, answer: bytes) -> AsyncIterator[list[bytes]]:
     """A stranger at the port where rank 0's supervisor should be, who lets everybody in; what it was told after that."""
     told: list[bytes] = []
 
@@ -261,7 +261,7 @@ WELCOMES = {
 @pytest.mark.parametrize("answer", [pytest.param(answer, id=name) for name, answer in WELCOMES.items()])
 def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None:
     async def story() -> None:
-        place = meeting()
+        place = rendezvous()
         async with squatter(place, answer) as told:
             tree = Tree(place, 1, "b", 60.0)
             heard: list[Message] = []
@@ -280,7 +280,7 @@ def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None
 
 def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_root() -> None:
     async def story() -> None:
-        place = meeting()
+        place = rendezvous()
 
         async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b'{"nonce": "fixed"}\n')
@@ -303,7 +303,7 @@ def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_root() -
 def test_supervisors_listen_only_where_the_others_reach_them() -> None:
     async def story() -> None:
         own = outer_address()
-        place = Meeting(own, free_port(own), "secret")
+        place = Rendezvous(own, free_port(own), "secret")
         before = set(listeners(os.getpid()))  # another test's, if this process has run some
         trees, _ = await grown(place, ["a", "b", "b"])
         try:
@@ -317,11 +317,11 @@ def test_supervisors_listen_only_where_the_others_reach_them() -> None:
 
 def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> None:
     async def story() -> None:
-        place = meeting()
+        place = rendezvous()
         trees, heard = await grown(place, ["a", "b"])
         assert await asyncio.to_thread(ask_to_stop, place, 15)
         await until(lambda: any(message["kind"] == "stop" and message["signal"] == 15 for message in heard))
-        assert not await asyncio.to_thread(ask_to_stop, Meeting(place.host, place.port, "guess"), 15)
+        assert not await asyncio.to_thread(ask_to_stop, Rendezvous(place.host, place.port, "guess"), 15)
         await asyncio.sleep(0.2)
         assert not [message for message in heard if message["kind"] == "lost"]
         await left(trees)
@@ -330,12 +330,12 @@ def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> N
 
 
 def test_nobody_to_ask_is_said_so() -> None:
-    assert not ask_to_stop(meeting(), 15)
+    assert not ask_to_stop(rendezvous(), 15)
 
 
 def test_root_that_never_comes_is_waited_for_in_vain() -> None:
     async def story() -> None:
-        place = meeting()
+        place = rendezvous()
         tree = Tree(place, 1, "b", 60.0)
         with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
             await tree.join(0.5)

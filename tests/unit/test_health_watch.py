@@ -8,7 +8,7 @@ import pytest
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
 from trainer.telemetry.slow_ranks import EVERY
-from trainer.telemetry.stragglers import Watch
+from trainer.telemetry.stragglers import StragglerDetector
 
 
 class GpuComm:
@@ -40,30 +40,30 @@ def test_communication_is_no_work_of_its_own_whenever_a_record_asks_for_it(
     clock: Any, logged_after: int | None
 ) -> None:
     comm = GpuComm()
-    watch = Watch(Health(slow_rank_factor=1.5), cast(Comm, comm))
+    detector = StragglerDetector(Health(slow_rank_factor=1.5), cast(Comm, comm))
     logged = 0.0
     for step in range(1, EVERY + 1):
-        with watch.step():
+        with detector.step():
             clock.s += 1.0
             comm.seconds += 0.4
         if step == logged_after:
-            logged = watch.pop_comm_s()
-    assert watch.share() == [pytest.approx(0.6), 0.0]
+            logged = detector.pop_comm_s()
+    assert detector.contribution() == [pytest.approx(0.6), 0.0]
     assert logged == pytest.approx(0.4 * (logged_after or 0))
-    assert logged + watch.pop_comm_s() == pytest.approx(0.4 * EVERY)
+    assert logged + detector.pop_comm_s() == pytest.approx(0.4 * EVERY)
 
 
 def test_what_is_communicated_aside_is_of_no_step_and_what_was_before_is_not_lost(clock: Any) -> None:
     """An evaluation after the third step of a window."""
     comm = GpuComm()
-    watch = Watch(Health(slow_rank_factor=1.5), cast(Comm, comm))
+    detector = StragglerDetector(Health(slow_rank_factor=1.5), cast(Comm, comm))
     for step in range(1, EVERY + 1):
-        with watch.step():
+        with detector.step():
             clock.s += 1.0
             comm.seconds += 0.4
         if step == 3:
-            with watch.aside():
+            with detector.aside():
                 clock.s += 100.0
                 comm.seconds += 50.0
-    assert watch.share() == [pytest.approx(0.6), 0.0]
-    assert watch.pop_comm_s() == pytest.approx(0.4 * EVERY)
+    assert detector.contribution() == [pytest.approx(0.6), 0.0]
+    assert detector.pop_comm_s() == pytest.approx(0.4 * EVERY)

@@ -14,7 +14,7 @@ import pytest
 from trainer.cli.main import main
 from trainer.launch.liveness import inspect, killed_for_memory
 from trainer.report.folder import read_run
-from trainer.run.exit_files import forget
+from trainer.run.exit_files import remove_exit_files
 from trainer.run.layout import LOCK
 from trainer.run.lock import is_held
 
@@ -164,7 +164,7 @@ def test_a_new_start_of_a_dead_run_is_starting(
     kill(rank_0)
     aged(folder, 100)
     assert inspect(folder, read_run(folder)).state == "dead"
-    forget(folder, "second")  # as rank 0's supervisor does first
+    remove_exit_files(folder, "second")  # as rank 0's supervisor does first
     assert status(capsys, str(folder))["state"] == "starting: no rank has opened the run folder yet"
     aged(folder, 100_000)
     assert inspect(folder, read_run(folder)).state == "dead", "a start that never came so far"

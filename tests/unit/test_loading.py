@@ -82,14 +82,14 @@ UNREACHABLE = """
 import sys
 from tests.support.jobs import tiny_job
 from trainer.model import build as model
-from trainer.errors import InputError, Unreadable
+from trainer.errors import InputError, StorageError
 job = tiny_job(config=sys.argv[1])
 if len(sys.argv) > 2:
     job = job.model_copy(update={"model": job.model.model_copy(update={"pretrained": sys.argv[2]})})
 try:
     model.untrained(job)
 except InputError as error:
-    print(type(error) is Unreadable, error)
+    print(type(error) is StorageError, error)
 """
 
 

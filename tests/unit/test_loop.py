@@ -41,7 +41,7 @@ def loop_of(folder: Path, comm: Comm, evaluate: Callable[[], Metrics], **section
     clip = build_model(job, batch_plan, comm)
     train = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
     writer = Writer(run.checkpoints, job.checkpoint, 0, 1, 30.0)
-    requests = Requests(folder, 0, comm.pulse)
+    requests = Requests(folder, 0, comm.heartbeat)
     return Loop(
         job,
         comm,

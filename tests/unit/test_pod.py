@@ -23,13 +23,13 @@ from trainer.launch.kubernetes.pod.attempts import (
     write_memory,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
-from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, meeting
+from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
-from trainer.run.exit_files import LastWords
+from trainer.run.exit_files import ExitFiles
 from trainer.run.exits import ExitRecord, first_cause
 from trainer.run.layout import EXIT_FILE
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 
 # What a rank inherits
 
@@ -63,7 +63,7 @@ def test_a_rank_has_its_pods_variables_and_what_mpirun_tells_it(key: Path) -> No
         "HOME": "/home/clipship",
     }
     assert found["OMPI_COMM_WORLD_RANK"] == found["PMIX_RANK"] == "1"
-    assert Meeting.from_env(found) == meeting(pod)
+    assert Rendezvous.from_env(found) == rendezvous(pod)
 
 
 def test_values_of_several_lines_and_with_equal_signs_survive(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_values_of_several_lines_and_with_equal_signs_survive(tmp_path: Path) ->
 
 def test_all_pods_of_a_job_know_the_same_token_and_those_of_another_do_not(key: Path, tmp_path: Path) -> None:
     env = {"CLIPSHIP_SUPERVISORS": "w0:29400", SSH_KEY: str(key)}
-    token = meeting(env).token
+    token = rendezvous(env).token
     assert len(token) == 64
-    assert meeting(env).token == token
+    assert rendezvous(env).token == token
     other = tmp_path / "other"
     other.write_text("another key")
-    assert meeting({**env, SSH_KEY: str(other)}).token != token
+    assert rendezvous({**env, SSH_KEY: str(other)}).token != token
 
 
 def test_every_worker_is_known_by_the_jobs_own_key_and_by_no_other(key: Path) -> None:
@@ -94,9 +94,9 @@ def test_every_worker_is_known_by_the_jobs_own_key_and_by_no_other(key: Path) ->
 
 def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the MPI Operator mounts it"):
-        meeting({"CLIPSHIP_SUPERVISORS": "w0:29400", SSH_KEY: str(tmp_path / "none")})
+        rendezvous({"CLIPSHIP_SUPERVISORS": "w0:29400", SSH_KEY: str(tmp_path / "none")})
     with pytest.raises(InputError, match="CLIPSHIP_SUPERVISORS is not set"):
-        meeting({})
+        rendezvous({})
 
 
 # What follows from an end
@@ -265,13 +265,13 @@ def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_launcher_takes_no_other_starts_end_for_its_ranks(tmp_path: Path) -> None:
-    place = Meeting("127.0.0.1", 1, "token")
+    place = Rendezvous("127.0.0.1", 1, "token")
     run, exits = tmp_path / "run", tmp_path / "exits"
     exits.mkdir()
     with Watch(run, place, exits, silence_s=60.0, start_s=60.0):
         for start in ("another", place.start):
             words = {**asdict(ExitRecord(0, "w0", 1, "refused", 0.0)), "start": start}
-            asyncio.run(LastWords(str(run), start).keep(EXIT_FILE, words))
+            asyncio.run(ExitFiles(str(run), start).write(EXIT_FILE, words))
             limit = time.monotonic() + (60 if start == place.start else 2 * WATCH_S)
             while not list(exits.iterdir()) and time.monotonic() < limit:
                 time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What the preflight makes of readings, and how it looks at the wire."""
+"""What the preflight makes of measurements, and how it looks at the wire."""
 
 import json
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.preflight import host_probe as place
 from trainer.preflight import network_probe as wire
-from trainer.preflight.check import Report
-from trainer.preflight.findings import Needs, judge
-from trainer.preflight.measurements import Finding, Gpu, Rdma, Reading, Timing
+from trainer.preflight.check import PreflightReport
+from trainer.preflight.findings import Needs, find_problems
+from trainer.preflight.measurements import Finding, Gpu, Measurements, Rdma, Timing
 from trainer.preflight.table import lines
 from trainer.supervise.world import detect
 
@@ -28,11 +28,11 @@ GPU = Gpu(
 )
 
 
-def _readings(nodes: int = 4, **changed: Any) -> list[Reading]:
+def _readings(nodes: int = 4, **changed: Any) -> list[Measurements]:
     """One rank a node, all well; `changed` is that of the last."""
     fast = {"all_reduce": Timing(1 << 20, 0.001)}
-    readings = [
-        Reading(
+    measurements = [
+        Measurements(
             n,
             0,
             f"n{n}",
@@ -46,11 +46,14 @@ def _readings(nodes: int = 4, **changed: Any) -> list[Reading]:
         )
         for n in range(nodes)
     ]
-    return [*readings[:-1], replace(readings[-1], **changed)]
+    return [*measurements[:-1], replace(measurements[-1], **changed)]
 
 
-def _texts(readings: list[Reading]) -> list[str]:
-    return [f"{finding.severity} {finding.check}: {finding.text}" for finding in judge(readings, NEEDS)]
+def _texts(measurements: list[Measurements]) -> list[str]:
+    return [
+        f"{finding.severity} {finding.check}: {finding.text}"
+        for finding in find_problems(measurements, NEEDS)
+    ]
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
@@ -150,17 +153,17 @@ def test_nothing_is_said_of_rdma_that_is_used_or_not_needed() -> None:
 
 
 def test_slow_copy_to_a_gpu_is_named_against_the_others() -> None:
-    readings = [
+    measurements = [
         replace(r, timings={"host to device": Timing(1 << 26, 0.01 if r.rank != 1 else 0.05)})
         for r in _readings()
     ]
-    (text,) = _texts(readings)
+    (text,) = _texts(measurements)
     assert text.startswith("warning host to device: rank 1 on n1: ")
 
 
 def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
-    readings = [replace(r, disk_bytes=1 << 20) for r in _readings()]
-    (text,) = _texts(readings)
+    measurements = [replace(r, disk_bytes=1 << 20) for r in _readings()]
+    (text,) = _texts(measurements)
     assert text.startswith(
         "warning disk: n0: 1 MiB are free in the run folder's file system, and 4 checkpoints need about 4.0 GiB"
     )
@@ -168,9 +171,9 @@ def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
 
 def test_partner_of_a_slow_node_is_not_blamed() -> None:
     slow = Timing(1 << 24, 0.1)
-    readings = _readings(pairs={"n2": slow, "n1": slow})
-    readings[2] = replace(readings[2], pairs={"n3": slow, "n0": Timing(1 << 24, 0.01)})
-    (text,) = _texts(readings)
+    measurements = _readings(pairs={"n2": slow, "n1": slow})
+    measurements[2] = replace(measurements[2], pairs={"n3": slow, "n0": Timing(1 << 24, 0.01)})
+    (text,) = _texts(measurements)
     assert text.startswith("warning link: n3")
 
 
@@ -223,10 +226,14 @@ def test_measuring_stops_when_the_time_is_up(alone: Comm) -> None:
 
 
 def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
-    readings = _readings(timings={"all_reduce": Timing(1 << 20, 0.002)})
-    readings[:2] = [replace(r, rdma=Rdma(("mlx5_0 400 Gb/s",), opened=not r.rank)) for r in readings[:2]]
+    measurements = _readings(timings={"all_reduce": Timing(1 << 20, 0.002)})
+    measurements[:2] = [
+        replace(r, rdma=Rdma(("mlx5_0 400 Gb/s",), opened=not r.rank)) for r in measurements[:2]
+    ]
     shown = list(
-        lines(readings, [Finding("warning", "clock", "n1: off")], ("pairs",), "0 errors, 1 warning in 2.0 s")
+        lines(
+            measurements, [Finding("warning", "clock", "n1: off")], ("pairs",), "0 errors, 1 warning in 2.0 s"
+        )
     )
     assert shown[0] == "world          4 ranks on 4 nodes: n0, n1, n2, n3"
     assert "all_reduce     0.524 GB/s: 1 MiB in 2 ms (slowest: rank 3 on n3)" in shown
@@ -237,7 +244,7 @@ def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
 
 
 def test_report_is_one_line_of_json() -> None:
-    text = Report(tuple(_readings()), (Finding("error", "disk", "n0: full"),), (), 1.5).as_json()
+    text = PreflightReport(tuple(_readings()), (Finding("error", "disk", "n0: full"),), (), 1.5).as_json()
     assert "\n" not in text
     found = json.loads(text)
-    assert (found["ranks"], found["errors"], found["readings"][3]["node"]) == (4, 1, "n3")
+    assert (found["ranks"], found["errors"], found["measurements"][3]["node"]) == (4, 1, "n3")

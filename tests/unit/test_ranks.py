@@ -8,7 +8,7 @@ import torch
 
 from trainer.comm.protocol import Comm
 from trainer.run.layout import RANK_STATS_FILE
-from trainer.telemetry.rank_stats import Ranks, seen
+from trainer.telemetry.rank_stats import RankStats, summarize
 from trainer.telemetry.records import Lap
 
 QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0]
@@ -16,18 +16,18 @@ QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0]
 
 def test_slowest_rank_is_that_of_the_most_work_not_of_the_longest_wait() -> None:
     waits, works = [0.0, 0.1, 0.4, *QUIET[3:]], [0.3, 0.2, 0.0, *QUIET[3:]]
-    found = seen([QUIET, waits, works])
+    found = summarize([QUIET, waits, works])
     assert (found["slowest_rank"], found["slowest_by"]) == (2, 5.0)
     assert (found["data_s_max"], found["comm_s_min"]) == (0.3, 0.0)
     assert "gpu_bytes_max" not in found
 
 
 def test_of_two_ranks_the_slower_is_compared_with_the_other() -> None:
-    assert seen([QUIET, [0.0, 0.3, *QUIET[2:]]])["slowest_by"] == pytest.approx(3.0)
+    assert summarize([QUIET, [0.0, 0.3, *QUIET[2:]]])["slowest_by"] == pytest.approx(3.0)
 
 
 def test_one_rank_is_not_slow() -> None:
-    assert seen([QUIET])["slowest_by"] == 1.0
+    assert summarize([QUIET])["slowest_by"] == 1.0
 
 
 def test_laps_add_up() -> None:
@@ -42,10 +42,10 @@ def test_laps_add_up() -> None:
 
 
 def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tmp_path: Path) -> None:
-    first = Ranks(alone, tmp_path)
+    first = RankStats(alone, tmp_path)
     alone.all_gather(torch.zeros(10))
-    about = first.look(10, Lap(10, 1.0, 3.0, 1.0, 0.0))
-    first.look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
+    about = first.gather(10, Lap(10, 1.0, 3.0, 1.0, 0.0))
+    first.gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
     assert about["comm_bytes"] == 4
     assert about["comm_share"] == 0.2
     assert about["rss_bytes_max"] > 1e6
@@ -53,7 +53,7 @@ def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tm
     assert whole.pop("rss_bytes_max") > 1e6
     shares = {"data_share": 0.2, "comm_share": 0.2, "checkpoint_share": 0.0}
     assert whole == {**shares, "step_s": 0.5, "comm_bytes": 2, "slowest_rank": 0, "slowest_share": 1.0}
-    Ranks(alone, tmp_path, steps_done=10).look(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
+    RankStats(alone, tmp_path, steps_done=10).gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
     lines = [json.loads(line) for line in (tmp_path / RANK_STATS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20]
     assert lines[0]["compute_s"] == [0.3]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.comm.protocol import Comm
-from trainer.errors import InputError, Preempted, Unfit
-from trainer.run.exit_files import LastWords, forget_others
+from trainer.errors import InputError, MachineError, Preempted
+from trainer.run.exit_files import ExitFiles, remove_other_exit_files
 from trainer.run.folder import move_aside
 from trainer.run.layout import EXIT_FILE, LOCK
 from trainer.run.lock import hold, who_holds
@@ -40,7 +40,7 @@ def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Pa
     said: list[str] = []
     with other_start(tmp_path) as other:
         words = f"is written by process {other.pid} on n1 since 20"
-        with pytest.raises(Unfit, match=words):
+        with pytest.raises(MachineError, match=words):
             hold(tmp_path, "n2", "second", 0.3, said.append)
         assert len(said) == 1
         assert words in said[0]
@@ -64,12 +64,12 @@ def test_a_start_waits_no_longer_than_its_limit_allows(
 ) -> None:
     """Most of init may be over already: the ranks came late, or their connections took long."""
     job = tiny_job(logging={"runs": str(tmp_path)}, timeouts={"init_s": 600.0})
-    alone.pulse.limits = job.timeouts.by_phase
-    monkeypatch.setattr(alone.pulse, "_began", time.monotonic() - 598)
+    alone.heartbeat.limits = job.timeouts.by_phase
+    monkeypatch.setattr(alone.heartbeat, "_began", time.monotonic() - 598)
     (tmp_path / job.name).mkdir()
     caplog.set_level("INFO")
     with other_start(tmp_path / job.name) as other:
-        with pytest.raises(Unfit, match=f"process {other.pid}"):
+        with pytest.raises(MachineError, match=f"process {other.pid}"):
             open_run(job, alone)
         other.kill()
     assert re.search(r"waiting up to [0-2] s for its end", caplog.text)
@@ -85,16 +85,16 @@ def test_a_start_that_waits_heeds_a_request_to_stop(tmp_path: Path) -> None:
 def test_the_last_words_in_a_folder_are_those_of_the_start_that_writes_it(tmp_path: Path) -> None:
     with other_start(tmp_path) as other:
         end = {"reason": "refused"}
-        assert asyncio.run(LastWords(str(tmp_path), "second").keep(EXIT_FILE, end)) == ""
-        assert asyncio.run(LastWords(str(tmp_path), "first").keep(EXIT_FILE, end)) == str(
+        assert asyncio.run(ExitFiles(str(tmp_path), "second").write(EXIT_FILE, end)) == ""
+        assert asyncio.run(ExitFiles(str(tmp_path), "first").write(EXIT_FILE, end)) == str(
             tmp_path / EXIT_FILE
         )
-        asyncio.run(LastWords(str(tmp_path), "second").forget())
+        asyncio.run(ExitFiles(str(tmp_path), "second").remove_old())
         assert (tmp_path / EXIT_FILE).exists()
         other.kill()
-    forget_others(tmp_path, "first")
+    remove_other_exit_files(tmp_path, "first")
     assert (tmp_path / EXIT_FILE).exists()
-    forget_others(tmp_path, "second")
+    remove_other_exit_files(tmp_path, "second")
     assert not (tmp_path / EXIT_FILE).exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.runs import TinyRun
-from trainer.errors import Unfit
+from trainer.errors import MachineError
 from trainer.sysinfo import shortage as scarce
 
 MB = 10**6
@@ -51,7 +51,7 @@ def test_shared_memory_that_is_too_small_is_told_with_what_is_missing(
     free = shutil.disk_usage(tmp_path).free
     scarce.shared_memory_for_loaders("n1", 2, 4, free // 32)
     with pytest.raises(
-        Unfit,
+        MachineError,
         match=r"of n1 has .* MB free of .*, and 2 ranks with data\.workers = 4 may keep .*: make it .* MB larger",
     ):
         scarce.shared_memory_for_loaders("n1", 2, 4, free)

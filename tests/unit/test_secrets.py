@@ -21,7 +21,7 @@ from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.launch.slurm import scheduler
 from trainer.report.folder import read_run
-from trainer.run.exit_files import LastWords
+from trainer.run.exit_files import ExitFiles
 from trainer.run.folder import check_run_folder
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_whole
@@ -227,7 +227,7 @@ def test_the_index_of_signed_shards_holds_no_signature(
 
 
 async def _kept(folder: Path) -> None:
-    await LastWords(str(folder)).keep("exit.json", {"reason": f"{SIGNED} cannot be read"})
+    await ExitFiles(str(folder)).write("exit.json", {"reason": f"{SIGNED} cannot be read"})
 
 
 def test_how_a_run_ended_is_told_without_secrets(tmp_path: Path) -> None:

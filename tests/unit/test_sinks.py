@@ -20,7 +20,7 @@ from trainer.errors import InputError
 from trainer.launch.hosts import free_port
 from trainer.telemetry import writers as sinks
 from trainer.telemetry.metrics import Telemetry
-from trainer.telemetry.writers import check_installed, open_sinks
+from trainer.telemetry.writers import check_installed, open_writers
 
 has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 
@@ -28,7 +28,7 @@ has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason
 def log_events(job: Job, folder: Path, events: list[dict[str, Any]], steps_done: int = 0) -> None:
     """One start of a run, to its end."""
     with Telemetry(
-        folder / "metrics.jsonl", 10, steps_done, open_sinks(job, folder, steps_done)
+        folder / "metrics.jsonl", 10, steps_done, open_writers(job, folder, steps_done)
     ) as telemetry:
         for event in events:
             telemetry.event(event)
@@ -41,7 +41,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_gets_records_and_evaluations_under_the_names_of_metrics_jsonl(tmp_path: Path) -> None:
-    with Telemetry(tmp_path / "metrics.jsonl", 1000, 0, open_sinks(tiny_job(), tmp_path, 0)) as telemetry:
+    with Telemetry(tmp_path / "metrics.jsonl", 1000, 0, open_writers(tiny_job(), tmp_path, 0)) as telemetry:
         telemetry.write(RECORD)
         telemetry.event({"step": 20, "zero_shot_top1": 0.5})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -67,14 +67,14 @@ def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) ->
 
 
 def test_events_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
-    (board,) = open_sinks(tiny_job(), tmp_path, 0)
+    (board,) = open_writers(tiny_job(), tmp_path, 0)
     board.write({"step": 1, "loss": 3.0})
     assert scalars(tmp_path) == {"loss": [(1, 3.0)]}
     board.close(None)
 
 
 def test_job_may_do_without_tensorboard(tmp_path: Path) -> None:
-    assert open_sinks(tiny_job(logging={"tensorboard": False}), tmp_path, 0) == []
+    assert open_writers(tiny_job(logging={"tensorboard": False}), tmp_path, 0) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,7 +121,7 @@ def test_starts_of_one_run_are_one_run_of_wandb_with_the_job_but_not_its_environ
 @has_wandb
 def test_rank_that_fails_leaves_what_was_logged_offline(tmp_path: Path) -> None:
     telemetry = Telemetry(
-        tmp_path / "metrics.jsonl", 10, 0, open_sinks(tiny_job(logging=OFFLINE), tmp_path, 0)
+        tmp_path / "metrics.jsonl", 10, 0, open_writers(tiny_job(logging=OFFLINE), tmp_path, 0)
     )
     with telemetry, suppress(ValueError):
         telemetry.event({"step": 1, "loss": 2.5})
@@ -137,7 +137,7 @@ def test_wandb_that_knows_no_user_is_bad_input(
 ) -> None:
     nowhere(monkeypatch, tmp_path, key)
     with pytest.raises(InputError, match=r"(?s)W&B: .*API key.*logging\.wandb=offline"):
-        open_sinks(tiny_job(logging={"wandb": "online"}), tmp_path, 0)
+        open_writers(tiny_job(logging={"wandb": "online"}), tmp_path, 0)
 
 
 @has_wandb

@@ -17,7 +17,7 @@ from trainer.config import Job
 from trainer.config.loader import dump_job, job_from_table, load_job
 from trainer.errors import InputError
 from trainer.launch.slurm.script import RENDEZVOUS, batch_script
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 
 Golden = Callable[[str, str], None]
 HOROVOD = {"backend": "horovod"}
@@ -496,4 +496,4 @@ def test_the_token_is_on_no_command_line() -> None:
 
 
 def test_the_script_names_what_supervisors_read() -> None:
-    assert set(Meeting("host", 1, "token").variables()) <= set(RENDEZVOUS)
+    assert set(Rendezvous("host", 1, "token").variables()) <= set(RENDEZVOUS)

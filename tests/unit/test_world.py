@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
-from trainer.supervise.world import ROWS, SINGLE, World, detect, device_index, rendezvous, shared_devices
+from trainer.supervise.world import ROWS, SINGLE, World, detect, device_index, master_address, shared_devices
 
 TORCHRUN = {
     "RANK": "5",
@@ -229,11 +229,11 @@ WORLD = World(1, 2, 1, 2, "n1", "Slurm")
 
 
 def test_rendezvous_is_what_the_launcher_exports() -> None:
-    assert rendezvous({"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, WORLD) == ("n1", 29500)
+    assert master_address({"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, WORLD) == ("n1", 29500)
 
 
 def test_rendezvous_of_a_single_process_needs_nothing_and_leaves_the_port_open() -> None:
-    assert rendezvous(
+    assert master_address(
         {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}, World(0, 1, 0, 1, "here", SINGLE)
     ) == ("127.0.0.1", 0)
 
@@ -250,5 +250,5 @@ def test_rendezvous_of_a_single_process_needs_nothing_and_leaves_the_port_open()
 )
 def test_rendezvous_never_falls_back_to_this_host(env: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as refused:
-        rendezvous(env, WORLD)
+        master_address(env, WORLD)
     assert message in str(refused.value)

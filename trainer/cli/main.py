@@ -18,7 +18,7 @@ import click
 from trainer.cli.options import job_argument, set_option
 from trainer.cli.presets import preset_names, preset_summary, write_preset
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, Unfit, Unreadable
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, MachineError, StorageError
 from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, rank_log
 from trainer.sysinfo.imports import load
 from trainer.text.terminal import say, shown
@@ -348,8 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(arguments, prog_name="clipship", standalone_mode=False)
     except InputError as problem:
         say(problem)
-        return EXIT_FAILED if isinstance(problem, Unreadable) else EXIT_BAD_INPUT
-    except (ClusterError, Unfit) as problem:
+        return EXIT_FAILED if isinstance(problem, StorageError) else EXIT_BAD_INPUT
+    except (ClusterError, MachineError) as problem:
         say(problem)
         return EXIT_FAILED
     except click.ClickException as problem:

@@ -15,8 +15,8 @@ from trainer.comm.device import rank_device
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.supervise.heartbeat import Pulse
-from trainer.supervise.world import World, rendezvous, shared_devices
+from trainer.supervise.heartbeat import Heartbeat
+from trainer.supervise.world import World, master_address, shared_devices
 from trainer.sysinfo.imports import load
 
 RESOLVE_S = 30.0
@@ -26,17 +26,17 @@ A name server may be busy, and a pod's name may appear after its ranks start.
 """
 
 
-def connect(job: Job, world: World, env: Mapping[str, str], pulse: Pulse | None = None) -> Comm:
+def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat | None = None) -> Comm:
     """Collective: chooses this rank's device and joins the other ranks.
 
     Raises InputError if this rank has no usable device, MASTER_ADDR cannot be resolved, or Horovod is
     missing.
     """
     device = rank_device(job, world, env)
-    pulse = pulse or Pulse.open(env)
-    pulse.collective("meeting the others")
-    comm = _backend(job, world, device, env, pulse)
-    pulse.waiting(False)
+    heartbeat = heartbeat or Heartbeat.open(env)
+    heartbeat.begin_collective("meeting the others")
+    comm = _backend(job, world, device, env, heartbeat)
+    heartbeat.set_waiting(False)
     if device.type == "cuda":
         shared_devices(
             comm.all_gather_object(
@@ -46,7 +46,9 @@ def connect(job: Job, world: World, env: Mapping[str, str], pulse: Pulse | None 
     return comm
 
 
-def _backend(job: Job, world: World, device: torch.device, env: Mapping[str, str], pulse: Pulse) -> Comm:
+def _backend(
+    job: Job, world: World, device: torch.device, env: Mapping[str, str], heartbeat: Heartbeat
+) -> Comm:
     row = row_of(job)
     try:
         implementation = load(row.implementation)
@@ -55,8 +57,8 @@ def _backend(job: Job, world: World, device: torch.device, env: Mapping[str, str
             f"comm.backend = {row.name}, but its library cannot be imported ({error}): {row.missing}"
         ) from None
     if row.meets_at_store and world.size > 1:
-        _reachable(*rendezvous(env, world))
-    comm: Comm = implementation(job, world, device, pulse)
+        _reachable(*master_address(env, world))
+    comm: Comm = implementation(job, world, device, heartbeat)
     return comm
 
 

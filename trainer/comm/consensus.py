@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer.comm.protocol import Comm
 
 
-class Agreement:
+class StepConsensus:
     """Adds up a few numbers of each rank once a step.
 
     A request is 1 or 0, so a sum above 0 means that at least one rank made the request.
@@ -21,7 +21,7 @@ class Agreement:
         self._comm = comm
         self._asked: Callable[[], Tensor] | None = None
 
-    def tell(self, numbers: Sequence[float]) -> list[float]:
+    def exchange(self, numbers: Sequence[float]) -> list[float]:
         """Sends this rank's numbers; returns the sums of the previous step's numbers, the same on every rank.
 
         Collective, once a step. The first call returns an empty list. The sums travel while the step

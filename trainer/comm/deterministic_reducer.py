@@ -14,7 +14,7 @@ from torch import Tensor, nn
 GROUP_BYTES = 25 * 2**20
 
 
-class FixedReducer:
+class DeterministicReducer:
     """Implements `protocol.Reducer`; communication does not overlap the backward pass."""
 
     def __init__(self, model: nn.Module, all_reduce: Callable[[Tensor], Tensor], world_size: int) -> None:

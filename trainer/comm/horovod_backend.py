@@ -12,13 +12,13 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.deterministic_reducer import FixedReducer
+from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
-from trainer.comm.timer import Meter
+from trainer.comm.timer import CommTimer
 from trainer.config import HorovodComm, Job
 from trainer.errors import InputError
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.sysinfo.addresses import address_towards
 
@@ -28,12 +28,12 @@ _POLL_S = 0.01
 class HorovodBackend:
     """Implements `protocol.Comm` on Horovod's sums; it never uses Horovod's averaging gather."""
 
-    def __init__(self, job: Job, world: World, device: torch.device, pulse: Pulse) -> None:
-        self.world, self.device, self.pulse = world, device, pulse
+    def __init__(self, job: Job, world: World, device: torch.device, heartbeat: Heartbeat) -> None:
+        self.world, self.device, self.heartbeat = world, device, heartbeat
         self._settings = job.comm.horovod
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
-        self._meter = Meter(device, pulse)
+        self._meter = CommTimer(device, heartbeat)
         self.name = "horovod"
         _choose_interface()
         hvd.init()
@@ -110,7 +110,7 @@ class HorovodBackend:
 
     def reducer(self, model: nn.Module) -> Reducer:
         if self._deterministic:
-            return FixedReducer(model, self.all_reduce, self.world.size)
+            return DeterministicReducer(model, self.all_reduce, self.world.size)
         return _Reducer(model, self._settings, self._find_unused, self._meter, self.world.size)
 
     def pop_seconds(self) -> float:
@@ -165,7 +165,7 @@ class _Reducer:
     """Sends each gradient when the last backward pass has made it; `finish` waits for all of them."""
 
     def __init__(
-        self, model: nn.Module, settings: HorovodComm, find_unused: bool, meter: Meter, world_size: int
+        self, model: nn.Module, settings: HorovodComm, find_unused: bool, meter: CommTimer, world_size: int
     ) -> None:
         self.module = model
         self._find_unused, self._meter, self._world_size = find_unused, meter, world_size

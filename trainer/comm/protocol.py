@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, device, nn
 
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 
 
@@ -41,7 +41,7 @@ class Comm(Protocol):
     device: device
     name: str
     """Name of the backend for people: "torch (nccl)", "torch (gloo)" or "horovod"."""
-    pulse: Pulse
+    heartbeat: Heartbeat
     """Record in which this rank writes its current phase, for the supervisor to read."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import InputError, Preempted, Unfit, as_error, as_told
+from trainer.errors import InputError, MachineError, Preempted, decode_error, encode_error
 
 if TYPE_CHECKING:  # protocol imports torch, which readers of run folders do not need
     from trainer.comm.protocol import Comm
@@ -20,13 +20,13 @@ def not_written(folder: Path, error: OSError) -> str:
     )
 
 
-def refuse_together(problem: InputError | Unfit | Preempted | None, comm: "Comm") -> None:
+def raise_together(problem: InputError | MachineError | Preempted | None, comm: "Comm") -> None:
     """Collective: raises the problem that rank 0 found on every rank; does nothing if there is none."""
-    if told := as_error(comm.broadcast_object(as_told(problem))):
+    if told := decode_error(comm.broadcast_object(encode_error(problem))):
         raise told
 
 
-def check_place(folder: Path, comm: "Comm") -> None:
+def check_future_folder(folder: Path, comm: "Comm") -> None:
     """Checks that a run folder could be made there and that all ranks would see it; leaves nothing behind.
 
     Collective. Raises InputError on every rank.
@@ -48,7 +48,7 @@ def check_shared(folder: Path, comm: "Comm") -> None:
             mark.touch()
         except OSError as error:
             problem = InputError(not_written(folder, error))
-    refuse_together(problem, comm)
+    raise_together(problem, comm)
     node = comm.broadcast_object(comm.world.node)
     blind = sorted(
         {node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees}

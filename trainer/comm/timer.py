@@ -1,7 +1,7 @@
 """Measures the time that communication takes from a step.
 
 On CPUs it reads the clock, on GPUs it records events on the compute stream. It also records each collective
-in the rank's pulse, so that the supervisor can say which one a rank is in.
+in the rank's heartbeat, so that the supervisor can say which one a rank is in.
 """
 
 import time
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 import torch
 
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 
 Mark = float | torch.cuda.Event
 
 
-class Meter:
+class CommTimer:
     """Collects time spans on a device; `pop` returns their sum in seconds and starts again."""
 
-    def __init__(self, device: torch.device, pulse: Pulse) -> None:
-        self._pulse = pulse
+    def __init__(self, device: torch.device, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self._on_gpu = device.type == "cuda"
         self._spans: list[tuple[Mark, Mark]] = []
         self._bytes = 0
@@ -47,26 +47,26 @@ class Meter:
 
     @contextmanager
     def inside(self, collective: str) -> Iterator[None]:
-        """Records in the pulse that the block is one collective, without measuring it.
+        """Records in the heartbeat that the block is one collective, without measuring it.
 
-        If the block raises, the pulse still shows the rank in that collective.
+        If the block raises, the heartbeat still shows the rank in that collective.
         """
-        self._pulse.collective(collective)
+        self._heartbeat.begin_collective(collective)
         yield
-        self._pulse.waiting(False)
+        self._heartbeat.set_waiting(False)
 
     def sent(self, collective: str, nbytes: int = 0) -> None:
         """Records one more collective under way with `nbytes` bytes of this rank, while the rank goes on."""
         self._bytes += nbytes
-        self._pulse.collective(collective, waiting=False)
+        self._heartbeat.begin_collective(collective, waiting=False)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Adds the span of the block, which waits for a collective that is under way."""
         start = self.mark()
-        self._pulse.waiting(True)
+        self._heartbeat.set_waiting(True)
         yield
-        self._pulse.waiting(False)
+        self._heartbeat.set_waiting(False)
         self.since(start)
 
     def pop_bytes(self) -> int:

@@ -20,13 +20,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.comm.deterministic_reducer import FixedReducer
+from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
-from trainer.comm.timer import Mark, Meter
+from trainer.comm.timer import CommTimer, Mark
 from trainer.config import Job, TorchComm
-from trainer.supervise.heartbeat import Pulse
-from trainer.supervise.world import World, rendezvous
+from trainer.supervise.heartbeat import Heartbeat
+from trainer.supervise.world import World, master_address
 from trainer.sysinfo.addresses import listening_address
 
 # torch 2.14 renamed both and warns about the old names.
@@ -53,12 +53,12 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 class TorchBackend:
     """Implements `protocol.Comm`; collectives of tensors run on `device`, the others over gloo."""
 
-    def __init__(self, job: Job, world: World, device: torch.device, pulse: Pulse) -> None:
-        self.world, self.device, self.pulse = world, device, pulse
+    def __init__(self, job: Job, world: World, device: torch.device, heartbeat: Heartbeat) -> None:
+        self.world, self.device, self.heartbeat = world, device, heartbeat
         self._settings = job.comm.torch
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
-        self._meter = Meter(device, pulse)
+        self._meter = CommTimer(device, heartbeat)
         chosen = self._settings.device_backend
         self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
         self.name = f"torch ({self._backend})"
@@ -155,7 +155,7 @@ class TorchBackend:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("the model has no parameter to train")
         if self._deterministic:
-            return FixedReducer(model, self.all_reduce, self.world.size)
+            return DeterministicReducer(model, self.all_reduce, self.world.size)
         return _Reducer(model, self._settings, self._find_unused, self._meter, self.device)
 
     def pop_seconds(self) -> float:
@@ -185,7 +185,7 @@ class _Reducer:
     """DistributedDataParallel; it averages the gradients over the ranks."""
 
     def __init__(
-        self, model: nn.Module, settings: TorchComm, find_unused: bool, meter: Meter, device: torch.device
+        self, model: nn.Module, settings: TorchComm, find_unused: bool, meter: CommTimer, device: torch.device
     ) -> None:
         self._meter = meter
         self._last_bucket: Mark | None = None
@@ -230,7 +230,7 @@ def _store(world: World, init_s: float) -> Store:
     """
     if world.size == 1:
         return HashStore()
-    host, port = rendezvous(os.environ, world)
+    host, port = master_address(os.environ, world)
     timeout = timedelta(seconds=init_s)
     address = listening_address(host)
     if world.rank or address is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

@@ -26,7 +26,7 @@ from trainer.data.shard_names import expand_shards
 from trainer.data.shards import open_indexed
 from trainer.data.source import open_source
 from trainer.data.tar import Selection
-from trainer.errors import InputError, Told, as_error, as_told
+from trainer.errors import EncodedError, InputError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
 
@@ -48,7 +48,7 @@ def open_together(job: Job, comm: Comm) -> Source:
     place, missing, told = comm.broadcast_object(
         _plan(job, paths, selection) if comm.world.rank == 0 else None
     )
-    if problem := as_error(told):
+    if problem := decode_error(told):
         raise problem
     folder = Path(place)
     fresh = _index(comm, missing, selection, folder) if missing else {}
@@ -57,7 +57,7 @@ def open_together(job: Job, comm: Comm) -> Source:
     )
 
 
-def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[str, list[str], Told | None]:
+def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[str, list[str], EncodedError | None]:
     """Returns the index's folder, the shards that it lacks, and the problem if any.
 
     They are values that can be sent to the other ranks.
@@ -71,7 +71,7 @@ def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[str, li
             folder = run_folder(job).absolute() / INDEX
             missing = stale(paths, selection, folder)
     except InputError as error:
-        return str(folder), [], as_told(error)
+        return str(folder), [], encode_error(error)
     if missing:
         log.info(
             "%-12s reading the headers of %d of %d shards, once: the index is kept in %s",
@@ -103,11 +103,13 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
     try:
         own = missing[comm.world.rank :: comm.world.size]
         # Each shard that is read starts the phase's time limit anew.
-        entries = index_shards(own, selection, folder, progress=lambda done, of: comm.pulse.phase("init"))
+        entries = index_shards(
+            own, selection, folder, progress=lambda done, of: comm.heartbeat.begin_phase("init")
+        )
     except InputError as error:
         problem = error
     found = comm.all_gather_object(
-        ({name: asdict(entry) for name, entry in entries.items()}, as_told(problem))
+        ({name: asdict(entry) for name, entry in entries.items()}, encode_error(problem))
     )
     problems = [told for _, told in found if told]
     every = {name: Entry(**entry) for of_rank, _ in found for name, entry in of_rank.items()}
@@ -115,7 +117,7 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
         try:
             write_catalogue(folder, selection, every)
         except InputError as error:
-            problems = [as_told(error)]
-    problems = [as_error(told) for told in comm.broadcast_object(problems)]
+            problems = [encode_error(error)]
+    problems = [decode_error(told) for told in comm.broadcast_object(problems)]
     raise_all(problems, shown=len(problems))  # each problem is a rank's own list
     return every

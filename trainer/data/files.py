@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
-from trainer.errors import InputError, Unreadable
+from trainer.errors import InputError, StorageError
 
 log = logging.getLogger("clipship.data")
 Found = TypeVar("Found")
@@ -43,7 +43,7 @@ def read_file(
 ) -> bytes:
     """Returns the whole file, unless `check` raises for it.
 
-    Raises Unreadable, whose text begins with `name`, if the file stays unreadable.
+    Raises StorageError, whose text begins with `name`, if the file stays unreadable.
     """
 
     def read() -> bytes:
@@ -77,8 +77,8 @@ class Files:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Returns `size` bytes at `offset`.
 
-        Raises Unreadable, which names the file, if it cannot be read after some retries, and InputError if it
-        ends too early.
+        Raises StorageError, which names the file, if it cannot be read after some retries, and InputError if
+        it ends too early.
         """
         return persistent(path, lambda: self._read(path, offset, size), was_there=True)
 
@@ -128,7 +128,7 @@ def persistent(
 ) -> Found:
     """Returns the result of `read`, which is retried after each of the pauses.
 
-    Raises Unreadable, which names the file, if no attempt succeeds. A file that does not exist is an
+    Raises StorageError, which names the file, if no attempt succeeds. A file that does not exist is an
     InputError, unless it `was_there`.
     """
     waits_s = WAITS_S if waits_s is None else waits_s
@@ -196,7 +196,7 @@ def _unreadable(path: str, error: Exception, waits_s: Sequence[float], was_there
     if isinstance(error, InputError):
         return error
     tries = f" after {len(waits_s) + 1} attempts in {sum(waits_s):.0f} s" if waits_s else ""
-    kind = InputError if _is_absent(error) and not was_there else Unreadable
+    kind = InputError if _is_absent(error) and not was_there else StorageError
     return kind(f"{path}: cannot be read{tries}: {getattr(error, 'strerror', None) or repr(error)}")
 
 

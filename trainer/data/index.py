@@ -23,7 +23,7 @@ import numpy as np
 from trainer.config import is_remote
 from trainer.data.files import opened, persistent, persistent_each, stamp
 from trainer.data.tar import PLACE, Content, Rows, Selection, read_headers
-from trainer.errors import InputError, Unreadable
+from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import open_plain
 from trainer.text.masking import masked
@@ -69,7 +69,7 @@ class Index:
     def rows(self, number: int) -> Rows:
         """Maps the rows of one shard into memory.
 
-        Raises InputError if they are damaged or differ from the catalogue, and Unreadable if the file stays
+        Raises InputError if they are damaged or differ from the catalogue, and StorageError if the file stays
         unreadable.
         """
         path, entry = self.paths[number], self.entries[number]
@@ -311,11 +311,12 @@ def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
 
 
 def raise_all(problems: Sequence[InputError], shown: int = 5) -> None:
-    """Raises one InputError that lists the first of the problems, if there is any; Unreadable if all of them
-    are.
+    """Raises one InputError that lists the first of the problems, if there is any.
+
+    It is a StorageError if all of them are.
     """
     if problems:
-        kind = Unreadable if all(isinstance(problem, Unreadable) for problem in problems) else InputError
+        kind = StorageError if all(isinstance(problem, StorageError) for problem in problems) else InputError
         more = [f"and {len(problems) - shown} more shards"] if len(problems) > shown else []
         raise kind("\n".join([*map(str, problems[:shown]), *more]))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainer.errors import InputError, Unfit
+from trainer.errors import InputError, MachineError
 
 Loaded = TypeVar("Loaded")
 # Modules that a loader process needs. They are imported once, in the server that forks the processes, instead
@@ -103,7 +103,7 @@ def _unwrapped(loaded: Iterator[Loaded | InputError], workers: int) -> Iterator[
         # The last two mean that a loader process died while it handed a batch over.
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
-        raise Unfit(
+        raise MachineError(
             f"a loader process died ({error or type(error).__name__}). With data.workers = {workers} each "
             f"rank has {workers} of them: "
             "look for the kernel's out-of-memory killer and for a small /dev/shm, try fewer; data.workers = "

@@ -18,7 +18,7 @@ from trainer.data.files import Files
 from trainer.data.index import THREADS, raise_all, scan
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, Numbering, RawSample, check_bytes
 from trainer.data.tar import Content, Rows, Selection
-from trainer.errors import InputError, Unreadable
+from trainer.errors import InputError, StorageError
 
 Meaning = Literal["captions", "label"]
 """Kind of content of a sample's text member."""
@@ -110,7 +110,7 @@ class ShardSource:
         try:
             image, text = self._both(path, image_at, image_size, text_at, text_size)
         except InputError as error:
-            kind = Unreadable if isinstance(error, Unreadable) else InputError
+            kind = StorageError if isinstance(error, StorageError) else InputError
             raise kind(f"{error} (reading sample {key})") from error
         try:
             if self._meaning == "label":

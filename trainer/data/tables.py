@@ -43,7 +43,7 @@ class Table:
     def read_image(self, number: int, most_bytes: int = MOST_BYTES) -> bytes:
         """Returns the image file's content.
 
-        Raises BadSample if it is no file or too large, and Unreadable if it stays unreadable.
+        Raises BadSample if it is no file or too large, and StorageError if it stays unreadable.
         """
         path, origin = self.image_path(number), self.origin(number)
         return read_file(

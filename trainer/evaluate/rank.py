@@ -23,7 +23,7 @@ from trainer.model import build as model
 from trainer.model.loading import loading
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import leave_now, run_rank
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 
 log = logging.getLogger("clipship")
@@ -37,18 +37,18 @@ def main(job_path: str, result_path: str) -> int:
     Returns the exit code.
     """
     return run_rank(
-        sys.stderr, lambda world, pulse: _whole_run(Path(job_path), Path(result_path), world, pulse)
+        sys.stderr, lambda world, heartbeat: _whole_run(Path(job_path), Path(result_path), world, heartbeat)
     )
 
 
-def _whole_run(job_path: Path, result_path: Path, world: World, pulse: Pulse) -> None:
+def _whole_run(job_path: Path, result_path: Path, world: World, heartbeat: Heartbeat) -> None:
     job = load_job(job_path)
-    pulse.limits = job.timeouts.by_phase
-    comm = connect(job, world, os.environ, pulse)
+    heartbeat.limits = job.timeouts.by_phase
+    comm = connect(job, world, os.environ, heartbeat)
     metrics = evaluate(job, comm)
     if world.rank == 0:
         write_json(result_path, {**metrics, "world_size": world.size})
-    pulse.phase("shutdown")
+    heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.init_s)
     comm.close()
 
@@ -65,8 +65,8 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
     if job.data.workers:
         start_process_server()
     clip = _build(job, comm)
-    comm.pulse.phase("evaluation")
-    return evaluation(clip, lambda: comm.pulse.stop_asked)
+    comm.heartbeat.begin_phase("evaluation")
+    return evaluation(clip, lambda: comm.heartbeat.stop_requested)
 
 
 def _build(job: Job, comm: Comm) -> model.Clip:

@@ -6,18 +6,21 @@ Imports no torch.
 import signal
 
 from trainer.config.phases import NOTHING_DONE
-from trainer.supervise.heartbeat import Beat
+from trainer.supervise.heartbeat import RankState
 
 AGREED_AFTER = 2
 """Steps until all ranks know of one rank's request and stop at the same step; see
 `trainer.comm.consensus`."""
 
 
-def answer_to(number: int, times: int, beat: Beat | None, *, begun: bool, here: bool, saves: bool) -> str:
+def answer_to(
+    number: int, times: int, state: RankState | None, *, begun: bool, here: bool, saves: bool
+) -> str:
     """Returns the line for the signal when it comes for the first or second time; "" for later ones.
 
-    `beat` is what rank 0 is doing, None if not known; `begun` says that it was known before. `here` says that
-    rank 0 runs on this machine, so that it will be known. `saves` says that there are steps and checkpoints.
+    `state` is what rank 0 is doing, None if not known; `begun` says that it was known before. `here` says
+    that rank 0 runs on this machine, so that it will be known. `saves` says that there are steps and
+    checkpoints.
     """
     if times > 2 or (times > 1 and number != signal.SIGINT):
         return ""
@@ -25,19 +28,21 @@ def answer_to(number: int, times: int, beat: Beat | None, *, begun: bool, here: 
     if times > 1:
         return f"clipship: {name} again: leaving at once, nothing more is saved"
     again = "; Ctrl-C again to leave at once" if number == signal.SIGINT else ""
-    return f"clipship: {name}{_now(beat, begun, here, saves)}{again}"
+    return f"clipship: {name}{_now(state, begun, here, saves)}{again}"
 
 
-def _now(beat: Beat | None, begun: bool, here: bool, saves: bool) -> str:
-    if beat is None and begun:
+def _now(state: RankState | None, begun: bool, here: bool, saves: bool) -> str:
+    if state is None and begun:
         return ": the ranks have ended, leaving"
     if not saves:
         return ": leaving"
-    if beat is None and not here:
+    if state is None and not here:
         return ": asking the ranks to save their step and to leave"
-    if beat is None or beat.phase in NOTHING_DONE:
+    if state is None or state.phase in NOTHING_DONE:
         return " before the first step is done: there is nothing to save, leaving"
-    if beat.phase == "shutdown":
+    if state.phase == "shutdown":
         return " while the ranks leave: everything is saved"
-    where = f"step {beat.step}" if beat.phase in ("data", "step") else f"the {beat.phase} of step {beat.step}"
-    return f" in {where}: saving at about step {beat.step + AGREED_AFTER}, then leaving"
+    where = (
+        f"step {state.step}" if state.phase in ("data", "step") else f"the {state.phase} of step {state.step}"
+    )
+    return f" in {where}: saving at about step {state.step + AGREED_AFTER}, then leaving"

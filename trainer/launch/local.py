@@ -25,12 +25,12 @@ from trainer.launch.hosts import SSH_OPTIONS, Host, address_as_seen_by, free_por
 from trainer.launch.interrupt import answer_to
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
-from trainer.run.exit_files import end_of
+from trainer.run.exit_files import exit_record_of
 from trainer.run.exits import EXIT_DIR, ExitRecord, first_cause
 from trainer.run.folder import run_folder
-from trainer.supervise.heartbeat import seen_pulse
+from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import ask_to_stop
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 from trainer.sysinfo.addresses import loopback_interface
 from trainer.sysinfo.shortage import allow_open_files
 from trainer.text.terminal import shown
@@ -91,9 +91,9 @@ def start_ranks(
         )
     places = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
-        meeting = _meeting(places, hosts is None)
+        rendezvous = _rendezvous(places, hosts is None)
         variables = (
-            _variables(job, launcher, places, hosts is None) | meeting.variables() | as_variable(overrides)
+            _variables(job, launcher, places, hosts is None) | rendezvous.variables() | as_variable(overrides)
         )
         start = Start(tuple(command), variables, places, Path(exits))
         words = _COMMANDS[launcher](start)
@@ -107,7 +107,7 @@ def start_ranks(
         unheard = _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM)
 
         def word() -> ExitRecord | None:
-            return end_of(folder, meeting.start) if folder else None
+            return exit_record_of(folder, rendezvous.start) if folder else None
 
         asked: list[int] = []
 
@@ -115,11 +115,11 @@ def start_ranks(
             # at a keyboard a second Ctrl-C is always meant
             again = number == signal.SIGINT and number in asked and os.isatty(0)
             asked.append(number)
-            return ask_to_stop(meeting, number, again=again)
+            return ask_to_stop(rendezvous, number, again=again)
 
         def answer(number: int, times: int) -> str:
-            beat, begun = seen_pulse(start.folder)
-            return answer_to(number, times, beat, begun=begun, here=hosts is None, saves=folder is not None)
+            state, begun = published_state(start.folder)
+            return answer_to(number, times, state, begun=begun, here=hosts is None, saves=folder is not None)
 
         code = supervise(
             words, environment, start.folder, ask, unheard, lambda: word() is not None, stdin, answer
@@ -198,9 +198,9 @@ def _loopback(job: Job) -> dict[str, str]:
     return names | {name: value for name, value in job.env.items() if name in names}
 
 
-def _meeting(places: Sequence[Host], here: bool) -> Meeting:
+def _rendezvous(places: Sequence[Host], here: bool) -> Rendezvous:
     """Returns the address at which the supervisors meet, with a new token for this run."""
-    return Meeting(*_free_place(places, here), secrets.token_hex(16))
+    return Rendezvous(*_free_place(places, here), secrets.token_hex(16))
 
 
 def _free_place(places: Sequence[Host], here: bool) -> tuple[str, int]:

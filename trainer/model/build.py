@@ -17,7 +17,7 @@ from trainer.config import Job, Model, Precision
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
-from trainer.errors import InputError, Unreadable
+from trainer.errors import InputError, StorageError
 from trainer.model.catalog import weights_file
 from trainer.model.loading import check_weights, loading
 from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
@@ -54,10 +54,10 @@ def build_model(job: Job, plan: BatchPlan, comm: Comm) -> Clip:
             try:
                 clip = untrained(job)
             except InputError as error:
-                problem = (str(error), isinstance(error, Unreadable))
+                problem = (str(error), isinstance(error, StorageError))
         comm.barrier(job.timeouts.init_s)
         for found in filter(None, comm.all_gather_object(problem)):
-            raise (Unreadable if found[1] else InputError)(found[0])
+            raise (StorageError if found[1] else InputError)(found[0])
     assert clip is not None
     _place(clip.model, job.model, comm.device)
     if has_batch_norm(clip.model):

@@ -2,8 +2,8 @@
 fault it is.
 
 Weights or a config that cannot be used are the user's fault (InputError, exit code 2). A hub that does not
-answer is nobody's (Unreadable, exit code 1: a later start may reach it). A lack of memory passes through. No
-message repeats torch's advice to load files that run code.
+answer is nobody's (StorageError, exit code 1: a later start may reach it). A lack of memory passes through.
+No message repeats torch's advice to load files that run code.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.checkpoint.weights import cause, holds_bias
 from trainer.config import Job
-from trainer.errors import InputError, Unreadable
+from trainer.errors import InputError, StorageError
 from trainer.sysinfo.memory import is_out_of_memory
 
 _NOT_REACHED = (
@@ -63,7 +63,7 @@ def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError
     """Returns the error to raise instead; None if the fault can only be in this program or in open_clip."""
     name = job.model.name
     if not job.model.offline and (source := _not_reached(error)):
-        return Unreadable(
+        return StorageError(
             f"{pretrained or name} cannot be fetched, for the hub does not answer ({cause(source)}): "
             "start again when it does; "
             "model.offline = true takes only what the cache (model.cache_dir) holds"

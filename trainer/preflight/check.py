@@ -17,12 +17,11 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import BYTES_OF_A_PIXEL
-from trainer.errors import Unfit
+from trainer.errors import MachineError
 from trainer.model.build import Clip
-from trainer.preflight import host_probe as place
-from trainer.preflight import network_probe as wire
-from trainer.preflight.findings import Needs, judge
-from trainer.preflight.measurements import Finding, Gpu, Reading, Timing
+from trainer.preflight import host_probe, network_probe
+from trainer.preflight.findings import Needs, find_problems
+from trainer.preflight.measurements import Finding, Gpu, Measurements, Timing
 from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24
@@ -31,10 +30,10 @@ _BASE_FILES = 256  # for libraries, logs, pipes
 
 
 @dataclass(frozen=True)
-class Report:
+class PreflightReport:
     """Result of the preflight, equal on all ranks."""
 
-    readings: tuple[Reading, ...]
+    measurements: tuple[Measurements, ...]
     findings: tuple[Finding, ...]
     left_out: tuple[str, ...]
     """Names of what was not measured because time ran out."""
@@ -45,9 +44,9 @@ class Report:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def raise_errors(self) -> None:
-        """Raises Unfit, on all ranks alike, if a run cannot begin here."""
+        """Raises MachineError, on all ranks alike, if a run cannot begin here."""
         if self.errors:
-            raise Unfit("; ".join(finding.text for finding in self.errors))
+            raise MachineError("; ".join(finding.text for finding in self.errors))
 
     def headline(self) -> str:
         """Returns a summary such as `0 errors, 1 warning in 2.1 s`."""
@@ -56,11 +55,15 @@ class Report:
 
     def as_json(self) -> str:
         """Returns the report as one line of JSON."""
-        found: Mapping[str, Any] = {**asdict(self), "ranks": len(self.readings), "errors": len(self.errors)}
+        found: Mapping[str, Any] = {
+            **asdict(self),
+            "ranks": len(self.measurements),
+            "errors": len(self.errors),
+        }
         return json.dumps(found)
 
 
-def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: Path) -> Report:
+def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: Path) -> PreflightReport:
     """Collective: probes this rank's host and the network between all ranks, within health.preflight_s.
 
     The model must be on its device.
@@ -71,34 +74,34 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         """Collective: returns whether time is up; rank 0's clock decides."""
         return bool(comm.broadcast_object(time.monotonic() - started > job.health.preflight_s))
 
-    wrong = wire.wrong_collectives(comm)
-    timings = wire.time_collectives(
+    wrong = network_probe.wrong_collectives(comm)
+    timings = network_probe.time_collectives(
         comm, _reduced_bytes(job, clip), _gathered_bytes(batch_plan, clip), enough
     )
     pairs, measured = _pairs(comm, enough)
-    copy = wire.time_copy(comm.device)
+    copy = network_probe.time_copy(comm.device)
     comm.barrier(job.timeouts.init_s)
-    reading = Reading(
+    reading = Measurements(
         rank=comm.world.rank,
         local_rank=comm.world.local_rank,
         node=comm.world.node,
-        shm_bytes=place.shared_memory_bytes(),
-        open_files=place.open_files(),
-        disk_bytes=place.disk_bytes(folder),
+        shm_bytes=host_probe.shared_memory_bytes(),
+        open_files=host_probe.open_files(),
+        disk_bytes=host_probe.disk_bytes(folder),
         clock_s=time.time(),
         wrong=wrong,
         timings=timings if copy is None else {**timings, "host to device": copy},
         pairs=pairs,
         gpu=_gpu(comm.device),
-        rdma=place.rdma(os.environ) if comm.device.type == "cuda" else None,
+        rdma=host_probe.rdma(os.environ) if comm.device.type == "cuda" else None,
     )
-    readings = tuple(Reading.from_table(table) for table in comm.all_gather_object(asdict(reading)))
+    measurements = tuple(Measurements.from_table(table) for table in comm.all_gather_object(asdict(reading)))
     left_out = tuple(name for name in ("latency", "all_gather", "all_reduce") if name not in timings) + (
         () if measured else ("pairs",)
     )
-    return Report(
-        readings,
-        tuple(judge(readings, needs(job, comm, batch_plan, clip))),
+    return PreflightReport(
+        measurements,
+        tuple(find_problems(measurements, needs(job, comm, batch_plan, clip))),
         left_out,
         round(time.monotonic() - started, 3),
     )
@@ -121,7 +124,7 @@ def _pairs(comm: Comm, enough: Callable[[], bool]) -> tuple[Mapping[str, Timing]
     places = [tuple(found) for found in comm.all_gather_object((comm.world.node, comm.world.local_rank))]
     if enough():
         return {}, False
-    return wire.time_pairs(comm, places, _PAIR_BYTES, enough), True
+    return network_probe.time_pairs(comm, places, _PAIR_BYTES, enough), True
 
 
 def _reduced_bytes(job: Job, clip: Clip) -> int:
@@ -142,4 +145,4 @@ def _parameter_bytes(clip: Clip) -> int:
 
 
 def _gpu(device: torch.device) -> Gpu | None:
-    return place.gpu(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    return host_probe.gpu(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.preflight.measurements import Finding, Reading
+from trainer.preflight.measurements import Finding, Measurements
 
 SLOW = 0.5
 """Share of the median speed below which a host or rank is an outlier."""
@@ -35,19 +35,19 @@ class Needs:
     """Number of checkpoints that are kept at once, with the one that is being written."""
 
 
-def judge(readings: Sequence[Reading], needs: Needs) -> list[Finding]:
+def find_problems(measurements: Sequence[Measurements], needs: Needs) -> list[Finding]:
     """Returns the findings: errors first, then in the order of the checks."""
     findings = [
         finding
         for check in (_collectives, _nodes, _clocks, _links, _rdma, _copies, _gpus)
-        for finding in check(readings, needs)
+        for finding in check(measurements, needs)
     ]
     return sorted(findings, key=lambda finding: finding.severity)
 
 
-def _collectives(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
-    by_text: dict[str, list[Reading]] = {}
-    for reading in readings:
+def _collectives(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
+    by_text: dict[str, list[Measurements]] = {}
+    for reading in measurements:
         for text in reading.wrong:
             by_text.setdefault(text, []).append(reading)
     for text, those in by_text.items():
@@ -58,9 +58,9 @@ def _collectives(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding
         yield Finding("error", "collectives", f"{_ranks(those)}: {text}; {advice}")
 
 
-def _nodes(readings: Sequence[Reading], needs: Needs) -> Iterator[Finding]:
+def _nodes(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Finding]:
     yield from _below(
-        readings,
+        measurements,
         "shared memory",
         lambda r: r.shm_bytes,
         needs.shm_bytes,
@@ -69,7 +69,7 @@ def _nodes(readings: Sequence[Reading], needs: Needs) -> Iterator[Finding]:
         "or fewer data.workers",
     )
     yield from _below(
-        readings,
+        measurements,
         "open files",
         lambda r: r.open_files,
         needs.open_files,
@@ -77,7 +77,7 @@ def _nodes(readings: Sequence[Reading], needs: Needs) -> Iterator[Finding]:
         unit=str,
     )
     yield from _below(
-        readings,
+        measurements,
         "disk",
         lambda r: r.disk_bytes,
         needs.checkpoint_bytes * needs.checkpoints,
@@ -88,9 +88,9 @@ def _nodes(readings: Sequence[Reading], needs: Needs) -> Iterator[Finding]:
 
 
 def _below(
-    readings: Sequence[Reading],
+    measurements: Sequence[Measurements],
     check: str,
-    value: Callable[[Reading], int | None],
+    value: Callable[[Measurements], int | None],
     needed: int,
     text: str,
     *,
@@ -101,7 +101,7 @@ def _below(
     shown = unit or size
     short = [
         (found, r)
-        for r in readings
+        for r in measurements
         if not (only_rank_0 and r.rank) and (found := value(r)) is not None and found < needed
     ]
     if short:
@@ -113,9 +113,9 @@ def _below(
         )
 
 
-def _clocks(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
-    middle = statistics.median(r.clock_s for r in readings)
-    odd = {r.node: r.clock_s - middle for r in readings if abs(r.clock_s - middle) > CLOCK_S}
+def _clocks(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
+    middle = statistics.median(r.clock_s for r in measurements)
+    odd = {r.node: r.clock_s - middle for r in measurements if abs(r.clock_s - middle) > CLOCK_S}
     for node, off in odd.items():
         yield Finding(
             "warning",
@@ -124,12 +124,12 @@ def _clocks(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
         )
 
 
-def _links(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+def _links(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
     """Yields a warning for each node or rank whose best pair is slow.
 
     The best pair counts, so that a slow partner does not make it slow.
     """
-    best = pair_speeds(readings)
+    best = pair_speeds(measurements)
     if len(best) < 3:
         return
     middle = statistics.median(best.values())
@@ -142,28 +142,28 @@ def _links(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
             yield Finding("warning", "link", text)
 
 
-def pair_speeds(readings: Sequence[Reading]) -> dict[str, float]:
+def pair_speeds(measurements: Sequence[Measurements]) -> dict[str, float]:
     """Returns bytes per second of each node in its best pair, summed over its ranks; on a single node, of
     each rank.
     """
-    several = len({r.node for r in readings}) > 1
+    several = len({r.node for r in measurements}) > 1
     speeds: dict[str, dict[str, float]] = {}
-    for r in readings:
+    for r in measurements:
         of_place = speeds.setdefault(r.node if several else f"rank {r.rank}", {})
         for partner, timing in r.pairs.items():
             of_place[partner] = of_place.get(partner, 0.0) + timing.bytes_per_s
     return {place: max(found.values()) for place, found in speeds.items() if found}
 
 
-def _rdma(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+def _rdma(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
     """Yields warnings for nodes whose NCCL opened no RDMA device.
 
     Nodes that all fell back to TCP are equally slow, so only their own devices show it.
     """
-    idle = [r for r in readings if r.rdma is not None and not r.rdma.opened]
-    if len({r.node for r in readings}) < 2 or not idle:
+    idle = [r for r in measurements if r.rdma is not None and not r.rdma.opened]
+    if len({r.node for r in measurements}) < 2 or not idle:
         return
-    by_cause: dict[str, list[Reading]] = {}
+    by_cause: dict[str, list[Measurements]] = {}
     for r in idle:
         by_cause.setdefault(r.rdma.refused_by if r.rdma else "", []).append(r)
     for variable, those in by_cause.items():
@@ -175,10 +175,10 @@ def _rdma(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
         )
 
 
-def _copies(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
+def _copies(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
     speeds = {
         r.rank: (r, r.timings["host to device"].bytes_per_s)
-        for r in readings
+        for r in measurements
         if "host to device" in r.timings
     }
     if not speeds:
@@ -193,8 +193,8 @@ def _copies(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
             yield Finding("warning", "host to device", text)
 
 
-def _gpus(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
-    for r in readings:
+def _gpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
+    for r in measurements:
         if r.gpu is None:
             continue
         where = f"rank {r.rank} on {r.node}, {r.gpu.name}"
@@ -223,13 +223,13 @@ def _gpus(readings: Sequence[Reading], _needs: Needs) -> Iterator[Finding]:
             yield Finding("warning", "GPU memory", text)
 
 
-def _ranks(readings: Sequence[Reading]) -> str:
-    shown = ", ".join(f"rank {r.rank} on {r.node}" for r in readings[:4])
-    return shown + (f" and {len(readings) - 4} more" if len(readings) > 4 else "")
+def _ranks(measurements: Sequence[Measurements]) -> str:
+    shown = ", ".join(f"rank {r.rank} on {r.node}" for r in measurements[:4])
+    return shown + (f" and {len(measurements) - 4} more" if len(measurements) > 4 else "")
 
 
-def _nodes_of(readings: Sequence[Reading]) -> str:
-    nodes = list(dict.fromkeys(r.node for r in readings))
+def _nodes_of(measurements: Sequence[Measurements]) -> str:
+    nodes = list(dict.fromkeys(r.node for r in measurements))
     return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
 
 
@@ -247,14 +247,15 @@ def rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.3g} GB/s"
 
 
-def figures(readings: Sequence[Reading]) -> Mapping[str, tuple[float, Reading]]:
+def figures(measurements: Sequence[Measurements]) -> Mapping[str, tuple[float, Measurements]]:
     """Returns, for each timing, the slowest rank's seconds, which a step waits for, and that rank's
     measurements.
     """
-    names = dict.fromkeys(name for r in readings for name in r.timings)
+    names = dict.fromkeys(name for r in measurements for name in r.timings)
     return {
         name: max(
-            ((r.timings[name].seconds, r) for r in readings if name in r.timings), key=lambda found: found[0]
+            ((r.timings[name].seconds, r) for r in measurements if name in r.timings),
+            key=lambda found: found[0],
         )
         for name in names
     }

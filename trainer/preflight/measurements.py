@@ -58,7 +58,7 @@ class Rdma:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measurements:
     """Measurements of one rank.
 
     None means that the machine has no such thing, or that it could not be read.
@@ -86,7 +86,7 @@ class Reading:
     """RDMA devices; None also for a rank on the CPU, whose collectives use TCP in any case."""
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> "Reading":
+    def from_table(cls, table: Mapping[str, Any]) -> "Measurements":
         """Returns the measurements from a table that `dataclasses.asdict` made."""
         nested = {
             name: {of: Timing(**found) for of, found in table[name].items()} for name in ("timings", "pairs")

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from trainer.comm.connect import connect
-from trainer.comm.shared_folder import check_place
+from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
@@ -22,7 +22,7 @@ from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
 from trainer.run.folder import run_folder
 from trainer.supervise.console import leave_now, run_rank
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.text.terminal import shown
 
@@ -42,29 +42,29 @@ log = logging.getLogger("clipship")
 )
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
 def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
-    def work(world: World, pulse: Pulse) -> None:
+    def work(world: World, heartbeat: Heartbeat) -> None:
         job = load_job(job_path, [*inherited(os.environ), *overrides])
-        _look(job, world, pulse, folder or run_folder(job), as_json)
+        _look(job, world, heartbeat, folder or run_folder(job), as_json)
 
     leave_now(run_rank(sys.stderr, work))
 
 
-def _look(job: Job, world: World, pulse: Pulse, folder: Path, as_json: bool) -> None:
-    """Collective: runs the preflight, and rank 0 prints it. Raises Unfit if a run could not begin."""
-    pulse.limits = job.timeouts.by_phase
-    comm = connect(job, world, os.environ, pulse)
+def _look(job: Job, world: World, heartbeat: Heartbeat, folder: Path, as_json: bool) -> None:
+    """Collective: runs the preflight, and rank 0 prints it. Raises MachineError if a run could not begin."""
+    heartbeat.limits = job.timeouts.by_phase
+    comm = connect(job, world, os.environ, heartbeat)
     log.info("%-12s %d ranks, %s on %s", "world", world.size, comm.name, comm.device)
-    check_place(folder, comm)
+    check_future_folder(folder, comm)
     batch_plan = plan(job, world.size)
     report = preflight(job, comm, batch_plan, build_model(job, batch_plan, comm), folder)
     if world.rank == 0:
         found = (
             (report.as_json(),)
             if as_json
-            else lines(report.readings, report.findings, report.left_out, report.headline())
+            else lines(report.measurements, report.findings, report.left_out, report.headline())
         )
         print(shown("\n".join(found)), flush=True)
-    pulse.phase("shutdown")
+    heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.init_s)
     comm.close()
     report.raise_errors()

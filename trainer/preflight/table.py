@@ -3,28 +3,28 @@
 from collections.abc import Iterator, Sequence
 
 from trainer.preflight.findings import figures, pair_speeds, rate, size
-from trainer.preflight.measurements import Finding, Reading
+from trainer.preflight.measurements import Finding, Measurements
 
 
 def lines(
-    readings: Sequence[Reading], findings: Sequence[Finding], left_out: Sequence[str], headline: str
+    measurements: Sequence[Measurements], findings: Sequence[Finding], left_out: Sequence[str], headline: str
 ) -> Iterator[str]:
     """Yields aligned lines, one per topic; the worst node of each figure is named."""
-    nodes = list(dict.fromkeys(r.node for r in readings))
+    nodes = list(dict.fromkeys(r.node for r in measurements))
     rows = [
         (
             "world",
             (
-                f"{len(readings)} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}: "
+                f"{len(measurements)} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}: "
                 f"{', '.join(nodes[:6])}{' ...' if len(nodes) > 6 else ''}"
             ),
         )
     ]
     rows += [("collectives", "all_reduce, all_gather, broadcast, exchange and objects are right")] * (
-        not any(r.wrong for r in readings)
+        not any(r.wrong for r in measurements)
     )
-    rows += list(_speeds(readings))
-    rows += list(_places(readings))
+    rows += list(_speeds(measurements))
+    rows += list(_places(measurements))
     rows += [("not measured", f"{', '.join(left_out)}: the time was up (health.preflight_s)")] * bool(
         left_out
     )
@@ -34,8 +34,8 @@ def lines(
         yield f"{topic:<15}{text}"
 
 
-def _speeds(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
-    for name, (seconds, slowest) in figures(readings).items():
+def _speeds(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
+    for name, (seconds, slowest) in figures(measurements).items():
         timing = slowest.timings[name]
         if name == "latency":
             yield name, f"{seconds * 1e6:,.0f} us for an all_reduce of {timing.bytes} bytes"
@@ -47,7 +47,7 @@ def _speeds(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
                     f"(slowest: {_who(slowest)})"
                 ),
             )
-    speeds = pair_speeds(readings)
+    speeds = pair_speeds(measurements)
     if speeds:
         slowest_place = min(speeds, key=lambda place: speeds[place])
         yield (
@@ -59,23 +59,23 @@ def _speeds(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _places(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
-    shm = [(r.shm_bytes, r) for r in readings if r.shm_bytes is not None]
+def _places(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
+    shm = [(r.shm_bytes, r) for r in measurements if r.shm_bytes is not None]
     if shm:
         least, where = min(shm, key=lambda found: found[0])
         yield "/dev/shm", f"at least {size(least)} free ({where.node})"
-    yield "open files", f"at least {min(r.open_files for r in readings):,}"
-    if readings[0].disk_bytes is not None:
-        yield "disk", f"{size(readings[0].disk_bytes)} free for the run folder"
-    clocks = [r.clock_s for r in readings]
+    yield "open files", f"at least {min(r.open_files for r in measurements):,}"
+    if measurements[0].disk_bytes is not None:
+        yield "disk", f"{size(measurements[0].disk_bytes)} free for the run folder"
+    clocks = [r.clock_s for r in measurements]
     yield "clocks", f"within {max(clocks) - min(clocks):.3f} s"
-    rdma = [r.rdma for r in readings if r.rdma is not None]
+    rdma = [r.rdma for r in measurements if r.rdma is not None]
     if rdma:
         yield (
             "RDMA",
             f"{sum(found.opened for found in rdma)} of {len(rdma)} ranks hold a device of their node open",
         )
-    gpus = [r.gpu for r in readings if r.gpu is not None]
+    gpus = [r.gpu for r in measurements if r.gpu is not None]
     if gpus:
         yield (
             "GPUs",
@@ -86,5 +86,5 @@ def _places(readings: Sequence[Reading]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _who(reading: Reading) -> str:
+def _who(reading: Measurements) -> str:
     return f"rank {reading.rank} on {reading.node}"

@@ -26,32 +26,32 @@ _FILES = (EXIT_FILE, DIAGNOSIS_FILE)
 Result = TypeVar("Result")
 
 
-class LastWords:
+class ExitFiles:
     """Exit files of one start, written by one supervisor.
 
-    `writer` is the supervisor's rank, `start` the name of the start as in `Meeting.start`. Without a run
+    `writer` is the supervisor's rank, `start` the name of the start as in `Rendezvous.start`. Without a run
     folder nothing is written.
     """
 
     def __init__(self, run_folder: str, start: str = "", writer: int = 0) -> None:
         self._folder, self._start, self._writer = Path(run_folder) if run_folder else None, start, writer
 
-    async def forget(self) -> None:
+    async def remove_old(self) -> None:
         """Remove the exit files of an earlier start, which would be taken for this one's."""
-        await within(WAIT_S, self._forget)
+        await within(WAIT_S, self._remove_old)
 
-    async def keep(self, name: str, value: Mapping[str, Any]) -> str:
+    async def write(self, name: str, value: Mapping[str, Any]) -> str:
         """Write one exit file and return its path.
 
         Returns "" if the folder is unknown or cannot be written; the console still has the text.
         """
-        return await within(WAIT_S, lambda: self._keep(name, value)) or ""
+        return await within(WAIT_S, lambda: self._write(name, value)) or ""
 
-    def _forget(self) -> None:
+    def _remove_old(self) -> None:
         if self._folder is not None:
-            forget(self._folder, self._start)
+            remove_exit_files(self._folder, self._start)
 
-    def _keep(self, name: str, value: Mapping[str, Any]) -> str:
+    def _write(self, name: str, value: Mapping[str, Any]) -> str:
         if self._folder is None or _is_anothers(self._folder, self._start):
             return ""
         self._folder.mkdir(parents=True, exist_ok=True)  # it is missing if the ranks never met
@@ -63,7 +63,7 @@ class LastWords:
         return str(path)
 
 
-def forget(run_folder: Path, start: str) -> None:
+def remove_exit_files(run_folder: Path, start: str) -> None:
     """Remove the exit files of earlier starts, unless another start holds the folder. Raises OSError.
 
     The lock file gets a new modification time, so that observers see the new start before its rank 0 has the
@@ -76,7 +76,7 @@ def forget(run_folder: Path, start: str) -> None:
             os.utime(run_folder / LOCK)
 
 
-def forget_others(run_folder: Path, start: str) -> None:
+def remove_other_exit_files(run_folder: Path, start: str) -> None:
     """Remove the exit files of all starts but this one, from a folder that this start has just taken over.
 
     Raises OSError.
@@ -91,7 +91,7 @@ def _is_anothers(run_folder: Path, start: str) -> bool:
     return holder is not None and holder.start != start
 
 
-def end_of(run_folder: Path, start: str) -> ExitRecord | None:
+def exit_record_of(run_folder: Path, start: str) -> ExitRecord | None:
     """Returns how this start of the run ended.
 
     Returns None if its supervisors wrote nothing, or if the file is an older start's.

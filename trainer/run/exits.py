@@ -33,7 +33,7 @@ class ExitRecord:
     details: str = ""
     """More lines for people: a traceback, or what every late rank was doing."""
     start: str = ""
-    """Start of the run that ended so, as `Meeting.start` names it; set in exit.json only."""
+    """Start of the run that ended so, as `Rendezvous.start` names it; set in exit.json only."""
 
     def headline(self) -> str:
         """Returns the record as one line for people."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer.errors import Preempted, Unfit
+from trainer.errors import MachineError, Preempted
 from trainer.run.layout import LOCK
 from trainer.safe_io.plain import open_plain, read_plain
 
@@ -33,7 +33,7 @@ class Holder:
     since: str = ""
     """Time when the lock was taken, in UTC (ISO 8601)."""
     start: str = ""
-    """Start of the run, as `Meeting.start` names it; empty if Clipship's launcher did not start it."""
+    """Start of the run, as `Rendezvous.start` names it; empty if Clipship's launcher did not start it."""
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.node} since {self.since}" if self.node else "another process"
@@ -45,13 +45,13 @@ def hold(
     start: str,
     longest_s: float,
     say: Callable[[str], None],
-    stop_asked: Callable[[], bool] = lambda: False,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
     """Lock the run folder until this process ends; a file system without locks locks nothing.
 
     If another process has the lock, waits for it up to `longest_s` seconds (at most WAIT_S), after telling
-    `say` so. Raises OSError if the file cannot be written, Unfit if the lock is still taken after the wait,
-    Preempted if `stop_asked` becomes true meanwhile.
+    `say` so. Raises OSError if the file cannot be written, MachineError if the lock is still taken after the
+    wait, Preempted if `stop_requested` becomes true meanwhile.
     """
     path = folder / LOCK
     lock = open_plain(path, os.O_RDWR | os.O_CREAT)
@@ -62,12 +62,12 @@ def hold(
         while not _take(lock):
             if time.monotonic() > limit:
                 os.close(lock)
-                raise Unfit(
+                raise MachineError(
                     f"the run folder {folder} is written by {_holder(path)}: end that start of the run "
                     "first, or make this another run with --set name=... (if that node is lost, its file "
                     "system keeps the lock for some minutes)"
                 )
-            if stop_asked():
+            if stop_requested():
                 os.close(lock)
                 raise Preempted(
                     f"asked to stop while {folder} was written by {_holder(path)}: nothing was begun"

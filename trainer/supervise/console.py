@@ -14,12 +14,12 @@ from trainer.errors import (
     EXIT_FAILED,
     EXIT_PREEMPTED,
     InputError,
+    MachineError,
     Preempted,
-    Unfit,
-    Unreadable,
+    StorageError,
 )
 from trainer.run.exits import RANK_DIR, ExitRecord, record_exit
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory
 from trainer.sysinfo.shortage import allow_open_files, shortage
@@ -28,12 +28,12 @@ from trainer.text.terminal import ShownFormatter, say, shown
 log = logging.getLogger("clipship")
 
 
-def run_rank(stream: TextIO, work: Callable[[World, Pulse], None]) -> int:
+def run_rank(stream: TextIO, work: Callable[[World, Heartbeat], None]) -> int:
     """Detects this rank's world, sets up its log and runs `work`; returns 0.
 
     Any other end leaves the process here, with its reason recorded.
     """
-    pulse = Pulse.open(os.environ)
+    heartbeat = Heartbeat.open(os.environ)
     try:
         world = detect(os.environ, os.uname().nodename)
     except InputError as error:
@@ -42,15 +42,15 @@ def run_rank(stream: TextIO, work: Callable[[World, Pulse], None]) -> int:
     speak(world, stream)
     try:
         allow_open_files()
-        work(world, pulse)
+        work(world, heartbeat)
     except Preempted as error:
         log.info("%-12s %s", "preempted", error)
         _leave(world, EXIT_PREEMPTED, str(error))
-    except (InputError, Unfit) as error:
-        _refuse(world, pulse, error)
+    except (InputError, MachineError) as error:
+        _refuse(world, heartbeat, error)
     except Exception as error:
         if sentence := shortage(error):
-            _refuse(world, pulse, Unfit(sentence))
+            _refuse(world, heartbeat, MachineError(sentence))
         _fail(world, error)
     return EXIT_DONE
 
@@ -81,7 +81,7 @@ def leave_now(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _refuse(world: World, pulse: Pulse, error: InputError | Unfit) -> NoReturn:
+def _refuse(world: World, heartbeat: Heartbeat, error: InputError | MachineError) -> NoReturn:
     """Shows the problem once and leaves.
 
     During init all ranks find the same problem, so rank 0 alone shows it; later a single rank's data may be
@@ -89,9 +89,11 @@ def _refuse(world: World, pulse: Pulse, error: InputError | Unfit) -> NoReturn:
     """
     if RANK_DIR not in os.environ and world.rank == 0:
         say(error)
-    elif RANK_DIR not in os.environ and pulse.now != "init":
+    elif RANK_DIR not in os.environ and heartbeat.current_phase != "init":
         say(f"rank {world.rank} on {world.node}: {error}")
-    _leave(world, EXIT_FAILED if isinstance(error, Unfit | Unreadable) else EXIT_BAD_INPUT, str(error))
+    _leave(
+        world, EXIT_FAILED if isinstance(error, MachineError | StorageError) else EXIT_BAD_INPUT, str(error)
+    )
 
 
 def _fail(world: World, error: Exception) -> NoReturn:

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
-from trainer.run.exit_files import LastWords
+from trainer.run.exit_files import ExitFiles
 from trainer.run.exits import ExitRecord
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
-from trainer.supervise.evidence import STACK_WAIT_S, Report
+from trainer.supervise.evidence import STACK_WAIT_S, RankReport
 from trainer.supervise.limits import Limits
 from trainer.supervise.nccl_debug import ras_status
 
@@ -33,7 +33,7 @@ REPEAT_S = 5.0
 _STACKS = 16
 
 
-class Root:
+class Coordinator:
     """Decides once how the run ends.
 
     `say` sends a message to every supervisor, this one included; `finish` ends the run.
@@ -43,26 +43,26 @@ class Root:
         self,
         ranks: Sequence[int],
         limits: Limits,
-        words: LastWords,
+        exit_files: ExitFiles,
         say: Callable[[Message], None],
         finish: Callable[[ExitRecord], None],
         has_begun: Callable[[], bool] = lambda: True,
     ) -> None:
         """`has_begun` tells whether rank 0, and so perhaps others, has done anything that could be saved."""
-        self._ranks, self.limits, self._words = ranks, limits, words
+        self._ranks, self.limits, self._exit_files = ranks, limits, exit_files
         self._say, self._finish, self._has_begun = say, finish, has_begun
         self._nodes: dict[int, str] = {}
         self._done: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
         self._causes: list[tuple[float, ExitRecord]] = []
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, RankReport] = {}
         self._stacks: dict[int, str] = {}
         self._stop_at: float | None = None
         self._decided = False
         self._collecting = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Handles one message from another supervisor or from rank 0's own."""
         handler = getattr(self, f"_on_{message['kind']}", None)
         if handler is not None and not self._decided:
@@ -190,7 +190,7 @@ class Root:
         self._decide(await self._timed_out(found, await ras_status()))
 
     async def _timed_out(self, found: Diagnosis, ras: str) -> ExitRecord:
-        file = await self._words.keep(
+        file = await self._exit_files.write(
             DIAGNOSIS_FILE, {**found.to_json(EXIT_TIMED_OUT, self._stacks), "nccl_ras": ras}
         )
         rank, node = next(iter(found.names()), (0, self._nodes.get(0, "")))
@@ -204,7 +204,7 @@ class Root:
         )
 
     def _on_report(self, message: Message) -> None:
-        found = Report(**message["report"])
+        found = RankReport(**message["report"])
         self._reports[found.rank] = found
 
     def _on_stack(self, message: Message) -> None:
@@ -216,7 +216,7 @@ class Root:
             self._spawn(self._end(record))
 
     async def _end(self, record: ExitRecord) -> None:
-        await self._words.keep(EXIT_FILE, asdict(record))
+        await self._exit_files.write(EXIT_FILE, asdict(record))
         self._finish(record)
 
     async def _until(self, arrived: Callable[[], bool], timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.supervise.evidence import Report
+from trainer.supervise.evidence import RankReport
 
 _STOPPED = ("stopped by a signal", "stopped by a debugger", "ended", "gone")
 _NAMED = 8
@@ -33,11 +33,11 @@ class Diagnosis:
 
     what: str
     """Text that names the limit and the rank that noticed."""
-    reports: Sequence[Report]
+    reports: Sequence[RankReport]
     missing: Sequence[Missing]
 
     @property
-    def late(self) -> list[Report]:
+    def late(self) -> list[RankReport]:
         """Ranks that reported and that the others waited for; see `late_ranks`."""
         return (
             late_ranks(self.reports)
@@ -62,7 +62,7 @@ class Diagnosis:
         }
 
 
-def late_ranks(reports: Sequence[Report]) -> list[Report]:
+def late_ranks(reports: Sequence[RankReport]) -> list[RankReport]:
     """Returns the ranks that the others waited for.
 
     These are the stopped ranks if there are any; else those that have begun fewer collectives than others;
@@ -106,7 +106,7 @@ def _missing(missing: Missing) -> str:
     )
 
 
-def _doing(report: Report) -> str:
+def _doing(report: RankReport) -> str:
     """Returns a line like `rank 1 on n2 (process 77, sleeping), 12 s in step, step 7; no collective yet`."""
     where = (
         f"{report.phase}" if report.phase in ("init", "shutdown") else f"{report.phase}, step {report.step}"

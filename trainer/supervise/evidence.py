@@ -1,4 +1,4 @@
-"""Reports what one rank does, seen from outside: its pulse, the kernel's /proc (Linux), its Python stack.
+"""Reports what one rank does, seen from outside: its heartbeat, the kernel's /proc (Linux), its Python stack.
 
 No torch. A rank that is stopped or asleep in the kernel cannot answer for itself: /proc then shows that, and
 there is no stack.
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.supervise.heartbeat import Beat
+from trainer.supervise.heartbeat import RankState
 
 STACK_FILE = "stack"
 """File in the rank's folder; it exists once the rank can be asked for its stack."""
@@ -29,7 +29,7 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """State of one rank at one moment."""
 
     rank: int
@@ -53,19 +53,19 @@ class Report:
         return asdict(self)
 
 
-def report(rank: int, node: str, pid: int, beat: Beat, stack: str = "") -> Report:
+def report(rank: int, node: str, pid: int, state: RankState, stack: str = "") -> RankReport:
     """Returns the rank's state now; reads /proc."""
-    return Report(
+    return RankReport(
         rank=rank,
         node=node,
         pid=pid,
-        phase=beat.phase,
-        step=beat.step,
-        phase_s=round(beat.seconds, 1),
-        limit_s=beat.limit_s if beat.limit_s != float("inf") else 0.0,
-        collectives=beat.collectives,
-        collective=beat.collective,
-        waiting=beat.waiting,
+        phase=state.phase,
+        step=state.step,
+        phase_s=round(state.seconds, 1),
+        limit_s=state.limit_s if state.limit_s != float("inf") else 0.0,
+        collectives=state.collectives,
+        collective=state.collective,
+        waiting=state.waiting,
         state=state_of(pid),
         kernel=_read(pid, "wchan").strip("0\n"),
         stack=stack,

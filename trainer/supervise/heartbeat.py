@@ -1,7 +1,7 @@
 """A rank's current phase, step and last collective, in a small file that it shares with its supervisor.
 
-The rank writes with `Pulse`, without a system call; the supervisor reads with `read` and sends a request with
-`ask_to_stop`. Both are on one machine, so they share the clock of `time.monotonic`. No torch.
+The rank writes with `Heartbeat`, without a system call; the supervisor reads with `read` and sends a request
+with `ask_to_stop`. Both are on one machine, so they share the clock of `time.monotonic`. No torch.
 """
 
 import math
@@ -17,7 +17,7 @@ from pathlib import Path
 from trainer.config.phases import Phase
 from trainer.run.exits import EXIT_DIR, RANK_DIR
 
-PULSE_FILE = "pulse"
+HEARTBEAT_FILE = "heartbeat"
 
 # The fields are: version; phase, its limit, its step, its begin; collectives begun, the last one's name, and
 # whether the rank waits in it.
@@ -29,8 +29,8 @@ _TRIES = 1000
 
 
 @dataclass(frozen=True)
-class Beat:
-    """A pulse as it was read.
+class RankState:
+    """State of a rank as its heartbeat shows it.
 
     `began` is on the clock of `time.monotonic`; `collectives` counts the collectives that this rank has
     begun.
@@ -56,8 +56,8 @@ class Beat:
         return self.seconds > self.limit_s
 
 
-class Pulse:
-    """Writes the rank's pulse.
+class Heartbeat:
+    """Writes the rank's heartbeat.
 
     Only one thread writes at a time: the loop's, or the backward pass's while the loop's waits for it.
     """
@@ -69,26 +69,29 @@ class Pulse:
 
         They are set once the job is known.
         """
-        beat = _unpack(memory)
-        self._version, self._phase, self._step, self._began = 0, beat.phase, beat.step, beat.began
-        self._limit_s = beat.limit_s
+        state = _unpack(memory)
+        self._version, self._phase, self._step, self._began = 0, state.phase, state.step, state.began
+        self._limit_s = state.limit_s
         self._collectives, self._collective, self._waiting = 0, "", False
 
     @classmethod
-    def open(cls, env: Mapping[str, str]) -> "Pulse":
-        """Opens the pulse that the supervisor made; without a supervisor, makes one that nobody reads."""
+    def open(cls, env: Mapping[str, str]) -> "Heartbeat":
+        """Opens the heartbeat file that the supervisor made.
+
+        Without a supervisor, it opens memory that nobody reads.
+        """
         if folder := env.get(RANK_DIR):
-            with open(Path(folder, PULSE_FILE), "r+b") as file:
+            with open(Path(folder, HEARTBEAT_FILE), "r+b") as file:
                 return cls(mmap.mmap(file.fileno(), _SIZE), {})
         return cls(mmap.mmap(-1, _SIZE), {})
 
-    def phase(self, phase: Phase, step: int = 0) -> None:
+    def begin_phase(self, phase: Phase, step: int = 0) -> None:
         """Records that the rank is in this phase from now on; `step` counts from 1."""
         self._phase, self._step, self._began = phase, step, time.monotonic()
         self._limit_s = self.limits.get(phase, math.inf)
         self._write()
 
-    def collective(self, name: str, *, waiting: bool = True) -> None:
+    def begin_collective(self, name: str, *, waiting: bool = True) -> None:
         """Records that one more collective has begun; every rank counts the same ones.
 
         `waiting=False` means that the collective is under way while the rank goes on.
@@ -96,23 +99,23 @@ class Pulse:
         self._collectives, self._collective, self._waiting = self._collectives + 1, name, waiting
         self._write()
 
-    def waiting(self, waiting: bool) -> None:
+    def set_waiting(self, waiting: bool) -> None:
         """Records whether the rank waits in the last collective."""
         self._waiting = waiting
         self._write()
 
     @property
-    def now(self) -> str:
+    def current_phase(self) -> str:
         """Name of the current phase."""
         return self._phase
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds until the phase passes its limit; 0 if it has passed, infinite if there is none."""
         return max(0.0, self._began + self.limits.get(self._phase, math.inf) - time.monotonic())
 
     @property
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """True once the supervisor asks the run to stop."""
         return self._memory[_STOP_AT] != 0
 
@@ -131,10 +134,11 @@ class Pulse:
 
 
 def make(folder: Path) -> mmap.mmap:
-    """Makes a new pulse file and returns the supervisor's side of it: in phase init from now on, without a
-    limit.
+    """Makes a new heartbeat file and maps it for the supervisor.
+
+    It says that the rank is in phase init from now on, without a limit.
     """
-    path = folder / PULSE_FILE
+    path = folder / HEARTBEAT_FILE
     path.write_bytes(bytes(_SIZE))
     with open(path, "r+b") as file:
         memory = mmap.mmap(file.fileno(), _SIZE)
@@ -142,21 +146,24 @@ def make(folder: Path) -> mmap.mmap:
     return memory
 
 
-def read(memory: mmap.mmap) -> Beat:
-    """Returns the rank's current phase.
+def read(memory: mmap.mmap) -> RankState:
+    """Returns the rank's current state.
 
     A rank that was stopped while it wrote leaves a torn block; it is returned as it is.
     """
     for _ in range(_TRIES):
         before = memory[0:8]
-        beat = _unpack(memory)
+        state = _unpack(memory)
         if before == memory[0:8] and not before[0] & 1:
-            return beat
+            return state
     return _unpack(memory)
 
 
-def peek(path: Path) -> Beat:
-    """Reads the pulse of another process of this machine. Raises OSError or ValueError if there is none."""
+def peek(path: Path) -> RankState:
+    """Reads the heartbeat file of another process of this machine.
+
+    Raises OSError or ValueError if there is none.
+    """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ) as memory:
         return read(memory)
 
@@ -174,30 +181,30 @@ def ask_to_stop(memory: mmap.mmap) -> None:
     memory[_STOP_AT] = 1
 
 
-def _unpack(memory: mmap.mmap) -> Beat:
+def _unpack(memory: mmap.mmap) -> RankState:
     _, phase, limit_s, step, began, collectives, name, waiting = _BLOCK.unpack(memory[: _BLOCK.size])
     if not began:  # nobody made it: the rank has no supervisor
-        return Beat("init", math.inf, 0, time.monotonic(), 0, "", False)
-    return Beat(_text(phase), limit_s, step, began, collectives, _text(name), waiting)
+        return RankState("init", math.inf, 0, time.monotonic(), 0, "", False)
+    return RankState(_text(phase), limit_s, step, began, collectives, _text(name), waiting)
 
 
 def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode(errors="replace")
 
 
-def show_pulse(folder: Path, env: Mapping[str, str]) -> None:
-    """Links rank 0's pulse in `folder` into the exit folder, for the launcher on this machine to read."""
+def publish_heartbeat(folder: Path, env: Mapping[str, str]) -> None:
+    """Links rank 0's heartbeat in `folder` into the exit folder, for the launcher on this machine to read."""
     if EXIT_DIR in env:
         with suppress(OSError):  # the ranks were started from another machine
-            os.symlink(folder / PULSE_FILE, Path(env[EXIT_DIR], PULSE_FILE))
+            os.symlink(folder / HEARTBEAT_FILE, Path(env[EXIT_DIR], HEARTBEAT_FILE))
 
 
-def seen_pulse(exit_dir: Path) -> tuple[Beat | None, bool]:
+def published_state(exit_dir: Path) -> tuple[RankState | None, bool]:
     """Returns rank 0's state, and whether its supervisor has begun on this machine.
 
     A state of None with True means that the supervisor has ended.
     """
-    way = exit_dir / PULSE_FILE
+    way = exit_dir / HEARTBEAT_FILE
     with suppress(OSError, ValueError):
         return peek(way), True
     return None, way.is_symlink()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, Unfit
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, MachineError
 from trainer.run.exits import EXIT_DIR
 from trainer.supervise.limits import read_limits
 from trainer.supervise.supervisor import supervise
@@ -27,9 +27,9 @@ def main(words: Sequence[str], module: str = "trainer.train") -> int:
     try:
         allow_open_files()
         world = detect(os.environ, os.uname().nodename)
-    except (InputError, Unfit) as error:
+    except (InputError, MachineError) as error:
         say(error)
-        return EXIT_FAILED if isinstance(error, Unfit) else EXIT_BAD_INPUT
+        return EXIT_FAILED if isinstance(error, MachineError) else EXIT_BAD_INPUT
     if world.rank == 0 and EXIT_DIR not in os.environ:  # `clipship run` has checked them already
         for problem in name_problems(os.environ, version("torch")):
             say(f"warning: {problem}")

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
-def meeting_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
+def rank_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
     """Makes a fresh folder and removes it afterwards.
 
     Folders that killed supervisors left behind are removed first. The folder is in memory if possible: while

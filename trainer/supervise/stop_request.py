@@ -9,13 +9,13 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from trainer.supervise.tree import OUTSIDER, Meeting, is_signed, signed
+from trainer.supervise.tree import OUTSIDER, Rendezvous, is_signed, signed
 
 ANSWER_S = 2.0
 _LINE = 2**16
 
 
-def ask_to_stop(meeting: Meeting, number: int, *, again: bool = False) -> bool:
+def ask_to_stop(rendezvous: Rendezvous, number: int, *, again: bool = False) -> bool:
     """Tells rank 0's supervisor that signal `number` came; returns False if it does not answer, or another
     program does.
 
@@ -23,21 +23,21 @@ def ask_to_stop(meeting: Meeting, number: int, *, again: bool = False) -> bool:
     """
     # TimeoutError is an OSError; another program may send anything.
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        return _ask(meeting, number, again)
+        return _ask(rendezvous, number, again)
     return False
 
 
-def _ask(meeting: Meeting, number: int, again: bool) -> bool:
+def _ask(rendezvous: Rendezvous, number: int, again: bool) -> bool:
     with (
-        socket.create_connection((meeting.host, meeting.port), ANSWER_S) as connection,
+        socket.create_connection((rendezvous.host, rendezvous.port), ANSWER_S) as connection,
         connection.makefile("rwb") as file,
     ):
         nonces = str(json.loads(file.readline(_LINE))["nonce"]), secrets.token_hex(16)
         about = {"rank": OUTSIDER, "node": "", "port": 0, "nonce": nonces[1]}
-        _send(file, signed(meeting.token, "newcomer", nonces, about))
-        if not is_signed(meeting.token, "host", nonces, dict(json.loads(file.readline(_LINE)))):
+        _send(file, signed(rendezvous.token, "newcomer", nonces, about))
+        if not is_signed(rendezvous.token, "host", nonces, dict(json.loads(file.readline(_LINE)))):
             return False
-        _send(file, {"kind": "stop", "signal": number, "rank": 0, "node": meeting.host, "again": again})
+        _send(file, {"kind": "stop", "signal": number, "rank": 0, "node": rendezvous.host, "again": again})
         return True
 
 

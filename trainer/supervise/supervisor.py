@@ -20,18 +20,18 @@ from typing import Any
 
 from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
-from trainer.run.exit_files import LastWords
+from trainer.run.exit_files import ExitFiles
 from trainer.run.exits import RANK_DIR, ExitRecord, first_cause, record_cause
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, FLIGHT_RECORDS
-from trainer.supervise import heartbeat as pulse
-from trainer.supervise.coordinator import Root
+from trainer.supervise import heartbeat
+from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.evidence import python_stack, report
-from trainer.supervise.heartbeat import Beat, show_pulse
+from trainer.supervise.heartbeat import RankState, publish_heartbeat
 from trainer.supervise.limits import Limits
 from trainer.supervise.nccl_debug import flight_record, rank_variables
-from trainer.supervise.rank_process import SIGNALS, end_rank, meeting_folder, start_rank
-from trainer.supervise.tree import Meeting, Message, Tree
+from trainer.supervise.rank_process import SIGNALS, end_rank, rank_folder, start_rank
+from trainer.supervise.tree import Message, Rendezvous, Tree
 from trainer.supervise.world import World
 from trainer.sysinfo import memory
 from trainer.text.terminal import shown
@@ -64,14 +64,14 @@ def supervise(
     early: list[int] = []
     for number in SIGNALS:  # collects signals until the event loop handles them
         signal.signal(number, lambda caught, _frame: early.append(caught))
-    with meeting_folder() as folder:
-        memory = pulse.make(folder)
+    with rank_folder() as folder:
+        memory = heartbeat.make(folder)
         if world.rank == 0:
-            show_pulse(folder, env)
+            publish_heartbeat(folder, env)
         rank = start_rank(command, {**env, RANK_DIR: str(folder), **rank_variables(folder)})
         try:
             found = limits()
-            pulse.limit_init(memory, found.init_s)
+            heartbeat.limit_init(memory, found.init_s)
             return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run(early))
         finally:
             for number in SIGNALS:  # one that comes now would only change the exit code
@@ -99,18 +99,22 @@ class Supervisor:
             limits,
             env,
         )
-        meeting = Meeting.from_env(env)
-        ranks = (world.rank,) if meeting is None else range(world.size)
-        self._words = LastWords(limits.run_folder, meeting.start if meeting else "", world.rank)
-        self._tree = None if meeting is None else Tree(meeting, world.rank, world.node, limits.silence_s)
-        self._root = (
-            Root(ranks, limits, self._words, self._down, self._finish, self._has_begun)
-            if meeting is None or world.rank == 0
+        rendezvous = Rendezvous.from_env(env)
+        ranks = (world.rank,) if rendezvous is None else range(world.size)
+        self._exit_files = ExitFiles(limits.run_folder, rendezvous.start if rendezvous else "", world.rank)
+        self._tree = (
+            None if rendezvous is None else Tree(rendezvous, world.rank, world.node, limits.silence_s)
+        )
+        self._coordinator = (
+            Coordinator(ranks, limits, self._exit_files, self._down, self._finish, self._has_begun)
+            if rendezvous is None or world.rank == 0
             else None
         )
         if self._tree is not None:
-            self._tree.at_root = self._root.hear if self._root is not None else self._tree.at_root
-            self._tree.from_above = self._hear
+            self._tree.at_root = (
+                self._coordinator.receive if self._coordinator is not None else self._tree.at_root
+            )
+            self._tree.from_above = self._receive
         self._pauses: list[tuple[float, float]] = []
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
         self._changed = asyncio.Event()
@@ -130,8 +134,8 @@ class Supervisor:
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
-        if self._root is not None:
-            await self._words.forget()
+        if self._coordinator is not None:
+            await self._exit_files.remove_old()
             self._up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
         if self._tree is not None:
             self._spawn(self._join(self._tree))
@@ -162,20 +166,24 @@ class Supervisor:
         except OSError as error:
             await self._end_alone(
                 EXIT_FAILED,
-                f"the supervisors cannot meet at {tree.meeting.host}, port {tree.meeting.port}: {error}",
+                f"the supervisors cannot meet at {tree.rendezvous.host}, port {tree.rendezvous.port}: "
+                f"{error}",
             )
 
-    def _beat(self) -> Beat:
-        """Returns the rank's pulse without pauses, so that a suspended job keeps the rest of its limits."""
-        beat = pulse.read(self._memory)
+    def _rank_state(self) -> RankState:
+        """Returns the rank's state; time when this process was suspended does not count.
+
+        So a suspended job keeps the rest of its limits.
+        """
+        state = heartbeat.read(self._memory)
         return replace(
-            beat,
-            began=beat.began
-            + sum(min(pause, end - beat.began) for end, pause in self._pauses if beat.began < end),
+            state,
+            began=state.began
+            + sum(min(pause, end - state.began) for end, pause in self._pauses if state.began < end),
         )
 
     def _has_begun(self) -> bool:
-        return self._beat().phase not in NOTHING_DONE
+        return self._rank_state().phase not in NOTHING_DONE
 
     def _look(self) -> None:
         """Checks whether the rank has ended or has passed a limit."""
@@ -185,15 +193,15 @@ class Supervisor:
                 self._told = True
                 self._tell_end(code)
             return
-        beat = self._beat()
-        if beat.late and not self._said_late:
+        state = self._rank_state()
+        if state.late and not self._said_late:
             self._said_late = True
-            where = f"{beat.phase}, step {beat.step}," if beat.step else beat.phase
-            limit = f"timeouts.{LIMIT_KEYS.get(beat.phase, beat.phase)} = {beat.limit_s:g} s"
+            where = f"{state.phase}, step {state.step}," if state.step else state.phase
+            limit = f"timeouts.{LIMIT_KEYS.get(state.phase, state.phase)} = {state.limit_s:g} s"
             what = f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"
             self._up({"kind": "late", "what": what})
             self._spawn(self._late_unheard(what))
-        self._said_late = beat.late
+        self._said_late = state.late
 
     def _tell_end(self, code: int) -> None:
         if code in (EXIT_DONE, EXIT_PREEMPTED):
@@ -207,8 +215,8 @@ class Supervisor:
                 }
             )
             return
-        beat = self._beat()
-        where = f"{beat.phase}, step {beat.step}" if beat.step else beat.phase
+        state = self._rank_state()
+        where = f"{state.phase}, step {state.step}" if state.step else state.phase
         record = first_cause(self._folder) or ExitRecord(
             self._world.rank, self._world.node, EXIT_FAILED, "", time.time()
         )
@@ -222,7 +230,7 @@ class Supervisor:
                 f"left with exit code {code} in {where}",
                 time.time(),
             )
-        self._up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and beat.waiting})
+        self._up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and state.waiting})
 
     def _killed(self, number: int, where: str) -> ExitRecord:
         name = signal.Signals(number).name
@@ -244,11 +252,11 @@ class Supervisor:
             stack[:4000],
         )
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         """Handles a message that the coordinator sent to all."""
         match message["kind"]:
             case "stop":
-                pulse.ask_to_stop(self._memory)
+                heartbeat.ask_to_stop(self._memory)
             case "collect":
                 self._asked = True
                 self._spawn(self._report())
@@ -262,7 +270,7 @@ class Supervisor:
 
     async def _report(self) -> None:
         """Sends this rank's report. NCCL's flight record is saved first, since the end may follow at once."""
-        found = report(self._world.rank, self._world.node, self._rank.pid, self._beat())
+        found = report(self._world.rank, self._world.node, self._rank.pid, self._rank_state())
         if self._limits.run_folder:
             await flight_record(self._folder, Path(self._limits.run_folder, FLIGHT_RECORDS))
         self._up({"kind": "report", "report": found.to_json()})
@@ -284,7 +292,7 @@ class Supervisor:
         first.
         """
         await asyncio.sleep(ORPHAN_S)
-        late = self._beat().late
+        late = self._rank_state().late
         code = self._rank.poll()
         own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
         if lost["relayed"]:  # the supervisor that lost its own parent reports it
@@ -306,8 +314,10 @@ class Supervisor:
 
     async def _late_unheard(self, what: str) -> None:
         await asyncio.sleep(UNHEARD_S)
-        if not self._asked and self._tree is not None and self._root is None:
-            await self._end_alone(EXIT_TIMED_OUT, f"timed out: {what}", Missing(0, self._tree.meeting.host))
+        if not self._asked and self._tree is not None and self._coordinator is None:
+            await self._end_alone(
+                EXIT_TIMED_OUT, f"timed out: {what}", Missing(0, self._tree.rendezvous.host)
+            )
 
     async def _end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:
         """Ends this rank if rank 0's supervisor does not decide, not yet or no longer; writes the cause in
@@ -316,18 +326,18 @@ class Supervisor:
         if self._ended is not None:
             return
         rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
-        own = report(self._world.rank, self._world.node, self._rank.pid, self._beat())
+        own = report(self._world.rank, self._world.node, self._rank.pid, self._rank_state())
         found = Diagnosis(reason, [own], [missing] if missing else [])
         record = ExitRecord(rank, node, code, reason, time.time(), text(found, {}, ""))
         self._say(record)
         # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.
-        await self._words.keep(EXIT_FILE, asdict(record))
-        await self._words.keep(DIAGNOSIS_FILE, found.to_json(code, {}))
+        await self._exit_files.write(EXIT_FILE, asdict(record))
+        await self._exit_files.write(DIAGNOSIS_FILE, found.to_json(code, {}))
         self._end(code)
 
     def _up(self, message: Message) -> None:
-        if self._root is not None:
-            self._root.hear(message)
+        if self._coordinator is not None:
+            self._coordinator.receive(message)
         elif self._tree is not None:
             self._tree.up(message)
 
@@ -335,7 +345,7 @@ class Supervisor:
         if self._tree is not None:
             self._tree.down(message)
         else:
-            self._hear(message)
+            self._receive(message)
 
     def _finish(self, record: ExitRecord) -> None:
         """Ends the run, on rank 0.

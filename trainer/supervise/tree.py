@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from trainer.sysinfo.addresses import is_loopback, listening_address
 
-MEETING = "CLIPSHIP_SUPERVISORS"
+RENDEZVOUS = "CLIPSHIP_SUPERVISORS"
 """Variable that holds `host:port` of rank 0's supervisor."""
 TOKEN = "CLIPSHIP_TOKEN"
 FANOUT = 32
@@ -42,7 +42,7 @@ Side = Literal["host", "newcomer"]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Address of rank 0's supervisor, and the token that proves membership of the run."""
 
     host: str
@@ -50,9 +50,9 @@ class Meeting:
     token: str
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> "Meeting | None":
+    def from_env(cls, env: Mapping[str, str]) -> "Rendezvous | None":
         """Returns None if the launcher sets no address: each supervisor then works alone."""
-        host, _, port = env.get(MEETING, "").rpartition(":")
+        host, _, port = env.get(RENDEZVOUS, "").rpartition(":")
         return cls(host.strip("[]"), int(port), env.get(TOKEN, "")) if host and port.isdigit() else None
 
     @property
@@ -66,7 +66,7 @@ class Meeting:
     def variables(self) -> dict[str, str]:
         """Returns the variables that `from_env` reads."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return {MEETING: f"{host}:{self.port}", TOKEN: self.token}
+        return {RENDEZVOUS: f"{host}:{self.port}", TOKEN: self.token}
 
 
 def proof(token: str, text: str) -> str:
@@ -94,7 +94,7 @@ def is_signed(token: str, side: Side, nonces: Sequence[str], message: Message) -
     return hmac.compare_digest(str(message.get("proof")).encode(errors="replace"), str(own["proof"]).encode())
 
 
-class Places:
+class TreePlan:
     """Plan of the tree, at the root: who is whose child.
 
     It fills breadth first, so that the tree stays flat.
@@ -180,10 +180,10 @@ class Tree:
     """One supervisor's place in the tree. Callbacks run in the event loop and must not wait."""
 
     def __init__(
-        self, meeting: Meeting, rank: int, node: str, silence_s: float, fanout: int = FANOUT
+        self, rendezvous: Rendezvous, rank: int, node: str, silence_s: float, fanout: int = FANOUT
     ) -> None:
-        self.meeting, self.rank, self.node = meeting, rank, node
-        self._root = meeting.host, meeting.port
+        self.rendezvous, self.rank, self.node = rendezvous, rank, node
+        self._root = rendezvous.host, rendezvous.port
         self.at_root: Callable[[Message], None] = lambda message: None
         """Callback at the root for each message from below."""
         self.from_above: Callable[[Message], None] = lambda message: None
@@ -194,7 +194,7 @@ class Tree:
         self.ending = False
         """True once the run is ending: links that close from now on are not reported."""
         self._silence_s = silence_s
-        self._places = Places(node, fanout)
+        self._plan = TreePlan(node, fanout)
         self._parent: Link | None = None
         self._unsent: list[Message] = []
         self._children: set[Link] = set()
@@ -209,14 +209,14 @@ class Tree:
         Raises OSError if the port is taken, and TimeoutError if nobody answers in time.
         """
         if self.rank == 0:
-            host = self.meeting.host
+            host = self.rendezvous.host
             await self._listen(
                 host if is_loopback(host) else await asyncio.to_thread(listening_address, host),
-                self.meeting.port,
+                self.rendezvous.port,
             )
         else:
             self._parent = await self._find_parent(time.monotonic() + timeout_s)
-            self._spawn(self._hear_parent(self._parent))
+            self._spawn(self._receive_from_parent(self._parent))
             for message in self._unsent:
                 self._parent.send(message)
         self._spawn(self._beat())
@@ -280,7 +280,7 @@ class Tree:
             if link is not None and parent is None:
                 return link
             if time.monotonic() > deadline:
-                place = f"{self.meeting.host}, port {self.meeting.port}"
+                place = f"{self.rendezvous.host}, port {self.rendezvous.port}"
                 another = (
                     ": another program does, which does not know this run's token" if self._stranger else ""
                 )
@@ -313,9 +313,9 @@ class Tree:
             return None
         nonces = str(challenge.get("nonce")), secrets.token_hex(16)
         about = {"rank": self.rank, "node": self.node, "port": port, "nonce": nonces[1]}
-        link.send(signed(self.meeting.token, "newcomer", nonces, about))
+        link.send(signed(self.rendezvous.token, "newcomer", nonces, about))
         answer = await link.receive()
-        self._stranger = answer is not None and not is_signed(self.meeting.token, "host", nonces, answer)
+        self._stranger = answer is not None and not is_signed(self.rendezvous.token, "host", nonces, answer)
         return None if self._stranger else answer
 
     async def _newcomer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -327,7 +327,7 @@ class Tree:
             welcome = False
         if welcome:
             with suppress(asyncio.CancelledError):  # this supervisor leaves; asyncio would print the error
-                await self._hear_child(link)
+                await self._receive_from_child(link)
         link.close()
 
     async def _welcome(self, link: Link) -> bool:
@@ -339,21 +339,24 @@ class Tree:
         link.send({"nonce": nonce})
         hello = await link.receive()
         nonces = nonce, str(hello.get("nonce")) if hello else ""
-        if hello is None or not is_signed(self.meeting.token, "newcomer", nonces, hello):
+        if hello is None or not is_signed(self.rendezvous.token, "newcomer", nonces, hello):
             return False
         link.rank, link.node = int(hello["rank"]), str(hello["node"])
         parent = None
         if self.rank == 0 and link.rank != OUTSIDER:
-            parent = self._places.parent(link.node, (link.host(), int(hello["port"])))
+            parent = self._plan.parent(link.node, (link.host(), int(hello["port"])))
         link.send(
             signed(
-                self.meeting.token, "host", nonces, {"parent": parent, "rank": self.rank, "node": self.node}
+                self.rendezvous.token,
+                "host",
+                nonces,
+                {"parent": parent, "rank": self.rank, "node": self.node},
             )
         )
         await link.flush()
         return parent is None
 
-    async def _hear_child(self, link: Link) -> None:
+    async def _receive_from_child(self, link: Link) -> None:
         member = link.rank != OUTSIDER
         if member:
             self._children.add(link)
@@ -382,7 +385,7 @@ class Tree:
         if not self.ending:
             self.up({"kind": "lost", "rank": link.rank, "node": link.node, "reason": reason})
 
-    async def _hear_parent(self, link: Link) -> None:
+    async def _receive_from_parent(self, link: Link) -> None:
         while (message := await link.receive()) is not None:
             if "kind" in message:
                 self.down(message)

@@ -213,7 +213,7 @@ def shared_devices(records: Sequence[tuple[int, str, str]]) -> None:
         )
 
 
-def rendezvous(env: Environment, world: World) -> tuple[str, int]:
+def master_address(env: Environment, world: World) -> tuple[str, int]:
     """Returns host and TCP port at which torch's ranks meet: MASTER_ADDR and MASTER_PORT.
 
     A single process gets loopback and port 0, which means any free port. Raises InputError if several ranks

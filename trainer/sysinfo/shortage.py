@@ -8,7 +8,7 @@ import resource
 import shutil
 from pathlib import Path
 
-from trainer.errors import Unfit
+from trainer.errors import MachineError
 from trainer.text.wording import many
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -28,7 +28,7 @@ process."""
 def allow_open_files() -> None:
     """Raise the soft limit on open files if it is low and the hard limit allows it.
 
-    Raises Unfit if the hard limit is too low as well.
+    Raises MachineError if the hard limit is too low as well.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -37,7 +37,7 @@ def allow_open_files() -> None:
     most = _ENOUGH_OPEN_FILES if hard == unlimited else min(hard, _ENOUGH_OPEN_FILES)
     if most < LEAST_OPEN_FILES:
         missing = LEAST_OPEN_FILES - most
-        raise Unfit(
+        raise MachineError(
             f"a process may have {most} files open here, and needs {LEAST_OPEN_FILES} at least: raise "
             f"`ulimit -n` by {missing}"
         )
@@ -45,7 +45,7 @@ def allow_open_files() -> None:
 
 
 def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: int) -> None:
-    """Raises Unfit if the loader processes of a node's ranks need more shared memory than is free.
+    """Raises MachineError if the loader processes of a node's ranks need more shared memory than is free.
 
     `batch_bytes` is the size of one micro-batch of uint8 images. Without this check, a process without room
     for its next batch would die of a bus error.
@@ -58,7 +58,7 @@ def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: 
     if needed <= room.free:
         return
     keeps = f"{many(ranks, 'rank')} with data.workers = {workers} may keep {_mb(needed)} of images there"
-    raise Unfit(
+    raise MachineError(
         f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}: make it "
         f"{_mb(needed - room.free)} larger (kubernetes.shm_gb, docker run --shm-size), or use fewer "
         "data.workers or a smaller optim.max_batch_size_per_gpu"

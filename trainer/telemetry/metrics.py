@@ -13,7 +13,7 @@ from typing import IO
 from trainer.safe_io.atomic import json_text, write_whole
 from trainer.safe_io.plain import open_plain, read_plain
 from trainer.telemetry.records import Lap, Record
-from trainer.telemetry.writers import Sink
+from trainer.telemetry.writers import MetricWriter
 from trainer.text.wording import duration
 
 log = logging.getLogger("clipship")
@@ -66,7 +66,7 @@ class Telemetry:
     """
 
     def __init__(
-        self, path: Path | None, steps: int, steps_done: int = 0, sinks: Sequence[Sink] = ()
+        self, path: Path | None, steps: int, steps_done: int = 0, sinks: Sequence[MetricWriter] = ()
     ) -> None:
         self._steps, self._steps_done, self._sinks = steps, steps_done, sinks
         self._said_lost = False

@@ -15,7 +15,7 @@ from trainer.run.layout import TRACES
 log = logging.getLogger("clipship")
 
 
-class Trace:
+class Profiler:
     """Traces a window of steps; every rank has one. `begin` and `end` stand around each step."""
 
     def __init__(self, window: tuple[int, int] | None, folder: Path, comm: Comm) -> None:

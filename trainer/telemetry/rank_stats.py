@@ -35,7 +35,7 @@ _COLUMNS = (
 )
 
 
-class Ranks:
+class RankStats:
     """Gathers the figures of all ranks at each record; every rank has one, for one start of a run."""
 
     def __init__(self, comm: Comm, folder: Path, steps_done: int = 0) -> None:
@@ -50,7 +50,7 @@ class Ranks:
         if self._path is not None:
             forget_after(self._path, steps_done)
 
-    def look(self, step: int, lap: Lap) -> dict[str, Any]:
+    def gather(self, step: int, lap: Lap) -> dict[str, Any]:
         """Compares this rank's times since the last call with the others'; returns the figures for the
         record. Collective.
         """
@@ -62,8 +62,8 @@ class Ranks:
             torch.tensor([row], dtype=torch.float64, device=self._comm.device)
         ).tolist()
         self._comm.pop_bytes()  # leaves out the bytes of this all_gather itself
-        self._keep(step, table)
-        found = seen(table)
+        self._write(step, table)
+        found = summarize(table)
         self._sent += sent
         self._slowest[int(found["slowest_rank"])] += lap.steps
         self._peaks = {
@@ -99,7 +99,7 @@ class Ranks:
             **{key: value for key, value in self._peaks.items() if value},
         }
 
-    def _keep(self, step: int, table: Sequence[Sequence[float]]) -> None:
+    def _write(self, step: int, table: Sequence[Sequence[float]]) -> None:
         if self._path is None:
             return
         columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(_COLUMNS)}
@@ -107,7 +107,7 @@ class Ranks:
             file.write(json.dumps({"step": step, **columns}) + "\n")
 
 
-def seen(table: Sequence[Sequence[float]]) -> dict[str, float]:
+def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:
     """Returns the rank with the most work of its own, by how much, and the worst value of each column.
 
     `table` has one row of `_COLUMNS` per rank. Own work is data and compute; it is compared with the median

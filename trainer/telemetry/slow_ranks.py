@@ -16,7 +16,7 @@ _NOTICEABLE_S = 0.01
 
 
 @dataclass(frozen=True)
-class Slow:
+class SlowRank:
     """A slow rank, the seconds per step of its own work, and the ranks' median."""
 
     rank: int
@@ -24,9 +24,10 @@ class Slow:
     median_s: float
 
 
-class Paces:
-    """Compares the ranks' own times: `share` returns what this rank sends, `hear` takes the sum over all
-    ranks.
+class SlowRanks:
+    """Finds slow ranks from the times of all ranks' own work.
+
+    `contribution` returns what this rank sends; `receive` takes the sum over all ranks.
     """
 
     def __init__(self, rank: int, world_size: int, factor: float) -> None:
@@ -43,7 +44,7 @@ class Paces:
         """True if an exchange is due. All ranks count the same steps, so they agree."""
         return self._own_s is not None
 
-    def share(self) -> list[float]:
+    def contribution(self) -> list[float]:
         """Returns this rank's mean at its index and zeros elsewhere; the sum over the ranks holds all.
 
         Starts a new mean.
@@ -52,14 +53,14 @@ class Paces:
         told[self._rank], self._own_s = self._own_s or 0.0, None
         return told
 
-    def hear(self, told: Sequence[float]) -> list[Slow]:
+    def receive(self, told: Sequence[float]) -> list[SlowRank]:
         """Returns the ranks that have just become slow, or still are after as many exchanges again."""
         median = statistics.median_low(told)  # the faster one of two ranks
         for rank, own in enumerate(told):
             slow = own > self._factor * median and own - median > _NOTICEABLE_S
             self._slow_times[rank] = self._slow_times[rank] + 1 if slow else 0
         return [
-            Slow(rank, told[rank], median)
+            SlowRank(rank, told[rank], median)
             for rank, times in enumerate(self._slow_times)
             if times and times % _TIMES == 0
         ]

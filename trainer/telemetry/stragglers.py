@@ -9,12 +9,12 @@ from typing import Any
 
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
-from trainer.telemetry.slow_ranks import EVERY, Paces
+from trainer.telemetry.slow_ranks import EVERY, SlowRanks
 
 log = logging.getLogger("clipship")
 
 
-class Watch:
+class StragglerDetector:
     """Detects slow ranks; every rank has one, and rank 0 logs.
 
     Its numbers travel with the consensus of each step.
@@ -24,8 +24,8 @@ class Watch:
         """Collective, since it gathers the names of the nodes."""
         self._comm = comm
         looks = settings.slow_rank_factor is not None and comm.world.size > 1
-        self._paces = (
-            Paces(comm.world.rank, comm.world.size, settings.slow_rank_factor or 0.0) if looks else None
+        self._slow_ranks = (
+            SlowRanks(comm.world.rank, comm.world.size, settings.slow_rank_factor or 0.0) if looks else None
         )
         self._nodes = comm.all_gather_object(comm.world.node)
         self._on_gpu = comm.device.type == "cuda"
@@ -46,8 +46,8 @@ class Watch:
         if self._steps == EVERY or not self._on_gpu:
             self._own_s -= self._collect()
         if self._steps == EVERY:
-            if self._paces is not None:
-                self._paces.spent(self._own_s / EVERY)
+            if self._slow_ranks is not None:
+                self._slow_ranks.spent(self._own_s / EVERY)
             self._steps, self._own_s = 0, 0.0
 
     def pop_comm_s(self) -> float:
@@ -71,13 +71,15 @@ class Watch:
         if self._on_gpu and self._steps:  # these steps count as this rank's own work when the window ends
             self._own_s -= collected
 
-    def share(self) -> list[float]:
+    def contribution(self) -> list[float]:
         """Returns the numbers that this rank sends before a step; mostly none."""
-        return self._paces.share() if self._paces is not None and self._paces.due else []
+        return (
+            self._slow_ranks.contribution() if self._slow_ranks is not None and self._slow_ranks.due else []
+        )
 
-    def hear(self, told: Sequence[float]) -> Iterator[dict[str, Any]]:
+    def receive(self, told: Sequence[float]) -> Iterator[dict[str, Any]]:
         """Yields an event for each slow rank, from the numbers of all ranks."""
-        for slow in self._paces.hear(told) if told and self._paces else []:
+        for slow in self._slow_ranks.receive(told) if told and self._slow_ranks else []:
             node = self._nodes[slow.rank]
             self.slow_ranks[slow.rank] += 1
             if self._comm.world.rank == 0:

@@ -27,7 +27,7 @@ _WANDB_INIT_S = 30.0
 _WANDB_FINISH_S = 30.0  # less than timeouts.shutdown_s, since the other ranks wait meanwhile
 
 
-class Sink(Protocol):
+class MetricWriter(Protocol):
     """Protocol of a metric writer, which takes the same values as metrics.jsonl."""
 
     def write(self, values: Mapping[str, object]) -> None:
@@ -46,13 +46,13 @@ def check_installed(settings: Logging) -> None:
         )
 
 
-def open_sinks(job: Job, folder: Path, steps_done: int) -> list[Sink]:
+def open_writers(job: Job, folder: Path, steps_done: int) -> list[MetricWriter]:
     """Opens the writers that the job asks for, in the run folder.
 
     Raises InputError if W&B is not installed or knows no user.
     """
     check_installed(job.logging)
-    sinks: list[Sink] = []
+    sinks: list[MetricWriter] = []
     if job.logging.tensorboard:
         sinks.append(TensorBoard(folder / TENSORBOARD, steps_done))
     if job.logging.wandb != "off":

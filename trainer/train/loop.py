@@ -14,7 +14,7 @@ import torch
 
 from trainer.checkpoint import files
 from trainer.checkpoint.writer import Writer
-from trainer.comm.consensus import Agreement
+from trainer.comm.consensus import StepConsensus
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
@@ -31,11 +31,11 @@ from trainer.model.optimizer import learning_rate, set_learning_rate
 from trainer.run.layout import Run
 from trainer.sysinfo.versions import versions
 from trainer.telemetry.metrics import Clock, Telemetry
-from trainer.telemetry.profiler import Trace
-from trainer.telemetry.rank_stats import Ranks
+from trainer.telemetry.profiler import Profiler
+from trainer.telemetry.rank_stats import RankStats
 from trainer.telemetry.records import Record
-from trainer.telemetry.stragglers import Watch
-from trainer.telemetry.writers import open_sinks
+from trainer.telemetry.stragglers import StragglerDetector
+from trainer.telemetry.writers import open_writers
 from trainer.train.non_finite import Finite
 from trainer.train.prefetch import Feed
 from trainer.train.requests import Requests
@@ -73,23 +73,23 @@ class Loop:
         """
         self.skipped = Skipped(self.job.data.max_bad_share)
         batches = self._global_batches(steps_done)
-        agreement = Agreement(self.comm)
+        consensus = StepConsensus(self.comm)
         self._saved_at = time.monotonic()
         self._saved_step = steps_done
         self._best: float | None = None
         self._clock = Clock()
-        self._watch = Watch(self.job.health, self.comm)
-        self._ranks = Ranks(self.comm, self.run_folder.folder, steps_done)
-        self._trace = Trace(self.job.comm.timeline, self.run_folder.folder, self.comm)
+        self._stragglers = StragglerDetector(self.job.health, self.comm)
+        self._rank_stats = RankStats(self.comm, self.run_folder.folder, steps_done)
+        self._profiler = Profiler(self.job.comm.timeline, self.run_folder.folder, self.comm)
         self._finite = Finite(self.job.health, self.run_folder.folder, self.comm.world)
         self.clip.model.train()
         with self._open_telemetry(steps_done) as self._telemetry:
             # This phase includes the first batch, since the loaders start.
-            self.comm.pulse.phase("first step", steps_done + 1)
+            self.comm.heartbeat.begin_phase("first step", steps_done + 1)
             metrics: Metrics = {}
             stop = False
             for done in range(steps_done + 1, self.schedule.steps + 1):
-                stop, save = self._agreed(agreement, done)
+                stop, save = self._agreed(consensus, done)
                 rate = learning_rate(self.job.optim, done - 1, self.schedule.steps)
                 result = self._traced_step(batches, done, rate, first=done == steps_done + 1)
                 if self._due(done, self.job.logging.every_steps) or done == steps_done + 1:
@@ -103,7 +103,7 @@ class Loop:
             # result.
             if steps_done == self.schedule.steps:
                 metrics, stop = self._saved_and_evaluated(steps_done, stop=False, save=False)
-            self._close(agreement)
+            self._close(consensus)
             if stop:
                 raise Preempted(
                     f"asked to stop: step {self._saved_step} of {self.schedule.steps} is saved, "
@@ -116,7 +116,7 @@ class Loop:
 
         Not collective; call it after `run`.
         """
-        return {**self._ranks.summary(), "slow_ranks": self._watch.slow_ranks}
+        return {**self._rank_stats.summary(), "slow_ranks": self._stragglers.slow_ranks}
 
     def _traced_step(
         self, batches: Iterator[list[MicroBatch]], done: int, rate: float, *, first: bool
@@ -126,10 +126,10 @@ class Loop:
         Time spent on tracing counts for no step.
         """
         with self._clock.stopped():
-            self._trace.begin(done)
+            self._profiler.begin(done)
         result = self._step(batches, done, rate, first=first)
         with self._clock.stopped():
-            self._trace.end(done)
+            self._profiler.end(done)
         return result
 
     def _step(
@@ -139,13 +139,13 @@ class Loop:
 
         The first step of a start has one time limit for data and computation together.
         """
-        with self._watch.step():
+        with self._stragglers.step():
             if not first:
-                self.comm.pulse.phase("data", done)
+                self.comm.heartbeat.begin_phase("data", done)
             with self._clock.spent_on("data_s"):
                 micro = next(batches)
             if not first:
-                self.comm.pulse.phase("step", done)
+                self.comm.heartbeat.begin_phase("step", done)
             set_learning_rate(self.train.optimizer, rate)
             result = self.train(micro, done - 1)
         self._clock.step_done()
@@ -155,26 +155,29 @@ class Loop:
     def _open_telemetry(self, steps_done: int) -> Telemetry:
         if self.comm.world.rank:
             return Telemetry(None, self.schedule.steps, steps_done)
-        sinks = open_sinks(self.job, self.run_folder.folder, steps_done)
+        sinks = open_writers(self.job, self.run_folder.folder, steps_done)
         return Telemetry(self.run_folder.metrics, self.schedule.steps, steps_done, sinks)
 
-    def _close(self, agreement: Agreement) -> None:
+    def _close(self, consensus: StepConsensus) -> None:
         """Collective: ends all that is under way and waits until the last checkpoint is complete."""
-        self.comm.pulse.phase("checkpoint", self.schedule.steps)
-        agreement.close()
-        self._trace.close()
+        self.comm.heartbeat.begin_phase("checkpoint", self.schedule.steps)
+        consensus.close()
+        self._profiler.close()
         self.writer.finish()
         self._note_written()
         # A rank that leaves earlier would end those that still write.
         self.comm.barrier(self.job.timeouts.backstop_s)
 
-    def _agreed(self, agreement: Agreement, done: int) -> tuple[bool, bool]:
+    def _agreed(self, consensus: StepConsensus, done: int) -> tuple[bool, bool]:
         """Returns whether some rank asked, a step ago, to stop and to save; also records slow ranks.
 
         Collective.
         """
-        stop, save, *paces = agreement.tell([*self._wishes(), *self._watch.share()]) or (0.0, 0.0)
-        for event in self._watch.hear(paces):
+        stop, save, *paces = consensus.exchange([*self._wishes(), *self._stragglers.contribution()]) or (
+            0.0,
+            0.0,
+        )
+        for event in self._stragglers.receive(paces):
             self._telemetry.event({"step": done - 1, **event})
         return stop > 0, save > 0
 
@@ -226,8 +229,8 @@ class Loop:
 
     def _evaluated(self, done: int) -> tuple[Metrics, bool]:
         """Collective: evaluates; returns the metrics and whether a request to stop ended the evaluation."""
-        self.comm.pulse.phase("evaluation", done)
-        with self._clock.stopped(), self._watch.aside():
+        self.comm.heartbeat.begin_phase("evaluation", done)
+        with self._clock.stopped(), self._stragglers.aside():
             try:
                 metrics = self.evaluate()
             except Preempted:
@@ -243,8 +246,8 @@ class Loop:
 
         With `whole`, the checkpoint is on disk when this returns; otherwise it may still be on its way.
         """
-        self.comm.pulse.phase("checkpoint", done)
-        with self._clock.spent_on("checkpoint_s"), self._watch.aside():
+        self.comm.heartbeat.begin_phase("checkpoint", done)
+        with self._clock.spent_on("checkpoint_s"), self._stragglers.aside():
             if self._saved_step != done:
                 self._save(done, metrics, best)
             else:
@@ -330,8 +333,8 @@ class Loop:
         """Collective: writes the metrics of this step, with the times of the steps since the last record."""
         size = self.plan.global_batch_size
         loss = float(self.comm.all_reduce(result.loss_share))
-        lap = self._clock.pop(self._watch.pop_comm_s())
-        times, about_ranks = lap.per_step(), self._ranks.look(done, lap)
+        lap = self._clock.pop(self._stragglers.pop_comm_s())
+        times, about_ranks = lap.per_step(), self._rank_stats.gather(done, lap)
         scale = float(self.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
         epoch = (done - 1) // self.schedule.epoch_steps
         bad = int(self.comm.all_reduce(torch.tensor(float(self.skipped.count), device=self.comm.device)))

@@ -42,12 +42,12 @@ from trainer.model.compile import compile_blocks
 from trainer.model.host_compiler import check_compiler
 from trainer.model.optimizer import build_optimizer
 from trainer.model.packages import check_packages
-from trainer.preflight.check import Report, preflight
+from trainer.preflight.check import PreflightReport, preflight
 from trainer.run.folder import run_folder
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import leave_now, run_rank
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.sysinfo.shortage import shared_memory_for_loaders
 from trainer.telemetry.metrics import last_loss
@@ -66,20 +66,20 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 
     A rank that fails leaves at once, so that the launcher ends the others.
     """
-    return run_rank(sys.stdout, lambda world, pulse: _whole_run(job_path, overrides, world, pulse))
+    return run_rank(sys.stdout, lambda world, heartbeat: _whole_run(job_path, overrides, world, heartbeat))
 
 
-def _whole_run(job_path: Path, overrides: Sequence[str], world: World, pulse: Pulse) -> None:
+def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat: Heartbeat) -> None:
     job = load_job(job_path, [*inherited(os.environ), *overrides])
-    pulse.limits = job.timeouts.by_phase
-    comm = connect(job, world, os.environ, pulse)
+    heartbeat.limits = job.timeouts.by_phase
+    comm = connect(job, world, os.environ, heartbeat)
     unequal = check_same(job, comm)
     ready = prepare(job, comm)
     if unequal:
         log.warning("%s\n(health.same_environment = warn)", unequal)
     if ready is not None:
         train(ready)
-    pulse.phase("shutdown")
+    heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.backstop_s)
     comm.close()
 
@@ -133,7 +133,7 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     writer = Writer(
         run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s
     )
-    requests = Requests(run.folder, comm.world.rank, comm.pulse)
+    requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
     evaluate = partial(evaluation, clip, lambda: requests.stop)
     return Ready(
         run,
@@ -148,7 +148,7 @@ def _check_shared_memory(
 ) -> None:
     """Collective: checks that each node's shared memory is large enough for its loader processes.
 
-    Raises Unfit on the ranks of a node where it is too small.
+    Raises MachineError on the ranks of a node where it is too small.
     """
     nodes = comm.all_gather_object(comm.world.node)
     workers = loader_processes(source, job.data.workers)
@@ -234,10 +234,10 @@ def _announce(
         name_left_out(source.left_out)
 
 
-def _judge(report: Report, run: Run, comm: Comm) -> None:
+def _judge(report: PreflightReport, run: Run, comm: Comm) -> None:
     """Logs the findings and writes the measurements to the run folder.
 
-    Raises Unfit, on all ranks alike, if the run cannot begin.
+    Raises MachineError, on all ranks alike, if the run cannot begin.
     """
     if comm.world.rank == 0:
         write_json(run.preflight, json.loads(report.as_json()))

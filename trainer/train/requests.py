@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.run.layout import CHECKPOINT_REQUEST
-from trainer.supervise.heartbeat import Pulse
+from trainer.supervise.heartbeat import Heartbeat
 
 _LOOK_S = 1.0
 
@@ -17,8 +17,8 @@ _LOOK_S = 1.0
 class Requests:
     """Reads requests: the supervisor or SIGUSR2 asks any rank to stop; a file asks for a checkpoint."""
 
-    def __init__(self, run_folder: Path, rank: int, pulse: Pulse) -> None:
-        self._pulse = pulse
+    def __init__(self, run_folder: Path, rank: int, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self._file = run_folder / CHECKPOINT_REQUEST if rank == 0 else None
         self._stop = False
         self._looked = 0.0
@@ -27,7 +27,7 @@ class Requests:
     @property
     def stop(self) -> bool:
         """True once this rank is asked to save and to leave with exit code 75."""
-        return self._stop or self._pulse.stop_asked
+        return self._stop or self._heartbeat.stop_requested
 
     @property
     def checkpoint(self) -> bool:

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.comm.shared_folder import check_shared, not_written, refuse_together
+from trainer.comm.shared_folder import check_shared, not_written, raise_together
 from trainer.config import Job
 from trainer.config.loader import dump_job
-from trainer.errors import InputError, Preempted, Unfit
-from trainer.run.exit_files import forget_others
+from trainer.errors import InputError, MachineError, Preempted
+from trainer.run.exit_files import remove_other_exit_files
 from trainer.run.folder import check_run_folder
 from trainer.run.layout import Run, rank_log
 from trainer.run.lock import hold
 from trainer.safe_io.atomic import write_json, write_whole
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import World
 from trainer.sysinfo.libraries import image_stack, nccl_facts
 from trainer.sysinfo.versions import versions
@@ -35,17 +35,17 @@ log = logging.getLogger("clipship")
 def open_run(job: Job, comm: "Comm") -> Run:
     """Collective: makes the job's run folder, or goes on in it, and opens this rank's log file.
 
-    Raises InputError on every rank, Unfit if another start still writes the folder, and Preempted if a stop
-    is asked for meanwhile.
+    Raises InputError on every rank, MachineError if another start still writes the folder, and Preempted if a
+    stop is requested meanwhile.
     """
     run = Run(Path(job.logging.runs) / job.name)
-    problem: InputError | Unfit | Preempted | None = None
+    problem: InputError | MachineError | Preempted | None = None
     if comm.world.rank == 0:
         try:
             _prepare(job, run, comm)
-        except (InputError, Unfit, Preempted) as error:
+        except (InputError, MachineError, Preempted) as error:
             problem = error
-    refuse_together(problem, comm)
+    raise_together(problem, comm)
     check_shared(run.folder, comm)
     _log_to(run.logs / rank_log(comm.world.rank), comm.world)
     environments = comm.all_gather_object(_environment(comm))
@@ -55,15 +55,24 @@ def open_run(job: Job, comm: "Comm") -> Run:
 
 
 def _prepare(job: Job, run: Run, comm: "Comm") -> None:
-    """Makes the folder ready for this start alone. Raises InputError, Unfit or Preempted."""
+    """Makes the folder ready for this start alone. Raises InputError, MachineError or Preempted."""
     try:
         check_run_folder(job)
         run.logs.mkdir(parents=True, exist_ok=True)
-        meeting = Meeting.from_env(os.environ)
-        start = meeting.start if meeting else ""
-        longest_s = 0.75 * comm.pulse.left_s  # the rest of the phase's limit is left for building the model
-        hold(run.folder, comm.world.node, start, longest_s, _say_of_folder, lambda: comm.pulse.stop_asked)
-        forget_others(run.folder, start)
+        rendezvous = Rendezvous.from_env(os.environ)
+        start = rendezvous.start if rendezvous else ""
+        longest_s = (
+            0.75 * comm.heartbeat.remaining_s
+        )  # the rest of the phase's limit is left for building the model
+        hold(
+            run.folder,
+            comm.world.node,
+            start,
+            longest_s,
+            _say_of_folder,
+            lambda: comm.heartbeat.stop_requested,
+        )
+        remove_other_exit_files(run.folder, start)
         write_whole(run.job, dump_job(job), private=True)
     except OSError as error:
         raise InputError(not_written(run.folder, error)) from None

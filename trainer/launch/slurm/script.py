@@ -23,7 +23,7 @@ from trainer.launch.templates import render
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
 """Variables that the script sets on the first node, besides `rank_environment`; the last two are those of
-`trainer.supervise.tree.Meeting`."""
+`trainer.supervise.tree.Rendezvous`."""
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
 _WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
 _LINE = 120

@@ -32,16 +32,16 @@ from trainer.launch.kubernetes.pod.attempts import (
     write_memory,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
-from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, meeting
+from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
 from trainer.launch.processes import supervise
-from trainer.run.exit_files import forget
+from trainer.run.exit_files import remove_exit_files
 from trainer.run.exits import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.layout import METRICS_FILE, Run
 from trainer.supervise.coordinator import REPEAT_S
 from trainer.supervise.stop_request import ask_to_stop
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 from trainer.text.terminal import say, shown
 
 HOSTFILE = Path("/etc/mpi/hostfile")
@@ -68,7 +68,7 @@ class Launcher:
 
     def __init__(self, job_path: Path, job: Job, ssh_port: int, env: Mapping[str, str]) -> None:
         self._job_path, self._job, self._ssh_port, self._env = job_path, job, ssh_port, env
-        self._meeting = self._place = meeting(env)
+        self._rendezvous = self._place = rendezvous(env)
         self._hosts = read_hostfile(HOSTFILE)
         self._folder = run_folder(job)
         self._memory = read_memory(self._folder, env.get(JOB_UID, ""))
@@ -113,18 +113,18 @@ class Launcher:
             return EXIT_PREEMPTED, "asked to stop before the ranks had started"
         if missing:
             return EXIT_FAILED, self._missing(missing)
-        self._meeting = _at_its_address(self._place)
+        self._rendezvous = _at_its_address(self._place)
         if not self._earlier_ranks_gone():
             return (
                 EXIT_FAILED,
                 (
-                    f"ranks of an earlier launcher still run: {self._meeting.host} answers at port "
-                    f"{self._meeting.port}"
+                    f"ranks of an earlier launcher still run: {self._rendezvous.host} answers at port "
+                    f"{self._rendezvous.port}"
                 ),
             )
         self._remember(replace(self._memory, starts=self._memory.starts + 1))
-        forget(
-            self._folder, self._meeting.start
+        remove_exit_files(
+            self._folder, self._rendezvous.start
         )  # otherwise an earlier start's end would be taken for this one's
         before = _stamp(Run(self._folder).result)
         with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
@@ -146,19 +146,19 @@ class Launcher:
         """
         limit = self._job.timeouts.checkpoint_s + self._job.timeouts.shutdown_s
         for patience in (limit, REPEAT_S + 30.0):
-            if not ask_to_stop(self._meeting, signal.SIGTERM):
+            if not ask_to_stop(self._rendezvous, signal.SIGTERM):
                 return True
             say("ranks of an earlier launcher still run: they are asked to save and leave")
             deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
             while time.monotonic() < deadline and not self._asked:
-                if not listens(self._meeting):
+                if not listens(self._rendezvous):
                     return True
                 time.sleep(WATCH_S)
-        return not listens(self._meeting)
+        return not listens(self._rendezvous)
 
     def _mpirun(self, folder: Path) -> int:
         start_s = self._job.timeouts.init_s + self._job.kubernetes.workers_ready_s
-        watch = Watch(self._folder, self._meeting, folder, self._job.timeouts.silence_s, start_s)
+        watch = Watch(self._folder, self._rendezvous, folder, self._job.timeouts.silence_s, start_s)
         known_hosts = folder / "known_hosts"
         known_hosts.write_text(known_host(self._env), encoding="utf-8")
         variables = {**self._env, **ssh_variables(self._ssh_port, known_hosts), EXIT_DIR: str(folder)}
@@ -179,7 +179,7 @@ class Launcher:
         run = Run(self._folder)
         deadline = time.monotonic() + SHOWN_S
         while time.monotonic() < deadline:
-            record = read_end(self._folder, self._meeting)
+            record = read_end(self._folder, self._rendezvous)
             if record is not None:
                 return record.exit_code, record.headline().removeprefix("clipship: ")
             if (code == EXIT_DONE or _stamp(run.result) != before) and run.result.exists() and run.finished():
@@ -214,7 +214,7 @@ class Launcher:
 
     def _pass_on(self, number: int) -> bool:
         self._asked = self._asked or number
-        return ask_to_stop(self._meeting, number)
+        return ask_to_stop(self._rendezvous, number)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked = self._asked or number
@@ -284,18 +284,18 @@ def _stamp(path: Path) -> int:
         return 0
 
 
-def _at_its_address(meeting: Meeting) -> Meeting:
-    """Returns the meeting with the host's address in place of its name.
+def _at_its_address(rendezvous: Rendezvous) -> Rendezvous:
+    """Returns the rendezvous with the host's address in place of its name.
 
     The name disappears when the pod is asked to stop, and that is when its ranks must be reached.
     """
     try:
         return replace(
-            meeting,
-            host=str(socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)[0][4][0]),
+            rendezvous,
+            host=str(socket.getaddrinfo(rendezvous.host, rendezvous.port, type=socket.SOCK_STREAM)[0][4][0]),
         )
     except OSError:
-        return meeting
+        return rendezvous
 
 
 def _leave(code: int, message: str) -> int:

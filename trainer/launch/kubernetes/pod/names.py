@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.errors import InputError
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 
 SSH_KEY = "CLIPSHIP_SSH_KEY"
 """Variable with the path of the private key that the operator made for this job and mounts only into its
@@ -31,14 +31,14 @@ def known_host(env: Mapping[str, str]) -> str:
     return f"* {kind} {key}\n"
 
 
-def meeting(env: Mapping[str, str]) -> Meeting:
+def rendezvous(env: Mapping[str, str]) -> Rendezvous:
     """Returns the address at which the supervisors meet, with their token.
 
     The token follows from the job's ssh key: all pods have it, it is in no variable and on no command line,
     and a launcher that replaces another can still talk to the ranks that it finds. Raises InputError if
     address or key is missing.
     """
-    place = Meeting.from_env(env)
+    place = Rendezvous.from_env(env)
     if place is None:
         raise InputError(
             "CLIPSHIP_SUPERVISORS is not set: this process starts in a pod of an MPIJob that clipship "

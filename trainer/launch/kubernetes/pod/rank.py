@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.errors import EXIT_BAD_INPUT, InputError
-from trainer.launch.kubernetes.pod.names import meeting
+from trainer.launch.kubernetes.pod.names import rendezvous
 from trainer.text.terminal import say
 
 _FIRST_PROCESS = Path("/proc/1/environ")
@@ -25,7 +25,7 @@ def environment(pod: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str
     """
     told = {name: value for name, value in own.items() if name.startswith(_OF_THE_LAUNCHER)}
     together = {**own, **pod, **told}
-    return together | meeting(together).variables()
+    return together | rendezvous(together).variables()
 
 
 def read_environment(path: Path = _FIRST_PROCESS) -> dict[str, str]:

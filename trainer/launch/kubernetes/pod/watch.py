@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
-from trainer.run.exit_files import end_of
+from trainer.run.exit_files import exit_record_of
 from trainer.run.exits import EXIT_DIR, ExitRecord, record_cause
-from trainer.supervise.tree import Meeting
+from trainer.supervise.tree import Rendezvous
 
 SHOWN_S = 10.0
 """Seconds until a file that a worker wrote to the shared volume is seen here: network file systems cache
@@ -29,9 +29,9 @@ class Watch:
     """
 
     def __init__(
-        self, run_folder: Path, meeting: Meeting, exit_dir: Path, silence_s: float, start_s: float
+        self, run_folder: Path, rendezvous: Rendezvous, exit_dir: Path, silence_s: float, start_s: float
     ) -> None:
-        self._run_folder, self._meeting, self._exit_dir = run_folder, meeting, exit_dir
+        self._run_folder, self._rendezvous, self._exit_dir = run_folder, rendezvous, exit_dir
         self._silence_s = 2 * silence_s + SHOWN_S
         self._start_s = start_s
         self._over = threading.Event()
@@ -49,7 +49,7 @@ class Watch:
         began, heard = time.monotonic(), None
         while not self._over.wait(WATCH_S):
             now = time.monotonic()
-            record = read_end(self._run_folder, self._meeting)
+            record = read_end(self._run_folder, self._rendezvous)
             if record is None and heard is not None and now - heard > self._silence_s:
                 reason = (
                     f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or "
@@ -66,23 +66,23 @@ class Watch:
                 record_cause(record, {EXIT_DIR: str(self._exit_dir)})
                 return
             if heard is None or now - heard > self._silence_s / 8:
-                heard = now if listens(self._meeting) else heard
+                heard = now if listens(self._rendezvous) else heard
 
     def _of_rank_0(self, code: int, reason: str) -> ExitRecord:
-        return ExitRecord(0, self._meeting.host.partition(".")[0], code, reason, time.time())
+        return ExitRecord(0, self._rendezvous.host.partition(".")[0], code, reason, time.time())
 
 
-def read_end(folder: Path, meeting: Meeting) -> ExitRecord | None:
-    """Returns how the start of this meeting ended; None if it goes on or left no record."""
+def read_end(folder: Path, rendezvous: Rendezvous) -> ExitRecord | None:
+    """Returns how the start of this rendezvous ended; None if it goes on or left no record."""
     with suppress(OSError):
         os.listdir(folder)  # refreshes a network file system's cache
-    return end_of(folder, meeting.start)
+    return exit_record_of(folder, rendezvous.start)
 
 
-def listens(meeting: Meeting) -> bool:
+def listens(rendezvous: Rendezvous) -> bool:
     """Returns whether rank 0's supervisor accepts connections."""
     try:
-        socket.create_connection((meeting.host, meeting.port), 2.0).close()
+        socket.create_connection((rendezvous.host, rendezvous.port), 2.0).close()
     except OSError:
         return False
     return True
