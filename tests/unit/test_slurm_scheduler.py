@@ -72,7 +72,7 @@ def test_what_a_site_says_before_the_jobs_number_is_no_number(folder: Path, caps
     assert found.details == {"cluster": "big"}
     answers(folder, "sbatch", "echo queued")
     assert main(["submit", "job.toml", "--to", "slurm", "--set", "name=other"]) == 1
-    assert "sbatch named no job" in capsys.readouterr().err
+    assert "sbatch printed no job number" in capsys.readouterr().err
 
 
 def test_the_session_that_a_job_is_submitted_from_is_not_the_jobs(
@@ -120,7 +120,7 @@ def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) ->
     assert main(["submit", "job.toml", "--to", "slurm"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("clipship: sbatch is not on PATH: run this where Slurm's commands are")
+    assert err.startswith("clipship: sbatch is not on PATH: run this on a machine with Slurm's commands")
     assert "clipship render slurm JOB > train.sbatch" in err
 
 
@@ -150,7 +150,7 @@ def test_a_run_that_is_queued_already_is_not_submitted_again(folder: Path, capsy
     answers(folder, "squeue", "echo 'PENDING|0:00|30:00|2|Priority|'")
     answers(folder, "sbatch", f"touch {folder}/called")
     assert main(["submit", "job.toml", "--to", "slurm"]) == 2
-    assert "is Slurm's job 7 already (PENDING)" in capsys.readouterr().err
+    assert "is already Slurm job 7 (PENDING)" in capsys.readouterr().err
     assert not (folder / "called").exists()
 
 
@@ -165,7 +165,7 @@ def test_status_says_why_a_job_waits(folder: Path, capsys: Capture) -> None:
     assert status(folder, capsys) == (
         "run         runs/mine\n"
         "state       PENDING\n"
-        "job         7 of Slurm since 2026-01-02T03:04:05+00:00\n"
+        "job         7 on Slurm since 2026-01-02T03:04:05+00:00\n"
         "reason      Resources\n"
         "time        0:00 of 30:00, 2 nodes\n"
         "step        none: no rank has begun\n"
@@ -189,7 +189,7 @@ def test_status_works_where_accounting_is_off(folder: Path, sacct: str | None, c
     answers(folder, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     if sacct:
         answers(folder, "sacct", sacct)
-    assert "state       unknown: Slurm has forgotten the job, and accounting is off\n" in status(
+    assert "state       unknown: Slurm no longer knows the job, and accounting is off\n" in status(
         folder, capsys
     )
 

@@ -215,7 +215,7 @@ def test_a_node_is_asked_for_by_the_name_that_slurm_has_for_it(
         ("exit 3", "must be on a file system that all nodes share: change logging.runs\nexit 2"),
         (
             "echo 'srun: error: CPU binding outside of job step allocation' >&2; exit 1",
-            "the words of srun or of the node are above\nexit 1",
+            "ended with 1: the messages above say why\nexit 1",
         ),
         ("exit 0", "exit 0"),
     ],
@@ -286,7 +286,7 @@ def test_a_time_limit_before_the_ranks_start_starts_none(tmp_path: Path) -> None
 
 def test_an_image_that_cannot_be_unpacked_is_not_queued_again(tmp_path: Path) -> None:
     said = start(tmp_path, UNPACKING.format(signal="exit 1"))
-    assert said[-2].endswith("the launcher's words are above, its exit code is 1")
+    assert said[-2].endswith("see the launcher's messages above; its exit code is 1")
     assert said[-1] == "exit 1"
 
 
@@ -305,7 +305,7 @@ def test_a_cluster_that_lacks_pmix_is_told_which_package_brings_it(
 ) -> None:
     said = start(tmp_path, NO_PMIX, slurm=slurm, comm=HOROVOD)
     assert "install libpmix-dev" in said[-2]
-    assert said[-2].endswith(f"Without it: {keys}")
+    assert said[-2].endswith(f"To start without it, set {keys}")
     later = start(
         tmp_path, UNPACKING.format(signal="exit 1"), slurm=slurm, comm=HOROVOD
     )  # its output follows the first one's

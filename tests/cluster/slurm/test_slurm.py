@@ -39,7 +39,7 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
     )  # the limit of before would be the next start's too
     assert demo.wait("cut", cut)["JobState"] == "COMPLETED", demo.output("cut", cut)
     said = demo.output("cut", cut)
-    assert "the time limit is near: ranks save and leave" in said
+    assert "the time limit is near: the ranks save and exit" in said
     assert "clipship: saved; queued again" in said
     assert f"start 2 of job {cut}" in said
     assert int(demo.cluster.job(cut)["Restarts"]) >= 1
@@ -167,14 +167,14 @@ def test_scancel_saves_and_nothing_queues_the_job_again(demo: Demo) -> None:
     demo.wait_for_step("cancelled", 3, job)
     again = demo.clipship("submit", str(demo.write("cancelled", resources=TWO_RANKS)), "--to", "slurm")
     assert again.returncode == 2
-    assert f"is Slurm's job {job} already (RUNNING)" in again.stderr
+    assert f"is already Slurm job {job} (RUNNING)" in again.stderr
     answer = demo.clipship("cancel", str(demo.run("cancelled")))
     assert answer.returncode == 0, answer.stderr
     assert f"job {job} is cancelled" in answer.stderr
     ended = demo.wait("cancelled", job)
     assert ended["JobState"] == "CANCELLED"
     said = demo.output("cancelled", job)
-    assert "Slurm ends the job: ranks save and leave" in said
+    assert "Slurm ends the job: the ranks save and exit" in said
     assert "ended the run with exit code 75: asked to stop: step " in said
     assert "queued again" not in said
     assert list((demo.run("cancelled") / "checkpoints").glob("step-*"))
@@ -182,7 +182,7 @@ def test_scancel_saves_and_nothing_queues_the_job_again(demo: Demo) -> None:
     assert demo.cluster.job(job)["Restarts"] == "0"
     late = demo.clipship("cancel", str(demo.run("cancelled")))
     assert late.returncode == 1
-    assert "has ended already" in late.stderr
+    assert "has already ended" in late.stderr
 
 
 def test_a_lost_node_queues_the_job_again_and_it_goes_on(demo: Demo) -> None:
@@ -239,13 +239,13 @@ def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) ->
     demo.wait_for_step("by-hand", 1, job)
     status = demo.clipship("status", str(demo.run("by-hand"))).stdout
     assert "state       RUNNING\n" in status
-    assert f"job         {job} of Slurm since 20" in status
+    assert f"job         {job} on Slurm since 20" in status
     again = demo.clipship("submit", str(path), "--to", "slurm")
-    assert (again.returncode, f"is Slurm's job {job} already (RUNNING)" in again.stderr) == (2, True)
+    assert (again.returncode, f"is already Slurm job {job} (RUNNING)" in again.stderr) == (2, True)
     second = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
     assert demo.wait("by-hand", second)["ExitCode"] == "2:0"
     assert (
-        f"job {job} of Slurm writes {demo.run('by-hand')} already"
+        f"Slurm job {job} already writes to {demo.run('by-hand')}"
         in (demo.folder / f"slurm-{second}.out").read_text()
     )
     answer = demo.clipship("cancel", str(demo.run("by-hand")))
@@ -258,13 +258,13 @@ def test_another_number_of_ranks_than_rendered_is_refused(demo: Demo) -> None:
     script.write_text(demo.clipship("render", "slurm", str(demo.write("changed"))).stdout)
     job = demo.cluster.run("sbatch", "--parsable", "--nodes=1", str(script), cwd=demo.folder).stdout.strip()
     assert demo.wait("changed", job)["ExitCode"] == "2:0"
-    assert "is for 4 ranks, and Slurm gives it 2" in (demo.folder / f"slurm-{job}.out").read_text()
+    assert "is for 4 ranks, but Slurm gives it 2" in (demo.folder / f"slurm-{job}.out").read_text()
 
 
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"slurm": {"partition": "nope"}}, "slurm.partition (`sinfo` lists them)"),
+        ({"slurm": {"partition": "nope"}}, "slurm.partition (`sinfo` lists the partitions)"),
         ({"resources": {"gpus_per_node": 4}}, "resources.nodes, gpus_per_node, cpus_per_gpu"),
         ({"slurm": {"mem": "900T"}}, "mem"),
         ({"slurm": {"constraint": "no-such-feature"}}, "slurm.constraint"),

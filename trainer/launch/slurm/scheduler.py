@@ -49,7 +49,7 @@ _FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it wai
 _KEYS_OF_MESSAGES = {
     "invalid account": "slurm.account, slurm.partition",
     "accounting/qos policy": "slurm.qos, slurm.time, [resources]: a limit of the account or of the QOS",
-    "partition": "slurm.partition (`sinfo` lists them)",
+    "partition": "slurm.partition (`sinfo` lists the partitions)",
     "account": "slurm.account, slurm.partition",
     "qos": "slurm.qos",
     "time limit": "slurm.time",
@@ -138,8 +138,8 @@ def _job_id(output: str) -> tuple[str, str]:
     ]
     if not matches:
         raise ClusterError(
-            "sbatch named no job, so whether one is queued is not known (`squeue --me` shows it); it "
-            f"said: {output.strip()}"
+            "sbatch printed no job number, so it is not known whether the job is queued (`squeue --me` "
+            f"shows it); sbatch printed: {output.strip()}"
         )
     return matches[-1][1], matches[-1][2] or ""
 
@@ -150,10 +150,10 @@ def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
 
 def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """Returns rows from squeue while it knows the job, then from sacct if accounting is on."""
-    head = ("job", f"{submission.id} of Slurm since {submission.at}")
+    head = ("job", f"{submission.id} on Slurm since {submission.at}")
     jobs = _queue(submission) or _accounting(submission)
     if not jobs:
-        return [("state", "unknown: Slurm has forgotten the job, and accounting is off"), head]
+        return [("state", "unknown: Slurm no longer knows the job, and accounting is off"), head]
     states = Counter(job["state"] for job in jobs)
     shown = next((job for job in jobs if job["state"] == "RUNNING"), jobs[-1])
     rows = [
@@ -178,12 +178,12 @@ def cancel(folder: Path, submission: Submission) -> str:
     rows = _queue(submission)
     if all(row["state"] in _ENDED_STATES for row in rows):
         raise ClusterError(
-            f"job {submission.id} has ended already" + (f" ({rows[-1]['state']})" if rows else "")
+            f"job {submission.id} has already ended" + (f" ({rows[-1]['state']})" if rows else "")
         )
     answer = _call("scancel", *_cluster_options(submission), submission.id)
     if answer.returncode:
         raise ClusterError(f"scancel {submission.id}: {answer.stderr.strip()}")
-    return f"job {submission.id} is cancelled; ranks that run save first, within the KillWait of the cluster"
+    return f"job {submission.id} is cancelled; its ranks save first, within the cluster's KillWait"
 
 
 def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
@@ -237,8 +237,8 @@ def _refuse_second_job(folder: Path) -> None:
     alive = [row["state"] for row in _queue(earlier) if row["state"] not in _ENDED_STATES]
     if alive:
         raise InputError(
-            f"the run in {folder} is Slurm's job {earlier.id} already ({alive[0]}): "
-            f"`clipship cancel {folder}` ends it, --set name=... makes this another run"
+            f"the run in {folder} is already Slurm job {earlier.id} ({alive[0]}): end that job with "
+            f"`clipship cancel {folder}`, or give this run another name with --set name=..."
         )
 
 
@@ -263,7 +263,7 @@ def _queue(submission: Submission) -> list[dict[str, str]]:
 
 
 def _accounting(submission: Submission) -> list[dict[str, str]]:
-    """Returns the rows that sacct remembers; none if accounting is off."""
+    """Returns the rows that sacct has about the job; none if accounting is off."""
     fields = "State,Elapsed,Timelimit,NNodes,ExitCode,NodeList"
     try:
         answer = _call(
@@ -306,13 +306,14 @@ def _call(
         return answer_of(*command, cwd=cwd, env=environment, timeout=_ANSWER_LIMIT_S)
     except FileNotFoundError:
         raise ClusterError(
-            f"{command[0]} is not on PATH: run this where Slurm's commands are, on a login node; "
-            f"or take the script there: `clipship render slurm JOB > {SCRIPT}`, then `sbatch {SCRIPT}`"
+            f"{command[0]} is not on PATH: run this on a machine with Slurm's commands, such as a login "
+            f"node; or render the script (`clipship render slurm JOB > {SCRIPT}`) and submit it there "
+            f"(`sbatch {SCRIPT}`)"
         ) from None
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"{command[0]} gave no answer within {_ANSWER_LIMIT_S} s: is Slurm's controller up? "
-            "(`scontrol ping`)"
+            f"{command[0]} did not answer within {_ANSWER_LIMIT_S} s: is Slurm's controller running? "
+            "(`scontrol ping` says so)"
         ) from None
 
 

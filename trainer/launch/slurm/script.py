@@ -261,16 +261,16 @@ def _mounts(job: Job) -> list[str]:
         host, _, *mode = mount.split(":")
         if _within(job.logging.runs, target) and ((host.rstrip("/") or "/") != target or "ro" in mode):
             raise InputError(
-                f"slurm.mounts has {mount}, and the run folder is in {target}: the batch script, outside of "
-                "the container, reads and writes it too. Mount it at its own place, writable, or leave it "
-                "out: it is mounted by itself"
+                f"slurm.mounts has {mount}, and the run folder is in {target}. The batch script, which runs "
+                "outside of the container, uses the run folder too: mount it writable at its own path, or "
+                "leave this mount out, because the run folder is mounted anyway"
             )
     own = [folder for folder in _folders(job) if not any(_within(folder, target) for target in targets)]
     wrong = [folder for folder in own if "," in folder or ":" in folder]
     if wrong:
         raise InputError(
-            f"{wrong[0]}: a folder with a comma or a colon cannot be mounted into a container; rename it, "
-            "or use slurm.mounts"
+            f"{wrong[0]}: a folder with a comma or a colon in its name cannot be mounted into a "
+            "container; rename it, or mount another one with slurm.mounts"
         )
     shared = [] if any(_within("/dev/shm", target) for target in targets) else ["/dev/shm:/dev/shm"]
     mounts = [*job.slurm.mounts, *(f"{folder}:{folder}" for folder in own), *shared]

@@ -1,4 +1,4 @@
-"""Finds what in a job cannot work on Slurm. Pure: asks no cluster."""
+"""Finds settings of a job that cannot work on Slurm. Pure: asks no cluster."""
 
 from collections.abc import Iterator
 
@@ -19,12 +19,13 @@ def validate(job: Job) -> None:
 def _problems(job: Job) -> Iterator[str]:
     if STANDARD_INPUT in job.data.train:
         yield (
-            f"data.train = {STANDARD_INPUT}: a batch job has no standard input; name what writes it, as "
-            "pipe:COMMAND"
+            f"data.train = {STANDARD_INPUT}: a batch job has no standard input; give the command that writes "
+            "the samples, as pipe:COMMAND"
         )
     if bound := row_of(job).bound_to(job.comm):
         yield (
-            f"{bound[0]} needs {bound[1]}, and {job.slurm.launcher} starts a batch job's ranks: leave it out"
+            f"{bound[0]} needs {bound[1]}, but {job.slurm.launcher} starts the ranks of a batch job: "
+            "leave it out"
         )
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
