@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.config.loader import load_job
 from trainer.config.phases import Phase
-from trainer.run.exits import RANK_DIR
+from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import main as rank
 from trainer.supervise.heartbeat import Heartbeat
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.support.net_hosts import INTERFACE
 from trainer.config.phases import LIMIT_KEYS, Phase
 from trainer.run import lock as run_lock
-from trainer.run.exits import RANK_DIR
+from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import main as rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import detect

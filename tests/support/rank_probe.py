@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import asdict
 
-from trainer.run.exits import ExitRecord, record_exit
+from trainer.run.exit_record import ExitRecord, record_exit
 from trainer.supervise.world import World, detect
 
 TOLD = ("CLIPSHIP_WORLD_SIZE", "MASTER_", "NCCL_", "OMP_", "PYTHONUNBUFFERED", "SSH_CONNECTION")

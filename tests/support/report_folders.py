@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from trainer.report.board import Row, Text, row, write_board
-from trainer.run.exits import ExitRecord
+from trainer.run.exit_record import ExitRecord
 from trainer.telemetry.records import Record
 
 JOB = """name = {name}

@@ -12,7 +12,7 @@ from trainer.errors import InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host, meeting_point, parse_hosts
 from trainer.launch.local import launcher_for, start_ranks
-from trainer.run.exits import ExitRecord, first_cause, record_exit
+from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 
 
 def test_hosts_are_names_with_numbers_of_ranks() -> None:

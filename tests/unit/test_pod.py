@@ -27,7 +27,7 @@ from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exits import ExitRecord, first_cause
+from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.layout import EXIT_FILE
 from trainer.supervise.tree import Rendezvous
 

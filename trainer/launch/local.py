@@ -26,7 +26,7 @@ from trainer.launch.interrupt import answer_to
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.run.exit_files import exit_record_of
-from trainer.run.exits import EXIT_DIR, ExitRecord, first_cause
+from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
 from trainer.run.folder import run_folder
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import ask_to_stop

@@ -69,7 +69,7 @@ class RunFacts:
     """The job as TOML; the values of [env], which may be secrets, are left out."""
     result: Mapping[str, Any]
     exit: Mapping[str, Any]
-    """First cause of the run's end; see `trainer.run.exits.ExitRecord`."""
+    """First cause of the run's end; see `trainer.run.exit_record.ExitRecord`."""
     diagnosis: Mapping[str, Any]
     environment: Sequence[Mapping[str, str]]
     """Environment of each rank."""

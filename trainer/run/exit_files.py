@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.run.exits import ExitRecord
+from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, LOCK
 from trainer.run.lock import who_holds
 from trainer.safe_io.atomic import write_json

@@ -18,7 +18,7 @@ from trainer.errors import (
     Preempted,
     StorageError,
 )
-from trainer.run.exits import RANK_DIR, ExitRecord, record_exit
+from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory

@@ -12,12 +12,12 @@ from typing import Any
 
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exits import ExitRecord
+from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
-from trainer.supervise.evidence import STACK_WAIT_S, RankReport
 from trainer.supervise.limits import Limits
 from trainer.supervise.nccl_debug import ras_status
+from trainer.supervise.rank_report import STACK_WAIT_S, RankReport
 
 Message = dict[str, Any]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.phases import Phase
-from trainer.run.exits import EXIT_DIR, RANK_DIR
+from trainer.run.exit_record import EXIT_DIR, RANK_DIR
 
 HEARTBEAT_FILE = "heartbeat"
 

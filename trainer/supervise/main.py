@@ -11,7 +11,7 @@ from functools import partial
 from importlib.metadata import version
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, MachineError
-from trainer.run.exits import EXIT_DIR
+from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.limits import read_limits
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import detect

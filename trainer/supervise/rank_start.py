@@ -10,8 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from trainer.run.exits import RANK_DIR
-from trainer.supervise.evidence import STACK_FILE, STACK_SIGNAL
+from trainer.run.exit_record import RANK_DIR
+from trainer.supervise.rank_report import STACK_FILE, STACK_SIGNAL
 
 
 def main() -> None:

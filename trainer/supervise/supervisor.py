@@ -21,16 +21,16 @@ from typing import Any
 from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exits import RANK_DIR, ExitRecord, first_cause, record_cause
+from trainer.run.exit_record import RANK_DIR, ExitRecord, first_cause, record_cause
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, FLIGHT_RECORDS
 from trainer.supervise import heartbeat
 from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
-from trainer.supervise.evidence import python_stack, report
 from trainer.supervise.heartbeat import RankState, publish_heartbeat
 from trainer.supervise.limits import Limits
 from trainer.supervise.nccl_debug import flight_record, rank_variables
 from trainer.supervise.rank_process import SIGNALS, end_rank, rank_folder, start_rank
+from trainer.supervise.rank_report import python_stack, report
 from trainer.supervise.tree import Message, Rendezvous, Tree
 from trainer.supervise.world import World
 from trainer.sysinfo import memory

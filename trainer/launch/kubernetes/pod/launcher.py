@@ -36,7 +36,7 @@ from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
 from trainer.launch.processes import supervise
 from trainer.run.exit_files import remove_exit_files
-from trainer.run.exits import EXIT_DIR, first_cause
+from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.layout import METRICS_FILE, Run
 from trainer.supervise.coordinator import REPEAT_S

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.run.exit_files import exit_record_of
-from trainer.run.exits import EXIT_DIR, ExitRecord, record_cause
+from trainer.run.exit_record import EXIT_DIR, ExitRecord, record_cause
 from trainer.supervise.tree import Rendezvous
 
 SHOWN_S = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.run.exit_files import ExitFiles, exit_record_of, within
-from trainer.run.exits import ExitRecord
+from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import EXIT_FILE
 
 

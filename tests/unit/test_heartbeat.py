@@ -10,10 +10,10 @@ import threading
 import time
 from pathlib import Path
 
-from trainer.run.exits import RANK_DIR
+from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import heartbeat
-from trainer.supervise.evidence import STACK_FILE, python_stack, report, state_of
 from trainer.supervise.heartbeat import Heartbeat
+from trainer.supervise.rank_report import STACK_FILE, python_stack, report, state_of
 
 
 def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:

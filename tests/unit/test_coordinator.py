@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.unit.test_health_diagnosis import COMPUTING, WAITING
+from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exits import ExitRecord
+from trainer.run.exit_record import ExitRecord
 from trainer.supervise import coordinator as module
 from trainer.supervise.coordinator import Coordinator, Message
 from trainer.supervise.limits import Limits
