@@ -59,6 +59,10 @@ LAZY_COMMANDS = {
         "Read the headers of shards once, so that runs open them at once.",
     ),
     "pack": ("trainer.cli.pack:command", "Make WebDataset shards of a table of images and captions."),
+    "from-open-clip": (
+        "trainer.cli.from_open_clip.command:command",
+        "Print the job file of a command line of open_clip_train.",
+    ),
     "report": (
         "trainer.cli.report:command",
         "Write one HTML page about a run: curves, evaluation, what went wrong.",

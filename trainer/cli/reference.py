@@ -1,6 +1,7 @@
-"""Writes the reference from the code: the job file's keys, its JSON Schema, the command line.
+"""Writes the reference from the code: the job file's keys, its JSON Schema, the commands, the table of
+open_clip_train's flags.
 
-`python -m trainer.cli.reference` (`make reference`) writes all three files; the same code gives the same
+`python -m trainer.cli.reference` (`make reference`) writes all files; the same code gives the same
 bytes. A key's description is the docstring below it, a section's that of its class; pydantic gives type,
 default and range. Imports no torch.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import click
 from pydantic.fields import FieldInfo
 
+from trainer.cli.from_open_clip.page import from_open_clip_blocks
 from trainer.cli.main import cli
 from trainer.cli.presets import SCHEMA
 from trainer.config.job import Job
@@ -425,8 +427,26 @@ def _epilog(text: str) -> Iterator[str]:
             yield _paragraphs(part)
 
 
-# What both pages share
+# The page of open_clip_train's flags
 
+
+def from_open_clip_page() -> str:
+    """Returns `docs/from-open-clip.md`: each flag of open_clip_train beside our keys."""
+    title, *blocks = from_open_clip_blocks()
+    generated = _GENERATED.format(what="trainer/cli/from_open_clip/")
+    return _page(
+        [
+            title,
+            generated,
+            *(block if block.startswith(_UNWRAPPED) else _paragraphs(block) for block in blocks),
+        ]
+    )
+
+
+# What the pages share
+
+_UNWRAPPED = ("```", "|", "- ")
+"""Beginnings of blocks whose lines stay lines."""
 _GENERATED = "<!-- Written by `make reference` from {what}; changes here are overwritten. -->"
 
 
@@ -437,6 +457,8 @@ def _page(blocks: list[str]) -> str:
 def _wrapped(block: str) -> str:
     if block.startswith("```"):
         return block
+    if block.startswith("|"):
+        return _escaped(block)
     return "\n".join(_wrapped_line(line) for line in block.split("\n"))
 
 
@@ -455,7 +477,7 @@ def _escaped(line: str) -> str:
     """
     parts = line.split("`")
     return "`".join(
-        part if number % 2 else re.sub(r"\*|<|\[(?!job-schema)", _entity, part)
+        part if number % 2 else re.sub(r"\*|<|\[(?![^]]*\]\([\w.-]+\))", _entity, part)
         for number, part in enumerate(parts)
     )
 
@@ -469,6 +491,7 @@ def files() -> dict[Path, str]:
     return {
         ROOT / "docs" / "job-file.md": job_file_page(),
         ROOT / "docs" / "cli.md": cli_page(),
+        ROOT / "docs" / "from-open-clip.md": from_open_clip_page(),
         SCHEMA: json.dumps(job_schema(), indent=1, ensure_ascii=False) + "\n",
     }
 

@@ -1,0 +1,473 @@
+"""Command lines of open_clip_train become jobs that train the same; the table is that of its real parser."""
+
+import argparse
+import importlib.metadata
+import json
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.cli import main as cli
+from trainer.cli.from_open_clip.command import job_file
+from trainer.cli.from_open_clip.imagenet import imagenet_words
+from trainer.cli.from_open_clip.read import read
+from trainer.cli.from_open_clip.table import FLAGS, VERSION
+from trainer.config import Job
+from trainer.config.keys import walk
+from trainer.config.loader import load_job
+from trainer.model.catalog import config_file, known_models
+from trainer.model.optimizer import learning_rate
+
+Capture = pytest.CaptureFixture[str]
+SHARDS = "--train-data cc3m/{0000..0331}.tar --train-num-samples 2905954"
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    """The parser that open_clip_train makes."""
+    from open_clip_train.params import parse_args
+
+    made: list[argparse.ArgumentParser] = []
+
+    def keep(parser: argparse.ArgumentParser, *_: object) -> None:
+        made.append(parser)
+        raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", keep)
+        with pytest.raises(InterruptedError):
+            parse_args([])
+    return made[0]
+
+
+def job_of(arguments: str, tmp_path: Path, gpus: int | None = None) -> Job:
+    """The job, read from a file as a user would."""
+    path = tmp_path / "job.toml"
+    path.write_text(job_file(shlex.split(arguments), gpus)[0])
+    return load_job(path)
+
+
+def table_of(arguments: str, gpus: int | None = 8) -> dict[str, Any]:
+    """What the job file says, by dotted key."""
+    return dict(_dotted(tomllib.loads(job_file(shlex.split(arguments), gpus)[0])))
+
+
+def _dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def test_the_table_is_of_the_installed_release() -> None:
+    assert importlib.metadata.version("open_clip_torch") == VERSION
+
+
+def test_every_flag_of_the_real_parser_has_a_row_that_reads_it_alike(theirs: argparse.ArgumentParser) -> None:
+    real = {action.option_strings[0]: action for action in theirs._actions if action.dest != "help"}
+    assert set(FLAGS) == set(real)
+    assert len(FLAGS) == 90
+    for name, action in real.items():
+        row = FLAGS[name]
+        assert row.default == action.default, name
+        assert row.takes.get("nargs") == (None if action.nargs == 0 else action.nargs), name
+        assert (row.takes.get("action") == "store_true") == (action.nargs == 0), name
+        assert (row.takes.get("type") or str) == (action.type or str), name
+        assert sorted(row.takes.get("choices") or []) == sorted(action.choices or []), name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        SHARDS,
+        "--train-data a.csv --model ViT-B-16 --lr 1e-3 --beta2=0.95",
+        "--train-data a.tar --batch-si 32 --aug-cfg scale=(0.4,1.0) color_jitter_prob=0.8 re_mode=pixel --siglip",
+        "--image-mean 0.5 0.5 0.5 --force-image-size 256 --opt adamw --model RN50",
+    ],
+)
+def test_a_command_line_is_read_as_open_clip_train_reads_it(arguments: str) -> None:
+    from open_clip_train.params import parse_args
+
+    real = vars(parse_args(shlex.split(arguments)))
+    line = read(shlex.split(arguments), None)
+    assert {name[2:].replace("-", "_"): line[name] for name in FLAGS} == real
+
+
+def test_every_key_of_the_table_is_one_of_a_job_file() -> None:
+    keys = {".".join(key) for key, _ in walk(Job)}
+    assert {key for flag in FLAGS.values() for key in flag.keys} <= keys
+    assert all(bool(flag.keys) == (flag.fate == "key") for flag in FLAGS.values())
+
+
+BASE = f"{SHARDS} --model ViT-B-32"
+EFFECTS = {
+    "--train-data": "--train-data other.tar --train-num-samples 2905954 --model ViT-B-32",
+    "--train-data-upsampling-factors": f"{BASE} --train-data-upsampling-factors 2",
+    "--train-num-samples": "--train-data cc3m/{0000..0331}.tar --train-num-samples 100000000 --model ViT-B-32",
+    "--dataset-type": f"{BASE} --dataset-type csv",
+    "--csv-separator": f"{BASE} --val-data v.csv --csv-separator ;",
+    "--csv-img-key": f"{BASE} --val-data v.csv --csv-img-key i",
+    "--csv-caption-key": f"{BASE} --val-data v.csv --csv-caption-key c",
+    "--workers": f"{BASE} --workers 8",
+    "--seed": f"{BASE} --seed 3",
+    "--aug-cfg": f"{BASE} --aug-cfg scale=(0.5,1)",
+    "--model": f"{SHARDS} --model ViT-B-16",
+    "--pretrained": f"{BASE} --pretrained openai",
+    "--cache-dir": f"{BASE} --cache-dir /cache",
+    "--precision": f"{BASE} --precision amp_bf16",
+    "--lock-image": f"{BASE} --lock-image",
+    "--lock-text": f"{BASE} --lock-text",
+    "--grad-checkpointing": f"{BASE} --grad-checkpointing",
+    "--use-bn-sync": f"{BASE} --use-bn-sync",
+    "--force-quick-gelu": f"{BASE} --force-quick-gelu",
+    "--torchcompile": f"{BASE} --torchcompile",
+    "--siglip": f"{BASE} --siglip",
+    "--batch-size": f"{BASE} --batch-size 32",
+    "--accum-freq": f"{BASE} --accum-freq 4",
+    "--epochs": f"{BASE} --epochs 64",
+    "--lr": f"{BASE} --lr 1e-3",
+    "--beta1": f"{BASE} --beta1 0.8",
+    "--beta2": f"{BASE} --beta2 0.95",
+    "--eps": f"{BASE} --eps 1e-7",
+    "--wd": f"{BASE} --wd 0.1",
+    "--warmup": f"{BASE} --warmup 7",
+    "--skip-scheduler": f"{BASE} --skip-scheduler",
+    "--lr-scheduler": f"{BASE} --lr-scheduler const",
+    "--grad-clip-norm": f"{BASE} --grad-clip-norm 2",
+    "--val-data": f"{BASE} --val-data v.tar",
+    "--val-frequency": f"{BASE} --val-data v.tar --val-frequency 3",
+    "--imagenet-val": f"{BASE} --imagenet-val /in --batch-size 32",
+    "--zeroshot-frequency": f"{BASE} --imagenet-val /in --zeroshot-frequency 3",
+    "--save-frequency": f"{BASE} --save-frequency 5",
+    "--resume": f"{BASE} --resume epoch_3.pt",
+    "--delete-previous-checkpoint": f"{BASE} --delete-previous-checkpoint",
+    "--logs": f"{BASE} --logs /runs",
+    "--name": f"{BASE} --name x",
+    "--report-to": f"{BASE} --report-to tensorboard",
+    "--wandb-project-name": f"{BASE} --report-to wandb --wandb-project-name p",
+    "--log-every-n-steps": f"{BASE} --log-every-n-steps 7",
+    "--device": f"{BASE} --device cpu",
+    "--dist-backend": f"{BASE} --dist-backend gloo",
+    "--horovod": f"{BASE} --horovod",
+    "--ddp-static-graph": f"{BASE} --ddp-static-graph",
+}
+"""A command line in which the flag sets its keys."""
+OTHERS = {
+    "--train-data": {"data.train"},
+    "--dataset-type": {"optim.epochs", "eval.every_steps", "checkpoint.every_steps"}
+    | {"data.image_column", "data.caption_column", "data.separator", "optim.steps"},
+    "--model": {"name"},
+    "--batch-size": {"optim.steps", "checkpoint.every_steps"},
+    "--accum-freq": {"optim.steps", "checkpoint.every_steps"},
+    "--train-num-samples": {"checkpoint.every_steps"},
+    "--workers": {"optim.steps", "checkpoint.every_steps"},
+    "--imagenet-val": {"optim.global_batch_size", "optim.max_batch_size_per_gpu", "optim.steps"}
+    | {"checkpoint.every_steps", "eval.every_steps"},
+    "--val-data": {"eval.every_steps"},
+    "--val-frequency": {"eval.retrieval"},
+    "--zeroshot-frequency": {"eval.zero_shot", "eval.class_names", "eval.templates"},
+    "--csv-separator": {"eval.retrieval", "eval.every_steps", "data.image_column", "data.caption_column"},
+    "--csv-img-key": {"eval.retrieval", "eval.every_steps", "data.separator", "data.caption_column"},
+    "--csv-caption-key": {"eval.retrieval", "eval.every_steps", "data.separator", "data.image_column"},
+    "--wandb-project-name": {"logging.wandb"},
+}
+"""Keys that these command lines change as well, by other flags in them or as a consequence."""
+
+
+def test_every_flag_with_keys_is_tried() -> None:
+    assert set(EFFECTS) == {name for name, flag in FLAGS.items() if flag.fate == "key"}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_flag_sets_its_keys_and_no_others(name: str, tmp_path: Path) -> None:
+    before, after = table_of(BASE), table_of(EFFECTS[name])
+    changed = {key for key in before | after if before.get(key) != after.get(key)}
+    assert changed & set(FLAGS[name].keys)
+    assert changed <= set(FLAGS[name].keys) | OTHERS.get(name, set())
+    job_of(EFFECTS[name], tmp_path, 8)
+
+
+VALUES: dict[Any, str] = {int: "3", float: "0.5", str: "x", None: "x"}
+
+
+@pytest.mark.parametrize("name", [name for name, flag in FLAGS.items() if not flag.keys])
+def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path, capsys: Capture) -> None:
+    row = FLAGS[name]
+    value = (
+        "" if row.takes.get("action") else (row.takes.get("choices") or [VALUES[row.takes.get("type")]])[-1]
+    )
+    needed = {
+        "--lock-image-": "--lock-image",
+        "--lock-text-": "--lock-text",
+        "--remote-sync-": "--remote-sync r",
+        "--coca-": "--model coca_ViT-B-32",
+        "--distill-": "--distill-model ViT-B-16 --distill-pretrained openai",
+        "--epochs-cooldown": "--lr-scheduler const-cooldown",
+        "--lr-cooldown-": "--lr-scheduler const-cooldown",
+    }
+    context = next((text for start, text in needed.items() if name.startswith(start)), "")
+    line = f"{BASE} {context} {name} {value}"
+    text, result = job_file(shlex.split(line))
+    refused = row.fate in ("not there yet", "not wanted") and not row.harmless
+    where = result.refused if refused else result.dropped
+    assert name in where
+    assert row.text in where[name]
+    assert f"# {name} " in text
+    job_of(line, tmp_path)
+    assert cli.main(["from-open-clip", "--partial", "--", *shlex.split(line)]) == 0
+    assert f"{name} {'is left out' if refused else 'becomes no key'}: " in capsys.readouterr().err
+    assert cli.main(["from-open-clip", "--", *shlex.split(line)]) == (2 if result.refused else 0)
+    assert bool(capsys.readouterr().out) != bool(result.refused)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--train-data a.tar --lock-text-unlocked-layers 3", "no effect without --lock-text"),
+        ("--train-data a.tar --lr-cooldown-end 1", "only const-cooldown uses it"),
+        ("--train-data a.tar --coca-caption-loss-weight 1", "only CoCa models use it"),
+        ("--train-data a.tar --distill-model ViT-B-16", "only --distill-model with --distill-pretrained"),
+        ("--train-data a.tar --wandb-project-name p", "no effect without W&B"),
+        ("--train-data a.tar --zeroshot-frequency 3", "nothing to evaluate on"),
+        ("--train-data a.tar --imagenet-val /in --zeroshot-frequency 0", "never evaluates"),
+        ("--train-data a.tar --val-data v.tar --val-frequency 0", "never evaluates"),
+        ("--train-data a.csv --train-num-samples 7", "rows of a table are counted"),
+        ("--train-data a.csv --save-frequency 2", "set checkpoint.every_steps"),
+        ("--train-data a.tar --device cuda:1", "CUDA_VISIBLE_DEVICES"),
+        ("--train-data a.tar --logs none", "always has a folder"),
+        ("--train-data a.tar --horovod --dist-backend hccl", "no effect with --horovod"),
+        ("--train-data a.tar --aug-cfg color_jitter=0.4", "does not use color_jitter"),
+    ],
+)
+def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str) -> None:
+    result = job_file(shlex.split(line))[1]
+    assert not result.refused
+    assert any(why in reason for reason in result.dropped.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--train-data a.tar --opt timm/lamb", "AdamW is the only optimizer"),
+        ("--train-data a.tar --precision pure_bf16", "weights in half precision"),
+        ("--train-data a.tar --lr-scheduler const-cooldown", "a cooldown at the end"),
+        ("--train-data a.tar --model coca_ViT-B-32", "CoCa"),
+        ("--train-data a.tar --aug-cfg use_timm=True", "use_timm"),
+        ("--train-data a.csv --csv-separator ab", "one character"),
+        ("--train-data a.tar --val-data 'pipe:cat v.tar' --dataset-type webdataset", "cannot share a stream"),
+        ("--train-data a.tar --val-data v.txt", "open_clip_train ends there"),
+        ("--train-data a.txt", "open_clip_train ends there"),
+        ("--train-data a.tar --resume s3://b/x.pt", "behind a URL"),
+        ("--train-data a.tar --device mps", "mps"),
+        ("--train-data a.tar --dist-backend hccl", "hccl"),
+        ("--train-data a.tar --ddp-static-graph --accum-freq 2", "excludes accumulation"),
+        ("--train-data a.tar --model ViT-B-16-SigLIP --force-quick-gelu", "no variant with -quickgelu"),
+    ],
+)
+def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str, capsys: Capture) -> None:
+    arguments = shlex.split(line)
+    assert cli.main(["from-open-clip", "--gpus", "2", "--", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert why in shown.err
+    assert "--partial" in shown.err
+    assert shown.out == ""
+    assert cli.main(["from-open-clip", "--partial", "--gpus", "2", "--", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert why in shown.err
+    assert "is left out" in shown.err
+    assert tomllib.loads(shown.out)["name"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "--train-data is missing"),
+        ("--val-data v.tar", "`clipship eval`"),
+        (
+            "--train-data a.tar --trian-data b",
+            "--trian-data is no flag of open_clip_train 3.3.0; did you mean --train-data?",
+        ),
+        ("--train-data a.tar --batch_size 3", "did you mean --batch-size?"),
+        ("--train-data a.tar --frobnicate", "docs/from-open-clip.md"),
+        ("--train-data a.tar b.tar", "b.tar belongs to no flag"),
+        ("--train-data a.tar --epochs x", "invalid int value: 'x'"),
+        ("--train-data a.tar --precision half", "invalid choice: 'half'"),
+        ("--train-data a.tar --batch-size 0", "must be at least 1"),
+        ("--train-data a.tar --aug-cfg scale", "expected key=value"),
+        ("--train-data a.tar --train-data-upsampling-factors 1::x", "expected numbers"),
+        ("--train-data a.tar --lr 0", "optim.lr: must be greater than 0"),
+        ("--train-data a.tar --name a/b", "name of a folder"),
+        ("--train-data 'pipe:cat a.tar' --dataset-type webdataset", "stream_samples"),
+    ],
+)
+def test_bad_input_is_one_message_with_exit_code_2(line: str, message: str, capsys: Capture) -> None:
+    for more in ([], ["--partial"]):
+        assert cli.main(["from-open-clip", *more, "--", *shlex.split(line)]) == 2
+        shown = capsys.readouterr()
+        assert message in shown.err
+        assert "Traceback" not in shown.err
+        assert shown.out == ""
+
+
+def test_the_batch_of_a_gpu_becomes_that_of_all(capsys: Capture) -> None:
+    table = table_of(f"{BASE} --batch-size 32 --accum-freq 4", gpus=8)
+    assert table["optim.global_batch_size"] == 1024
+    assert table["optim.max_batch_size_per_gpu"] == 32
+    program = "torchrun --nproc_per_node 4 --nnodes=2 -m open_clip_train.main"
+    assert table_of(f"{program} {BASE}", None)["optim.global_batch_size"] == 8 * 64
+    assert table_of(f"{program} {BASE}", 2)["optim.global_batch_size"] == 2 * 64
+    assert cli.main(["from-open-clip", "--", *shlex.split(BASE)]) == 0
+    shown = capsys.readouterr()
+    assert "the global batch is that of 1 GPU" in shown.err
+    assert "# the global batch is that of 1 GPU" in shown.out
+
+
+def test_sources_become_a_list_and_braces_stay() -> None:
+    line = (
+        "--train-data a/{0..9}.tar::b/{0..3}.tar --dataset-resampled --train-data-upsampling-factors 1::0.5"
+    )
+    table = table_of(line)
+    assert table["data.train"] == ["a/{0..9}.tar", "b/{0..3}.tar"]
+    assert table["data.weights"] == [1.0, 0.5]
+    assert table_of("--train-data a::b.csv")["data.train"] == "a::b.csv"
+
+
+def test_defaults_of_open_clip_train_that_differ_are_written_out(tmp_path: Path) -> None:
+    resnet, vit = (table_of(f"{SHARDS} --model {name}") for name in ("RN50", "ViT-B-32"))
+    assert (resnet["optim.beta2"], resnet["optim.eps"]) == (0.999, 1e-8)
+    assert "optim.beta2" not in vit
+    assert vit["model.precision"] == "fp16"
+    assert (vit["optim.warmup_steps"], vit["data.workers"], vit["logging.every_steps"]) == (10000, 4, 100)
+    assert (vit["logging.tensorboard"], vit["model.sync_batch_norm"]) == (False, False)
+    tables = table_of("--train-data a.csv")
+    assert [tables[f"data.{key}"] for key in ("separator", "image_column", "caption_column")] == [
+        "\t",
+        "filepath",
+        "title",
+    ]
+    job = job_of("--train-data a.csv", tmp_path, 2)
+    assert (job.optim.lr, job.optim.weight_decay, job.optim.epochs) == (5e-4, 0.2, 32)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("samples", [1, 63, 64, 65, 1000, 12345])
+@pytest.mark.parametrize(
+    ("gpus", "batch", "workers", "accumulated"), [(1, 8, 0, 1), (2, 16, 3, 1), (4, 4, 2, 3)]
+)
+def test_steps_are_those_that_open_clip_train_makes(
+    samples: int, gpus: int, batch: int, workers: int, accumulated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its data.py imports pandas, for tables alone.
+    monkeypatch.setitem(sys.modules, "pandas", module_from_spec(ModuleSpec("pandas", None)))
+    from open_clip_train.data import get_wds_dataset
+
+    arguments = (
+        f"--train-data {{00..99}}.tar --train-num-samples {samples} --batch-size {batch} --workers {workers} "
+        f"--accum-freq {accumulated}"
+    )
+    line = read(shlex.split(arguments), gpus)
+    real = argparse.Namespace(**{name[2:].replace("-", "_"): value for name, value in line.values.items()})
+    real.world_size = gpus
+    loader = get_wds_dataset(
+        real, lambda image: image, is_train=True, tokenizer=lambda text: [text]
+    ).dataloader
+    assert line.epoch_steps == loader.num_batches // accumulated
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--warmup 0",
+        "--warmup 100",
+        "--warmup 20",
+        "--lr-scheduler const --warmup 5",
+        "--lr-scheduler const --warmup 100",
+        "--skip-scheduler",
+        "--skip-scheduler --warmup 3",
+    ],
+)
+def test_the_learning_rate_of_every_step_is_open_clip_trains(flags: str, tmp_path: Path) -> None:
+    from open_clip_train.scheduler import const_lr, cosine_lr
+
+    arguments = f"--train-data {{0..9}}.tar --train-num-samples 160 --batch-size 8 --workers 1 --epochs 1 --lr 3e-4 {flags}"
+    line, job = read(shlex.split(arguments), 1), job_of(arguments, tmp_path, 1)
+    assert job.optim.steps == 20
+    make = const_lr if line["--lr-scheduler"] == "const" else cosine_lr
+    schedule = make(argparse.Namespace(param_groups=[]), line["--lr"], line["--warmup"], job.optim.steps)
+    for step in range(20):
+        expected = line["--lr"] if line["--skip-scheduler"] else schedule(step)
+        assert learning_rate(job.optim, step, 20) == pytest.approx(expected, rel=1e-12)
+
+
+def test_epochs_become_steps_where_their_number_is_known() -> None:
+    table = table_of(f"{BASE} --imagenet-val /in --val-data v.tar --val-frequency 6 --zeroshot-frequency 4")
+    each = read(shlex.split(BASE), 8).epoch_steps
+    assert each is not None
+    assert table["optim.steps"] == 32 * each
+    assert table["eval.every_steps"] == 2 * each  # 6 and 4 are both multiples of it
+    assert table["checkpoint.every_steps"] == each
+    table = table_of("--train-data a.tar --imagenet-val /in")
+    assert (table["optim.epochs"], table["eval.every_epochs"]) == (32, 2)
+    assert "checkpoint.every_steps" not in table
+
+
+def test_synthetic_data_and_streams_have_a_number_of_samples() -> None:
+    assert table_of("--dataset-type synthetic --train-num-samples 99")["data.synthetic_samples"] == 99
+    table = table_of("--train-data 'pipe:cat {0..7}.tar' --dataset-type webdataset --train-num-samples 99")
+    assert (table["data.train"], table["data.stream_samples"]) == ("pipe:cat {0..7}.tar", 99)
+
+
+def test_imagenet_is_evaluated_with_the_names_and_sentences_of_open_clip() -> None:
+    from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
+
+    names, templates = imagenet_words()
+    assert names == list(IMAGENET_CLASSNAMES)
+    assert [text.format("cat") for text in templates] == [make("cat") for make in OPENAI_IMAGENET_TEMPLATES]
+    table = table_of(f"{BASE} --imagenet-val /in")
+    assert (table["eval.class_names"], table["eval.templates"]) == (names, templates)
+
+
+def test_a_variant_with_quickgelu_is_the_model_with_that_switch() -> None:
+    variants = [name for name in known_models() if f"{name}-quickgelu" in known_models()]
+    assert len(variants) > 3
+    for name in variants:
+        plain, quick = (json.loads(config_file(which).read_text()) for which in (name, f"{name}-quickgelu"))
+        assert quick == plain | {"quick_gelu": True}
+    assert table_of(f"{SHARDS} --model ViT-B/32 --force-quick-gelu")["model.name"] == "ViT-B-32-quickgelu"
+
+
+def test_batch_norm_and_accumulation_exclude_each_other() -> None:
+    assert any(
+        "start the job on 16 GPUs" in note
+        for note in job_file(shlex.split(f"{SHARDS} --accum-freq 2"), 8)[1].notes
+    )
+    assert not job_file(shlex.split(f"{BASE} --accum-freq 2"), 8)[1].notes
+
+
+def test_comments_hold_no_control_characters_and_no_secrets() -> None:
+    line = ["--train-data", "a.tar", "--wandb-notes", "a\nb\x1b[1m", "--logs", "https://u:secret-password@h/"]
+    text = job_file(line)[0]
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert "\x1b" not in text
+    assert not any("secret-password" in line for line in comments)
+
+
+def test_the_command_imports_no_torch() -> None:
+    code = (
+        "import sys; from trainer.cli.main import main; "
+        "code = main(['from-open-clip', '--', '--train-data', 'a.tar', '--imagenet-val', '/in']); "
+        "sys.exit(code or (3 if {'torch', 'open_clip', 'open_clip_train'} & sys.modules.keys() else 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,581 @@
+"""The table of open_clip_train's flags: each with our keys, or with the reason why it has none.
+
+It is the truth for the command `clipship from-open-clip` and for docs/from-open-clip.md. The flags are those
+of src/open_clip_train/params.py of open_clip_torch VERSION; a test compares them with the installed package.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.cli.from_open_clip import translate as to
+from trainer.cli.from_open_clip.line import Line
+from trainer.cli.from_open_clip.translation import Flag, Translate
+
+VERSION = "3.3.0"
+"""Release of open_clip_torch whose flags these are."""
+
+TEXT: Mapping[str, Any] = {"type": str}
+NUMBER: Mapping[str, Any] = {"type": float}
+COUNT: Mapping[str, Any] = {"type": int}
+SWITCH: Mapping[str, Any] = {"action": "store_true", "default": False}
+
+
+def _text(default: str) -> dict[str, Any]:
+    return {"type": str, "default": default}
+
+
+def _count(default: int) -> dict[str, Any]:
+    return {"type": int, "default": default}
+
+
+def _number(default: float) -> dict[str, Any]:
+    return {"type": float, "default": default}
+
+
+def _choice(default: str | None, *choices: str) -> dict[str, Any]:
+    return {"type": str, "default": default, "choices": choices}
+
+
+def _key(
+    name: str, takes: Mapping[str, Any], keys: str, translate: Translate, text: str, **more: Any
+) -> Flag:
+    """Returns a row for a flag that sets keys (their names with spaces between them)."""
+    return Flag(name, "key", text, tuple(keys.split()), translate, takes, **more)
+
+
+def _built_in(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    return Flag(name, "built in", text, takes=takes, **more)
+
+
+def _dropped(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    """Returns a row for a flag that is not wanted and without which the training is the same."""
+    return Flag(name, "not wanted", text, takes=takes, harmless=True, **more)
+
+
+def _refused(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    """Returns a row for a flag that is not wanted and changes what is trained."""
+    return Flag(name, "not wanted", text, takes=takes, **more)
+
+
+def _missing(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
+    """Returns a row for a flag that somebody may add one day."""
+    return Flag(name, "not there yet", text, takes=takes, **more)
+
+
+def _only_with(flag: str) -> Callable[[Line], str]:
+    """Returns a test for a flag that has no effect in open_clip_train without another one."""
+    return lambda line: "" if line[flag] else f"it has no effect without {flag}"
+
+
+def _only_for_cooldown(line: Line) -> str:
+    used = line["--lr-scheduler"] == "const-cooldown" and not line["--skip-scheduler"]
+    return "" if used else "only const-cooldown uses it"
+
+
+def _not_with_horovod(line: Line) -> str:
+    return "it has no effect with --horovod" if line["--horovod"] else ""
+
+
+def _only_distilling(line: Line) -> str:
+    return "" if line.is_distilled else "only --distill-model with --distill-pretrained trains from a teacher"
+
+
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "Training data": (
+        _key(
+            "--train-data",
+            TEXT,
+            "data.train",
+            to.train_data,
+            "Sources between `::` become a list; braces stay. Without data there is nothing to train.",
+        ),
+        _key(
+            "--train-data-upsampling-factors",
+            TEXT,
+            "data.weights",
+            to.upsampling_factors,
+            "Numbers between `::` become a list. There they weigh shards that are drawn at random, here they "
+            "say how often an epoch has each sample of a source.",
+        ),
+        _key(
+            "--train-num-samples",
+            COUNT,
+            "optim.steps data.stream_samples data.synthetic_samples",
+            to.train_samples,
+            "Shards are counted here, so the number only says how long an epoch was there: see `--epochs`. "
+            "For streams (`pipe:`) and synthetic data it is the number of samples of an epoch.",
+        ),
+        _key(
+            "--dataset-type",
+            _choice("auto", "webdataset", "csv", "synthetic", "auto"),
+            "data.format",
+            to.dataset_type,
+            "`csv` becomes `table`; `auto` is decided by the ending and written out.",
+        ),
+        _dropped(
+            "--dataset-resampled",
+            SWITCH,
+            "shards are not drawn with replacement: every sample comes once in an epoch, and a resumed run "
+            "goes on at the next one",
+        ),
+        _key(
+            "--csv-separator",
+            _text("\t"),
+            "data.separator",
+            to.separator,
+            "The default there is a tab, also for .csv. It is one character here.",
+        ),
+        _key("--csv-img-key", _text("filepath"), "data.image_column", to.for_tables(), "The same."),
+        _key("--csv-caption-key", _text("title"), "data.caption_column", to.for_tables(), "The same."),
+        _key("--workers", _count(4), "data.workers", to.copy(), "The same: loader processes of each rank."),
+        _key("--seed", _count(0), "seed", to.copy(), "The same, with other random numbers."),
+        _key(
+            "--aug-cfg",
+            {"nargs": "*", "default": {}},
+            "data.crop_scale",
+            to.augmentation,
+            "Only `scale`. Colour jitter, gray scale and `use_timm` are not there yet.",
+        ),
+        _missing(
+            "--image-mean",
+            {"type": float, "nargs": "+"},
+            "the model's own mean is used, or that of its weights",
+        ),
+        _missing(
+            "--image-std",
+            {"type": float, "nargs": "+"},
+            "the model's own standard deviation is used, or that of its weights",
+        ),
+        _missing(
+            "--image-interpolation",
+            _choice(None, "bicubic", "bilinear", "random"),
+            "the model's own interpolation is used for evaluation, bicubic for training",
+        ),
+        _missing(
+            "--image-resize-mode",
+            _choice(None, "shortest", "longest", "squash"),
+            "evaluation resizes as the model's own configuration says",
+        ),
+    ),
+    "Model": (
+        _key("--model", _text("RN50"), "model.name", to.model, "The same names. CoCa is not trained here."),
+        _key(
+            "--pretrained",
+            _text(""),
+            "model.pretrained",
+            to.pretrained,
+            "The same: a tag or a file.",
+        ),
+        _missing(
+            "--pretrained-image", SWITCH, "weights of ImageNet for the image tower alone cannot be loaded"
+        ),
+        _key("--cache-dir", TEXT, "model.cache_dir", to.copy(), "The same."),
+        _key(
+            "--precision",
+            _choice(
+                "amp", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"
+            ),
+            "model.precision",
+            to.precision,
+            "`amp` is `fp16`; `amp_bf16` and `amp_bfloat16` are `bf16`; `fp32` is the same, without TF32. "
+            "The others are refused: they keep the weights in half precision, where small updates are lost.",
+        ),
+        _key(
+            "--lock-image",
+            SWITCH,
+            "model.lock_image",
+            to.lock_image,
+            "The same, and statistics of batch norm are always locked with it.",
+        ),
+        _missing(
+            "--lock-image-unlocked-groups",
+            _count(0),
+            "a tower is locked as a whole",
+            idle=_only_with("--lock-image"),
+        ),
+        _built_in(
+            "--lock-image-freeze-bn-stats",
+            SWITCH,
+            "a locked image tower has locked statistics, too",
+            idle=_only_with("--lock-image"),
+        ),
+        _key(
+            "--lock-text",
+            SWITCH,
+            "model.lock_text",
+            to.lock_text,
+            "The same, and layer norms are always locked with it.",
+        ),
+        _missing(
+            "--lock-text-unlocked-layers",
+            _count(0),
+            "a tower is locked as a whole",
+            idle=_only_with("--lock-text"),
+        ),
+        _built_in(
+            "--lock-text-freeze-layer-norm",
+            SWITCH,
+            "a locked text tower has locked layer norms, too",
+            idle=_only_with("--lock-text"),
+        ),
+        _key(
+            "--grad-checkpointing",
+            SWITCH,
+            "model.grad_checkpointing",
+            to.turned_on,
+            "The same.",
+        ),
+        _key(
+            "--use-bn-sync",
+            SWITCH,
+            "model.sync_batch_norm",
+            to.batch_norm,
+            "On by default here, so that `false` is written without the flag. It works with Horovod, too.",
+        ),
+        _missing(
+            "--force-context-length",
+            COUNT,
+            "there is no key: give `model.name` a copy of the model's config file with another "
+            "`context_length`",
+        ),
+        _missing(
+            "--force-image-size",
+            {"type": int, "nargs": "+"},
+            "there is no key: give `model.name` a copy of the model's config file with another `image_size`",
+        ),
+        _key(
+            "--force-quick-gelu",
+            SWITCH,
+            "model.name",
+            to.quick_gelu,
+            "The variant of the model whose name ends in -quickgelu, if there is one.",
+        ),
+        _missing(
+            "--force-patch-dropout",
+            NUMBER,
+            "there is no key: give `model.name` a copy of the model's config file with another "
+            "`patch_dropout`",
+        ),
+        _missing(
+            "--force-custom-text",
+            SWITCH,
+            "there is no key: give `model.name` a copy of the model's config file with `custom_text`",
+        ),
+        _refused(
+            "--torchscript",
+            SWITCH,
+            "`model.compile` makes steps faster; a scripted model has no other use in training",
+        ),
+        _key(
+            "--torchcompile",
+            SWITCH,
+            "model.compile",
+            to.turned_on,
+            "The towers' blocks are compiled, not the model as a whole.",
+        ),
+        _refused("--trace", SWITCH, "a traced model cannot be trained, and evaluation needs none"),
+        _refused("--use-bnb-linear", {}, "layers of 8 bits (bitsandbytes) are an experiment there"),
+    ),
+    "Loss": (
+        _built_in(
+            "--local-loss",
+            SWITCH,
+            "each rank compares its own samples with those of all ranks; no rank builds the whole matrix",
+        ),
+        _built_in("--gather-with-grad", SWITCH, "gathered features always carry gradients"),
+        _key(
+            "--siglip",
+            SWITCH,
+            "optim.loss optim.max_logit_scale",
+            to.siglip,
+            "`siglip`, and the limit of 100 on the logit scale, which is not the default of this loss here.",
+        ),
+        _built_in(
+            "--loss-dist-impl",
+            TEXT,
+            "all of its ways give the same loss; here features are gathered once",
+        ),
+        _missing(
+            "--coca-caption-loss-weight",
+            _number(2.0),
+            "CoCa is not trained here",
+            idle=lambda line: "" if "coca" in line["--model"].lower() else "only CoCa models use it",
+        ),
+        _missing(
+            "--coca-contrastive-loss-weight",
+            _number(1.0),
+            "CoCa is not trained here",
+            idle=lambda line: "" if "coca" in line["--model"].lower() else "only CoCa models use it",
+        ),
+        _missing("--distill-model", {}, "there is no training from a teacher model", idle=_only_distilling),
+        _missing(
+            "--distill-pretrained", {}, "there is no training from a teacher model", idle=_only_distilling
+        ),
+    ),
+    "Batch, length and optimizer": (
+        _key(
+            "--batch-size",
+            _count(64),
+            "optim.global_batch_size optim.max_batch_size_per_gpu",
+            to.batch_size,
+            "There it is the batch of a GPU. The global batch is batch x GPUs x `--accum-freq`, so the "
+            "command needs the number of GPUs: `--gpus`.",
+        ),
+        _key(
+            "--accum-freq",
+            _count(1),
+            "optim.global_batch_size",
+            to.accumulation,
+            "Part of the global batch. A GPU that gets more than `optim.max_batch_size_per_gpu` accumulates, "
+            "exactly; models with batch norm cannot.",
+        ),
+        _key(
+            "--epochs",
+            _count(32),
+            "optim.epochs optim.steps",
+            to.epochs,
+            "With shards and `--train-num-samples` the exact number of steps there, which is rounded up "
+            "for each epoch; else epochs, in which the last samples that fill no batch are left out.",
+        ),
+        _key("--lr", NUMBER, "optim.lr", to.learning_rate, "The same peak."),
+        _key(
+            "--beta1",
+            NUMBER,
+            "optim.beta1",
+            to.copy(),
+            "The same.",
+        ),
+        _key(
+            "--beta2",
+            NUMBER,
+            "optim.beta2",
+            to.copy(),
+            "The default there is 0.98 for models with vit in the name, 0.999 for others: it is written out.",
+        ),
+        _key(
+            "--eps",
+            NUMBER,
+            "optim.eps",
+            to.copy(),
+            "The default there is 1e-6 for models with vit in the name, 1e-8 for others: it is written out.",
+        ),
+        _key("--wd", _number(0.2), "optim.weight_decay", to.copy(), "The same, for the same parameters."),
+        _dropped(
+            "--momentum", NUMBER, "AdamW has none, and open_clip_train gives it to timm's optimizers only"
+        ),
+        _key(
+            "--warmup",
+            _count(10000),
+            "optim.warmup_steps",
+            to.warmup,
+            "The same number of steps; the default there is 10000, here 0. One that is longer than the "
+            "training ends with it, at the learning rate that it has reached.",
+        ),
+        Flag(
+            "--opt",
+            "not there yet",
+            "AdamW is the only optimizer",
+            translate=to.optimizer,
+            takes=_text("adamw"),
+        ),
+        _key(
+            "--skip-scheduler",
+            SWITCH,
+            "optim.min_lr optim.warmup_steps",
+            to.skip_scheduler,
+            "A minimum equal to `optim.lr`, and no warm-up: the learning rate is constant.",
+        ),
+        _key(
+            "--lr-scheduler",
+            _text("cosine"),
+            "optim.min_lr",
+            to.scheduler,
+            "`cosine` is the only one here; `const` is a minimum equal to `optim.lr`; `const-cooldown` is "
+            "not there yet.",
+            idle=lambda line: "--skip-scheduler uses none" if line["--skip-scheduler"] else "",
+        ),
+        _missing(
+            "--epochs-cooldown", COUNT, "there is no cooldown at the end of a run", idle=_only_for_cooldown
+        ),
+        _missing(
+            "--lr-cooldown-end",
+            _number(0.0),
+            "there is no cooldown at the end of a run",
+            idle=_only_for_cooldown,
+        ),
+        _missing(
+            "--lr-cooldown-power",
+            _number(1.0),
+            "there is no cooldown at the end of a run",
+            idle=_only_for_cooldown,
+        ),
+        _key(
+            "--grad-clip-norm",
+            NUMBER,
+            "optim.grad_clip_norm",
+            to.grad_clip,
+            "The same, on the gradient of the whole batch. Without `--gather-with-grad` that of the towers "
+            "is smaller there, by the number of GPUs.",
+        ),
+    ),
+    "Evaluation": (
+        _key(
+            "--val-data",
+            TEXT,
+            "eval.retrieval",
+            to.validation,
+            "Retrieval in both directions, shared by all ranks. The loss on it is not computed.",
+        ),
+        _dropped("--val-num-samples", COUNT, "all samples are evaluated and counted"),
+        _key(
+            "--val-frequency",
+            _count(1),
+            "eval.every_epochs eval.every_steps",
+            to.frequency,
+            "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
+        ),
+        _key(
+            "--imagenet-val",
+            TEXT,
+            "eval.zero_shot eval.class_names eval.templates eval.batch_size",
+            to.imagenet,
+            "The folder, with open_clip's class names and templates written out.",
+        ),
+        _missing(
+            "--imagenet-v2",
+            TEXT,
+            "a job evaluates one set of labelled images; `clipship eval` takes another one, with class "
+            "names in the order of its folders' names",
+        ),
+        _key(
+            "--zeroshot-frequency",
+            _count(2),
+            "eval.every_epochs eval.every_steps",
+            to.frequency,
+            "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
+        ),
+    ),
+    "Checkpoints": (
+        _key(
+            "--save-frequency",
+            _count(1),
+            "checkpoint.every_steps",
+            to.save_frequency,
+            "The steps of that many epochs, with shards and `--train-num-samples`. Here 3 checkpoints are "
+            "kept (`checkpoint.keep`), and one is saved every 30 minutes as well.",
+        ),
+        _built_in("--save-most-recent", SWITCH, "the newest checkpoint is always whole, and resumes the run"),
+        _key(
+            "--resume",
+            TEXT,
+            "checkpoint.resume",
+            to.resume,
+            "The same; `latest` is `auto`, the default here. Checkpoints of open_clip_train go on; a file "
+            "with weights alone is one for `model.pretrained`.",
+        ),
+        _key(
+            "--delete-previous-checkpoint",
+            SWITCH,
+            "checkpoint.keep",
+            to.delete_previous,
+            "One checkpoint is kept.",
+        ),
+        _missing(
+            "--remote-sync", TEXT, "runs are not copied; name a folder that all nodes share in `logging.runs`"
+        ),
+        _dropped(
+            "--remote-sync-frequency",
+            _count(300),
+            "nothing is copied to another place",
+            idle=_only_with("--remote-sync"),
+        ),
+        _dropped(
+            "--remote-sync-protocol",
+            {"default": "s3", "choices": ("s3", "fsspec")},
+            "nothing is copied to another place",
+            idle=_only_with("--remote-sync"),
+        ),
+    ),
+    "Logs": (
+        _key(
+            "--logs",
+            _text("./logs/"),
+            "logging.runs",
+            to.logs,
+            "The same; `none` is not wanted, because supervisors and resumed runs need the folder.",
+        ),
+        _built_in("--log-local", SWITCH, "each rank has its own log in the run folder, on every node"),
+        _key(
+            "--name",
+            TEXT,
+            "name",
+            to.run_name,
+            "The same. The default there holds the date; here it is the model's name, because a run is "
+            "resumed by its name.",
+        ),
+        _key(
+            "--report-to",
+            _text(""),
+            "logging.tensorboard logging.wandb",
+            to.report_to,
+            "TensorBoard is on by default here, off there; W&B is `online`.",
+        ),
+        _dropped("--wandb-notes", _text(""), "notes belong to W&B's own page of the run"),
+        _key(
+            "--wandb-project-name",
+            _text("open-clip"),
+            "logging.wandb_project",
+            to.wandb_project,
+            "The same.",
+            idle=lambda line: "" if "wandb" in line.reports else "it has no effect without W&B",
+        ),
+        _dropped(
+            "--debug", SWITCH, "logs have one level; [env] sets what libraries read, such as NCCL_DEBUG"
+        ),
+        _dropped(
+            "--copy-codebase",
+            SWITCH,
+            "an image holds the code, and environment.json of each start says which versions ran",
+        ),
+        _key("--log-every-n-steps", _count(100), "logging.every_steps", to.copy(), "The same."),
+    ),
+    "Ranks": (
+        _key(
+            "--device",
+            _text("cuda"),
+            "resources.device",
+            to.device,
+            "`cpu` is the same; `cuda` needs no key, since a rank takes the GPU of its number, if there is "
+            "one.",
+        ),
+        _dropped("--dist-url", TEXT, "the launcher says where ranks meet"),
+        _key(
+            "--dist-backend",
+            TEXT,
+            "comm.torch.device_backend",
+            to.dist_backend,
+            "`nccl` or `gloo`.",
+            idle=_not_with_horovod,
+        ),
+        _key(
+            "--horovod",
+            SWITCH,
+            "comm.backend",
+            to.horovod,
+            "`horovod`; every loss, data format and accumulation works with it, too.",
+        ),
+        _key(
+            "--ddp-static-graph",
+            SWITCH,
+            "comm.torch.static_graph",
+            to.static_graph,
+            "The same; it excludes accumulation here.",
+            idle=_not_with_horovod,
+        ),
+        _built_in("--no-set-device-rank", SWITCH, "a rank that sees a single GPU takes it"),
+    ),
+}
+"""Flags by topic, in the order of the page."""
+
+FLAGS: dict[str, Flag] = {flag.name: flag for flags in GROUPS.values() for flag in flags}
+"""Every flag by its name."""
