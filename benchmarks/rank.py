@@ -52,14 +52,14 @@ class Watched:
         from trainer.telemetry.metrics import Telemetry
         from trainer.telemetry.rank_stats import RankStats
         from trainer.telemetry.stragglers import StragglerDetector
-        from trainer.train.non_finite import Finite
+        from trainer.train.non_finite import NonFiniteGuard
 
         for owner, name in (
             (StragglerDetector, "_collect"),
             (StragglerDetector, "contribution"),
             (RankStats, "gather"),
             (Telemetry, "write"),
-            (Finite, "judge"),
+            (NonFiniteGuard, "check"),
         ):
             setattr(owner, name, self._timed(getattr(owner, name)))
 

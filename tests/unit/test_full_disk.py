@@ -13,7 +13,7 @@ from trainer.config.health import Health
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model import build as model
 from trainer.telemetry.profiler import Profiler
-from trainer.train.non_finite import Finite, NonFinite
+from trainer.train.non_finite import NonFiniteGuard, NonFinite
 from trainer.train.step import StepResult
 
 LEFT_OUT = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")), finite=False)
@@ -29,10 +29,10 @@ def no_folder(tmp_path: Path) -> Path:
 def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(
     no_folder: Path, alone: Comm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Finite(Health(non_finite="skip"), no_folder, alone.world).judge(3, LEFT_OUT, ["a"])
+    NonFiniteGuard(Health(non_finite="skip"), no_folder, alone.world).check(3, LEFT_OUT, ["a"])
     assert "the samples of step 3 are NOT WRITTEN: " in caplog.text
     with pytest.raises(NonFinite, match=r"its samples are not recorded \(.*Not a directory"):
-        Finite(Health(), no_folder, alone.world).judge(3, LEFT_OUT, ["a"])
+        NonFiniteGuard(Health(), no_folder, alone.world).check(3, LEFT_OUT, ["a"])
 
 
 def test_a_trace_that_cannot_be_written_is_not_begun(

@@ -36,8 +36,8 @@ from trainer.telemetry.rank_stats import RankStats
 from trainer.telemetry.records import Record
 from trainer.telemetry.stragglers import StragglerDetector
 from trainer.telemetry.writers import open_writers
-from trainer.train.non_finite import Finite
-from trainer.train.prefetch import Feed
+from trainer.train.non_finite import NonFiniteGuard
+from trainer.train.prefetch import Prefetcher
 from trainer.train.requests import Requests
 from trainer.train.step import MicroBatch, StepResult, TrainStep
 
@@ -81,7 +81,7 @@ class Loop:
         self._stragglers = StragglerDetector(self.job.health, self.comm)
         self._rank_stats = RankStats(self.comm, self.run_folder.folder, steps_done)
         self._profiler = Profiler(self.job.comm.timeline, self.run_folder.folder, self.comm)
-        self._finite = Finite(self.job.health, self.run_folder.folder, self.comm.world)
+        self._non_finite = NonFiniteGuard(self.job.health, self.run_folder.folder, self.comm.world)
         self.clip.model.train()
         with self._open_telemetry(steps_done) as self._telemetry:
             # This phase includes the first batch, since the loaders start.
@@ -149,7 +149,7 @@ class Loop:
             set_learning_rate(self.train.optimizer, rate)
             result = self.train(micro, done - 1)
         self._clock.step_done()
-        self._finite.judge(done, result, [key for batch in micro for key in batch.keys])
+        self._non_finite.check(done, result, [key for batch in micro for key in batch.keys])
         return result
 
     def _open_telemetry(self, steps_done: int) -> Telemetry:
@@ -304,8 +304,8 @@ class Loop:
     def _global_batches(self, steps_done: int) -> Iterator[list[MicroBatch]]:
         """Yields this rank's micro-batches of each global batch after `steps_done`, on the device."""
         dtype = torch.float64 if self.job.model.precision == "fp64" else torch.float32
-        feed = Feed(self.comm.device, dtype, self.clip.mean, self.clip.std)
-        return feed.steps(self._batches(steps_done), self.plan.accumulation)
+        prefetcher = Prefetcher(self.comm.device, dtype, self.clip.mean, self.clip.std)
+        return prefetcher.steps(self._batches(steps_done), self.plan.accumulation)
 
     def _batches(self, steps_done: int) -> Iterator[Batch]:
         """Yields this rank's micro-batches as the loader gives them, and counts skipped samples."""

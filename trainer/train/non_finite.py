@@ -17,22 +17,22 @@ class NonFinite(RuntimeError):
     """Raised when a step's gradient is NaN or infinite; the text says where its samples are recorded."""
 
 
-class Finite:
-    """Counts the skipped steps that follow one another; the count is the same on all ranks."""
+class NonFiniteGuard:
+    """Checks the gradient of each step and counts skipped steps in a row, the same on all ranks."""
 
     def __init__(self, settings: Health, run_folder: Path, world: World) -> None:
         self._settings, self._folder, self._world = settings, run_folder / NON_FINITE, world
-        self._left_out = 0
+        self._skipped = 0
 
-    def judge(self, step: int, result: StepResult, keys: Sequence[str]) -> None:
+    def check(self, step: int, result: StepResult, keys: Sequence[str]) -> None:
         """Checks one step's gradient; every rank calls it after every step.
 
         Raises NonFinite on all ranks alike.
         """
         if result.finite:
-            self._left_out = 0
+            self._skipped = 0
             return
-        self._left_out += 1
+        self._skipped += 1
         where = self._record(step, result, keys)
         what = f"the gradient of step {step} is not finite (its norm is {float(result.grad_norm):g})"
         ways = "a smaller optim.lr, a longer optim.warmup_steps or optim.grad_clip_norm may help"
@@ -40,12 +40,12 @@ class Finite:
             raise NonFinite(
                 f"{what}: its samples are {where}; {ways}, health.non_finite = skip leaves such steps out"
             )
-        if self._left_out >= self._settings.non_finite_in_a_row:
+        if self._skipped >= self._settings.non_finite_in_a_row:
             raise NonFinite(
-                f"{what}, as in the {self._left_out} steps up to it: their samples are {where}; {ways}"
+                f"{what}, as in the {self._skipped} steps up to it: their samples are {where}; {ways}"
             )
         if self._world.rank == 0:
-            log.warning("%-12s %s: left out, %d in a row", "not finite", what, self._left_out)
+            log.warning("%-12s %s: left out, %d in a row", "not finite", what, self._skipped)
 
     def _record(self, step: int, result: StepResult, keys: Sequence[str]) -> str:
         """Writes the step's samples to the run folder; returns where they are.

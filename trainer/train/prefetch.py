@@ -17,7 +17,7 @@ Sent = tuple[Tensor, Tensor, Sequence[str]]
 """Images and tokens on the device, and the samples' keys."""
 
 
-class Feed:
+class Prefetcher:
     """Moves images to the device and normalises them there.
 
     uint8 goes in; `dtype` comes out, minus the mean and divided by the standard deviation of each channel.
