@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from tests.support.jobs import tiny_job
-from tests.unit.test_loop import loop_of
+from tests.support.training import run, setup_of
 from trainer.cli import main as cli
 from trainer.cli.evaluate import evaluation_job
 from trainer.cli.secret_values import secret_warnings
@@ -48,13 +48,13 @@ def test_no_checkpoint_holds_the_environment_or_a_secret(tmp_path: Path, alone: 
         "env": {"HF_TOKEN": "s3cr3t", "PLAIN": "s3cr3t"},
         "slurm": {"setup": ("export API_KEY=s3cr3t",)},
     }
-    loop = loop_of(tmp_path, alone, dict, **secrets)
-    loop.run(0)
+    setup = setup_of(tmp_path, alone, dict, **secrets)
+    run(setup)
     manifests = [path.read_text() for path in tmp_path.rglob("manifest.json")]
     assert manifests
     assert not any("s3cr3t" in text for text in manifests)
-    assert json.loads(manifests[0])["job"] == recorded(loop.job)
-    assert recorded(loop.job)["slurm"]["setup"] == ["export API_KEY=***"]
+    assert json.loads(manifests[0])["job"] == recorded(setup.job)
+    assert recorded(setup.job)["slurm"]["setup"] == ["export API_KEY=***"]
 
 
 def test_a_run_goes_on_though_its_addresses_were_signed_again(tmp_path: Path) -> None:

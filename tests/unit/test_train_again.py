@@ -37,12 +37,12 @@ def start(folder: Path, comm: Comm, resume: str = "auto") -> int | None:
         health={"preflight": False},
         checkpoint={"every_steps": 1, "resume": resume},
     )
-    ready = prepare(job, comm)
-    if ready is None:
+    setup = prepare(job, comm)
+    if setup is None:
         return None
-    assert not ready.run.result.exists(), "it is not done any more"
-    train(ready)
-    return ready.start.steps_done
+    assert not setup.run.result.exists(), "it is not done any more"
+    train(setup)
+    return setup.start.steps_done
 
 
 def test_a_run_that_is_done_goes_back_once_to_the_checkpoint_it_is_asked_for(

@@ -5,6 +5,7 @@ Rank 0 alone reads, so the number of ranks may differ from that which wrote the 
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,19 @@ def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples:
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
     return Start(steps_done, Path(source) if source else None)
+
+
+def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
+    """Collective: returns the best value of the metric `checkpoint.best` so far, the same on every rank.
+
+    -inf if no checkpoint on disk has one; an earlier start may have kept the best of another metric.
+    """
+    metric = job.checkpoint.best
+    if metric is None:
+        return -math.inf
+    best = files.best_so_far(checkpoints) if comm.world.rank == 0 else None
+    value = best["value"] if best is not None and best["metric"] == metric else -math.inf
+    return float(comm.broadcast_object(value))
 
 
 def _restore_here(

@@ -9,19 +9,16 @@ import logging
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 import torch
 
-from trainer.checkpoint.resume import Start, restore
+from trainer.checkpoint.resume import best_value, restore
 from trainer.checkpoint.writer import Writer
 from trainer.comm.connect import connect
-from trainer.comm.device import device_name
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
@@ -35,7 +32,6 @@ from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
-from trainer.errors import EXIT_DONE
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model import build as model
 from trainer.model.compile import compile_blocks
@@ -50,12 +46,15 @@ from trainer.supervise.console import leave_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.sysinfo.shortage import shared_memory_for_loaders
-from trainer.telemetry.metrics import last_loss
 from trainer.telemetry.writers import check_installed
+from trainer.train.checkpoint_policy import CheckpointPolicy
 from trainer.train.loop import Loop
+from trainer.train.monitors import open_monitors
 from trainer.train.requests import Requests
+from trainer.train.result import write_result
 from trainer.train.run_folder import open_run
 from trainer.train.same_environment import check_same
+from trainer.train.setup import TrainSetup
 from trainer.train.step import TrainStep
 
 log = logging.getLogger("clipship")
@@ -74,27 +73,17 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, heartbeat)
     unequal = check_same(job, comm)
-    ready = prepare(job, comm)
+    setup = prepare(job, comm)
     if unequal:
         log.warning("%s\n(health.same_environment = warn)", unequal)
-    if ready is not None:
-        train(ready)
+    if setup is not None:
+        train(setup)
     heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.backstop_s)
     comm.close()
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A run that can begin or go on: its input has been checked."""
-
-    run: Run
-    loop: Loop
-    start: Start
-    started: float
-
-
-def prepare(job: Job, comm: Comm) -> Ready | None:
+def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     """Collective: opens the run folder and builds what the loop needs, equal on all ranks.
 
     Returns None if the run is done already. Raises InputError on all ranks alike.
@@ -121,7 +110,7 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
     clip = model.build_model(job, batch_plan, comm)
     _check_shared_memory(job, batch_plan, clip, source, comm)
     if job.health.preflight:
-        _judge(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
+        _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
     if job.model.compile:
         _say("compile", str(compile_blocks(clip.model)))
     step = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
@@ -134,12 +123,21 @@ def prepare(job: Job, comm: Comm) -> Ready | None:
         run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
-    evaluate = partial(evaluation, clip, lambda: requests.stop)
-    return Ready(
-        run,
-        Loop(job, comm, run, batch_plan, length, clip, step, source, weights, evaluate, writer, requests),
-        start,
-        started,
+    return TrainSetup(
+        job=job,
+        comm=comm,
+        run=run,
+        plan=batch_plan,
+        schedule=length,
+        clip=clip,
+        train_step=step,
+        source=source,
+        weights=weights,
+        evaluate=partial(evaluation, clip, lambda: requests.stop),
+        writer=writer,
+        requests=requests,
+        start=start,
+        started=started,
     )
 
 
@@ -161,38 +159,18 @@ def _check_shared_memory(
     )
 
 
-def train(ready: Ready) -> None:
-    """Collective: runs the remaining steps and the evaluation; result.json then marks the run as done."""
-    loop, run = ready.loop, ready.run
-    metrics = loop.run(ready.start.steps_done)
-    bad: Counter[str] = sum(map(Counter, loop.comm.all_gather_object(loop.skipped.by_cause)), Counter())
-    devices = sorted(set(loop.comm.all_gather_object(device_name(loop.comm.device))))
-    if loop.comm.world.rank:
-        return
-    steps = loop.schedule.steps
-    done = {
-        "steps": steps,
-        "samples": steps * loop.plan.global_batch_size,
-        "loss": last_loss(run.metrics),
-        "resume": loop.job.checkpoint.resume,
-        "device": ", ".join(devices),
-        "bad_samples": dict(bad),
-        "left_out": dict(loop.source.left_out.by_cause),
-        **metrics,
-        **loop.summary(),
-    }
-    seconds = round(time.monotonic() - ready.started, 1)
-    write_json(
-        run.result,
-        {
-            "exit_code": EXIT_DONE,
-            "reason": "done",
-            **done,
-            "world_size": loop.comm.world.size,
-            "seconds": seconds,
-        },
-    )
-    _say("result", str(run.result))
+def train(setup: TrainSetup) -> None:
+    """Collective: runs the remaining steps and the evaluation; result.json then marks the run as done.
+
+    Raises Preempted if a request to stop ended it early.
+    """
+    job, comm = setup.job, setup.comm
+    best = best_value(job, comm, setup.run.checkpoints)
+    policy = CheckpointPolicy(job.checkpoint, job.eval, setup.schedule, setup.start.steps_done, best)
+    with open_monitors(setup) as monitors:
+        result = Loop(setup, monitors, policy).run()
+        result.raise_if_stopped()  # in the block, since metric writers record how the training ended
+    write_result(setup, result)
 
 
 def _announce(
@@ -234,7 +212,7 @@ def _announce(
         name_left_out(source.left_out)
 
 
-def _judge(report: PreflightReport, run: Run, comm: Comm) -> None:
+def _report_findings(report: PreflightReport, run: Run, comm: Comm) -> None:
     """Logs the findings and writes the measurements to the run folder.
 
     Raises MachineError, on all ranks alike, if the run cannot begin.

@@ -9,12 +9,49 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from trainer.data.loader import Batch
+from trainer.data.bad_samples import Skipped
+from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
+from trainer.data.streams import loader_processes
+from trainer.train.setup import TrainSetup
 from trainer.train.step import MicroBatch
 
 Sent = tuple[Tensor, Tensor, Sequence[str]]
 """Images and tokens on the device, and the samples' keys."""
+
+
+def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBatch]]:
+    """Yields this rank's micro-batches of each global batch that is left, on the device.
+
+    `skipped` counts the bad samples among them. Loader processes start with the first batch.
+    """
+    dtype = torch.float64 if setup.job.model.precision == "fp64" else torch.float32
+    prefetcher = Prefetcher(setup.comm.device, dtype, setup.clip.mean, setup.clip.std)
+    return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
+
+
+def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
+    """Yields this rank's micro-batches as the loader gives them, and counts skipped samples."""
+    job, steps_done = setup.job, setup.start.steps_done
+    epoch, batch = divmod(steps_done, setup.schedule.epoch_steps)
+    stream = train_batches(
+        setup.source,
+        plan=setup.plan,
+        rank=setup.comm.world.rank,
+        seed=job.seed,
+        window=job.data.shuffle_window,
+        pixels=setup.clip.crop,
+        tokenizer=setup.clip.tokenizer,
+        workers=loader_processes(setup.source, job.data.workers),
+        weights=setup.weights,
+        skip_bad=job.data.on_bad_sample == "skip",
+        start_epoch=epoch,
+        start_batch=batch,
+        pin_memory=setup.comm.device.type == "cuda",
+    )
+    for micro_batch in islice(stream, (setup.schedule.steps - steps_done) * setup.plan.accumulation):
+        skipped.record(len(micro_batch.keys), micro_batch.bad)
+        yield micro_batch
 
 
 class Prefetcher:

@@ -1,0 +1,63 @@
+"""One start of a training run in this process, on one rank, with evaluations of the test's own."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.jobs import tiny_job
+from trainer.checkpoint.resume import Start, best_value
+from trainer.checkpoint.writer import Writer
+from trainer.comm.protocol import Comm
+from trainer.config.batch_plan import plan, schedule
+from trainer.data.source import open_source
+from trainer.model.build import build_model
+from trainer.model.optimizer import build_optimizer
+from trainer.run.layout import Run
+from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics
+from trainer.train.loop import Loop
+from trainer.train.monitors import open_monitors
+from trainer.train.requests import Requests
+from trainer.train.result import TrainResult
+from trainer.train.setup import TrainSetup
+from trainer.train.step import TrainStep
+
+
+def setup_of(
+    folder: Path, comm: Comm, evaluate: Callable[[], Metrics], steps_done: int = 0, **sections: dict[str, Any]
+) -> TrainSetup:
+    """A run of four steps in the folder, whose evaluations are `evaluate`."""
+    sections["eval"] = {"zero_shot": ("val",), "retrieval": ("val.csv",), **sections.get("eval", {})}
+    job = tiny_job(**sections, logging={"tensorboard": False})  # type: ignore[arg-type]
+    batch_plan, source = plan(job, 1), open_source(job.data)
+    folder.mkdir(exist_ok=True)
+    run = Run(folder)
+    clip = build_model(job, batch_plan, comm)
+    return TrainSetup(
+        job=job,
+        comm=comm,
+        run=run,
+        plan=batch_plan,
+        schedule=schedule(job, len(source)),
+        clip=clip,
+        train_step=TrainStep(
+            job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device)
+        ),
+        source=source,
+        weights=None,
+        evaluate=evaluate,
+        writer=Writer(run.checkpoints, job.checkpoint, 0, 1, 30.0),
+        requests=Requests(folder, 0, comm.heartbeat),
+        start=Start(steps_done, None),
+        started=time.monotonic(),
+    )
+
+
+def run(setup: TrainSetup) -> TrainResult:
+    """The whole training of one start."""
+    best = best_value(setup.job, setup.comm, setup.run.checkpoints)
+    policy = CheckpointPolicy(
+        setup.job.checkpoint, setup.job.eval, setup.schedule, setup.start.steps_done, best
+    )
+    with open_monitors(setup) as monitors:
+        return Loop(setup, monitors, policy).run()

@@ -1,0 +1,52 @@
+"""Everything that watches one start of a run: times, slow ranks, traces, gradients, bad samples, metrics."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trainer.data.bad_samples import Skipped
+from trainer.telemetry.metrics import Clock, Telemetry
+from trainer.telemetry.profiler import Profiler
+from trainer.telemetry.rank_stats import RankStats
+from trainer.telemetry.stragglers import StragglerDetector
+from trainer.telemetry.writers import open_writers
+from trainer.train.non_finite import NonFiniteGuard
+from trainer.train.setup import TrainSetup
+
+
+@dataclass(frozen=True)
+class Monitors:
+    """Monitors of one start, which the loop calls around its steps; each rank has its own."""
+
+    skipped: Skipped
+    clock: Clock
+    stragglers: StragglerDetector
+    rank_stats: RankStats
+    profiler: Profiler
+    non_finite: NonFiniteGuard
+    telemetry: Telemetry
+
+    def summary(self) -> Mapping[str, object]:
+        """Returns how this rank spent its time and which ranks were slow. Not collective."""
+        return {**self.rank_stats.summary(), "slow_ranks": self.stragglers.slow_ranks}
+
+
+@contextmanager
+def open_monitors(setup: TrainSetup) -> Iterator[Monitors]:
+    """Collective: opens the monitors of this start; its metric writers are closed when the block ends."""
+    job, comm, folder, steps_done = setup.job, setup.comm, setup.run.folder, setup.start.steps_done
+    skipped, clock = Skipped(job.data.max_bad_share), Clock()
+    stragglers = StragglerDetector(job.health, comm)
+    rank_stats = RankStats(comm, folder, steps_done)
+    profiler = Profiler(job.comm.timeline, folder, comm)
+    non_finite = NonFiniteGuard(job.health, folder, comm.world)
+    with _open_telemetry(setup) as telemetry:
+        yield Monitors(skipped, clock, stragglers, rank_stats, profiler, non_finite, telemetry)
+
+
+def _open_telemetry(setup: TrainSetup) -> Telemetry:
+    steps, steps_done = setup.schedule.steps, setup.start.steps_done
+    if setup.comm.world.rank:
+        return Telemetry(None, steps, steps_done)
+    writers = open_writers(setup.job, setup.run.folder, steps_done)
+    return Telemetry(setup.run.metrics, steps, steps_done, writers)

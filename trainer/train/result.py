@@ -1,0 +1,69 @@
+"""How the training of one start ended, and the file that says so."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer.comm.device import device_name
+from trainer.errors import EXIT_DONE, Preempted
+from trainer.safe_io.atomic import write_json
+from trainer.telemetry.metrics import last_loss
+from trainer.train.checkpoint_policy import Metrics
+from trainer.train.setup import TrainSetup
+
+log = logging.getLogger("clipship")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How the training of one start ended, as one rank knows it."""
+
+    steps: int
+    """Number of steps in the whole run."""
+    saved_step: int
+    """Step of the last checkpoint."""
+    stopped: bool
+    """True if a request to stop ended the training or its last evaluation early."""
+    metrics: Metrics
+    """Metrics of the final evaluation; empty if there was none."""
+    bad_samples: Mapping[str, int]
+    """Number of samples that this rank skipped in this start, by cause."""
+    summary: Mapping[str, object]
+    """How this rank spent its time, and which ranks were slow."""
+
+    def raise_if_stopped(self) -> None:
+        """Raises Preempted, which becomes exit code 75, if the run has to go on in a later start."""
+        if self.stopped:
+            raise Preempted(
+                f"asked to stop: step {self.saved_step} of {self.steps} is saved, and the run can go on"
+            )
+
+
+def write_result(setup: TrainSetup, result: TrainResult) -> None:
+    """Collective: rank 0 writes result.json, which marks the run as done."""
+    comm = setup.comm
+    bad: Counter[str] = sum(map(Counter, comm.all_gather_object(result.bad_samples)), Counter())
+    devices = sorted(set(comm.all_gather_object(device_name(comm.device))))
+    if comm.world.rank:
+        return
+    write_json(
+        setup.run.result,
+        {
+            "exit_code": EXIT_DONE,
+            "reason": "done",
+            "steps": result.steps,
+            "samples": result.steps * setup.plan.global_batch_size,
+            "loss": last_loss(setup.run.metrics),
+            "resume": setup.job.checkpoint.resume,
+            "device": ", ".join(devices),
+            "bad_samples": dict(bad),
+            "left_out": dict(setup.source.left_out.by_cause),
+            **result.metrics,
+            **result.summary,
+            "world_size": comm.world.size,
+            "seconds": round(time.monotonic() - setup.started, 1),
+        },
+    )
+    log.info("%-12s %s", "result", setup.run.result)

@@ -1,0 +1,43 @@
+"""What the training of one start works on, complete before the first step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.checkpoint.resume import Start
+from trainer.checkpoint.writer import Writer
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan, Schedule
+from trainer.data.source import Source
+from trainer.model.build import Clip
+from trainer.run.layout import Run
+from trainer.train.checkpoint_policy import Metrics
+from trainer.train.requests import Requests
+from trainer.train.step import TrainStep
+
+
+@dataclass(frozen=True)
+class TrainSetup:
+    """A run that can begin or go on: its input has been checked and its state restored."""
+
+    job: Job
+    comm: Comm
+    run: Run
+    plan: BatchPlan
+    schedule: Schedule
+    clip: Clip
+    train_step: TrainStep
+    source: Source
+    weights: Sequence[float] | None
+    """Weight of each shard: how many times an epoch contains its samples."""
+    evaluate: Callable[[], Metrics]
+    """Collective: returns the metrics that the job asks for, of the model as it is now.
+
+    Raises Preempted on every rank if one was asked to stop meanwhile.
+    """
+    writer: Writer
+    requests: Requests
+    start: Start
+    """Step that this start begins after, and the checkpoint that it comes from."""
+    started: float
+    """Value of time.monotonic() when this start began to prepare."""
