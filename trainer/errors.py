@@ -30,8 +30,9 @@ class MachineError(Exception):
 
 
 class ClusterError(Exception):
-    """A scheduler or another outside service cannot or will not do what was asked: shown without a traceback,
-    exit code 1.
+    """A scheduler or another outside service cannot or will not do what was asked.
+
+    It is shown without a traceback; the exit code is 1.
     """
 
 

@@ -1,8 +1,8 @@
-"""Checkpoint folders on disk: `step-0000NNNN` is complete or absent, and checksums show whether a bit has
-changed. No torch.
+"""Checkpoint folders on disk: `step-0000NNNN` is complete or absent, and checksums show a changed bit.
 
-A folder is filled beside its final place. Its files are flushed and sealed with size and SHA-256, and it is
-renamed when all parts are there. Leftovers of a kill begin with a dot and are removed at the next start.
+Imports no torch. A folder is filled beside its final place. Its files are flushed and sealed with size and
+SHA-256, and it is renamed when all parts are there. Leftovers of a kill begin with a dot and are removed at
+the next start.
 """
 
 import hashlib

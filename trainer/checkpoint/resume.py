@@ -1,5 +1,4 @@
-"""Finds where a start begins: at step 0, or at a checkpoint that rank 0 finds, checks, reads and sends to the
-others.
+"""Finds where a start begins: at step 0, or at a checkpoint, which rank 0 checks and sends to the others.
 
 Rank 0 alone reads, so the number of ranks may differ from that which wrote the checkpoint.
 """
@@ -34,10 +33,9 @@ class Start:
 
 
 def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples: int) -> Start:
-    """Collective: restores weights, optimizer and scaler on every rank, as the job's `checkpoint.resume`
-    says.
+    """Collective: restores weights, optimizer and scaler on every rank.
 
-    Raises InputError on every rank.
+    The job's `checkpoint.resume` says from where. Raises InputError on every rank.
     """
     found: tuple[int, str | None, Mapping[str, Any]] | str | None = None
     if comm.world.rank == 0:
@@ -107,8 +105,9 @@ def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[st
 
 
 def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
-    """Returns the checkpoint that the job names, or the newest complete one; each broken one is logged and
-    skipped.
+    """Returns the checkpoint that the job names, or the newest complete one.
+
+    Each broken one is logged and skipped.
     """
     if wanted != "auto":
         try:

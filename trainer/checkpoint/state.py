@@ -1,8 +1,8 @@
-"""Contents of a checkpoint: weights, optimizer and scaler, as tensors and plain values, so that loading never
-runs code.
+"""Contents of a checkpoint: weights, optimizer and scaler, as tensors and plain values.
 
-There is no random state to keep: augmentation, captions and dropout are functions of seed, epoch and
-position, the learning rate is a function of the step, and the step gives the data position.
+Loading them never runs code. There is no random state to keep: augmentation, captions and dropout are
+functions of seed, epoch and position, the learning rate is a function of the step, and the step gives the
+data position.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,9 @@ State = dict[str, Any]
 
 
 class TrainState(Protocol):
-    """Objects of one rank that a training step changes and a checkpoint keeps: `trainer.train.step.TrainStep`
-    has them.
+    """Objects of one rank that a training step changes and a checkpoint keeps.
+
+    `trainer.train.step.TrainStep` has them.
     """
 
     model: nn.Module
@@ -65,8 +66,9 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 def load_optimizer(
     folder: Path, names: list[str], model: nn.Module, optimizer: Optimizer
 ) -> Mapping[str, Any]:
-    """Loads the parts in `names` into the optimizer, whatever number of ranks wrote them; returns the
-    scaler's state.
+    """Loads the parts in `names` into the optimizer and returns the scaler's state.
+
+    Any number of ranks may have written them.
     """
     scaler: Mapping[str, Any] = {}
     merged: State = {}

@@ -1,6 +1,4 @@
-"""Checks a weights file before a model is made of it: is it complete, and which loss was its model trained
-with?
-"""
+"""Checks a weights file before a model is made of it: is it complete, and which loss was it trained with?"""
 
 import hashlib
 import json

@@ -82,10 +82,9 @@ class Writer:
         self._thread.start()
 
     def note(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
-        """Adds a step's metrics, measured after `save`, to its manifest, and marks it as best if `best` is
-        given.
+        """Adds a step's metrics to its manifest, and marks it as best if `best` is given.
 
-        Waits for the write to end.
+        The metrics are measured after `save`. Waits for the write to end.
         """
         self.wait()
         folder = Folder(self._checkpoints, step)
@@ -102,8 +101,9 @@ class Writer:
             raise self._error
 
     def finish(self) -> None:
-        """Waits for the write under way and raises its error whatever the job says, since no later write can
-        replace it.
+        """Waits for the write under way and raises its error, whatever the job says.
+
+        No later write can replace it.
         """
         self._settle(fatal=True)
 

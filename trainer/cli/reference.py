@@ -1,5 +1,4 @@
-"""Writes the reference from the code: the job file's keys, its JSON Schema, the commands, the table of
-open_clip_train's flags.
+"""Writes the reference from the code: job file, JSON Schema, commands, flags of open_clip_train.
 
 `python -m trainer.cli.reference` (`make reference`) writes all files; the same code gives the same
 bytes. A key's description is the docstring below it, a section's that of its class; pydantic gives type,
@@ -198,8 +197,9 @@ def _declaring(key: Key) -> type[Section]:
 
 
 def _accept_shorthands(place: dict[str, Any], section: type[Section], name: str) -> None:
-    """Accept what the key's validators convert to the declared type: a number for a text, one text for a
-    list.
+    """Accept what the key's validators convert to the declared type.
+
+    Examples are a number for a text and one text for a list.
     """
     for decorator in section.__pydantic_decorators__.field_validators.values():
         if decorator.info.mode == "before" and name in decorator.info.fields:
@@ -419,7 +419,7 @@ def _metavar(option: click.Option) -> str:
 
 
 def _epilog(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a help text; those that begin with click's `\\b` keep their lines."""
+    r"""Yields the paragraphs of a help text; those that begin with click's `\b` keep their lines."""
     for part in inspect.cleandoc(text).split("\n\n"):
         if part.startswith("\b"):
             yield "```text\n" + part.removeprefix("\b").strip("\n") + "\n```"
@@ -472,8 +472,9 @@ def _wrapped_line(line: str) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Returns the line with Markdown's markup escaped, except code in backticks and the links of this
-    page.
+    """Returns the line with Markdown's markup escaped.
+
+    Code in backticks and links within the pages stay.
     """
     parts = line.split("`")
     return "`".join(

@@ -95,8 +95,9 @@ def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selecti
 
 
 def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> dict[str, Entry]:
-    """Collective: each rank reads its part of the shards and rank 0 writes the catalogue; returns all ranks'
-    entries.
+    """Collective: indexes the shards that are missing and returns the entries of all ranks.
+
+    Each rank reads its part of the shards, and rank 0 writes the catalogue.
     """
     entries: dict[str, Entry] = {}
     problem: InputError | None = None

@@ -1,5 +1,6 @@
-"""Reads parts of files by offset, local or behind a URL of fsspec's, and retries storage that fails for a
-while. No torch.
+"""Reads parts of files by offset, local or behind a URL of fsspec's.
+
+Storage that fails for a while is asked again. Imports no torch.
 """
 
 import logging

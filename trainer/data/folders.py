@@ -11,8 +11,9 @@ from trainer.errors import InputError
 
 
 class FolderSource:
-    """Source of the images below the class folders of `root`, at any depth, ordered by class and then by
-    path.
+    """Source of the images below the class folders of `root`, at any depth.
+
+    They are ordered by class and then by path.
     """
 
     def __init__(self, root: str, image_endings: Sequence[str], most_bytes: int = MOST_BYTES) -> None:

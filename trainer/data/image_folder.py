@@ -11,8 +11,9 @@ from trainer.errors import InputError
 
 
 def image_folder(patterns: Sequence[str]) -> str | None:
-    """Returns the folder of class folders that the patterns name; None if they name anything else, such as
-    two folders.
+    """Returns the folder of class folders that the patterns name.
+
+    Returns None if they name anything else, such as two folders.
     """
     try:
         found = [name for pattern in patterns for name in expand_names(pattern)]

@@ -134,11 +134,11 @@ def index_shards(
     progress: Callable[[int, int], None] | None = None,
     pool: Executor | None = None,
 ) -> dict[str, Entry]:
-    """Reads the shards' headers, in the pool or in threads, and writes their rows; returns the new catalogue
-    entries.
+    """Reads the shards' headers and writes their rows; returns the new catalogue entries.
 
-    The entries are not in the catalogue yet. `progress` is called with (shards done, shards). Raises
-    InputError, which names every shard that cannot be read; a damaged shard has an entry.
+    It works in the pool, or in threads. The entries are not in the catalogue yet. `progress` is called with
+    (shards done, shards). Raises InputError, which names every shard that cannot be read; a damaged shard has
+    an entry.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -232,8 +232,9 @@ _KINDS: Mapping[str, type] = {
 def open_index(
     paths: Sequence[str], selection: Selection, folder: Path, fresh: Mapping[str, Entry] | None = None
 ) -> Index:
-    """Returns the index of shards that `index_shards` and `write_catalogue` have indexed; reads nothing of
-    the shards.
+    """Returns the index of shards that `index_shards` and `write_catalogue` have indexed.
+
+    It reads nothing of the shards.
 
     `fresh` holds entries that were just made; without locks in the file system, another job may have removed
     them from the catalogue.

@@ -49,8 +49,9 @@ def statistics(source: Source, samples: int) -> dict[str, Any]:
 
 
 def contact_sheet(source: Source, samples: int) -> Image.Image:
-    """Returns pictures in rows, each above the beginning of its first caption, or the reason why it cannot be
-    decoded.
+    """Returns pictures in rows, each above the beginning of its first caption.
+
+    A sample that cannot be decoded shows the reason.
     """
     numbers = list(_spread(source, samples))
     columns = max(1, round((len(numbers) * (TILE + TEXT) / TILE) ** 0.5))

@@ -58,10 +58,9 @@ class Batch:
 
 
 def batches_per_epoch(samples: int, plan: BatchPlan) -> int:
-    """Returns the number of global batches in one epoch; samples that do not fill one are left to another
-    epoch.
+    """Returns the number of global batches in one epoch.
 
-    Raises InputError if not one batch is full.
+    Samples that do not fill one are left to another epoch. Raises InputError if not one batch is full.
     """
     if samples < plan.global_batch_size:
         raise InputError(
@@ -197,10 +196,9 @@ class TrainBatches(Dataset[Batch | InputError]):
     def _usable(
         self, sample: int, epoch: int, position: int, bad: list[BadSample]
     ) -> tuple[RawSample, Tensor]:
-        """Returns the sample and its pixels; a bad sample is replaced by one that depends on the position
-        alone.
+        """Returns the sample and its pixels, replacing a bad sample.
 
-        Skipped samples are appended to `bad`.
+        The replacement depends on the position alone. Skipped samples are appended to `bad`.
         """
         for attempt in range(MOST_SUBSTITUTES):
             try:

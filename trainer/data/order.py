@@ -99,11 +99,11 @@ def position_seed(seed: int, epoch: int, position: int, purpose: str) -> int:
 
 
 def _parts(sizes: Samples, firsts: Samples, weights: Sequence[float], epoch: int) -> Samples:
-    """Returns int64 [parts, 4]: a shard's first sample and size, the part's start within the shard, and its
-    length.
+    """Returns the parts of an epoch as int64 [parts, 4].
 
-    No part is longer than its shard. Each epoch goes on in a shard where the previous one stopped, so that
-    two halves make a whole.
+    The columns are a shard's first sample and size, the part's start within the shard, and its length. No
+    part is longer than its shard. Each epoch goes on in a shard where the previous one stopped, so that two
+    halves make a whole.
     """
     rows = []
     for first, size, length in zip(

@@ -141,9 +141,7 @@ def _cuts(table: Table, samples: int, shard_mb: float | None) -> list[int]:
 
 
 def _begin(beside: Path, table: Table, recipe: Recipe, sizes: Sequence[int]) -> None:
-    """Continues in the folder of an interrupted run if it packed the same rows in the same way; else begins
-    anew.
-    """
+    """Continues in the folder of an interrupted run of the same rows and recipe; else begins anew."""
     content = repr((table.images, table.captions, table.others, sizes, recipe)).encode()
     plan = json.dumps(
         {
@@ -185,8 +183,9 @@ def _mapper(processes: int) -> Iterator[Callable[..., Iterator[None]]]:
 
 
 def _make(job: Job) -> None:
-    """Writes one shard, whole, then its report, which lists the rows that were left out and marks it as
-    complete.
+    """Writes one shard, whole, then its report.
+
+    The report lists the rows that were left out and marks the shard as complete.
     """
     bad: list[tuple[str, str]] = []
     beside = job.path.with_suffix(".writing")

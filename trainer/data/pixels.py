@@ -46,10 +46,10 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Crops a sample at random by a seed; returns uint8 [4, height, width], of which the fourth channel is
-    spare.
+    """Crops a sample at random by a seed.
 
-    Raises BadSample if the image cannot be decoded.
+    Returns uint8 [4, height, width], of which the fourth channel is spare. Raises BadSample if the image
+    cannot be decoded.
     """
 
     size: tuple[int, int]
@@ -83,11 +83,10 @@ class RandomCrop:
         return resized(_cut(pixels, Box(*(edge // by for edge in box))), self.size)
 
     def box(self, height: int, width: int, seed: int) -> Box:
-        """Returns the crop: area and ratio are drawn as in torchvision's RandomResizedCrop; the middle if
-        nothing fits.
+        """Returns the crop, drawn as in torchvision's RandomResizedCrop.
 
-        If the decoder may shrink the image by n, edges are multiples of n, since it cannot cut between its
-        pixels.
+        Area and ratio are drawn; if nothing fits, it is the middle. If the decoder may shrink the image by n,
+        edges are multiples of n, since it cannot cut between its pixels.
         """
         drawn = self._drawn(height, width, seed)
         by = reduction(drawn, self.size)

@@ -65,8 +65,9 @@ def kind_of_file(found: os.stat_result) -> str:
 
 
 def check_bytes(origin: str, key: str, what: str, size: int, most_bytes: int) -> None:
-    """Raises BadSample if `what`, a part of the sample, has more bytes than allowed; nothing of it has been
-    read yet.
+    """Raises BadSample if `what`, a part of the sample, has more bytes than allowed.
+
+    Nothing of it has been read yet.
     """
     if size > most_bytes:
         message = f"its {what} has {size:,} bytes; data.max_member_bytes allows {most_bytes:,}"
@@ -118,8 +119,9 @@ class Source(Protocol):
         """Returns the number of usable samples."""
 
     def shard_sizes(self) -> list[int]:
-        """Returns the samples of each shard, in the order in which samples are numbered; a table is one
-        shard.
+        """Returns the samples of each shard, in the order in which samples are numbered.
+
+        A table is one shard.
         """
 
     def read(self, index: int) -> RawSample:

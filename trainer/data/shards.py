@@ -152,10 +152,10 @@ def open_shards(
     allowed: Allowed = WHOLE,
     most_bytes: int = MOST_BYTES,
 ) -> ShardSource:
-    """Indexes the shards in memory and returns their samples; `progress` is called with (shards done,
-    shards).
+    """Indexes the shards in memory and returns their samples.
 
-    Raises InputError, which names every bad shard, or if no sample is usable.
+    `progress` is called with (shards done, shards). Raises InputError, which names every bad shard, or if no
+    sample is usable.
     """
     selection = Selection(tuple(image_endings), text_ending)
     contents: list[Content] = []
@@ -177,11 +177,11 @@ def open_shards(
 def open_indexed(
     index: ShardIndex, meaning: Meaning, allowed: Allowed = WHOLE, most_bytes: int = MOST_BYTES
 ) -> ShardSource:
-    """Returns the samples of shards whose headers are indexed; a shard is opened when its first sample is
-    read.
+    """Returns the samples of shards whose headers are indexed.
 
-    A sample with a member of more than `most_bytes` is a BadSample when it is read. Raises InputError if more
-    is wrong than allowed, or if no sample is usable: then it says what the shards hold.
+    A shard is opened when its first sample is read. A sample with a member of more than `most_bytes` is a
+    BadSample when it is read. Raises InputError if more is wrong than allowed, or if no sample is usable:
+    then it says what the shards hold.
     """
     source = ShardSource(index, meaning, most_bytes)
     if not allowed.damage or not len(source):
@@ -202,8 +202,9 @@ def damages(index: ShardIndex) -> list[InputError]:
 
 
 def parse_captions(text: bytes) -> tuple[str, ...]:
-    """Returns the lines that are not empty, stripped; raises ValueError if there is none or the text is not
-    UTF-8.
+    """Returns the lines that are not empty, stripped.
+
+    Raises ValueError if there is none or the text is not UTF-8.
     """
     try:
         lines = text.decode("utf-8-sig").split("\n")
@@ -255,8 +256,9 @@ def _left_out(index: ShardIndex) -> LeftOut:
 
 
 def _usual(entries: Sequence[Counted]) -> int:
-    """Returns the usual number of samples of a shard in one folder: the median of the whole ones, or the
-    largest.
+    """Returns the usual number of samples of a shard in one folder.
+
+    It is the median of the whole shards; if there is none, the largest.
     """
     whole = [len(entry) for entry in entries if len(entry) and not entry.damage]
     return round(median(whole)) if whole else max(map(len, entries))

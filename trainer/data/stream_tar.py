@@ -44,8 +44,9 @@ def members(
 
 
 def _unpacked(stream: BinaryIO) -> BinaryIO:
-    """Returns the stream, unpacked if its first bytes say that it is compressed; it never unpacks more than
-    is asked for.
+    """Returns the stream, unpacked if its first bytes say that it is compressed.
+
+    It never unpacks more than is asked for.
     """
     buffered = io.BufferedReader(_Raw(stream))
     start = buffered.peek(8)

@@ -233,8 +233,9 @@ def headers(file: Forward) -> Iterator[tuple[tarfile.TarInfo, int]]:
 
 
 def as_member(info: tarfile.TarInfo) -> Member | None:
-    """Returns the header's file; None if it is no file, is empty, has no key or ending, or has holes (GNU
-    sparse).
+    """Returns the header's file as a member; None if it is none that a sample can have.
+
+    Such a header is no file, is empty, has no key or ending, or has holes (GNU sparse).
     """
     name = NAME.fullmatch(info.name)
     is_file = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size > 0 and not info.issparse()

@@ -1,7 +1,6 @@
-"""Reads the inputs of the evaluation: its data, and class names and templates from the job, a file or
-folders.
+"""Reads the inputs of the evaluation: its data, its class names and its templates.
 
-Imports no torch.
+Names and templates come from the job, a file or folders. Imports no torch.
 """
 
 from collections.abc import Callable
@@ -86,8 +85,9 @@ def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_retrieval(job: Job) -> None:
-    """Raises InputError, which lists what is missing or unreadable of the retrieval set; fine if there is
-    none.
+    """Raises InputError, which lists what is missing or unreadable of the retrieval set.
+
+    A job without one is fine.
     """
     if job.eval.retrieval:
         check_data(job.retrieval_data, "eval.retrieval")

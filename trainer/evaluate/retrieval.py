@@ -35,8 +35,9 @@ class Retrieval:
     """Rank of a text's own image among all images, [texts]."""
 
     def metrics(self) -> dict[str, float | int]:
-        """Returns the metrics under the names of result.json: recall as a share, i2t from images to texts,
-        t2i back.
+        """Returns the metrics under the names of result.json.
+
+        Recall is a share; i2t is from images to texts, t2i back.
         """
         found: dict[str, float | int] = {
             "retrieval_images": len(self.of_texts),

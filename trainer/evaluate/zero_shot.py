@@ -50,10 +50,9 @@ def zero_shot(
     comm: Comm,
     stop: Callable[[], bool] = never,
 ) -> ZeroShot:
-    """Collective: counts how often the right class name, in the sentences of `templates`, is nearest or among
-    the nearest five.
+    """Collective: counts how often the right class name is nearest, or among the nearest five.
 
-    Raises Preempted on all ranks if `stop` is true on any.
+    Names stand in the sentences of `templates`. Raises Preempted on all ranks if `stop` is true on any.
     """
     progress = Progress("zero-shot", len(source), "images seen")
     with evaluating(clip.model):
