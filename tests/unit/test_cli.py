@@ -66,7 +66,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
         (["check", "job.toml", "--set", "optim.global_batch_size=2048"], "1024 samples are fewer"),
         (
             ["check", "job.toml", "--set", "data.format=auto", "--set", "data.train="],
-            "names no shard and no table",
+            "names no shards and no table",
         ),
         (
             ["check", "job.toml", "--set", "data.format=webdataset", "--set", "data.train=no/*.tar"],
@@ -81,7 +81,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
             ["check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=torchrun"],
             "cannot start comm.backend = horovod",
         ),
-        (["run", "job.toml", "--nproc", "2", "--hosts", "a:1"], "exclude each other"),
+        (["run", "job.toml", "--nproc", "2", "--hosts", "a:1"], "give either --nproc or --hosts"),
         (["run", "job.toml", "--hosts", "a:b"], "a:b"),
         (["run", "job.toml", "--nproc", "3"], "cannot be shared equally by 3 ranks"),
         (["frobnicate"], "No such command 'frobnicate'"),
@@ -121,12 +121,12 @@ def test_check_says_what_will_run_and_writes_nothing(
     assert capsys.readouterr().out == (
         "job         two words, seed 0\n"
         "model       ViT-S-32-alt, fp32, clip loss\n"
-        "data        synthetic, 1,024 samples an epoch\n"
+        "data        synthetic, 1,024 samples per epoch\n"
         "world       2 ranks on this machine\n"
-        "device      the CPU (this machine shows no GPU, and the job asks for none)\n"
-        "batch       32 samples = 2 ranks x 2 passes x 8 (at most 8 a pass)\n"
+        "device      the CPU (this machine has no GPU, and the job asks for none)\n"
+        "batch       32 = 2 ranks x 2 micro-batches x 8 samples (max_batch_size_per_gpu = 8)\n"
         "backend     torch, ranks started by torchrun (auto)\n"
-        "steps       64 = 2 epochs x 32\n"
+        "steps       64 = 2 epochs x 32 steps\n"
         "learning    lr 0.0005 after 0 warm-up steps, then a cosine to 0\n"
         "evaluation  none ([eval] names no data)\n"
         f"run folder  {tmp_path}/runs/two words\n"
@@ -137,7 +137,10 @@ def test_check_says_what_will_run_and_writes_nothing(
 @pytest.mark.parametrize(
     ("overrides", "device"),
     [
-        (["resources.gpus_per_node=2"], "a GPU for each rank, or the run ends (resources.gpus_per_node = 2)"),
+        (
+            ["resources.gpus_per_node=2"],
+            "a GPU for each rank; a rank without one ends the run (resources.gpus_per_node = 2)",
+        ),
         (["resources.gpus_per_node=2", "resources.device=cpu"], 'the CPU (resources.device = "cpu")'),
         (["resources.gpus_per_node=0"], "the CPU (resources.gpus_per_node = 0)"),
     ],
@@ -149,7 +152,7 @@ def test_check_names_the_device_and_warns_where_there_is_none(
     assert cli.main(["check", job, *(word for override in overrides for word in ("--set", override))]) == 0
     shown = capsys.readouterr().out
     assert f"device      {device}\n" in shown
-    assert ("and this machine shows no GPU" in shown) == device.startswith("a GPU")
+    assert ("but this machine has no GPU" in shown) == device.startswith("a GPU")
 
 
 def test_check_takes_the_world_from_resources(job: str, capsys: Capture) -> None:
@@ -186,7 +189,7 @@ def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: C
     assert "`clipship check --no-data`" in capsys.readouterr().err
     assert cli.main(["check", "job.toml", "--no-data"]) == 0
     shown = capsys.readouterr().out
-    assert "data        not looked at: /far/{00..09}.tar\n" in shown
+    assert "data        not checked: /far/{00..09}.tar\n" in shown
     assert "backend     torch, ranks started by srun ([slurm])\n" in shown
     assert "evaluation  retrieval on /far/eval.tar, " in shown
 
@@ -340,7 +343,7 @@ def test_check_says_that_shards_without_record_are_counted_later(job: str, capsy
 
 def test_check_says_how_many_samples_an_epoch_leaves_out(job: str, capsys: Capture) -> None:
     assert cli.main(["check", job, "--set", "data.synthetic_samples=70"]) == 0
-    assert "steps       4 = 2 epochs x 2, 6 samples of each left out\n" in capsys.readouterr().out
+    assert "steps       4 = 2 epochs x 2 steps; 6 samples of each epoch left out\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -461,3 +464,12 @@ def test_commands_of_the_login_node_import_nothing_heavy(
         words, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
     )
     assert ran.stderr.splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize("module", ["trainer.cli", "trainer.cli.main"])
+def test_python_m_is_the_command(module: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", module, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("clipship ")

@@ -145,7 +145,7 @@ def test_a_job_that_compiles_keeps_the_compiler_in_its_image() -> None:
     assert tiny_job(model={"compile": True}).compiler_in_image
     assert tiny_job(image={"compiler": True}).compiler_in_image
     assert not tiny_job().compiler_in_image
-    with pytest.raises(ValidationError, match="is for proofs"):
+    with pytest.raises(ValidationError, match="is for numerical proofs"):
         tiny_job(model={"compile": True, "precision": "fp64"})
     with pytest.raises(ValidationError, match=r"image\.compiler = false"):
         tiny_job(model={"compile": True}, image={"compiler": False})

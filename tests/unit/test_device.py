@@ -78,7 +78,7 @@ def test_a_rank_of_a_job_that_asks_for_no_gpu_computes_on_the_cpu(
 
 
 def test_a_job_cannot_ask_for_a_gpu_and_for_none() -> None:
-    with pytest.raises(ValidationError, match="exclude each other"):
+    with pytest.raises(ValidationError, match="contradicts"):
         tiny_job(resources={"device": "gpu", "gpus_per_node": 0})
 
 

@@ -343,7 +343,7 @@ def test_an_unknown_failure_gets_no_made_up_cause(output: str) -> None:
 
 
 def test_security_updates_of_a_site_need_its_mirror() -> None:
-    with pytest.raises(InputError, match="apt_security_mirror goes with apt_mirror"):
+    with pytest.raises(InputError, match="apt_security_mirror needs apt_mirror"):
         job_from_table(
             {"name": "x", "image": {"site": {"apt_security_mirror": "http://mirror.example/s"}}}, "the job"
         )

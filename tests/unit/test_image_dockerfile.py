@@ -204,28 +204,31 @@ def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        ({"apt_packages": ("a b",)}, "no package of the system"),
-        ({"apt_packages": ("-o=x",)}, "no package of the system"),
-        ({"apt_packages": ("$(id)",)}, "no package of the system"),
-        ({"pip_packages": ("--index-url=x",)}, "no requirement"),
+        ({"apt_packages": ("a b",)}, "not a system package"),
+        ({"apt_packages": ("-o=x",)}, "not a system package"),
+        ({"apt_packages": ("$(id)",)}, "not a system package"),
+        ({"pip_packages": ("--index-url=x",)}, "not a requirement"),
         ({"pip_packages": ("a\nb",)}, "pattern"),
         ({"env": {"A": "two\nlines"}}, "pattern"),
         ({"env": {"A B": "x"}}, "pattern"),
         ({"env": {"PATH": "/x"}}, "the image sets it"),
-        ({"base": "Debian 12"}, "no image name"),
-        ({"base": "debian:12\nRUN id"}, "no image name"),
+        ({"base": "Debian 12"}, "not an image name"),
+        ({"base": "debian:12\nRUN id"}, "not an image name"),
         *(
-            ({"base": name}, "no image name")
+            ({"base": name}, "not an image name")
             for name in ("--platform/x", "a//b", "a..b:1", "a/-/b", "a_-b", "MyTeam/clip:1")
         ),
-        *(({"tag": name}, "no image name") for name in ("a b", "--help/x:1", "127.0.0.1:99999/x", 300 * "a")),
+        *(
+            ({"tag": name}, "not an image name")
+            for name in ("a b", "--help/x:1", "127.0.0.1:99999/x", 300 * "a")
+        ),
         ({"cuda_home": "/usr/local/cuda\nRUN id #"}, "cuda_home"),
         ({"cuda_home": "cuda"}, "cuda_home"),
         ({"pip_packages": ("git+https://me:hush@host.example/x.git",)}, "pip_conf"),
         ({"pip_packages": ("x @ https://token@host.example/x.whl",)}, "pip_conf"),
         ({"site": {"index_url": "https://me:pa/ss@index.example/simple"}}, "pip_conf"),
         ({"site": {"index_url": "https://me:secret@index.example/simple"}}, "pip_conf"),
-        ({"site": {"index_url": "index.example"}}, "no address"),
+        ({"site": {"index_url": "index.example"}}, "not an address"),
         ({"builder": "classic", "site": {"pip_conf": "x"}}, "classic builder"),
         ({"site": {"pip_conf": "x", "index_url": "https://index.example/simple"}}, "excludes"),
     ],

@@ -66,7 +66,7 @@ def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None
         ("model = 1", "model: expected a section (given 1)"),
         ("model.name = ''", 'model.name: must not be empty (given "")'),
         ("model.name = 3", "model.name: expected text in quotes (given 3)"),
-        ('model.name = "a\\u0000"', "model.name: must hold no NUL character"),
+        ('model.name = "a\\u0000"', "model.name: must not contain a NUL character"),
         ("slurm.time = 12:30:00", 'the bare date or time 12:30:00: write it in quotes, "12:30:00"'),
         ("eval.class_names = 3", "eval.class_names: expected text in quotes or a list in brackets (given 3)"),
         ("eval.zero_shot = ['a.tar', 7]", "eval.zero_shot: expected text in quotes (given 7)"),
@@ -98,13 +98,13 @@ def test_missing_keys_and_sections_are_named(job_path: Path) -> None:
 
 def test_data_without_files_is_refused_but_for_synthetic(job_path: Path) -> None:
     content = SMALLEST.replace('train = "a.tar"', "workers = 0")
-    assert problems(job_path, content)[0].startswith("job.toml:2: data: train names no shard and no table")
+    assert problems(job_path, content)[0].startswith("job.toml:2: data: train names no shards and no table")
     assert load_job(job_path, ["data.format=synthetic"]).data.kind == "synthetic"
 
 
 def test_made_up_pictures_beside_data_are_refused(job_path: Path) -> None:
     found = problems(job_path, SMALLEST.replace('train = "a.tar"', 'train = "a.tar"\nformat = "synthetic"'))
-    assert 'train names data (a.tar), and format = "synthetic" trains on made-up pictures instead' in found[0]
+    assert 'train names data (a.tar), but format = "synthetic" trains on made-up pictures' in found[0]
 
 
 @pytest.mark.parametrize("ending", ["json", "JSON", "meta.json", "jsonl", "json:caption"])
@@ -112,11 +112,9 @@ def test_captions_are_not_taken_from_json(job_path: Path, ending: str) -> None:
     found = problems(
         job_path, SMALLEST.replace('train = "a.tar"', f'train = "a.tar"\ncaption_key = "{ending}"')
     )
-    assert (
-        f"data.caption_key: {ending} names JSON, and each line of its text would become a caption" in found[0]
-    )
+    assert f"data.caption_key: {ending} is JSON, and each line of its text would become a caption" in found[0]
     for command in (["index"], ["data", "stats"], ["data", "show"]):
-        with pytest.raises(InputError, match=r"--caption-key .* names JSON"):
+        with pytest.raises(InputError, match=r"--caption-key .* is JSON"):
             cli.main([*command, "a.tar", "--caption-key", ending], standalone_mode=False)
 
 
@@ -188,7 +186,7 @@ FORM = """expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar
     [
         ("optim.lr=-1", "--set optim.lr: must be greater than 0 (given -1)"),
         ("optim.rl=1", "--set optim.rl: unknown key; did you mean optim.lr?"),
-        ("optim.epochs=1", "--set optim.epochs: optim: give epochs or steps, one of the two"),
+        ("optim.epochs=1", "--set optim.epochs: optim: give either epochs or steps"),
         ("data.train.x=1", "--set data.train.x: data.train is a value, it has no keys of its own"),
         ("optim.lr", f"--set 'optim.lr': {FORM}"),
         ("=1", f"--set '=1': {FORM}"),
@@ -197,12 +195,12 @@ FORM = """expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar
         ("name=[1]", "--set name: expected text in quotes (given [1])"),
         (
             "stack.torch=latest",
-            '--set stack.torch: "latest" is no release of torch; expected one of `clipship stacks`, such as "2.14.1", or "base"',
+            '--set stack.torch: "latest" is not a release of torch; expected one of `clipship stacks`, such as "2.14.1", or "base"',
         ),
         ("stack.cuda=cu128", '--set stack.cuda: expected a version such as "2.14.1" (given "cu128")'),
         (
             'env."a b"=1',
-            '--set env.a b: env: expected the name of a variable: letters, digits and underscores, no digit first (given "a b")',
+            '--set env.a b: env: expected the name of a variable: letters, digits and underscores, not beginning with a digit (given "a b")',
         ),
     ],
 )
@@ -399,7 +397,7 @@ def test_the_presets_are_those_promised() -> None:
 )
 def test_what_is_nested_too_deeply_is_refused_with_its_line(job_path: Path, line: str) -> None:
     (told,) = problems(job_path, f'name = "x"\n{line}\n')
-    assert re.match(r"job\.toml:2: .*(nested more than 64 levels|a key of more than 64 parts)", told)
+    assert re.match(r"job\.toml:2: .*(nested more than 64 levels|a key with more than 64 parts)", told)
 
 
 def test_an_override_of_too_many_parts_is_refused(job_path: Path) -> None:
@@ -435,7 +433,7 @@ def test_a_number_of_thousands_of_digits_is_refused(job_path: Path, key: str) ->
 
 def test_a_file_too_large_for_a_job_is_not_read(job_path: Path) -> None:
     (told,) = problems(job_path, "#" * 1_000_001)
-    assert "1,000,001 bytes and is no job file" in told
+    assert "1,000,001 bytes and is not a job file" in told
 
 
 @pytest.mark.parametrize(

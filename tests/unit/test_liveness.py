@@ -198,7 +198,7 @@ def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Pop
         rest, errors = following.communicate(timeout=60)
     assert following.returncode == 0
     assert "step 40/100" in rest
-    assert f"the run has died: `clipship status {folder}` says since when, why, and how it goes on" in errors
+    assert f"the run has died: `clipship status {folder}` says when, why, and how to resume it" in errors
 
 
 def test_another_users_lock_can_be_looked_at(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:

@@ -50,7 +50,7 @@ def test_a_static_graph_is_refused_where_passes_are_accumulated() -> None:
     limited = tiny_job(
         optim={"global_batch_size": 16, "max_batch_size_per_gpu": 4}, comm={"torch": {"static_graph": True}}
     )
-    with pytest.raises(InputError, match=r"static_graph = true .* 2 ranks accumulate 2 passes"):
+    with pytest.raises(InputError, match=r"static_graph = true .* with 2 ranks each step has 2 passes"):
         plan(limited, 2)
 
 

@@ -198,7 +198,7 @@ def test_no_message_of_check_holds_a_secret(
     ],
 )
 def test_a_secret_that_would_enter_an_image_is_refused(tmp_path: Path, key: str, value: object) -> None:
-    with pytest.raises(InputError, match=r"holds a |looks like a secret") as refused:
+    with pytest.raises(InputError, match=r"contains a |looks like a secret") as refused:
         load_job(job_file(tmp_path, image={key: value}))
     assert "s3cr3t" not in str(refused.value)
 

@@ -140,7 +140,7 @@ def test_an_answer_that_no_key_explains_is_slurms_own(folder: Path, capsys: Capt
 def test_a_bad_job_reaches_no_sbatch(folder: Path, capsys: Capture) -> None:
     answers(folder, "sbatch", f"touch {folder}/called")
     assert main(["submit", "job.toml", "--to", "slurm", "--set", "slurm.time=forever"]) == 2
-    assert '--set slurm.time: "forever" is no time limit of Slurm' in capsys.readouterr().err
+    assert '--set slurm.time: "forever" is not a time limit for Slurm' in capsys.readouterr().err
     assert not (folder / "called").exists()
     assert not (folder / "runs").exists()
 
@@ -168,7 +168,7 @@ def test_status_says_why_a_job_waits(folder: Path, capsys: Capture) -> None:
         "job         7 on Slurm since 2026-01-02T03:04:05+00:00\n"
         "reason      Resources\n"
         "time        0:00 of 30:00, 2 nodes\n"
-        "step        none: no rank has begun\n"
+        "step        none: no rank has started\n"
     )
 
 

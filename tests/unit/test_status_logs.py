@@ -114,7 +114,7 @@ def test_status_of_a_run_without_evaluations_shows_none(
 
 
 @pytest.mark.parametrize(
-    ("start", "code", "said"), [("under way", 0, "asked for"), ("over", 2, "no start of the run in")]
+    ("start", "code", "said"), [("under way", 0, "requested"), ("over", 2, "is not running")]
 )
 def test_a_checkpoint_is_asked_for_where_somebody_can_save_one(
     run: Path, capsys: pytest.CaptureFixture[str], start: str, code: int, said: str
@@ -130,7 +130,7 @@ def test_status_of_a_run_that_has_not_begun_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").mkdir()
-    assert _status(capsys, str(tmp_path))["step"] == "none: no rank has begun"
+    assert _status(capsys, str(tmp_path))["step"] == "none: no rank has started"
 
 
 def test_a_folder_of_runs_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

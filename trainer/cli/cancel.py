@@ -2,6 +2,7 @@
 
 import click
 
+from trainer.cli.options import run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_submission, scheduler
 from trainer.text.terminal import shown
@@ -13,7 +14,7 @@ Examples:
   clipship cancel runs/first-run
   clipship cancel job.toml"""
 )
-@click.argument("run", metavar="RUN")
+@run_argument
 def command(run: str) -> None:
     """End RUN, which was submitted: its ranks are asked to save first, and nothing starts it again.
 
@@ -22,7 +23,7 @@ def command(run: str) -> None:
     folder, submission = find_submission(run)
     if submission is None:
         raise InputError(
-            f"{folder} was not submitted: press Ctrl-C where `clipship run` runs, or send that process "
-            "SIGTERM"
+            f"the run in {folder} was not submitted: press Ctrl-C where `clipship run` runs, or send that "
+            "process SIGTERM"
         )
     click.echo(shown(scheduler(submission.to).cancel(folder, submission)), err=True)

@@ -110,10 +110,10 @@ def _refuse(checks: Sequence[Callable[[], object]]) -> None:
 
 def problems_of(checks: Iterable[Callable[[], object]]) -> list[str]:
     """Returns the message of each check that raises InputError, in their order."""
-    found: list[str] = []
-    for look in checks:
+    problems: list[str] = []
+    for check in checks:
         try:
-            look()
+            check()
         except InputError as problem:
-            found.append(str(problem))
-    return found
+            problems.append(str(problem))
+    return problems

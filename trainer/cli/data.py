@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import CAPTION_KEY
+from trainer.cli.options import caption_key_option, image_key_option
 from trainer.errors import InputError
 from trainer.text.terminal import shown
 
@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from trainer.data.sample import Source
 
 SHARDS = click.argument("shards", nargs=-1, required=True)
-IMAGE_KEY = click.option(
-    "--image-key",
-    multiple=True,
-    metavar="ENDING",
-    help="As data.image_key of the job; may be given more than once.",
-)
 
 
 @click.group(
@@ -34,15 +28,15 @@ def command() -> None:
 
 @command.command()
 @SHARDS
-@IMAGE_KEY
-@CAPTION_KEY
+@image_key_option
+@caption_key_option
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
     metavar="N",
-    help="Samples that are looked into.",
+    help="Number of samples to inspect.",
 )
 def stats(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, samples: int) -> None:
     """Count the samples of SHARDS, and inspect some of them.
@@ -63,14 +57,14 @@ def stats(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str,
 
 @command.command()
 @SHARDS
-@IMAGE_KEY
-@CAPTION_KEY
+@image_key_option
+@caption_key_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("contact-sheet.png"),
     show_default=True,
-    help="The picture to write.",
+    help="Picture to write.",
 )
 @click.option(
     "--samples",
@@ -78,7 +72,7 @@ def stats(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str,
     default=24,
     show_default=True,
     metavar="N",
-    help="Spread evenly.",
+    help="Number of samples, which are spread evenly.",
 )
 def show(
     shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, out: Path, samples: int

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.cli.secret_values import secret_warnings
 from trainer.config import Data, Job
-from trainer.config.batch_plan import BatchPlan, plan, steps_per_epoch
+from trainer.config.batch_plan import batch_text, plan, steps_per_epoch
 from trainer.config.schedulers import SCHEDULERS
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
@@ -43,11 +43,11 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
             "data",
             _data(job.data, samples)
             if files or job.data.kind == "synthetic"
-            else f"not looked at: {_named(job.data.train)}",
+            else f"not checked: {_named(job.data.train)}",
         ),
         ("world", _world(job, world_size, local=local)),
         ("device", _device(job, local=local)),
-        ("batch", _batch(job, batch_plan)),
+        ("batch", batch_text(job, batch_plan)),
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
@@ -72,8 +72,8 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
     optim = job.optim
     if optim.loss == "clip" and optim.global_batch_size < _SMALL_CONTRAST:
         yield (
-            f"a global batch of {optim.global_batch_size} gives each pair few others to be told from: "
-            "hundreds and more learn better"
+            f"a global batch of {optim.global_batch_size} compares each pair with few others: a model learns "
+            "better with hundreds or more"
         )
     steps = _total_steps(job, samples)
     if steps is not None and optim.warmup_steps > steps:
@@ -81,10 +81,10 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
             f"warmup_steps {optim.warmup_steps} is longer than the run of {steps} steps: lr {optim.lr:g} "
             "is never reached"
         )
-    if job.model.precision == "fp16" and not _shows_a_gpu():
+    if job.model.precision == "fp16" and not _has_a_gpu():
         yield (
-            "precision fp16 needs a GPU for each rank, and this machine shows none: bf16 and fp32 also "
-            "run on CPUs"
+            "precision fp16 needs a GPU for each rank, and this machine has none: bf16 and fp32 also run "
+            "on CPUs"
         )
     if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
@@ -99,7 +99,8 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
     yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
 
 
-def _shows_a_gpu() -> bool:
+def _has_a_gpu() -> bool:
+    """Returns whether this machine shows a GPU's device file; whether torch can use the GPU is not known."""
     return any(map(os.path.exists, _ANY_GPU))
 
 
@@ -108,8 +109,8 @@ def _not_in_the_image(job: Job) -> Iterator[str]:
     if lacking := not_named(job):
         need = f"model.name = {job.model.name} needs {', '.join(lacking)} ({needed(job.model.name).reason})"
         yield (
-            f"{need}: an image that is built from this job has it, another one with image.pip_packages = "
-            f"{json.dumps(lacking)}"
+            f"{need}: an image that is built from this job has it, an image of another job only with "
+            f"image.pip_packages = {json.dumps(lacking)}"
         )
     paths = [*job.data.train, *job.eval.retrieval, *job.eval.zero_shot]
     wanted = {
@@ -140,13 +141,14 @@ def _known_bad(job: Job) -> Iterator[str]:
 def _model(job: Job) -> str:
     start = f", from {job.model.pretrained}" if job.model.pretrained else ""
     locked = [name for name, lock in (("image", job.model.lock_image), ("text", job.model.lock_text)) if lock]
-    ways = f", {' and '.join(locked)} tower locked" * bool(locked) + ", compiled" * job.model.compile
-    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}{ways}"
+    towers = f", {' and '.join(locked)} tower{'s' * (len(locked) > 1)} locked" if locked else ""
+    compiled = ", compiled" if job.model.compile else ""
+    return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
 
 
 def _data(data: Data, samples: int | None) -> str:
     if data.kind == "synthetic":
-        return f"synthetic, {samples:,} samples an epoch"
+        return f"synthetic, {samples:,} samples per epoch"
     files = expand_shards(data.train)
     unit = "table" if data.kind == "table" else "shard"
     counted = "samples are counted at the start" if samples is None else f"{samples:,} samples"
@@ -168,28 +170,18 @@ def _device(job: Job, *, local: bool) -> str:
         key = 'device = "cpu"' if job.resources.device == "cpu" else "gpus_per_node = 0"
         return f"the CPU (resources.{key})"
     if job.asks_for_gpus:
-        return f"a GPU for each rank, or the run ends ({job.asks_for_gpus})"
-    if local and not _shows_a_gpu():
-        return "the CPU (this machine shows no GPU, and the job asks for none)"
-    return "a GPU for each rank where torch can use one there, else the CPU (the job asks for none)"
+        return f"a GPU for each rank; a rank without one ends the run ({job.asks_for_gpus})"
+    if local and not _has_a_gpu():
+        return "the CPU (this machine has no GPU, and the job asks for none)"
+    return "a GPU for each rank if torch can use one, else the CPU (the job asks for no GPU)"
 
 
 def _no_gpu_here(job: Job, *, local: bool) -> Iterator[str]:
-    if local and job.asks_for_gpus and not _shows_a_gpu():
+    if local and job.asks_for_gpus and not _has_a_gpu():
         yield (
-            f"{job.asks_for_gpus}, and this machine shows no GPU: ranks without one end the run; "
-            "--set resources.device=cpu says that the CPU is meant"
+            f"{job.asks_for_gpus}, but this machine has no GPU, and a rank without one ends the run: "
+            "--set resources.device=cpu trains on the CPU"
         )
-
-
-def _batch(job: Job, batch_plan: BatchPlan) -> str:
-    limit = job.optim.max_batch_size_per_gpu
-    reason = f"at most {limit} a pass" if limit else "no max_batch_size_per_gpu: a rank's share in one pass"
-    passes = f" x {many(batch_plan.accumulation, 'pass', 'passes')}"
-    return (
-        f"{batch_plan.global_batch_size} samples = {many(batch_plan.world_size, 'rank')}{passes} x "
-        f"{batch_plan.micro_batch_size} ({reason})"
-    )
 
 
 def _launcher(job: Job, *, local: bool) -> str:
@@ -216,12 +208,14 @@ def _steps(job: Job, samples: int | None) -> str:
             if epochs is None
             else f"{many(epochs, 'epoch')}; samples are counted at the start"
         )
-    an_epoch = steps_per_epoch(samples, size)
-    left_out = samples - an_epoch * size
-    tail = f", {left_out:,} samples of each left out" if left_out else ""
+    per_epoch = steps_per_epoch(samples, size)
+    remainder = samples - per_epoch * size
+    tail = f"; {many(remainder, 'sample')} of each epoch left out" if remainder else ""
     total = f"{_total_steps(job, samples):,}"
-    about = f" = {many(epochs, 'epoch')} x {an_epoch:,}" if epochs else f"; an epoch has {an_epoch:,}"
-    return f"{total}{about}{tail}"
+    how = (
+        f" = {many(epochs, 'epoch')} x {many(per_epoch, 'step')}" if epochs else f"; {per_epoch:,} per epoch"
+    )
+    return f"{total}{how}{tail}"
 
 
 def _learning(job: Job) -> str:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import job_argument, set_option
-from trainer.errors import InputError
+from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
 
 
 @click.command(
@@ -23,14 +22,9 @@ On a cluster, in an allocation of your own:
 )
 @job_argument
 @set_option
-@click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Ranks on this machine; without it, those of [resources].",
-)
-@click.option("--hosts", metavar="HOST:N,...", help="Hosts and the ranks on each, started over ssh.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
+@nproc_option
+@hosts_option
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 def command(
     job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None, as_json: bool
 ) -> int:
@@ -42,19 +36,13 @@ def command(
     """
     from trainer.config.loader import load_job
     from trainer.launch import local
-    from trainer.launch.hosts import parse_hosts
     from trainer.run.folder import run_folder
 
-    if nproc is not None and hosts is not None:
-        raise InputError(
-            "--nproc and --hosts exclude each other: --nproc starts ranks here, --hosts on the hosts named"
-        )
+    named_hosts = given_hosts(nproc, hosts)
     job = load_job(job_path, overrides)
     # the supervisors' files go into a temporary folder: they belong to no run
     with tempfile.TemporaryDirectory(prefix="clipship-doctor-") as aside:
-        words = ["--run-folder", str(run_folder(job).absolute()), *["--json"] * as_json]
-        rank = (sys.executable, "-P", "-m", "trainer.preflight", str(job_path.absolute()), *words)
+        arguments = ["--run-folder", str(run_folder(job).absolute()), *["--json"] * as_json]
+        rank = (sys.executable, "-P", "-m", "trainer.preflight", str(job_path.absolute()), *arguments)
         changed = (*overrides, f"logging.runs={aside}")
-        return local.start_ranks(
-            rank, job, nproc=nproc, hosts=None if hosts is None else parse_hosts(hosts), overrides=changed
-        )
+        return local.start_ranks(rank, job, nproc=nproc, hosts=named_hosts, overrides=changed)

@@ -37,7 +37,7 @@ Examples:
 --set data.image_column=filepath
   clipship eval ViT-B-32:laion2b_s34b_b79k --zero-shot imagenet/val --class-names names.txt
 
-Without --data and --zero-shot, a checkpoint of ours is evaluated as its own job says."""
+Without --data and --zero-shot, a checkpoint of Clipship is evaluated as its job file says."""
 )
 @click.argument("checkpoint")
 @click.option(
@@ -50,13 +50,15 @@ Without --data and --zero-shot, a checkpoint of ours is evaluated as its own job
     help="Labelled shards, or a folder with a folder for each class.",
 )
 @click.option(
-    "--class-names", metavar="FILE", help="Class names by number, one a line; a folder of folders needs none."
+    "--class-names",
+    metavar="FILE",
+    help="Class names by number, one per line; a folder of folders needs none.",
 )
-@click.option("--templates", metavar="FILE", help="Sentences with {} for the class name, one a line.")
+@click.option("--templates", metavar="FILE", help="Sentences with {} for the class name, one per line.")
 @click.option(
     "--model",
     metavar="NAME",
-    help="Model of the weights: open_clip's name, or a config file; a checkpoint of ours knows its own.",
+    help="Model of the weights: a name of open_clip, or a config file; Clipship's checkpoints know theirs.",
 )
 @click.option(
     "--nproc",
@@ -64,7 +66,7 @@ Without --data and --zero-shot, a checkpoint of ours is evaluated as its own job
     default=1,
     show_default=True,
     metavar="N",
-    help="Ranks on this machine.",
+    help="Number of ranks on this machine.",
 )
 @click.option(
     "--set",
@@ -144,9 +146,7 @@ def evaluation_job(
     trained = find_trained(_run_or_weights(checkpoint))
     name = model or trained.model
     if name is None:
-        raise InputError(
-            f"{checkpoint}: nothing beside these weights says what model they are of: give --model NAME"
-        )
+        raise InputError(f"{checkpoint}: no file beside these weights names their model: give --model NAME")
     before: Mapping[str, Any] = trained.job or {}
     table = {
         "name": "eval",

@@ -35,7 +35,7 @@ def _say_what_is_left_out() -> None:
     if names := left_out():
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         print(
-            f"clipship: warning: git does not track {shown}: the image goes without (git add)",
+            f"clipship: warning: git does not track {shown}: the image will lack what is not added (git add)",
             file=sys.stderr,
         )
 
@@ -43,7 +43,7 @@ def _say_what_is_left_out() -> None:
 @command.command()
 @job_argument
 @set_option
-@click.option("--any-disk", is_flag=True, help="Do not look whether the daemon's disk has room.")
+@click.option("--any-disk", is_flag=True, help="Do not check that the daemon's disk has enough space.")
 def build(job_path: Path, overrides: tuple[str, ...], any_disk: bool) -> None:
     """Build JOB's image with the local Docker daemon; prints its id."""
     from trainer.image.build import build as build_image
@@ -97,7 +97,7 @@ def verify(image: str) -> None:
         )
     else:
         raise ClusterError(
-            f"{image} works, and no stack of the table has torch {facts['torch']} with CUDA "
+            f"{image} works, but no stack in the table has torch {facts['torch']} with CUDA "
             f"{facts['cuda']} and NCCL {facts['nccl']}"
         )
 
@@ -126,7 +126,8 @@ def push(job_path: Path, overrides: tuple[str, ...]) -> None:
     tag = _load(job_path, overrides).image.tag
     if tag is None:
         raise InputError(
-            "image.tag: missing; it names the image and the registry, as registry.example/team/clipship:1"
+            "image.tag: missing; give the registry and the image's name, such as "
+            "registry.example/team/clipship:1"
         )
     click.echo(push_image(tag))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import CAPTION_KEY
+from trainer.cli.options import caption_key_option, image_key_option, processes_option
+from trainer.text.wording import many
 
 
 @click.command(
@@ -23,19 +24,9 @@ Examples:
     type=click.Path(path_type=Path),
     help="Folder of the index. [default: .clipship-index beside the first shard]",
 )
-@click.option(
-    "--image-key",
-    multiple=True,
-    metavar="ENDING",
-    help="As data.image_key of the job; may be given more than once.",
-)
-@CAPTION_KEY
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="That read headers at a time. [default: one for each core]",
-)
+@image_key_option
+@caption_key_option
+@processes_option("read headers")
 def command(
     shards: tuple[str, ...],
     to: Path | None,
@@ -63,8 +54,8 @@ def command(
     folder = to or index_folder(paths)
     if folder is None:
         raise InputError(
-            f"{paths[0]}: nothing can be written beside it: name a folder for the index with --to, and as "
-            "data.index in the job"
+            f"{paths[0]}: no index can be written beside it: name a folder for the index with --to, and as "
+            "data.index in the job file"
         )
     selection = Selection(image_key or IMAGE_ENDINGS, caption_key)
     missing = stale(paths, selection, folder.absolute())
@@ -76,20 +67,23 @@ def command(
             pool = ProcessPoolExecutor(
                 min(len(missing), processes or cpu_count() or 1), mp_context=get_context("forkserver")
             )
-            found = index_shards(
+            entries = index_shards(
                 missing, selection, folder.absolute(), lambda done, _: bar.update(task, completed=done), pool
             )
-        write_catalogue(folder.absolute(), selection, found)
+        write_catalogue(folder.absolute(), selection, entries)
     index = open_index(paths, selection, folder.absolute())
     source = open_indexed(index, "captions", ANY)
-    console.print(f"{len(missing):,} of {len(paths):,} shards read; {len(source):,} samples", highlight=False)
+    console.print(
+        f"{len(missing):,} of {many(len(paths), 'shard')} read; {many(len(source), 'sample')}",
+        highlight=False,
+    )
     for cause, count in source.left_out.by_cause.items():
-        console.print(f"{count:,} samples not used: {cause}", highlight=False)
+        console.print(f"{many(count, 'sample')} not used: {cause}", highlight=False)
     damaged = damages(index)
     if damaged:
         console.print(
-            f"The index in {folder} is kept. A run goes on without what is lost where data.on_bad_sample = "
-            '"skip".',
+            f'The index in {folder} is kept. A run with data.on_bad_sample = "skip" does without the lost '
+            "samples.",
             highlight=False,
         )
     raise_all(damaged)

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from trainer.cli.options import run_argument
 from trainer.launch.submission import find_submission, scheduler
 from trainer.text.terminal import shown
 
@@ -14,9 +15,9 @@ Examples:
   clipship logs runs/first-run
   clipship logs -f --rank 3 runs/first-run"""
 )
-@click.argument("run", metavar="RUN")
-@click.option("-f", "--follow", is_flag=True, help="Go on as the ranks do, until the run has ended.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Of this rank alone.")
+@run_argument
+@click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until the run has ended.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Show only the lines of this rank.")
 def command(run: str, follow: bool, rank: int | None) -> None:
     """Show the output of RUN's ranks in the order of time, each line with its rank.
 
@@ -32,6 +33,6 @@ def command(run: str, follow: bool, rank: int | None) -> None:
         sys.stdout.flush()
     if lines is None and is_dead(folder):
         click.echo(
-            f"clipship: the run has died: `clipship status {run}` says since when, why, and how it goes on",
+            f"clipship: the run has died: `clipship status {run}` says when, why, and how to resume it",
             err=True,
         )

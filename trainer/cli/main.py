@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import job_argument, set_option
+from trainer.cli.options import (
+    given_hosts,
+    hosts_option,
+    job_argument,
+    nproc_option,
+    run_argument,
+    set_option,
+)
 from trainer.cli.presets import preset_names, preset_summary, write_preset
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, MachineError, StorageError
@@ -28,8 +35,8 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 _ELSEWHERE = (
-    "where only the cluster's nodes see the files of a job, `clipship check --no-data` and `clipship "
-    "submit --no-check` do without them"
+    "if only the cluster's nodes see the files of the job, use `clipship check --no-data` and `clipship "
+    "submit --no-check`"
 )
 OBJECTS_BEFORE_COLLECTION = 100_000
 """Threshold of Python's garbage collector. The default of 700 suits programs that make garbage; a start makes
@@ -41,24 +48,24 @@ LAZY_COMMANDS = {
         "Check nodes, collectives, network and GPUs as a run would, without training.",
     ),
     "render": ("trainer.cli.render:command", "Print what a job would build or submit."),
-    "submit": ("trainer.cli.submit:command", "Send a job to Slurm or Kubernetes."),
+    "submit": ("trainer.cli.submit:command", "Submit a job to Slurm or Kubernetes."),
     "status": (
         "trainer.cli.status:command",
-        "Say how a run is doing: its state, step, speed, last checkpoint.",
+        "Show how a run is doing: its state, step, speed, last checkpoint.",
     ),
-    "logs": ("trainer.cli.logs:command", "Show what the ranks of a run said."),
+    "logs": ("trainer.cli.logs:command", "Show the output of a run's ranks."),
     "cancel": ("trainer.cli.cancel:command", "End a run that was submitted."),
     "eval": (
         "trainer.cli.evaluate:command",
         "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification.",
     ),
-    "image": ("trainer.cli.image:command", "Build, prove and publish the container image of a job."),
-    "data": ("trainer.cli.data:command", "Look at what shards hold: numbers, a contact sheet."),
+    "image": ("trainer.cli.image:command", "Build, verify and publish the container image of a job."),
+    "data": ("trainer.cli.data:command", "Inspect shards: statistics, a contact sheet."),
     "index": (
         "trainer.cli.index:command",
-        "Read the headers of shards once, so that runs open them at once.",
+        "Index shards, so that runs need not read their headers.",
     ),
-    "pack": ("trainer.cli.pack:command", "Make WebDataset shards of a table of images and captions."),
+    "pack": ("trainer.cli.pack:command", "Pack a table of images and captions into WebDataset shards."),
     "from-open-clip": (
         "trainer.cli.from_open_clip.command:command",
         "Print the job file of a command line of open_clip_train.",
@@ -69,7 +76,7 @@ LAZY_COMMANDS = {
     ),
     "stacks": (
         "trainer.cli.stacks:command",
-        "List what goes together: torch, CUDA, NCCL, Python, compilers.",
+        "List versions that go together: torch, CUDA, NCCL, Python, compilers.",
     ),
 }
 """Commands in modules of their own: name -> ("module:attribute" of a click command, its line in `clipship
@@ -117,8 +124,8 @@ A first run, on made-up pictures:
   clipship check job.toml
   clipship run job.toml --nproc 2 --set optim.steps=40
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 75 stopped as asked and saved, 124 a phase passed
-its limit, 128 + N ended by signal N without saving (130: Ctrl-C twice).""",
+Exit codes: 0 done, 1 the run failed, 2 bad input, 75 stopped on request and saved, 124 a phase passed
+its time limit, 128 + N ended by signal N without saving (130: Ctrl-C twice).""",
 )
 @click.option(
     "--version",
@@ -140,8 +147,8 @@ Examples:
   clipship init --preset slurm cc3m.toml"""
 )
 @click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
-@click.option("--preset", type=click.Choice(preset_names()), help="Which example to write.")
-@click.option("--list", "list_only", is_flag=True, help="Show the presets and write nothing.")
+@click.option("--preset", type=click.Choice(preset_names()), help="Example to write.")
+@click.option("--list", "list_only", is_flag=True, help="List the presets and write nothing.")
 @click.option("--force", is_flag=True, help="Replace JOB if it exists.")
 def init(job_path: Path, preset: str | None, list_only: bool, force: bool) -> None:
     """Write a commented job file to start from (default: job.toml)."""
@@ -151,8 +158,8 @@ def init(job_path: Path, preset: str | None, list_only: bool, force: bool) -> No
         return
     if preset is None:
         raise InputError(
-            f"which example? Give --preset with one of {', '.join(preset_names())}; `clipship init --list` "
-            "describes them"
+            f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
+            "--list` describes them"
         )
     write_preset(preset, job_path, force=force)
     click.echo(f"wrote {job_path}; next: clipship check {job_path}", err=True)
@@ -163,23 +170,18 @@ def init(job_path: Path, preset: str | None, list_only: bool, force: bool) -> No
 Examples:
   clipship check job.toml
   clipship check job.toml --nproc 2 --set optim.global_batch_size=256
-  clipship check job.toml --no-data    where only the cluster's nodes see the data"""
+  clipship check job.toml --no-data    if only the cluster's nodes see the data"""
 )
 @job_argument
 @set_option
-@click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Ranks on this machine; without it, those of [resources].",
-)
+@nproc_option
 @click.option(
     "--no-data",
     is_flag=True,
-    help="Do not look at the files that JOB names: only the cluster's nodes see them.",
+    help="Do not open the files that JOB names, if only the cluster's nodes see them.",
 )
 def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data: bool) -> None:
-    """Print the run that JOB describes, and every problem of it. Starts and writes nothing."""
+    """Show the run that JOB describes, or every problem with it. Starts and writes nothing."""
     from trainer.cli.describe import describe
 
     job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
@@ -194,31 +196,23 @@ Examples:
   clipship run job.toml --hosts node1:4,node2:4
   clipship run job.toml --nproc 1 --set name=try-2 --set optim.lr=1e-3
 
-Hosts are reached by ssh without a password, and find the job file, the data and this \
-environment at the same paths."""
+Hosts must accept ssh without a password, and must have the job file, the data and this \
+Python environment at the same paths."""
 )
 @job_argument
 @set_option
+@nproc_option
+@hosts_option
 @click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Ranks on this machine; without it, those of [resources].",
+    "--fresh", is_flag=True, help="Move an existing run folder aside (to NAME.old-1) and begin a new run."
 )
-@click.option("--hosts", metavar="HOST:N,...", help="Hosts and the ranks on each, started over ssh.")
-@click.option("--fresh", is_flag=True, help="Set the run folder of before aside (NAME.old-1) and begin anew.")
 def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None, fresh: bool) -> int:
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
     from trainer.cli.describe import warnings
     from trainer.launch import local
-    from trainer.launch.hosts import parse_hosts
 
-    if nproc is not None and hosts is not None:
-        raise InputError(
-            "--nproc and --hosts exclude each other: --nproc starts ranks here, --hosts on the hosts named"
-        )
-    places = None if hosts is None else parse_hosts(hosts)
-    ranks = nproc if places is None else sum(place.slots for place in places)
+    named_hosts = given_hosts(nproc, hosts)
+    ranks = nproc if named_hosts is None else sum(host.slots for host in named_hosts)
     try:
         job, _, samples = _checked(job_path, overrides, ranks, fresh=fresh)
     except KeyboardInterrupt:
@@ -228,7 +222,7 @@ def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: st
         _set_aside(job)
     for warning in warnings(job, samples):
         say(f"warning: {warning}")
-    return local.run(job_path, job, overrides, nproc=nproc, hosts=places)
+    return local.run(job_path, job, overrides, nproc=nproc, hosts=named_hosts)
 
 
 @cli.command(
@@ -251,9 +245,9 @@ def train(job_path: Path, overrides: tuple[str, ...]) -> int:
 Examples:
   clipship checkpoint runs/first-run"""
 )
-@click.argument("run", metavar="RUN")
+@run_argument
 def checkpoint(run: str) -> None:
-    """Ask RUN to save a checkpoint now, and to go on.
+    """Ask RUN to save a checkpoint now and to go on.
 
     RUN is a run folder, a job file, or the name of a run in ./runs.
     """
@@ -263,22 +257,26 @@ def checkpoint(run: str) -> None:
 
     run_folder = find_run(run)
     if not (run_folder / JOB_FILE).is_file():
-        raise InputError(f"{run_folder} is no run folder: it has no job.toml")
+        raise InputError(f"{run_folder} is not a run folder: it has no job.toml")
     if (run_folder / RESULT_FILE).exists():
         raise InputError(
             f"the run in {run_folder} has ended; its checkpoints are in {run_folder / CHECKPOINTS}"
         )
     if (run_folder / EXIT_FILE).exists() and who_holds(run_folder) is None:
         raise InputError(
-            f"no start of the run in {run_folder} is under way: `clipship status` says how the last one ended"
+            f"the run in {run_folder} is not running: `clipship status` says how its last start ended"
         )
     try:
         (run_folder / CHECKPOINT_REQUEST).touch()
     except OSError as problem:
         raise InputError(
-            f"{run_folder}: the request cannot be left there: {problem.strerror}; whose run is it?"
+            f"{run_folder}: the request cannot be written there: {problem.strerror}; does the run belong to "
+            "another user?"
         ) from None
-    click.echo(f"asked for; its log will name the checkpoint: {run_folder / LOGS / rank_log(0)}", err=True)
+    click.echo(
+        f"requested; the log names the checkpoint once it is written: {run_folder / LOGS / rank_log(0)}",
+        err=True,
+    )
 
 
 def _set_aside(job: "Job") -> None:
@@ -286,7 +284,7 @@ def _set_aside(job: "Job") -> None:
 
     folder = run_folder(job)
     if folder.exists():
-        say(f"the run of before is now {move_aside(folder)}")
+        say(f"the previous run is now {move_aside(folder)}")
 
 
 def _checked(
@@ -317,7 +315,9 @@ def _checked(
         if image and files and job.schedulers:
             problems.append(_ELSEWHERE)
     if image:
-        problems += problems_of(partial(look, job) for look in _submission_checks(job, ranks, files=files))
+        problems += problems_of(
+            partial(job_check, job) for job_check in _submission_checks(job, ranks, files=files)
+        )
     if problems:
         raise InputError("\n".join(dict.fromkeys("\n".join(problems).splitlines())))
     return job, world_size, samples

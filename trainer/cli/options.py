@@ -1,24 +1,68 @@
 """Arguments that several commands take, with one meaning and one help text. Imports no torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainer.errors import InputError
 
+if TYPE_CHECKING:
+    from trainer.launch.hosts import Host
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
+run_argument: Decorator = click.argument("run", metavar="RUN")
+"""Name of a run, which `trainer.launch.submission.find_run` reads."""
 set_option: Decorator = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value takes the default. May be "
+    help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value restores the default. May be "
     "repeated.",
 )
+nproc_option: Decorator = click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of ranks on this machine; without it, as [resources] says.",
+)
+hosts_option: Decorator = click.option(
+    "--hosts", metavar="HOST:N,...", help="Hosts to start ranks on over ssh, each with its number of ranks."
+)
+image_key_option: Decorator = click.option(
+    "--image-key",
+    multiple=True,
+    metavar="ENDING",
+    help="As data.image_key in a job file; may be repeated.",
+)
+
+
+def processes_option(work: str) -> Decorator:
+    """Returns the option --processes of a command whose processes do this work, such as "read headers"."""
+    return click.option(
+        "--processes",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help=f"Number of processes that {work}. [default: one for each core]",
+    )
+
+
+def given_hosts(nproc: int | None, hosts: str | None) -> "Sequence[Host] | None":
+    """Returns the hosts of --hosts; None without that option.
+
+    Raises InputError if --nproc is given too, or if the hosts cannot be read.
+    """
+    from trainer.launch.hosts import parse_hosts
+
+    if nproc is not None and hosts is not None:
+        raise InputError(
+            "give either --nproc or --hosts: --nproc starts ranks on this machine, --hosts on the named hosts"
+        )
+    return None if hosts is None else parse_hosts(hosts)
 
 
 def _caption_key(_context: click.Context, _option: click.Parameter, ending: str) -> str:
@@ -30,11 +74,11 @@ def _caption_key(_context: click.Context, _option: click.Parameter, ending: str)
         raise InputError(f"--caption-key {problem}") from None
 
 
-CAPTION_KEY: Decorator = click.option(
+caption_key_option: Decorator = click.option(
     "--caption-key",
     default="txt",
     show_default=True,
     metavar="ENDING",
     callback=_caption_key,
-    help="As data.caption_key of the job.",
+    help="As data.caption_key in a job file.",
 )

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.options import processes_option
+from trainer.text.wording import many
+
 
 @click.command(
     epilog="""\b
@@ -20,7 +23,7 @@ Examples:
     default=1000,
     show_default=True,
     metavar="N",
-    help="Samples of one shard.",
+    help="Samples per shard.",
 )
 @click.option(
     "--image-column",
@@ -35,31 +38,26 @@ Examples:
 @click.option(
     "--separator",
     metavar="CHARACTER",
-    help="Between columns; without it, a tab for .tsv and a comma for others.",
+    help="Character between columns; without it, a tab for .tsv and a comma for others.",
 )
 @click.option(
     "--shard-mb",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MB",
-    help="Cut shards by the size of their images instead.",
+    help="Largest size of a shard's images, instead of a number of samples.",
 )
 @click.option(
     "--resize",
     type=click.IntRange(min=1),
     metavar="PIXELS",
-    help="Shorter side of larger images; all become JPEG.",
+    help="Scale larger images down to this shorter side; all images become JPEG.",
 )
 @click.option(
     "--skip-bad-rows",
     is_flag=True,
     help="Leave out rows whose image is missing or damaged; bad-rows.tsv lists them.",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="That make shards at a time. [default: one for each core]",
-)
+@processes_option("make shards")
 @click.option("--force", is_flag=True, help="Replace shards that were packed into OUT before.")
 def command(
     table: Path,
@@ -103,5 +101,5 @@ def command(
         )
     shards = packed.shards
     if packed.bad:
-        console.print(f"{len(packed.bad):,} rows left out: {out / BAD_ROWS} lists them", highlight=False)
+        console.print(f"{many(len(packed.bad), 'row')} left out, listed in {out / BAD_ROWS}", highlight=False)
     click.echo(out / (shards[0].name if len(shards) == 1 else f"shard-{{000000..{len(shards) - 1:06d}}}.tar"))

@@ -30,7 +30,7 @@ def progress(folder: Path, job: str, to: str | None) -> Iterator[tuple[str, str]
     was submitted to.
     """
     if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
-        yield "step", "none: no rank has begun"
+        yield "step", "none: no rank has started"
         return
     facts = read_run(folder)
     records = facts.metrics.records
@@ -89,10 +89,10 @@ def _total_steps(facts: RunFacts) -> int | None:
     try:
         with open(facts.folder / LOGS / rank_log(0), "rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LOG_TAIL))
-            found = _TOTAL.findall(file.read().decode(errors="replace"))
+            totals = _TOTAL.findall(file.read().decode(errors="replace"))
     except OSError:
         return None
-    return int(found[-1]) if found else None
+    return int(totals[-1]) if totals else None
 
 
 def _age(path: Path) -> float:
@@ -104,9 +104,9 @@ def _evaluation(values: Numbers) -> str:
     return f"step {values['step']:g}: {', '.join(shown)}"
 
 
-def _ended(found: Mapping[str, Any]) -> str:
-    when = datetime.datetime.fromtimestamp(float(found.get("time", 0.0))).astimezone()
+def _ended(record: Mapping[str, Any]) -> str:
+    when = datetime.datetime.fromtimestamp(float(record.get("time", 0.0))).astimezone()
     return (
-        f"exit code {found.get('exit_code')}, rank {found.get('rank')} on {found.get('node')}: "
-        f"{found.get('reason')} ({when:%F %T})"
+        f"exit code {record.get('exit_code')}, rank {record.get('rank')} on {record.get('node')}: "
+        f"{record.get('reason')} ({when:%F %T})"
     )

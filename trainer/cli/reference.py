@@ -105,12 +105,12 @@ def described(section: type[Section]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if issubclass(base, Section):
-            for key, text in pairwise(_class(base).body):
-                match key, text:
+            for key, below in pairwise(_class(base).body):
+                match key, below:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                        value=ast.Constant(value=str(words))
+                        value=ast.Constant(value=str(text))
                     ):
-                        texts[name] = _paragraphs(words)
+                        texts[name] = _paragraphs(text)
     return texts
 
 
@@ -207,9 +207,9 @@ def _accept_shorthands(place: dict[str, Any], section: type[Section], name: str)
             for example, kind in ((1, "integer"), ("text", "string")):
                 if convert(example) != example and kind not in _types(place):
                     rest = {
-                        word: place.pop(word)
-                        for word in list(place)
-                        if word not in ("title", "default", "description")
+                        keyword: place.pop(keyword)
+                        for keyword in list(place)
+                        if keyword not in ("title", "default", "description")
                     }
                     place["anyOf"] = [{"type": kind}, *rest.get("anyOf", [rest])]
 
@@ -250,20 +250,20 @@ def _draft_7(node: Any) -> Any:
         return node.replace(r"\A", "^").replace(r"\z", "$")
     if not isinstance(node, dict):
         return node
-    found = {
+    schema = {
         _draft_7(name): _draft_7(part)
         for name, part in node.items()
         if name != "title" or not isinstance(part, str)
     }
-    if "prefixItems" in found:
-        found["items"] = found.pop("prefixItems")
-    if found.get("default", ...) is None:
-        del found["default"]
-    if "patternProperties" in found:
-        found.setdefault("additionalProperties", False)
-    if len(found.get("anyOf", [])) == 1:
-        found |= found.pop("anyOf")[0]
-    return found
+    if "prefixItems" in schema:
+        schema["items"] = schema.pop("prefixItems")
+    if schema.get("default", ...) is None:
+        del schema["default"]
+    if "patternProperties" in schema:
+        schema.setdefault("additionalProperties", False)
+    if len(schema.get("anyOf", [])) == 1:
+        schema |= schema.pop("anyOf")[0]
+    return schema
 
 
 # The job file's page
@@ -321,7 +321,7 @@ def _entry(key: Key, field: FieldInfo, schema: dict[str, Any]) -> str:
 def _path_text(mark: JobPath) -> str:
     return (
         _PATHS[mark.kind]
-        + ("; made where it is missing" if mark.made else "")
+        + ("; made if it is missing" if mark.made else "")
         + ("" if mark.ranks else "; only this machine reads it")
     )
 
@@ -358,14 +358,14 @@ def _kind(place: dict[str, Any]) -> str:
 
 
 def _range(place: dict[str, Any]) -> str:
-    words = {
+    phrases = {
         "minimum": "at least",
         "exclusiveMinimum": "above",
         "maximum": "at most",
         "exclusiveMaximum": "below",
     }
     return "".join(
-        f", {word} {place[name]:,}".removesuffix(".0") for name, word in words.items() if name in place
+        f", {phrase} {place[name]:,}".removesuffix(".0") for name, phrase in phrases.items() if name in place
     )
 
 
@@ -483,8 +483,8 @@ def _escaped(line: str) -> str:
     )
 
 
-def _entity(found: re.Match[str]) -> str:
-    return "&lt;" if found[0] == "<" else f"\\{found[0]}"
+def _entity(match: re.Match[str]) -> str:
+    return "&lt;" if match[0] == "<" else f"\\{match[0]}"
 
 
 def files() -> dict[Path, str]:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.options import run_argument
+
 
 @click.command(
     epilog="""\b
@@ -11,12 +13,12 @@ Examples:
   clipship report runs/first-run
   clipship report runs/first-run --output first-run.html"""
 )
-@click.argument("run", metavar="RUN")
+@run_argument
 @click.option(
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Where to write the page; without it, RUN/report.html.",
+    help="File that gets the page; without it, RUN/report.html.",
 )
 def command(run: str, output: Path | None) -> None:
     """Write one HTML page about RUN, finished or not.

@@ -11,8 +11,6 @@ from trainer.config.schedulers import SCHEDULERS
 from trainer.run.layout import JOB_FILE
 from trainer.text.masking import looks_secret
 
-Found = tuple[str, str]
-
 
 def secret_warnings(job: Job) -> Iterator[str]:
     """Yields a sentence for each key whose value looks like a secret.
@@ -46,7 +44,7 @@ def _instead(variable: str | None, store: str | None) -> str:
     return f"a command can name a variable instead, as $NAME: {way}"
 
 
-def _secrets(key: str, value: Any, name: str = "") -> Iterator[Found]:
+def _secrets(key: str, value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yields the keys below this one whose values look like secrets, each with the reason.
 
     `name` is the name that tells the meaning of the value.
@@ -57,6 +55,6 @@ def _secrets(key: str, value: Any, name: str = "") -> Iterator[Found]:
         for inner, its in value.items():
             yield from _secrets(f"{key}.{inner}" if key else inner, its, named if inner == "value" else inner)
     elif isinstance(value, list):
-        yield from dict.fromkeys(found for item in value for found in _secrets(key, item, name))
+        yield from dict.fromkeys(secret for item in value for secret in _secrets(key, item, name))
     elif isinstance(value, str) and (why := looks_secret(name, value)):
         yield key, why

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.options import run_argument
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
 from trainer.launch.submission import find_submission, scheduler
 from trainer.text.terminal import shown
@@ -15,7 +16,7 @@ Examples:
   clipship status runs/first-run
   clipship status job.toml"""
 )
-@click.argument("run", metavar="RUN")
+@run_argument
 def command(run: str) -> int:
     """Show the state of RUN, from its scheduler and its run folder: step, speed, time left, last checkpoint.
 

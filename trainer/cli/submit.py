@@ -8,8 +8,7 @@ import click
 from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.launch.submission import record, scheduler
-from trainer.run.layout import ARTEFACTS
+from trainer.launch.submission import make_artefacts_folder, record, scheduler
 from trainer.text.terminal import say
 
 if TYPE_CHECKING:
@@ -24,10 +23,10 @@ Examples:
   clipship submit job.toml --to kubernetes"""
 )
 @job_argument
-@click.option("--to", required=True, type=click.Choice(list(SCHEDULERS)), help="Where to.")
+@click.option("--to", required=True, type=click.Choice(list(SCHEDULERS)), help="Scheduler that gets the job.")
 @set_option
 @click.option(
-    "--no-check", is_flag=True, help="Do not look at the data here: only the cluster's nodes see it."
+    "--no-check", is_flag=True, help="Do not check the data here, if only the cluster's nodes see it."
 )
 def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool) -> None:
     """Render JOB, put its files into its run folder and submit it. Only the job's id goes to stdout.
@@ -54,24 +53,19 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
     click.echo(f"submitted to {to}; next: clipship status {folder}", err=True)
 
 
-def _prepare(job: "Job", look: bool) -> Path:
-    """Make the job's run folder with its folder of artefacts, and return it; with `look`, check the data too.
+def _prepare(job: "Job", check: bool) -> Path:
+    """Make the job's run folder with its folder of artefacts, and return it.
 
-    A scheduler whose ranks see other files than this machine has a `prepare` of its own.
+    With `check`, also check the data. A scheduler whose ranks see other files than this machine has a
+    `prepare` of its own.
     """
     from trainer.cli.check import check_job
     from trainer.run.folder import check_run_folder, run_folder
 
-    if look:
+    if check:
         check_job(job, job.resources.world_size)
     else:
         check_run_folder(job)
     folder = run_folder(job)
-    try:
-        (folder / ARTEFACTS).mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(
-            f"run folder {folder} cannot be made: {problem.strerror}; choose another with --set "
-            "logging.runs=FOLDER"
-        ) from None
+    make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
     return folder

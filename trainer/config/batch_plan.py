@@ -1,4 +1,4 @@
-"""Cuts a global batch for a world and counts the run's steps; `check` and the trainer share it.
+"""Divides a global batch among a world's ranks and counts the run's steps; `check` and the trainer share it.
 
 Pure arithmetic on the job; imports no torch.
 """
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainer.config.job import Job
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class BatchPlan:
 
 
 def plan(job: Job, world_size: int) -> BatchPlan:
-    """Cut the global batch into equal shares for the ranks, each in the fewest equal micro-batches that fit.
+    """Divides the global batch equally among ranks, each share in the fewest equal micro-batches that fit.
 
     Raises InputError if the ranks cannot have equal shares, naming sizes that fit, or if accumulation is
     needed and comm.torch.static_graph forbids it.
@@ -38,11 +39,25 @@ def plan(job: Job, world_size: int) -> BatchPlan:
     accumulation = _accumulation(per_rank, job.optim.max_batch_size_per_gpu or per_rank)
     if accumulation > 1 and job.comm.backend == "torch" and job.comm.torch.static_graph:
         raise InputError(
-            f"comm.torch.static_graph = true wants a reduction after every pass, and {world_size} ranks "
-            f"accumulate {accumulation} passes a step: leave static_graph out, or use a larger "
-            "optim.max_batch_size_per_gpu"
+            "comm.torch.static_graph = true needs a reduction after every pass, but with "
+            f"{many(world_size, 'rank')} each step has {accumulation} passes: leave static_graph out, or use "
+            "a larger optim.max_batch_size_per_gpu"
         )
     return BatchPlan(world_size, total, per_rank, per_rank // accumulation, accumulation)
+
+
+def batch_text(job: Job, batch_plan: BatchPlan) -> str:
+    """Returns how the global batch is divided, and why, for people.
+
+    For example `256 = 1 rank x 1 micro-batch x 256 samples (no max_batch_size_per_gpu: no accumulation)`.
+    """
+    limit = job.optim.max_batch_size_per_gpu
+    reason = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu: no accumulation"
+    return (
+        f"{batch_plan.global_batch_size:,} = {many(batch_plan.world_size, 'rank')} "
+        f"x {many(batch_plan.accumulation, 'micro-batch', 'micro-batches')} "
+        f"x {many(batch_plan.micro_batch_size, 'sample')} ({reason})"
+    )
 
 
 def _accumulation(per_rank: int, limit: int) -> int:
@@ -57,7 +72,7 @@ def _divisors_near(total: int, wanted: int) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Length of the run in optimizer steps, and of one epoch."""
+    """Length of the run, and of one epoch, in optimizer steps."""
 
     epoch_steps: int
     steps: int

@@ -95,5 +95,5 @@ class Comm(Section):
     @classmethod
     def _ordered(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
         if value is not None and value[0] > value[1]:
-            raise ValueError(f"its first step, {value[0]}, comes after its last, {value[1]}")
+            raise ValueError(f"the first step, {value[0]}, must not be after the last one, {value[1]}")
         return value

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.config.keys import MAY_CHANGE, JobPath
 from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream
+from trainer.text.wording import many
 
 _JSON = re.compile(r"(?:^|\.)jsonl?(?::|$)", re.IGNORECASE)
 
@@ -19,9 +20,9 @@ def check_caption_key(ending: str) -> str:
     """
     if _JSON.search(ending):
         raise ValueError(
-            f"{ending} names JSON, and each line of its text would become a caption: name a member of "
-            'plain text, one caption a line, such as "txt". Where only the JSON holds the captions, write '
-            "them into .txt members, or into a table that `clipship pack` makes shards of"
+            f"{ending} is JSON, and each line of its text would become a caption: name a member of plain "
+            'text with one caption per line, such as "txt". If only the JSON has the captions, write them '
+            "into .txt members, or into a table that `clipship pack` makes shards of"
         )
     return ending
 
@@ -100,16 +101,16 @@ class Data(Section):
     @model_validator(mode="after")
     def _named(self) -> "Data":
         if not self.train and self.format != "synthetic":
-            raise ValueError('train names no shard and no table; only format = "synthetic" needs none')
+            raise ValueError('train names no shards and no table; only format = "synthetic" needs none')
         if self.train and self.format == "synthetic":
             raise ValueError(
-                f'train names data ({self.train[0]}), and format = "synthetic" trains on made-up pictures '
-                "instead: take one of the two away"
+                f'train names data ({self.train[0]}), but format = "synthetic" trains on made-up pictures: '
+                "remove one of the two"
             )
         if self.weights is not None and len(self.weights) != len(self.train):
             raise ValueError(
-                f"weights has {len(self.weights)} numbers for {len(self.train)} entries of train: give one "
-                "for each"
+                f"weights has {many(len(self.weights), 'number')} for "
+                f"{many(len(self.train), 'entry', 'entries')} of train: give one number for each entry"
             )
         return self
 
@@ -118,20 +119,20 @@ class Data(Section):
         streams = [name for name in self.train if is_stream(name)]
         if streams and len(streams) < len(self.train):
             raise ValueError(
-                f"train mixes streams ({streams[0]}) with files: they are read in different ways; take one "
-                "of both"
+                f"train mixes streams ({streams[0]}) with files, which are read in another way: name only "
+                "streams or only files"
             )
         if streams and self.stream_samples is None:
             raise ValueError(
-                "train names streams, whose samples nobody can count: say how many make an epoch with "
-                "stream_samples"
+                "train names streams, whose samples cannot be counted: set stream_samples to the number of "
+                "samples in an epoch"
             )
         if streams and self.weights is not None:
-            raise ValueError("weights need sources that can be read by place; train names streams")
+            raise ValueError("weights need shards or tables; train names streams, which cannot be weighted")
         if STANDARD_INPUT in streams and len(streams) > 1:
             raise ValueError(
-                "train names standard input (-) and other streams: it is read once, they are again and "
-                "again; take one of both"
+                "train names standard input (-) and other streams: standard input can be read only once, the "
+                "others are read again and again; name only one of the two kinds"
             )
         return self
 

@@ -68,7 +68,7 @@ class Stack(Section):
     def _a_release(cls, value: str) -> str:
         if value != "base" and not _RELEASE.fullmatch(value):
             raise ValueError(
-                f'"{value}" is no release of torch; expected one of `clipship stacks`, such as "2.14.1", '
+                f'"{value}" is not a release of torch; expected one of `clipship stacks`, such as "2.14.1", '
                 'or "base"'
             )
         return value
@@ -109,7 +109,7 @@ class Site(Section):
     def _one_security_archive(self) -> "Site":
         if self.apt_security_mirror and not self.apt_mirror:
             raise ValueError(
-                "apt_security_mirror goes with apt_mirror: without it the base keeps its own addresses"
+                "apt_security_mirror needs apt_mirror: without apt_mirror the base keeps its own addresses"
             )
         return self
 
@@ -119,11 +119,11 @@ class Site(Section):
         if value is None:
             return None
         if not re.fullmatch(r"https?://[^\s/]\S*", value):
-            raise ValueError(f'"{value}" is no address; expected http://host/path or https://host/path')
+            raise ValueError(f'"{value}" is not an address; expected http://host/path or https://host/path')
         if secret := secret_in(value):
             raise ValueError(
-                f"holds {secret}: it would stay in the build's records; put it into the file that pip_conf "
-                "or apt_auth names"
+                f"contains {secret}, which would stay in the build's records: put it into the file that "
+                "pip_conf or apt_auth names"
             )
         return value
 
@@ -165,10 +165,10 @@ class Image(Section):
     def _a_reference(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        found = _IMAGE_NAME.fullmatch(value)
-        if not found or len(found["name"]) > _LONGEST_NAME or int(found["port"] or 0) > _LARGEST_PORT:
+        match = _IMAGE_NAME.fullmatch(value)
+        if not match or len(match["name"]) > _LONGEST_NAME or int(match["port"] or 0) > _LARGEST_PORT:
             raise ValueError(
-                f'"{value}" is no image name; expected [registry/]name[:tag], the name in lower case'
+                f'"{value}" is not an image name; expected [registry/]name[:tag], with the name in lower case'
             )
         return value
 
@@ -177,7 +177,7 @@ class Image(Section):
     def _package_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not _APT_PACKAGE.fullmatch(name):
-                raise ValueError(f'"{name}" is no package of the system; expected a name or name=version')
+                raise ValueError(f'"{name}" is not a system package; expected name or name=version')
         return value
 
     @field_validator("pip_packages")
@@ -186,11 +186,11 @@ class Image(Section):
         for text in value:
             if text.startswith("-") or text != text.strip():
                 raise ValueError(
-                    f'"{text}" is no requirement; expected a name with a version, as "einops==0.8.1"'
+                    f'"{text}" is not a requirement; expected a name with a version, such as "einops==0.8.1"'
                 )
             if secret := secret_in(text):
                 raise ValueError(
-                    f"holds {secret}, which would stay in the image's history: put it into the file that "
+                    f"contains {secret}, which would stay in the image's history: put it into the file that "
                     "site.pip_conf names"
                 )
         return value
@@ -205,7 +205,7 @@ class Image(Section):
             if why := looks_secret(name, text):
                 raise ValueError(
                     f"{name} looks like a secret ({why}), and everybody who has the image could read it: "
-                    f'let ranks inherit {name}, or take kubernetes.env.{name} = "secret:SECRET:KEY"'
+                    f'let ranks inherit {name}, or set kubernetes.env.{name} = "secret:SECRET:KEY"'
                 )
         return value
 
@@ -223,6 +223,6 @@ class Image(Section):
             raise ValueError(
                 "the classic builder would keep the passwords of "
                 f"site.{' and site.'.join(self.site.secrets)} in the image's history; "
-                'take builder = "buildkit" or leave it at "auto"'
+                'set builder = "buildkit" or leave it at "auto"'
             )
         return self

@@ -102,7 +102,8 @@ class Job(Section):
     def _what_compiles_has_a_compiler(self) -> "Job":
         if self.model.compile and not self.compiler_in_image:
             raise ValueError(
-                "model.compile needs the compiler that image.compiler = false leaves out: drop one of the two"
+                "model.compile needs the compiler that image.compiler = false leaves out: remove one of the "
+                "two"
             )
         return self
 
@@ -111,9 +112,7 @@ class Job(Section):
     def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
         taken = [name for name in value if name.startswith("CLIPSHIP_") or name in _LAUNCHERS_NAMES]
         if taken:
-            raise ValueError(
-                f"{', '.join(taken)} cannot be set by a job: what starts the ranks gives each its own"
-            )
+            raise ValueError(f"{', '.join(taken)} cannot be set by a job: the launcher sets it for each rank")
         return value
 
     @field_validator("name")
@@ -121,7 +120,7 @@ class Job(Section):
     def _a_folder_name(cls, value: str) -> str:
         if value in (".", "..") or "/" in value or not value.isprintable() or value != value.strip():
             raise ValueError(
-                "must be usable as the name of a folder: printable, no slash, no space at the ends"
+                "must be usable as the name of a folder: printable, without slashes, no space at the ends"
             )
         if len(value.encode()) > _LONGEST_NAME:
             raise ValueError(

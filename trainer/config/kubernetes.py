@@ -46,8 +46,13 @@ _TAKEN = (
     "/dev",
 )
 _OPERATORS = ("training.kubeflow.org/", "clipship/", "kueue.x-k8s.io/queue-name")
-_NAMES = 'a name is at most 253 of a-z, 0-9, "-" and ".", a letter or digit at both ends (RFC 1123)'
-_QUALIFIED = 'write NAME or DOMAIN/NAME, the name at most 63 of letters, digits, "-", "_", "."'
+_NAMES = (
+    'a name has at most 253 characters of a-z, 0-9, "-" and ".", with a letter or digit at both ends '
+    "(RFC 1123)"
+)
+_QUALIFIED = (
+    'write NAME or DOMAIN/NAME; the name has at most 63 characters of letters, digits, "-", "_" and "."'
+)
 
 
 class Patch(Section):
@@ -244,8 +249,8 @@ class Kubernetes(SchedulerSection):
     def _a_dns_label(cls, value: str | None) -> str | None:
         if value is not None and not DNS_LABEL.fullmatch(value):
             raise ValueError(
-                f'"{value}" is no namespace; expected at most 63 of a-z, 0-9 and "-", with no "-" at the '
-                "ends (RFC 1123)"
+                f'"{value}" is not a namespace; expected at most 63 characters of a-z, 0-9 and "-", with no '
+                '"-" at the ends (RFC 1123)'
             )
         return value
 
@@ -254,8 +259,8 @@ class Kubernetes(SchedulerSection):
     def _a_dns_1035_label(cls, value: str | None) -> str | None:
         if value is not None and not DNS_1035_LABEL.fullmatch(value):
             raise ValueError(
-                f'"{value}" is no name of an MPIJob; expected a letter, then a-z, 0-9 and "-", no "-" at '
-                "the end (RFC 1035)"
+                f'"{value}" cannot be the name of an MPIJob; expected a letter, then a-z, 0-9 and "-", with '
+                'no "-" at the end (RFC 1035)'
             )
         return value
 
@@ -271,7 +276,7 @@ class Kubernetes(SchedulerSection):
         refuse_names(
             [value] if value is not None else [],
             DNS_LABEL,
-            'a LocalQueue is at most 63 of a-z, 0-9 and "-" (RFC 1123)',
+            'the name of a LocalQueue has at most 63 characters of a-z, 0-9 and "-" (RFC 1123)',
         )
         return value
 
@@ -305,7 +310,9 @@ class Kubernetes(SchedulerSection):
     def _labels(cls, value: dict[str, str]) -> dict[str, str]:
         refuse_names(value, QUALIFIED_NAME, _QUALIFIED)
         refuse_names(
-            value.values(), LABEL_VALUE, 'a label\'s value is at most 63 of letters, digits, "-", "_", "."'
+            value.values(),
+            LABEL_VALUE,
+            'a label\'s value has at most 63 characters of letters, digits, "-", "_" and "."',
         )
         return value
 
@@ -316,8 +323,8 @@ class Kubernetes(SchedulerSection):
         taken = [name for name in value if name.startswith(_OPERATORS)]
         if taken:
             raise ValueError(
-                f"{', '.join(taken)} is set by the operator or by clipship: use another name, and "
-                "[kubernetes] queue for Kueue"
+                f"{', '.join(taken)} is set by the operator or by clipship: use another name; for Kueue, "
+                "set kubernetes.queue"
             )
         return value
 
@@ -327,7 +334,7 @@ class Kubernetes(SchedulerSection):
         for path, text in value.items():
             parse_mount(path, text)
             if path in _TAKEN:
-                raise ValueError(f"{path} is taken in every pod: mount the volume elsewhere")
+                raise ValueError(f"{path} is in use in every pod: mount the volume elsewhere")
         return value
 
     @field_validator("tolerations")
@@ -354,9 +361,11 @@ class Kubernetes(SchedulerSection):
     @model_validator(mode="after")
     def _consistent(self) -> "Kubernetes":
         if self.gang_queue is not None and self.gang != "volcano":
-            raise ValueError('gang_queue is volcano\'s: set gang = "volcano", or leave it out')
+            raise ValueError('gang_queue is for gang = "volcano": set that, or leave gang_queue out')
         if self.gang_timeout_s is not None and self.gang != "scheduler-plugins":
-            raise ValueError('gang_timeout_s is for gang = "scheduler-plugins"')
+            raise ValueError(
+                'gang_timeout_s is for gang = "scheduler-plugins": set that, or leave gang_timeout_s out'
+            )
         return self
 
 

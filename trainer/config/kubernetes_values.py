@@ -26,11 +26,10 @@ _TOLERATION = re.compile(
 _REFERENCE = re.compile(r"(?P<kind>secret|configmap):(?P<name>[^:]+)(:(?P<key>[^:]+))?")
 
 MOUNT_FORMS = (
-    "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER or nfs:SERVER:/FOLDER, with :ro behind it for read-only"
+    "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER or nfs:SERVER:/FOLDER, with :ro at the end for read-only"
 )
 TOLERATION_FORMS = (
-    "KEY, KEY:EFFECT, KEY=VALUE or KEY=VALUE:EFFECT, the effect one of NoSchedule, PreferNoSchedule, "
-    "NoExecute"
+    "KEY, KEY:EFFECT, KEY=VALUE or KEY=VALUE:EFFECT; the effect is NoSchedule, PreferNoSchedule or NoExecute"
 )
 
 
@@ -71,21 +70,21 @@ def parse_mount(path: str, text: str) -> Mount:
     """Read a mount such as `pvc:clip-data/cc3m:ro`. Raises ValueError that says what is allowed."""
     match = _MOUNT.fullmatch(text)
     if match is None:
-        raise ValueError(f'"{text}" is no volume for {path}: write {MOUNT_FORMS}')
+        raise ValueError(f'"{text}" is not a volume for {path}: write {MOUNT_FORMS}')
     if not path.startswith("/") or path != _plain_path(path) or ":" in path or path == "/":
         raise ValueError(
-            f'"{path}" is no place for a volume: give an absolute path with no "..", "//", ":" and no '
-            "slash at its end"
+            f'"{path}" is not a mount path: give an absolute path without "..", "//" and ":", and without '
+            "a slash at its end"
         )
     kind, rest, read_only = match["kind"], match["rest"], match["ro"] is not None
     if kind == "pvc":
         claim, _, folder = rest.partition("/")
         if not DNS_SUBDOMAIN.fullmatch(claim) or (folder and folder != _plain_path(folder)):
-            raise ValueError(f'"{text}" names no claim: write pvc:CLAIM or pvc:CLAIM/FOLDER')
+            raise ValueError(f'"{text}" does not name a claim: write pvc:CLAIM or pvc:CLAIM/FOLDER')
         return Mount(path, "pvc", claim, "", folder, read_only)
     server, _, folder = rest.rpartition(":") if kind == "nfs" else ("", "", rest)
     if not folder.startswith("/") or ".." in folder.split("/") or (kind == "nfs" and not server):
-        raise ValueError(f'"{text}" is no volume for {path}: write {MOUNT_FORMS}')
+        raise ValueError(f'"{text}" is not a volume for {path}: write {MOUNT_FORMS}')
     return Mount(path, "nfs" if kind == "nfs" else "host", folder, server, "", read_only)
 
 
@@ -96,11 +95,11 @@ def parse_toleration(text: str) -> Toleration:
     """
     match = _TOLERATION.fullmatch(text)
     if match is None or (match["key"] != "*" and not QUALIFIED_NAME.fullmatch(match["key"])):
-        raise ValueError(f'"{text}" is no toleration: write {TOLERATION_FORMS}')
+        raise ValueError(f'"{text}" is not a toleration: write {TOLERATION_FORMS}')
     if match["value"] is not None and (match["key"] == "*" or not LABEL_VALUE.fullmatch(match["value"])):
         raise ValueError(
-            f'"{text}" is no toleration: a value is at most 63 of letters, digits, "-", "_", ".", and "*" '
-            "takes none"
+            f'"{text}" is not a toleration: a value has at most 63 characters of letters, digits, "-", "_" '
+            'and ".", and "*" takes no value'
         )
     return Toleration("" if match["key"] == "*" else match["key"], match["value"], match["effect"])
 
@@ -113,11 +112,11 @@ def parse_reference(text: str, *, with_key: bool) -> Reference:
     match = _REFERENCE.fullmatch(text)
     form = "secret:NAME:KEY or configmap:NAME:KEY" if with_key else "secret:NAME or configmap:NAME"
     if match is None or not DNS_SUBDOMAIN.fullmatch(match["name"]) or (match["key"] is not None) != with_key:
-        raise ValueError(f'"{text}" refers to nothing: write {form}')
+        raise ValueError(f'"{text}" is not a reference: write {form}')
     if match["key"] is not None and not _DATA_KEY.fullmatch(match["key"]):
         raise ValueError(
-            f'"{match["key"]}" is no key of a Secret or ConfigMap: at most 253 of letters, digits, "-", '
-            '"_", "."'
+            f'"{match["key"]}" is not a key of a Secret or ConfigMap: a key has at most 253 characters of '
+            'letters, digits, "-", "_" and "."'
         )
     return Reference("secret" if match["kind"] == "secret" else "configmap", match["name"], match["key"])
 

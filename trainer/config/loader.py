@@ -69,7 +69,7 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(
-                f"{path} has {path.stat().st_size:,} bytes and is no job file: one has at most "
+                f"{path} has {path.stat().st_size:,} bytes and is not a job file, which has at most "
                 f"{_MOST_BYTES:,}"
             )
         return path.read_bytes().decode("utf-8-sig")
@@ -92,7 +92,7 @@ def _read(path: Path) -> str:
 def _parse(text: str, path: Path) -> dict[str, Any]:
     if line := line_of_a_long_key(text, _MOST_LEVELS):  # tomllib would take minutes for it
         raise InputError(
-            f"{path}:{line}: a key of more than {_MOST_LEVELS} parts: no key of a job file has so many"
+            f"{path}:{line}: a key with more than {_MOST_LEVELS} parts; no key of a job file has so many"
         )
     try:
         return tomllib.loads(text)
@@ -108,7 +108,7 @@ def _syntax_problem(problem: str, text: str, path: Path) -> str:
     line = at[1] if at and at[1] else str(text.count("\n") + 1)
     column = f", column {at[2]}" if at and at[2] else ""
     what = problem[: at.start()] if at else problem
-    return f"{path}:{line}: not valid TOML{column}: {what}; texts stand in quotes, sections in [brackets]"
+    return f"{path}:{line}: not valid TOML{column}: {what}; write texts in quotes, sections in [brackets]"
 
 
 def _validated(
@@ -121,15 +121,15 @@ def _validated(
     try:
         return Job.model_validate(_with_tuples(table))
     except ValidationError as error:
-        of_text = [
+        text_keys = [
             problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "string_type"
         ]
-    meant = [
+    meant_as_text = [
         change
         for change in changes
-        if change.is_bare() and any(loc[: len(change.key)] == change.key for loc in of_text)
+        if change.is_bare() and any(key[: len(change.key)] == change.key for key in text_keys)
     ]
-    apply_overrides(table, [replace(change, value=change.text) for change in meant])
+    apply_overrides(table, [replace(change, value=change.text) for change in meant_as_text])
     try:
         return Job.model_validate(_with_tuples(table))
     except ValidationError as error:
@@ -184,6 +184,6 @@ def _placed(
         place = f"--set {shown_key(change.key)}" if change else f"{origin}:{line}" if line else origin
         about = "" if not key or (change and change.key == key) else f"{shown_key(key)}: "
         placed.append((line or 0, f"{place}: {about}{problem}"))
-    told = [text for _, text in sorted(placed, key=lambda found: found[0])]
-    more = [f"and {len(told) - _MOST_PROBLEMS:,} more problems"] if len(told) > _MOST_PROBLEMS else []
-    return told[:_MOST_PROBLEMS] + more
+    texts = [text for _, text in sorted(placed, key=lambda problem: problem[0])]
+    more = [f"and {len(texts) - _MOST_PROBLEMS:,} more problems"] if len(texts) > _MOST_PROBLEMS else []
+    return texts[:_MOST_PROBLEMS] + more

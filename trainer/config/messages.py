@@ -28,12 +28,12 @@ _OTHERS = {
     "too_long": "expected fewer values",
 }
 _PATTERNS = {
-    NO_NUL: "must hold no NUL character",
+    NO_NUL: "must not contain a NUL character",
     ONE_LINE: "must be one line without a NUL character",
     VERSION: 'expected a version such as "2.14.1"',
     COMPUTE_CAPABILITY: 'expected a compute capability such as "8.0"',
     ABSOLUTE_PATH: 'expected an absolute path of letters, digits and _.+-, such as "/usr/local/cuda"',
-    VARIABLE: "expected the name of a variable: letters, digits and underscores, no digit first",
+    VARIABLE: "expected the name of a variable: letters, digits and underscores, not beginning with a digit",
 }
 _MOST_HINTS = 30
 _LONGEST_KEY = 100
@@ -43,10 +43,10 @@ _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at 
 def problem_texts(error: ValidationError) -> list[tuple[Key, str]]:
     """Returns one (key, problem) for each refused key; the empty key stands for the whole job."""
     problems: dict[Key, list[str]] = {}
-    for found in error.errors(include_url=False):
-        key = _key(found["loc"])
+    for details in error.errors(include_url=False):
+        key = _key(details["loc"])
         hint = len(problems) < _MOST_HINTS
-        problems.setdefault(key, []).append(_sentence(key, found, hint=hint))
+        problems.setdefault(key, []).append(_sentence(key, details, hint=hint))
     return [(key, _join(sentences)) for key, sentences in problems.items()]
 
 
@@ -93,27 +93,27 @@ def shown_key(key: Key) -> str:
     return text if len(text) <= _LONGEST_KEY else f"{text[: _LONGEST_KEY - 3]}..."
 
 
-def _sentence(key: Key, found: Mapping[str, Any], *, hint: bool) -> str:
-    """Returns the problem of the key.
+def _sentence(key: Key, details: Mapping[str, Any], *, hint: bool) -> str:
+    """Returns the problem of the key, from pydantic's details of the error.
 
     With `hint`, it names the nearest existing key, which takes time to find.
     """
-    kind, context = found["type"], found.get("ctx", {})
+    kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key) if hint and len(key[-1]) <= _LONGEST_KEY else "unknown key"
-    if kind == "missing" and _section(key[:-1]) and found["loc"] == key:
+    if kind == "missing" and _section(key[:-1]) and details["loc"] == key:
         return _missing(key)
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
-        return _choice(key, found["input"])
+        return _choice(key, details["input"])
     wanted = _wanted(kind, context)
-    return f"{wanted or found['msg']} (given {_given(found['input'])})"
+    return f"{wanted or details['msg']} (given {_given(details['input'])})"
 
 
 def _wanted(kind: str, context: Mapping[str, Any]) -> str | None:
     """Returns what is allowed, by pydantic's name of the problem; None if pydantic's own text must do."""
-    bounds = [f"must be {words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
+    bounds = [f"must be {phrase} {context[name]:g}" for name, phrase in _BOUNDS.items() if name in context]
     if bounds:
         return bounds[0]
     if kind in _EXPECTED:
@@ -172,15 +172,15 @@ def _literals(key: Key) -> list[object]:
     section = _section(key[:-1])
     field = section.model_fields.get(key[-1]) if section else None
     pending: list[Any] = [field.annotation if field else None]
-    found: list[object] = []
+    literals: list[object] = []
     while pending:
         part = pending.pop(0)
         inner = get_args(part)
         if inner and not isinstance(inner[0], str):
             pending.extend(inner)
         else:
-            found.extend(inner if get_origin(part) else ())
-    return found
+            literals.extend(inner if get_origin(part) else ())
+    return literals
 
 
 def _given(value: object) -> str:

@@ -54,7 +54,7 @@ def inherited(env: Mapping[str, str]) -> list[str]:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(
-            f"{INHERITED} is no JSON list of texts: `clipship run` sets it for its ranks; unset it here"
+            f"{INHERITED} is not a JSON list of texts: `clipship run` sets it for its ranks; unset it here"
         )
     return texts
 

@@ -44,5 +44,5 @@ class Resources(Section):
     @model_validator(mode="after")
     def _one_device(self) -> "Resources":
         if self.device == "gpu" and self.gpus_per_node == 0:
-            raise ValueError('device = "gpu" and gpus_per_node = 0 exclude each other: drop one of the two')
+            raise ValueError('device = "gpu" contradicts gpus_per_node = 0: remove one of the two')
         return self

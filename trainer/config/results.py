@@ -83,13 +83,12 @@ class Eval(Section):
         streams = [name for name in (*self.zero_shot, *self.retrieval) if is_stream(name)]
         if streams:
             raise ValueError(
-                f"{streams[0]}: a stream cannot be read by place, as sharing an evaluation between ranks "
-                "needs: give shards"
+                f"{streams[0]} is a stream, and ranks cannot share the samples of a stream: give shards"
             )
         if any(name.endswith(".tar") for name in self.zero_shot) and not self.class_names:
             raise ValueError("zero_shot needs class_names")
         if not self.templates:
-            raise ValueError("templates names no sentence")
+            raise ValueError("templates is empty: give at least one sentence")
         wrong = [t for t in self.templates if "{}" not in t] if isinstance(self.templates, tuple) else []
         if wrong:
             raise ValueError(f"template without {{}} for the class name: {wrong[0]!r}")

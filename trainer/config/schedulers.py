@@ -24,7 +24,7 @@ class SchedulerRow:
     """Function of a job that raises InputError with every reason why the job cannot run there."""
     control: str
     """Module that implements `trainer.launch.submission.Scheduler`: submit, status, logs, cancel."""
-    readers: str = "what is submitted"
+    readers: str = "the submitted text"
     """Name of the submitted text and its readers; values of a job that look like secrets would get there."""
     secret: str | None = None
     """Key that gives the variable {name} a value from a secret store; None if the scheduler has none."""
@@ -53,7 +53,7 @@ _KUBERNETES = SchedulerRow(
     validate="trainer.launch.kubernetes.validate:validate",
     control="trainer.launch.kubernetes.scheduler",
     readers="the ConfigMap and the MPIJob, which all who may read them in the namespace see",
-    secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes it from a Secret',
+    secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes the value from a Secret',
     warnings="trainer.launch.kubernetes.validate:warnings",
     summary="trainer.launch.kubernetes.validate:summary",
     client="kubernetes",

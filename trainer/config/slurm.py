@@ -25,11 +25,11 @@ _MODULE = re.compile(r"[\w./+@:=-]+", re.ASCII)
 _OWN_OPTIONS = {
     "job-name": "name",
     "nodes": "resources.nodes",
-    "ntasks": "resources",
+    "ntasks": "[resources]",
     "ntasks-per-node": "resources.gpus_per_node",
-    "gpus": "resources",
+    "gpus": "[resources]",
     "gpus-per-node": "resources.gpus_per_node",
-    "gpus-per-task": "resources",
+    "gpus-per-task": "[resources]",
     "cpus-per-task": "resources.cpus_per_gpu",
     "cpus-per-gpu": "resources.cpus_per_gpu",
     "mem": "slurm.mem",
@@ -51,17 +51,20 @@ _OWN_OPTIONS = {
     "signal": "slurm.signal",
     "requeue": "slurm.requeue",
     "no-requeue": "slurm.requeue",
-    "chdir": "nothing: paths in a job file are absolute",
-    "output": "nothing: clipship chooses it",
-    "error": "nothing: it goes where the output goes",
-    "open-mode": "nothing: it is append",
     "export": "[env]",
     "export-file": "[env]",
-    "wrap": "nothing: clipship writes the script",
-    "hold": "`sbatch --hold`",
-    "parsable": "nothing",
 }
-"""Options of sbatch that the script sets from other keys."""
+"""Options of sbatch that the script sets from other keys: option -> key or section."""
+_FIXED_OPTIONS = {
+    "chdir": "paths in a job file do not depend on the working folder",
+    "output": "clipship chooses the output's file",
+    "error": "errors go where the output goes",
+    "open-mode": "it is always append",
+    "wrap": "clipship writes the script",
+    "hold": "render the script and submit it by `sbatch --hold`",
+    "parsable": "clipship reads sbatch's answer",
+}
+"""Options of sbatch that no key sets: option -> reason, or what to do instead."""
 
 OneLine = Annotated[str, StringConstraints(min_length=1)]
 
@@ -257,11 +260,11 @@ class Slurm(SchedulerSection):
                 '"90" (minutes), "30:00" (MM:SS), "12:30:00" (HH:MM:SS), "2-12" (D-HH), "2-12:30" or '
                 '"2-12:30:00"'
             )
-            raise ValueError(f'"{value}" is no time limit of Slurm; write it as {forms}')
+            raise ValueError(f'"{value}" is not a time limit for Slurm; write it as {forms}')
         if value is not None and not _seconds(value):
             raise ValueError(
-                f'"{value}" asks for no limit, which schedulers put last: give one, or leave time out for '
-                "the partition's own"
+                f'"{value}" means no limit, and Slurm starts jobs without a limit last: give a limit, or '
+                "leave time out for the partition's own"
             )
         return value
 
@@ -270,8 +273,8 @@ class Slurm(SchedulerSection):
     def _memory(cls, value: str | None) -> str | None:
         if value is not None and not _MEMORY.fullmatch(value):
             raise ValueError(
-                f'"{value}" is no memory of Slurm; write a whole number and one of K, M, G, T: "480G"; "0" '
-                "is all of a node"
+                f'"{value}" is not an amount of memory for Slurm; write a whole number and one of K, M, G, '
+                'T, such as "480G", or "0" for all of a node'
             )
         return value
 
@@ -289,7 +292,7 @@ class Slurm(SchedulerSection):
     @classmethod
     def _module_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if wrong := [name for name in value if not _MODULE.fullmatch(name)]:
-            raise ValueError(f'"{wrong[0]}" is no module\'s name, such as cuda/13.0')
+            raise ValueError(f'"{wrong[0]}" is not the name of a module; expected a name such as cuda/13.0')
         return value
 
     @field_validator("mounts")
@@ -302,8 +305,8 @@ class Slurm(SchedulerSection):
                 or not re.fullmatch(r"/[^:]*:/[^:]*(:[a-z+]+)?", mount)
             ):
                 raise ValueError(
-                    f'"{mount}" is no mount; write "/host/folder:/folder" or "/host/folder:/folder:ro", '
-                    "paths without commas and colons"
+                    f'"{mount}" is not a mount; write "/host/folder:/folder" or "/host/folder:/folder:ro", '
+                    "with paths without commas and colons"
                 )
         return value
 
@@ -313,15 +316,17 @@ class Slurm(SchedulerSection):
         for name, given in value.items():
             if not _OPTION.fullmatch(name):
                 raise ValueError(
-                    f'"{name}" is no long option of sbatch; write it without dashes in front: licenses = '
+                    f'"{name}" is not a long option of sbatch; write it without the dashes: licenses = '
                     '"matlab:1"'
                 )
             if name in _OWN_OPTIONS:
-                raise ValueError(f"{name} follows from {_OWN_OPTIONS[name]}: change that")
+                raise ValueError(f"{name} follows from {_OWN_OPTIONS[name]}: change that instead")
+            if name in _FIXED_OPTIONS:
+                raise ValueError(f"{name} cannot be set: {_FIXED_OPTIONS[name]}")
             if name == "gres" and any(part.partition(":")[0] == "gpu" for part in str(given).split(",")):
                 raise ValueError(
-                    f'gres = "{given}" may name other resources than gpu: '
-                    f"GPUs follow from slurm.gpus, slurm.gpu_type and resources.gpus_per_node"
+                    f'gres = "{given}" may name any resource but gpu: GPUs follow from slurm.gpus, '
+                    "slurm.gpu_type and resources.gpus_per_node"
                 )
             if isinstance(given, str) and not given.isprintable():
                 raise ValueError(f"{name} = {given!r} must be one line of printable characters")
@@ -333,15 +338,16 @@ class Slurm(SchedulerSection):
             removal = (
                 ""
                 if self.container != "pyxis"
-                else f" and the {_REMOVAL_S} s that the removal of a container may take"
+                else f" plus the {_REMOVAL_S} s that the removal of a container may take"
             )
             raise ValueError(
                 f'time = "{self.time}" is not longer than signal_lead_s = {self.signal_lead_s}{removal}: '
-                f"the run would be stopped as it starts; raise time, or lower signal_lead_s"
+                "the run would be stopped as soon as it starts; raise time, or lower signal_lead_s"
             )
         if self.interface and self.rendezvous == "name":
             raise ValueError(
-                'interface needs rendezvous = "ipv4" or "ipv6": a name leads to whatever address the name has'
+                'interface needs rendezvous = "ipv4" or "ipv6": with "name", the address follows from the '
+                "node's name"
             )
         if self.name_suffix and self.rendezvous != "name":
             raise ValueError('name_suffix needs rendezvous = "name"')
@@ -351,19 +357,19 @@ class Slurm(SchedulerSection):
                 'launcher = "srun"'
             )
         if self.container == "none" and self.mounts:
-            raise ValueError("mounts are for containers, and container is none")
+            raise ValueError('mounts are for containers, and container = "none"')
         return self
 
 
 def _seconds(time: str) -> int:
     """Returns the seconds of a time limit in Slurm's notation. Raises ValueError for another text."""
-    found = _TIME.fullmatch(time)
-    if found is None:
+    match = _TIME.fullmatch(time)
+    if match is None:
         raise ValueError(time)
-    if found["plain"] is None:
-        minutes, _, seconds = (found["rest"] or "0").partition(":")
-        return ((int(found["days"]) * 24 + int(found["hours"])) * 60 + int(minutes)) * 60 + int(seconds or 0)
-    parts = [int(part) for part in found["plain"].split(":")]
+    if match["plain"] is None:
+        minutes, _, seconds = (match["rest"] or "0").partition(":")
+        return ((int(match["days"]) * 24 + int(match["hours"])) * 60 + int(minutes)) * 60 + int(seconds or 0)
+    parts = [int(part) for part in match["plain"].split(":")]
     if len(parts) < 3:  # minutes, and seconds
         parts = [0, *parts]
     return sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))

@@ -65,9 +65,8 @@ class Timeouts(Section):
         if self.collective_s is not None and self.collective_s < self.longest_s + _DIAGNOSIS_S:
             name = next(name for name in type(self).model_fields if getattr(self, name) == self.longest_s)
             raise ValueError(
-                f"collective_s = {self.collective_s:g} must be at least {self.longest_s + _DIAGNOSIS_S:g}, "
-                f"{name} and {_DIAGNOSIS_S:g} s more: a collective lasts as long as the phase that it "
-                "waits in, and torch ends the run without naming the late rank. Leave it out to have it "
-                "follow"
+                f"collective_s = {self.collective_s:g} must be at least {self.longest_s + _DIAGNOSIS_S:g} "
+                f"({name} and {_DIAGNOSIS_S:g} s more): otherwise torch would end the run before the "
+                "supervisors have named the late rank. Without collective_s the right limit is chosen"
             )
         return self

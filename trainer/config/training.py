@@ -57,7 +57,7 @@ class Model(Section):
     def _proofs_are_not_compiled(self) -> "Model":
         if self.compile and self.precision == "fp64":  # torch 2.6's compiler fails at attention in float64
             raise ValueError(
-                'precision = "fp64" is for proofs, and goes without compile: drop one of the two'
+                'precision = "fp64" is for numerical proofs and cannot be compiled: remove one of the two'
             )
         return self
 
@@ -107,7 +107,7 @@ class Optim(Section):
     @model_validator(mode="after")
     def _lengths(self) -> "Optim":
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give epochs or steps, one of the two")
+            raise ValueError("give either epochs or steps")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}")
         if self.steps is not None and self.warmup_steps > self.steps:

@@ -81,6 +81,18 @@ def scheduler(name: str) -> Scheduler:
     return cast(Scheduler, importlib.import_module(SCHEDULERS[name].control))
 
 
+def make_artefacts_folder(run_folder: Path, advice: str) -> None:
+    """Make the run folder with its folder of artefacts.
+
+    Raises InputError, which ends with the advice, if that fails.
+    """
+    folder = run_folder / ARTEFACTS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be made: {problem.strerror}; {advice}") from None
+
+
 def record(folder: Path, submission: Submission) -> None:
     """Write the record into the run folder, whole or not at all."""
     write_json(folder / ARTEFACTS / SUBMISSION_FILE, asdict(submission))

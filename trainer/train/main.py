@@ -22,7 +22,7 @@ from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
-from trainer.config.batch_plan import BatchPlan, Schedule, plan, schedule
+from trainer.config.batch_plan import BatchPlan, Schedule, batch_text, plan, schedule
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
 from trainer.data.bad_samples import name_left_out
@@ -47,6 +47,7 @@ from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.sysinfo.shortage import shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
+from trainer.text.wording import many
 from trainer.train.checkpoint_policy import CheckpointPolicy
 from trainer.train.loop import Loop
 from trainer.train.monitors import open_monitors
@@ -178,17 +179,13 @@ def _announce(
 ) -> None:
     """Logs what will run, and the reason for each choice that the job left open."""
     world = comm.world
-    limit = job.optim.max_batch_size_per_gpu
-    why = (
-        f"max_batch_size_per_gpu = {limit}"
-        if limit
-        else "no max_batch_size_per_gpu, so a rank's share passes at once"
-    )
-    tail = samples - length.epoch_steps * batch_plan.global_batch_size
+    remainder = samples - length.epoch_steps * batch_plan.global_batch_size
+    tail = f" ({many(remainder, 'sample')} of each epoch left out)" if remainder else ""
     _say("run folder", str(run.folder))
     _say(
         "world",
-        f"{world.size} ranks, {world.local_size} of them on {world.node}, started by {world.launcher}",
+        f"{many(world.size, 'rank')}, {world.local_size} of them on {world.node}, started by "
+        f"{world.launcher}",
     )
     _say(
         "backend",
@@ -196,18 +193,14 @@ def _announce(
         f"({', '.join(f'{name} {value}' for name, value in comm.versions().items())})",
     )
     _say("model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss")
-    _say(
-        "batch",
-        f"{batch_plan.global_batch_size} = {world.size} ranks x {batch_plan.accumulation} accumulated "
-        f"x {batch_plan.micro_batch_size} ({why})",
-    )
+    _say("batch", batch_text(job, batch_plan))
     _say(
         "data",
-        f"{samples} samples, {length.epoch_steps} steps an epoch "
-        f"(the last {tail} of its order are left out), {length.steps} in all",
+        f"{many(samples, 'sample')} = {many(length.epoch_steps, 'step')} per epoch{tail}; "
+        f"training {many(length.steps, 'step')}",
     )
     for cause, count in source.left_out.by_cause.items():
-        _say("", f"{count} samples not used: {cause}")
+        _say("", f"{many(count, 'sample')} not used: {cause}")
     if world.rank == 0:
         name_left_out(source.left_out)
 

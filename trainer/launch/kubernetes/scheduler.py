@@ -14,7 +14,7 @@ from trainer.config import Job
 from trainer.errors import ClusterError, InputError
 from trainer.launch.kubernetes.manifest import manifest, mpijob_name
 from trainer.launch.kubernetes.validate import on_volume, validate, warnings
-from trainer.launch.submission import Submission, record
+from trainer.launch.submission import Submission, make_artefacts_folder, record
 from trainer.run.folder import run_folder
 from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
@@ -45,13 +45,7 @@ def prepare(job: Job, check: bool) -> Path:
 def _prepare_folder(job: Job) -> Path:
     """Make `record_folder` and return it. Raises InputError if it cannot be made."""
     folder = record_folder(job)
-    try:
-        (folder / ARTEFACTS).mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(
-            f"{folder / ARTEFACTS} cannot be made: {problem.strerror}; submit from a folder that you may "
-            "write in"
-        ) from None
+    make_artefacts_folder(folder, "submit from a folder that you may write in")
     if os.geteuid() == 0 and folder == run_folder(job):
         for made in (folder, folder / ARTEFACTS):
             os.chown(made, job.kubernetes.run_as_user, -1)  # the ranks write there too

@@ -1,0 +1,8 @@
+"""Makes `python -m trainer.cli` the command `clipship`."""
+
+import sys
+
+from trainer.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
