@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.jobs import tiny_job
 from trainer.checkpoint.resume import Start, best_value
-from trainer.checkpoint.writer import Writer
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan, schedule
 from trainer.data.source import open_source
@@ -46,7 +46,7 @@ def setup_of(
         source=source,
         weights=None,
         evaluate=evaluate,
-        writer=Writer(run.checkpoints, job.checkpoint, 0, 1, 30.0),
+        writer=CheckpointWriter(run.checkpoints, job.checkpoint, 0, 1, 30.0),
         requests=Requests(folder, 0, comm.heartbeat),
         start=Start(steps_done, None),
         started=time.monotonic(),

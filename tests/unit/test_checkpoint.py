@@ -14,7 +14,7 @@ from tests.support.harm import cut_short, flip_a_bit
 from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.checkpoint import files, state
 from trainer.checkpoint.resume import restore
-from trainer.checkpoint.writer import Writer
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
@@ -37,7 +37,7 @@ def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
 
 
 def _save(folder: Path, train: TrainStep, step: int, job: Job | None = None, **settings: Any) -> Path:
-    writer = Writer(folder, Checkpoint(**settings), 0, 1, 30.0)
+    writer = CheckpointWriter(folder, Checkpoint(**settings), 0, 1, 30.0)
     writer.save(step, train, {"job": (job or tiny_job()).model_dump(mode="json"), "data_samples": SAMPLES})
     writer.finish()
     return folder / f"step-{step:08d}"
@@ -96,7 +96,9 @@ def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
 def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
     about = {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES}
-    writers = [Writer(tmp_path, Checkpoint(every_rank_writes=True), rank, 3, 30.0) for rank in (1, 2, 0)]
+    writers = [
+        CheckpointWriter(tmp_path, Checkpoint(every_rank_writes=True), rank, 3, 30.0) for rank in (1, 2, 0)
+    ]
     for writer in writers:
         writer.save(1, train, about)
     for writer in writers:
@@ -108,7 +110,7 @@ def test_parts_that_several_ranks_wrote_are_read_by_one(tmp_path: Path, alone: C
 
 
 def test_a_part_that_no_rank_writes_is_named(tmp_path: Path, alone: Comm) -> None:
-    writer = Writer(tmp_path, Checkpoint(every_rank_writes=True), 0, 2, 0.2)
+    writer = CheckpointWriter(tmp_path, Checkpoint(every_rank_writes=True), 0, 2, 0.2)
     writer.save(1, _train(alone), {})
     with pytest.raises(TimeoutError, match="optimizer-00001-of-00002"):
         writer.finish()
@@ -175,7 +177,7 @@ def test_a_write_that_fails_leaves_the_one_before_and_says_so(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     train = _train(alone)
-    writer = Writer(tmp_path, Checkpoint(), 0, 1, 30.0)
+    writer = CheckpointWriter(tmp_path, Checkpoint(), 0, 1, 30.0)
     writer.save(1, train, {"job": tiny_job().model_dump(mode="json"), "data_samples": SAMPLES})
     writer.finish()
 
@@ -198,7 +200,7 @@ def test_a_write_that_fails_leaves_the_one_before_and_says_so(
 
 def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
     train = _train(alone)
-    files.note_best(tmp_path, 2, "zero_shot_top1", 0.9)
+    files.record_best(tmp_path, 2, "zero_shot_top1", 0.9)
     for step in (1, 2, 3, 4, 5):
         _save(tmp_path, train, step, keep=2)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [

@@ -46,7 +46,7 @@ def test_a_run_that_goes_back_keeps_what_it_writes_and_what_it_left(tmp_path: Pa
 
 def test_the_best_one_is_forgotten_with_the_steps_that_are_set_aside(tmp_path: Path) -> None:
     publish(tmp_path, 2, 4, 6)
-    files.note_best(tmp_path, 4, "zero_shot_top1", 0.5)
+    files.record_best(tmp_path, 4, "zero_shot_top1", 0.5)
     files.set_aside(tmp_path, 4)
     assert files.best_so_far(tmp_path) == {"step": 4, "metric": "zero_shot_top1", "value": 0.5}
     files.set_aside(tmp_path, 2)
@@ -57,7 +57,7 @@ def test_the_best_one_is_forgotten_with_the_steps_that_are_set_aside(tmp_path: P
 
 def test_a_best_one_that_somebody_removed_is_none(tmp_path: Path) -> None:
     publish(tmp_path, 2, 4)
-    files.note_best(tmp_path, 2, "zero_shot_top1", 0.5)
+    files.record_best(tmp_path, 2, "zero_shot_top1", 0.5)
     files.remove(tmp_path / "step-00000002")
     assert files.best_so_far(tmp_path) is None
 
@@ -72,6 +72,6 @@ def test_a_malformed_note_of_the_best_one_is_none(tmp_path: Path, text: str) -> 
 def test_what_a_rank_tells_of_its_part_ends_the_wait_for_it(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 7)
     folder.write("mine", _content)
-    folder.tell_failure(1, OSError(28, "No space left on device"))
+    folder.mark_failed(1, OSError(28, "No space left on device"))
     with pytest.raises(OSError, match=r"checkpoint of step 7: rank 1: .*No space left on device"):
         folder.publish(["mine", "theirs"], {}, timeout_s=1000.0)

@@ -36,7 +36,7 @@ def saved(setup: TrainSetup) -> list[int]:
 
 def test_the_best_of_another_metric_is_no_measure(tmp_path: Path, alone: Comm) -> None:
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
-    files.note_best(tmp_path / "checkpoints", 1, "zero_shot_top1", 0.6)
+    files.record_best(tmp_path / "checkpoints", 1, "zero_shot_top1", 0.6)
     setup = setup_of(
         tmp_path,
         alone,
@@ -93,7 +93,7 @@ def test_a_start_at_the_last_step_evaluates_only_and_the_best_is_noted(tmp_path:
         "value": 0.5,
     }
     assert (manifest(again, STEPS)["metrics"], evaluations(again)) == ({"zero_shot_top1": 0.5}, [STEPS])
-    files.verified(again.run.checkpoints / files.folder_name(STEPS))
+    files.verify(again.run.checkpoints / files.folder_name(STEPS))
 
 
 @pytest.mark.parametrize("every_steps", [2, 3])

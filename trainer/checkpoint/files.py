@@ -45,21 +45,21 @@ class Folder:
     step: int
 
     @property
-    def place(self) -> Path:
+    def final(self) -> Path:
         return self.checkpoints / folder_name(self.step)
 
     @property
-    def beside(self) -> Path:
-        return self.checkpoints / f".{self.place.name}.partial"
+    def partial(self) -> Path:
+        return self.checkpoints / f".{self.final.name}.partial"
 
     def write(self, name: str, content: Callable[[Path], None]) -> None:
         """Lets `content` write one file of the folder, and seals it.
 
         Several ranks may write different files at once.
         """
-        self.beside.mkdir(parents=True, exist_ok=True)
-        content(self.beside / name)
-        write_json(self.beside / f"{name}.seal", _sealed(self.beside / name))
+        self.partial.mkdir(parents=True, exist_ok=True)
+        content(self.partial / name)
+        write_json(self.partial / f"{name}.seal", _sealed(self.partial / name))
 
     def publish(self, names: list[str], about: Mapping[str, Any], timeout_s: float) -> Path:
         """Waits for the seals of all files, writes the manifest, and renames the folder; returns it.
@@ -67,11 +67,11 @@ class Folder:
         Raises OSError with the failure that a rank reported for its part, and TimeoutError, which names the
         missing files, after `timeout_s` seconds.
         """
-        seals = {name: self.beside / f"{name}.seal" for name in names}
+        seals = {name: self.partial / f"{name}.seal" for name in names}
         limit = time.monotonic() + timeout_s
         while missing := [name for name, seal in seals.items() if not seal.exists()]:
-            for told in self.beside.glob(f"*{_FAILED}"):
-                raise OSError(f"checkpoint of step {self.step}: {told.read_text()}")
+            for failure in self.partial.glob(f"*{_FAILED}"):
+                raise OSError(f"checkpoint of step {self.step}: {failure.read_text()}")
             if time.monotonic() > limit:
                 raise TimeoutError(
                     f"checkpoint of step {self.step}: not written within {timeout_s:g} s: "
@@ -81,28 +81,28 @@ class Folder:
         parts = {name: json.loads(seal.read_text()) for name, seal in seals.items()}
         for seal in seals.values():
             seal.unlink()
-        write_json(self.beside / MANIFEST, {**about, "step": self.step, "files": parts})
-        _flush_names(self.beside)
-        remove(self.place)
-        os.rename(self.beside, self.place)
+        write_json(self.partial / MANIFEST, {**about, "step": self.step, "files": parts})
+        _flush_names(self.partial)
+        remove(self.final)
+        os.rename(self.partial, self.final)
         _flush_names(self.checkpoints)
-        return self.place
+        return self.final
 
-    def note_metrics(self, metrics: Mapping[str, float | int]) -> None:
+    def record_metrics(self, metrics: Mapping[str, float | int]) -> None:
         """Adds metrics that were measured later to the manifest of a checkpoint that has its final name."""
-        manifest = json.loads(read_plain(self.place / MANIFEST))
-        write_json(self.place / MANIFEST, {**manifest, "metrics": dict(metrics)})
+        manifest = json.loads(read_plain(self.final / MANIFEST))
+        write_json(self.final / MANIFEST, {**manifest, "metrics": dict(metrics)})
 
-    def tell_failure(self, rank: int, error: Exception) -> None:
+    def mark_failed(self, rank: int, error: Exception) -> None:
         """Marks this rank's part as failed, so that rank 0 stops waiting for it.
 
         If the disk is too full for the marker, rank 0 waits until its time limit.
         """
         with suppress(OSError):
-            write_whole(self.beside / f"rank-{rank}{_FAILED}", f"rank {rank}: {error}")
+            write_whole(self.partial / f"rank-{rank}{_FAILED}", f"rank {rank}: {error}")
 
 
-def verified(folder: Path) -> dict[str, Any]:
+def verify(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint whose every file is as it was written.
 
     Raises BrokenCheckpoint, which names the first part that is not.
@@ -147,7 +147,7 @@ def newest(checkpoints: Path) -> Path:
     raise FileNotFoundError(f"no checkpoint in {checkpoints}")
 
 
-def sweep(checkpoints: Path) -> None:
+def remove_leftovers(checkpoints: Path) -> None:
     """Removes folders that a killed run left half written or half removed."""
     for leftover in checkpoints.glob(".step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -160,7 +160,7 @@ def set_aside(checkpoints: Path, step: int) -> list[Path]:
     marked as best.
     """
     later = [folder for folder in newest_first(checkpoints) if folder.name > folder_name(step)]
-    best = _noted(checkpoints)
+    best = _read_best(checkpoints)
     if best is not None and best["step"] > step:
         (checkpoints / BEST).unlink()
     return [folder.rename(_free_name(folder.with_name(f"{_ASIDE}{folder.name}"))) for folder in later]
@@ -180,12 +180,12 @@ def prune(checkpoints: Path, keep: int) -> None:
 
 
 def best_so_far(checkpoints: Path) -> dict[str, Any] | None:
-    """Returns the step, metric and value that `note_best` recorded last, if that step's checkpoint exists."""
-    best = _noted(checkpoints)
-    return best if best is not None and Folder(checkpoints, best["step"]).place.is_dir() else None
+    """Returns the step, metric and value of the best checkpoint; None if none is recorded or it is gone."""
+    best = _read_best(checkpoints)
+    return best if best is not None and Folder(checkpoints, best["step"]).final.is_dir() else None
 
 
-def _noted(checkpoints: Path) -> dict[str, Any] | None:
+def _read_best(checkpoints: Path) -> dict[str, Any] | None:
     path = checkpoints / BEST
     try:
         best = json.loads(read_plain(path)) if path.exists() else None
@@ -197,7 +197,7 @@ def _noted(checkpoints: Path) -> dict[str, Any] | None:
     return best if whole else None
 
 
-def note_best(checkpoints: Path, step: int, metric: str, value: float) -> None:
+def record_best(checkpoints: Path, step: int, metric: str, value: float) -> None:
     """Marks the checkpoint of this step as the best, which is kept from now on."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     write_json(checkpoints / BEST, {"step": step, "metric": metric, "value": value})

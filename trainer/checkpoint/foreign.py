@@ -18,7 +18,7 @@ from trainer.errors import InputError
 
 
 @dataclass(frozen=True)
-class Theirs:
+class OpenClipCheckpoint:
     """Contents of a checkpoint of open_clip_train."""
 
     path: Path
@@ -29,12 +29,14 @@ class Theirs:
     scaler: Mapping[str, Any]
 
 
-def read(path: Path) -> Theirs:
+def read(path: Path) -> OpenClipCheckpoint:
     """Returns the file's contents, loaded as weights only. Raises InputError if it is no such checkpoint."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         weights = {name.removeprefix("module."): tensor for name, tensor in content["state_dict"].items()}
-        return Theirs(path, int(content["epoch"]), weights, content["optimizer"], content.get("scaler", {}))
+        return OpenClipCheckpoint(
+            path, int(content["epoch"]), weights, content["optimizer"], content.get("scaler", {})
+        )
     except Exception as error:  # damaged bytes can make torch.load raise anything
         raise InputError(
             f"checkpoint.resume = {path} is no checkpoint of open_clip_train (a file with epoch, state_dict "
@@ -43,20 +45,20 @@ def read(path: Path) -> Theirs:
         ) from None
 
 
-def load(theirs: Theirs, model: nn.Module, optimizer: Optimizer) -> None:
+def load(checkpoint: OpenClipCheckpoint, model: nn.Module, optimizer: Optimizer) -> None:
     """Copies weights and optimizer state into our objects. Raises InputError if they are another model's."""
     try:
-        model.load_state_dict(theirs.weights)
+        model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
-        raise InputError(f"checkpoint.resume = {theirs.path} is of another model: {error}") from None
+        raise InputError(f"checkpoint.resume = {checkpoint.path} is of another model: {error}") from None
     names = _optimizer_order(model)
-    if sorted(theirs.optimizer["state"]) not in ([], list(range(len(names)))):
+    if sorted(checkpoint.optimizer["state"]) not in ([], list(range(len(names)))):
         raise InputError(
-            f"checkpoint.resume = {theirs.path}: its optimizer has "
-            f"{len(theirs.optimizer['state'])} parameters, not {len(names)}"
+            f"checkpoint.resume = {checkpoint.path}: its optimizer has "
+            f"{len(checkpoint.optimizer['state'])} parameters, not {len(names)}"
         )
     put_optimizer(
-        {names[number]: state for number, state in theirs.optimizer["state"].items()}, model, optimizer
+        {names[number]: state for number, state in checkpoint.optimizer["state"].items()}, model, optimizer
     )
 
 

@@ -37,21 +37,21 @@ def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples:
 
     The job's `checkpoint.resume` says from where. Raises InputError on every rank.
     """
-    found: tuple[int, str | None, Mapping[str, Any]] | str | None = None
+    answer: tuple[int, str | None, Mapping[str, Any]] | str | None = None
     if comm.world.rank == 0:
         try:
             start, scaler = _restore_here(job, checkpoints, train, samples)
-            found = start.steps_done, str(start.source) if start.source else None, scaler
+            answer = start.steps_done, str(start.source) if start.source else None, scaler
             for aside in files.set_aside(checkpoints, start.steps_done):
                 log.warning("resume       set aside, for this start goes on from before it: %s", aside)
         except (InputError, BrokenCheckpoint) as error:
-            found = str(error)
-    found = comm.broadcast_object(found)
-    if isinstance(found, str):
-        raise InputError(found)
+            answer = str(error)
+    answer = comm.broadcast_object(answer)
+    if isinstance(answer, str):
+        raise InputError(answer)
     broadcast_replicas(comm, train.model, train.optimizer)
-    assert found is not None
-    steps_done, source, scaler = found
+    assert answer is not None
+    steps_done, source, scaler = answer
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
     return Start(steps_done, Path(source) if source else None)
@@ -73,7 +73,7 @@ def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
 def _restore_here(
     job: Job, checkpoints: Path, train: TrainState, samples: int
 ) -> tuple[Start, Mapping[str, Any]]:
-    files.sweep(checkpoints)
+    files.remove_leftovers(checkpoints)
     wanted = job.checkpoint.resume
     if wanted == "never":
         _refuse_to_mix(checkpoints)
@@ -124,7 +124,7 @@ def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]
 
 def _resumable(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a complete checkpoint that a run can continue from. Raises BrokenCheckpoint."""
-    manifest = files.verified(folder)
+    manifest = files.verify(folder)
     files.require(folder, manifest, {"job": dict, "data_samples": int})
     files.require(folder, manifest["job"], {"checkpoint": dict})
     files.require(folder, manifest["files"], {files.WEIGHTS: dict})
@@ -141,12 +141,12 @@ def _refuse_to_mix(checkpoints: Path) -> None:
 
 
 def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, samples: int) -> None:
-    found = list(differences(manifest["job"], job.model_dump()))
+    changes = list(differences(manifest["job"], job.model_dump()))
     if manifest["data_samples"] != samples:
-        found.append(f"data.train had {manifest['data_samples']} samples there and has {samples} here")
-    if found:
+        changes.append(f"data.train had {manifest['data_samples']} samples there and has {samples} here")
+    if changes:
         raise InputError(
-            f"{folder} is a checkpoint of another run: {'; '.join(found)}\n"
+            f"{folder} is a checkpoint of another run: {'; '.join(changes)}\n"
             f"what may change is the number of ranks and {', '.join(sorted(may_change_keys()))}; "
             "to start from its weights alone, "
             f"set model.pretrained = {folder / files.WEIGHTS} in a run of another name"
@@ -158,18 +158,21 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
 
     Raises InputError if it leaves nothing to train.
     """
-    theirs = foreign.read(path)
+    checkpoint = foreign.read(path)
     length = schedule(job, samples)
-    steps = theirs.epoch * length.epoch_steps
+    steps = checkpoint.epoch * length.epoch_steps
     if steps >= length.steps:
         raise InputError(
-            f"checkpoint.resume = {path}: that file is after epoch {theirs.epoch} = step {steps}, "
+            f"checkpoint.resume = {path}: that file is after epoch {checkpoint.epoch} = step {steps}, "
             f"and this job ends at step {length.steps}: raise "
             f"optim.{'steps' if job.optim.steps else 'epochs'}, "
             "or give the file as model.pretrained"
         )
-    foreign.load(theirs, train.model, train.optimizer)
+    foreign.load(checkpoint, train.model, train.optimizer)
     log.info(
-        "resume       %s: open_clip_train's, after epoch %d, which is step %d here", path, theirs.epoch, steps
+        "resume       %s: open_clip_train's, after epoch %d, which is step %d here",
+        path,
+        checkpoint.epoch,
+        steps,
     )
-    return Start(steps, path), theirs.scaler
+    return Start(steps, path), checkpoint.scaler

@@ -27,19 +27,19 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
     damaged or holds no weights. Tags and hub names are left to open_clip.
     """
     path = Path(job.model.pretrained or "")
-    found: bool | str | None = None
+    answer: bool | str | None = None
     if comm.world.rank == 0 and path.is_file():
         try:
-            found = _has_bias(path)
+            answer = _has_bias(path)
         except InputError as problem:
-            found = str(problem)
-    found = comm.broadcast_object(found)
-    if isinstance(found, str):
-        raise InputError(found)
-    if found is None:
+            answer = str(problem)
+    answer = comm.broadcast_object(answer)
+    if isinstance(answer, str):
+        raise InputError(answer)
+    if answer is None:
         return job
     return job.model_copy(
-        update={"optim": job.optim.model_copy(update={"loss": "siglip" if found else "clip"})}
+        update={"optim": job.optim.model_copy(update={"loss": "siglip" if answer else "clip"})}
     )
 
 

@@ -37,7 +37,7 @@ class Written:
     """Seconds of writing, in the thread, beside training."""
 
 
-class Writer:
+class CheckpointWriter:
     """Writes one rank's part of the checkpoints.
 
     Rank 0 writes the weights and gives the folder its name; every rank writes its part if the job says so.
@@ -81,15 +81,15 @@ class Writer:
         self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
         self._thread.start()
 
-    def note(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
+    def record(self, step: int, metrics: Mapping[str, float | int], best: tuple[str, float] | None) -> None:
         """Adds a step's metrics to its manifest, and marks it as best if `best` is given.
 
         The metrics are measured after `save`. Waits for the write to end.
         """
         self.wait()
         folder = Folder(self._checkpoints, step)
-        if self._rank == 0 and folder.place.is_dir():  # else its write failed, and the run goes on
-            self._guarded(folder, partial(self._note, folder, metrics, best))
+        if self._rank == 0 and folder.final.is_dir():  # else its write failed, and the run goes on
+            self._guarded(folder, partial(self._record, folder, metrics, best))
 
     def wait(self) -> None:
         """Waits until the write under way, if any, is over.
@@ -129,7 +129,7 @@ class Writer:
         except Exception as problem:  # _settle gives it to the training thread
             if self._rank == 0:
                 # Half a checkpoint would keep a full disk full.
-                shutil.rmtree(folder.beside, ignore_errors=True)
+                shutil.rmtree(folder.partial, ignore_errors=True)
             error = with_missing_room(
                 problem, f"the checkpoint of step {folder.step}", self._size, self._checkpoints
             )
@@ -141,7 +141,7 @@ class Writer:
                     error,
                 )
             if self._rank:
-                folder.tell_failure(self._rank, error)
+                folder.mark_failed(self._rank, error)
 
     def _write(
         self,
@@ -156,28 +156,28 @@ class Writer:
         if self._rank:
             return
         names = [files.WEIGHTS, *(state.optimizer_file(part, self._parts) for part in range(self._parts))]
-        place = folder.publish(names, about, self._timeout_s)
+        final = folder.publish(names, about, self._timeout_s)
         self._keep(folder, best)
-        size = sum(path.stat().st_size for path in place.iterdir())
-        self._written.append(Written(folder.step, place.name, size, round(time.monotonic() - start, 3)))
+        size = sum(path.stat().st_size for path in final.iterdir())
+        self._written.append(Written(folder.step, final.name, size, round(time.monotonic() - start, 3)))
         log.info(
             "%-12s %s, %.1f MB in %.1f s beside training",
             "checkpoint",
-            place,
+            final,
             size / 1e6,
             self._written[-1].write_s,
         )
 
-    def _note(
+    def _record(
         self, folder: Folder, metrics: Mapping[str, float | int], best: tuple[str, float] | None
     ) -> None:
-        folder.note_metrics(metrics)
+        folder.record_metrics(metrics)
         self._keep(folder, best)
 
     def _keep(self, folder: Folder, best: tuple[str, float] | None) -> None:
         """Removes all checkpoints but the last ones and the best one, after marking `best`."""
         if best is not None:
-            files.note_best(self._checkpoints, folder.step, *best)
+            files.record_best(self._checkpoints, folder.step, *best)
         files.prune(self._checkpoints, self._settings.keep)
 
 

@@ -29,13 +29,13 @@ def board(
 def _row(
     number: int, scores_T: torch.Tensor, pairs: Pairs, source: Source, texts: int, most_pixels: int
 ) -> Row:
-    found: dict[str, Text] = {}
-    for place in scores_T.argsort(descending=True, stable=True).tolist():
-        of_image = int(pairs.image_of_T[place])
+    nearest: dict[str, Text] = {}
+    for text in scores_T.argsort(descending=True, stable=True).tolist():
+        of_image = int(pairs.image_of_T[text])
         first = int(torch.searchsorted(pairs.image_of_T, of_image))  # the texts of one image are consecutive
-        caption = source.read(of_image).captions[place - first]
+        caption = source.read(of_image).captions[text - first]
         own = caption in source.read(number).captions
-        found.setdefault(caption, Text(caption, float(scores_T[place]), own))
-        if len(found) == texts:
+        nearest.setdefault(caption, Text(caption, float(scores_T[text]), own))
+        if len(nearest) == texts:
             break
-    return row(decode(source.read(number), most_pixels), list(found.values()))
+    return row(decode(source.read(number), most_pixels), list(nearest.values()))

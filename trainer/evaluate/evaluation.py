@@ -56,12 +56,12 @@ class Evaluation:
     def _zero_shot(self, clip: Clip, stop: Callable[[], bool]) -> Metrics:
         if self._labelled is None:
             return {}
-        found = zero_shot(
+        result = zero_shot(
             clip, self._labelled, self._class_names, self._templates, self._job, self._comm, stop
         )
-        shares = f"top-1 {found.top1 / found.samples:.2%}, top-5 {found.top5 / found.samples:.2%}"
-        log.info("%-12s %s of %d images", "zero-shot", shares, found.samples)
-        return found.metrics()
+        shares = f"top-1 {result.top1 / result.samples:.2%}, top-5 {result.top5 / result.samples:.2%}"
+        log.info("%-12s %s of %d images", "zero-shot", shares, result.samples)
+        return result.metrics()
 
     def _show(self, pairs: Pairs) -> None:
         if self._run_folder is None or self._captioned is None:

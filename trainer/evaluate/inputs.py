@@ -21,7 +21,7 @@ def class_names(evaluation: Eval) -> tuple[str, ...]:
     folder = image_folder(evaluation.zero_shot)
     folders = class_folders(folder) if folder else []
     if evaluation.class_names:
-        names = _of_key("eval.class_names", evaluation.class_names)
+        names = _lines_of_key("eval.class_names", evaluation.class_names)
         if folders and len(names) != len(folders):
             raise InputError(
                 f"eval.class_names gives {len(names)} names, but {folder} holds {len(folders)} class "
@@ -42,8 +42,8 @@ def templates(evaluation: Eval) -> tuple[str, ...]:
 
     Raises InputError as `lines` does, and for a line without `{}` or with other braces.
     """
-    found = _of_key("eval.templates", evaluation.templates)
-    for number, line in enumerate(found, start=1):
+    sentences = _lines_of_key("eval.templates", evaluation.templates)
+    for number, line in enumerate(sentences, start=1):
         place = repr(line) if isinstance(evaluation.templates, tuple) else f"{evaluation.templates}:{number}"
         if "{}" not in line:
             raise InputError(f"eval.templates: {place}: a template without {{}} for the class name")
@@ -52,7 +52,7 @@ def templates(evaluation: Eval) -> tuple[str, ...]:
                 f"eval.templates: {place}: a template takes the class name once, for {{}}; "
                 f"write other braces twice: {{{{ and }}}}"
             )
-    return found
+    return sentences
 
 
 def _takes_a_name(template: str) -> bool:
@@ -78,10 +78,10 @@ def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
         ) from None
     except UnicodeDecodeError:
         raise InputError(f"{given} is not UTF-8 text") from None
-    found = tuple(line.strip() for line in text.split("\n"))
-    if "" in found:
-        raise InputError(f"{given}:{found.index('') + 1}: an empty line; one entry is expected on each")
-    return found
+    entries = tuple(line.strip() for line in text.split("\n"))
+    if "" in entries:
+        raise InputError(f"{given}:{entries.index('') + 1}: an empty line; one entry is expected on each")
+    return entries
 
 
 def check_retrieval(job: Job) -> None:
@@ -99,22 +99,22 @@ def check_evaluation(evaluation: Eval) -> None:
     It is fine if the job has no zero-shot set.
     """
     problems: list[str] = []
-    looks: tuple[Callable[[], object], ...] = (
+    checks: tuple[Callable[[], object], ...] = (
         lambda: image_folder(evaluation.zero_shot) or expand_key("eval.zero_shot", evaluation.zero_shot),
         lambda: class_names(evaluation),
         lambda: templates(evaluation),
     )
-    for look in looks:
+    for check in checks:
         try:
             if evaluation.zero_shot:
-                look()
+                check()
         except InputError as problem:
             problems.append(str(problem))
     if problems:
         raise InputError("\n".join(problems))
 
 
-def _of_key(key: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
+def _lines_of_key(key: str, given: str | tuple[str, ...]) -> tuple[str, ...]:
     try:
         return lines(given)
     except InputError as problem:

@@ -13,11 +13,11 @@ class Progress:
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         self._what, self._total, self._unit = what, total, unit
-        self._said = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def done(self, count: int) -> None:
         """Records that `count` of the total are done."""
         now = time.monotonic()
-        if now - self._said > EVERY_S:
+        if now - self._logged_at > EVERY_S:
             log.info("%-12s %d of %d %s", self._what, min(count, self._total), self._total, self._unit)
-            self._said = now
+            self._logged_at = now

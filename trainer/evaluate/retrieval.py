@@ -39,14 +39,14 @@ class Retrieval:
 
         Recall is a share; i2t is from images to texts, t2i back.
         """
-        found: dict[str, float | int] = {
+        metrics: dict[str, float | int] = {
             "retrieval_images": len(self.of_texts),
             "retrieval_texts": len(self.of_images),
         }
         for name, ranks in (("i2t", self.of_texts), ("t2i", self.of_images)):
-            found |= {f"retrieval_{name}_r{k}": int((ranks <= k).sum()) / len(ranks) for k in RECALLS}
-            found[f"retrieval_{name}_median_rank"] = median(ranks)
-        return found
+            metrics |= {f"retrieval_{name}_r{k}": int((ranks <= k).sum()) / len(ranks) for k in RECALLS}
+            metrics[f"retrieval_{name}_median_rank"] = median(ranks)
+        return metrics
 
 
 def retrieval(

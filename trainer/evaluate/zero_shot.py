@@ -79,8 +79,8 @@ def zero_shot(
 
 def _check_labels(source: Source, block: EvalBlock, classes: int) -> None:
     """Raises InputError, which names the first sample of a class that has no name."""
-    for place in (block.labels >= classes).nonzero()[:1, 0].tolist():
-        raw = source.read(block.first + place)
+    for index in (block.labels >= classes).nonzero()[:1, 0].tolist():
+        raw = source.read(block.first + index)
         raise InputError(
             f"eval.zero_shot: {raw.origin}: sample {raw.key} is of class {raw.label}, "
             f"but eval.class_names gives {classes} names, from 0"
@@ -114,14 +114,14 @@ def class_features(
     mine: dict[int, Tensor] = {}
     for begin in rounds(len(names), CLASSES_PER_BLOCK, comm, stop):
         first = begin + comm.world.rank * CLASSES_PER_BLOCK
-        for place in range(first, min(first + CLASSES_PER_BLOCK, len(names))):
-            tokens = clip.tokenizer([template.format(names[place]) for template in templates])
+        for number in range(first, min(first + CLASSES_PER_BLOCK, len(names))):
+            tokens = clip.tokenizer([template.format(names[number]) for template in templates])
             sentences = text_features(clip, tokens, precision, comm.device)
-            mine[place] = torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
+            mine[number] = torch.nn.functional.normalize(sentences.float().mean(0), dim=0)
     width = comm.all_reduce(
         torch.tensor([next(iter(mine.values())).numel() if comm.world.rank == 0 else 0], device=comm.device)
     )
     features_CD = torch.zeros(len(names), int(width), device=comm.device)
-    for place, row in mine.items():
-        features_CD[place] = row
+    for number, row in mine.items():
+        features_CD[number] = row
     return comm.all_reduce(features_CD)

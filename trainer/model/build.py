@@ -56,8 +56,8 @@ def build_model(job: Job, plan: BatchPlan, comm: Comm) -> Clip:
             except InputError as error:
                 problem = (str(error), isinstance(error, StorageError))
         comm.barrier(job.timeouts.init_s)
-        for found in filter(None, comm.all_gather_object(problem)):
-            raise (StorageError if found[1] else InputError)(found[0])
+        for text, is_storage in filter(None, comm.all_gather_object(problem)):
+            raise (StorageError if is_storage else InputError)(text)
     assert clip is not None
     _place(clip.model, job.model, comm.device)
     if has_batch_norm(clip.model):

@@ -25,9 +25,9 @@ def known_models() -> list[str]:
 
 
 def _config_folders() -> list[Path]:
-    found = importlib.util.find_spec("open_clip")
+    spec = importlib.util.find_spec("open_clip")
     return (
-        [Path(folder) / "model_configs" for folder in found.submodule_search_locations or ()] if found else []
+        [Path(folder) / "model_configs" for folder in spec.submodule_search_locations or ()] if spec else []
     )
 
 

@@ -62,10 +62,10 @@ def _stacks(model: nn.Module) -> list[nn.Module]:
     """Returns the innermost containers of several composite modules of one kind: layers of a transformer or
     of a ConvNet stage.
     """
-    found = [module for module in model.modules() if _repeats(module)]
+    stacks = [module for module in model.modules() if _repeats(module)]
     return [
         stack
-        for stack in found
+        for stack in stacks
         if not any(inner is not stack and _repeats(inner) for inner in stack.modules())
     ]
 

@@ -22,7 +22,7 @@ class SampleKeys:
         self.keys_B = torch.zeros(0, dtype=torch.int64)
 
 
-def by_position(model: nn.Module) -> SampleKeys:
+def draw_by_sample(model: nn.Module) -> SampleKeys:
     """Makes the model's dropout layers draw by sample; set `keys_B` before each forward pass.
 
     Evaluation mode draws nothing.

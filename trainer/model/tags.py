@@ -15,8 +15,8 @@ def known_tags(model: str) -> list[str]:
 
     Empty if open_clip is not installed, lists none for the model, or stores them in another form than it did.
     """
-    found = _tables()
-    return sorted(found.get(model) or found.get(model.removesuffix(_SAME_TAGS)) or ())
+    tags = _tables()
+    return sorted(tags.get(model) or tags.get(model.removesuffix(_SAME_TAGS)) or ())
 
 
 def clean_tag(tag: str) -> str:
@@ -26,9 +26,9 @@ def clean_tag(tag: str) -> str:
 
 @cache
 def _tables() -> dict[str, list[str]]:
-    found = importlib.util.find_spec("open_clip")
+    spec = importlib.util.find_spec("open_clip")
     files = (
-        [Path(folder) / "pretrained.py" for folder in found.submodule_search_locations or ()] if found else []
+        [Path(folder) / "pretrained.py" for folder in spec.submodule_search_locations or ()] if spec else []
     )
     try:
         return _read(ast.parse(files[0].read_text(encoding="utf-8"))) if files else {}

@@ -140,7 +140,7 @@ class Loop:
         times, about_ranks = lap.per_step(), monitors.rank_stats.gather(step, lap)
         scale = float(self._setup.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
         epoch = (step - 1) // self._setup.schedule.epoch_steps
-        bad = int(comm.all_reduce(torch.tensor(float(monitors.skipped.count), device=comm.device)))
+        bad_samples = int(comm.all_reduce(torch.tensor(float(monitors.skipped.count), device=comm.device)))
         monitors.telemetry.write(
             Record(
                 step,
@@ -152,7 +152,7 @@ class Loop:
                 scale,
                 size / times["step_s"],
                 **times,
-                bad_samples=bad,
+                bad_samples=bad_samples,
             ),
             about_ranks,
         )
@@ -178,7 +178,7 @@ class Loop:
                 self._save(step, metrics, then.best)
         elif then.record:
             with self._saving(step):
-                self._setup.writer.note(step, metrics, then.best)
+                self._setup.writer.record(step, metrics, then.best)
         return metrics, stop
 
     def _evaluate(self, step: int) -> tuple[Metrics, bool]:

@@ -17,7 +17,7 @@ import click
 import torch
 
 from trainer.checkpoint.resume import best_value, restore
-from trainer.checkpoint.writer import Writer
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
@@ -120,7 +120,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
     check_replicas(comm, clip.model, step.optimizer)
     _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
-    writer = Writer(
+    writer = CheckpointWriter(
         run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)

@@ -11,7 +11,7 @@ from types import FrameType
 from trainer.run.layout import CHECKPOINT_REQUEST
 from trainer.supervise.heartbeat import Heartbeat
 
-_LOOK_S = 1.0
+_CHECK_EVERY_S = 1.0
 
 
 class Requests:
@@ -21,7 +21,7 @@ class Requests:
         self._heartbeat = heartbeat
         self._file = run_folder / CHECKPOINT_REQUEST if rank == 0 else None
         self._stop = False
-        self._looked = 0.0
+        self._checked_at = 0.0
         signal.signal(signal.SIGUSR2, self._on_stop)
 
     @property
@@ -35,9 +35,9 @@ class Requests:
 
         True once for each request; the file is checked once a second.
         """
-        if self._file is None or time.monotonic() - self._looked < _LOOK_S:
+        if self._file is None or time.monotonic() - self._checked_at < _CHECK_EVERY_S:
             return False
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         if not self._file.exists():
             return False
         self._file.unlink(missing_ok=True)

@@ -44,7 +44,7 @@ class TrainResult:
 def write_result(setup: TrainSetup, result: TrainResult) -> None:
     """Collective: rank 0 writes result.json, which marks the run as done."""
     comm = setup.comm
-    bad: Counter[str] = sum(map(Counter, comm.all_gather_object(result.bad_samples)), Counter())
+    bad_samples: Counter[str] = sum(map(Counter, comm.all_gather_object(result.bad_samples)), Counter())
     devices = sorted(set(comm.all_gather_object(device_name(comm.device))))
     if comm.world.rank:
         return
@@ -58,7 +58,7 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
             "loss": last_loss(setup.run.metrics),
             "resume": setup.job.checkpoint.resume,
             "device": ", ".join(devices),
-            "bad_samples": dict(bad),
+            "bad_samples": dict(bad_samples),
             "left_out": dict(setup.source.left_out.by_cause),
             **result.metrics,
             **result.summary,

@@ -45,25 +45,27 @@ def check_same(job: Job, comm: Comm) -> str:
     everyone = comm.all_gather_object(mine)
     unequal = "\n".join(differences([(node, its) for node, its, _ in everyone]))
     unlike = "\n".join(_by_ranks([lines for _, _, lines in everyone]))
-    found = [f"the ranks do not run the same:\n{unequal}"] * bool(unequal)
-    found += [f"the ranks do not run what their image was built and proven with:\n{unlike}"] * bool(unlike)
-    if found and job.health.same_environment == "error":
+    problems = [f"the ranks do not run the same:\n{unequal}"] * bool(unequal)
+    problems += [f"the ranks do not run what their image was built and proven with:\n{unlike}"] * bool(unlike)
+    if problems and job.health.same_environment == "error":
         hints = [
             *["make them equal (one image, one environment, one checkout for all nodes)"] * bool(unequal),
             *["look for a mount, LD_LIBRARY_PATH or LD_PRELOAD that brings another library"] * bool(unlike),
         ]
-        raise InputError("\n".join(found) + f'\n{"; ".join(hints)}, or set health.same_environment = "warn"')
-    return "\n".join(found)
+        raise InputError(
+            "\n".join(problems) + f'\n{"; ".join(hints)}, or set health.same_environment = "warn"'
+        )
+    return "\n".join(problems)
 
 
-def unlike_image(promised: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
+def unlike_image(expected: Mapping[str, str], actual: Mapping[str, str]) -> Iterator[str]:
     """Yields a line for each library or version that differs from the image's.
 
     A library that the process does not use counts as equal.
     """
-    for name, expected in promised.items():
-        if found.get(name, expected) != expected:
-            yield f"{name} {found[name]}, the image has {expected}"
+    for name, known in expected.items():
+        if actual.get(name, known) != known:
+            yield f"{name} {actual[name]}, the image has {known}"
 
 
 def _stack() -> dict[str, str]:
@@ -124,10 +126,10 @@ def differences(everyone: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[s
 
 def code_hash(folder: Path) -> str:
     """Returns a hash of every Python file below the folder, file names included."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def _device(comm: Comm) -> dict[str, str]:
@@ -146,11 +148,11 @@ def _driver() -> str:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
         return "unknown"
-    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
-    return found.group() if found else "unknown"
+    match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return match.group() if match else "unknown"
 
 
 def _who(ranks: Iterable[int]) -> str:
-    found = list(ranks)
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:_NAMED]))}{more}"
+    numbers = list(ranks)
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:_NAMED]))}{more}"

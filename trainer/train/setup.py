@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.checkpoint.resume import Start
-from trainer.checkpoint.writer import Writer
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, Schedule
@@ -35,7 +35,7 @@ class TrainSetup:
 
     Raises Preempted on every rank if one was asked to stop meanwhile.
     """
-    writer: Writer
+    writer: CheckpointWriter
     requests: Requests
     start: Start
     """Step that this start begins after, and the checkpoint that it comes from."""

@@ -26,7 +26,7 @@ from trainer.errors import InputError
 from trainer.model.build import clamp_logit_scale, features
 from trainer.model.catalog import NO_LOSS
 from trainer.model.loss import SHARES, Gathered
-from trainer.model.sample_dropout import by_position
+from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
 
 Features = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -70,7 +70,7 @@ class TrainStep:
         self.model, self.optimizer = model, optimizer
         self._job, self._plan, self._comm = job, plan, comm
         self._share = SHARES[job.optim.loss]
-        self._keys = by_position(model)
+        self._keys = draw_by_sample(model)
         self._statistics = RunningStatistics(model)
         self._reducer: Reducer = comm.reducer(model)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
@@ -134,9 +134,9 @@ class TrainStep:
         first = self._comm.world.rank * self._plan.batch_size_per_rank + number * self._plan.micro_batch_size
         # This seeds the randomness that `sample_dropout.py` cannot reach.
         torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
-        places = range(first, first + len(batch.images))
+        positions = range(first, first + len(batch.images))
         self._keys.keys_B = torch.tensor(
-            [position_seed(self._job.seed, step, place, "dropout") for place in places]
+            [position_seed(self._job.seed, step, position, "dropout") for position in positions]
         )
         return features(module, batch.images, batch.tokens, self._job.model.precision)
 
