@@ -33,7 +33,8 @@ def definition(job: Job) -> str:
 
 
 def _with_tag(reference: str) -> str:
-    """Returns the image's name with a tag or a digest, which Apptainer requires; without either the tag is
-    latest.
+    """Returns the image's name with a tag or a digest, one of which Apptainer requires.
+
+    Without either the tag is latest.
     """
     return reference if "@" in reference or ":" in reference.rpartition("/")[2] else f"{reference}:latest"

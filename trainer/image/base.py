@@ -39,8 +39,9 @@ class Base:
 
     @property
     def says_all(self) -> bool:
-        """True if the name tells everything in the image: it is a plain distribution, or an NVIDIA image
-        with CUDA.
+        """True if the name tells everything in the image.
+
+        It then names a plain distribution, or an NVIDIA image with CUDA.
         """
         return self.distribution is not None or self.cuda is not None
 
@@ -69,8 +70,9 @@ def base_of(job: Job, known: Table) -> Base:
 
 
 def system_name(job: Job, known: Table) -> str | None:
-    """Returns the table's name of the base's distribution; None if neither image.os nor the base's name
-    tells it.
+    """Returns the table's name of the base's distribution.
+
+    Returns None if neither image.os nor the base's name tells it.
     """
     if job.image.os != "auto":
         return job.image.os

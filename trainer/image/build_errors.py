@@ -89,8 +89,9 @@ _CAUSES = (
 
 
 def likely_cause(output: str) -> str | None:
-    """Returns the likely cause from the output of the last step, which failed; None if nothing in it is
-    known.
+    """Returns the likely cause from the output of the last step, which failed.
+
+    Returns None if nothing in it is known.
     """
     begin = max((found.start() for found in _STEP.finditer(output)), default=0)
     for pattern, cause in _CAUSES:

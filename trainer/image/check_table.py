@@ -101,8 +101,9 @@ def _bound(found: Release, name: str) -> str:
 
 
 def _index_url() -> str:
-    """Returns the URL of the index that pip would ask: from its environment, its configuration, or its own
-    default.
+    """Returns the URL of the index that pip would ask.
+
+    It comes from pip's environment, its configuration, or its own default.
     """
     if os.environ.get("PIP_INDEX_URL"):
         return os.environ["PIP_INDEX_URL"]

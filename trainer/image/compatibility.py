@@ -21,8 +21,9 @@ _OF_CUDA = re.compile(r"nvidia-.*-cu(\d+)")
 
 
 def check_stack(job: Job) -> None:
-    """Raises InputError that lists everything in [stack] and [image] that cannot work, each with what fits
-    instead.
+    """Raises InputError that lists everything in [stack] and [image] that cannot work.
+
+    It names for each what fits instead.
     """
     known = table()
     if job.stack.torch == "base":

@@ -87,8 +87,9 @@ def _add(archive: tarfile.TarFile, name: str, entry: Entry) -> None:
 
 
 def certificates(site: Site) -> bytes:
-    """Returns the site's certificates as one file. Raises InputError that names a file without a
-    certificate.
+    """Returns the site's certificates as one file.
+
+    Raises InputError that names a file without a certificate.
     """
     return b"".join(_certificate(Path(name)) for name in site.certificates)
 

@@ -77,8 +77,9 @@ def _context() -> Any:
 
 @contextmanager
 def daemon(what: str) -> Iterator[Any]:
-    """Yields a connected docker.DockerClient; errors in the block become ClusterErrors that begin with
-    `what`.
+    """Yields a connected docker.DockerClient.
+
+    Errors in the block become ClusterErrors that begin with `what`.
     """
     connected = client()
     from docker.credentials.errors import StoreError
@@ -141,8 +142,9 @@ def _says(*command: str) -> str:
 
 
 def check_disk(connected: Any, needed_gb: int = BUILD_GB) -> None:
-    """Raises ClusterError if the daemon's disk is too full for a build; checked only for a daemon on this
-    machine.
+    """Raises ClusterError if the daemon's disk is too full for a build.
+
+    Only the disk of a daemon on this machine is checked.
     """
     if connected.api.base_url != _LOCAL:
         return

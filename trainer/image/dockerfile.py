@@ -6,7 +6,8 @@ from trainer.launch.templates import render
 
 
 def dockerfile(job: Job) -> str:
-    """Returns the text that `docker build` takes. Raises InputError that lists everything that cannot
-    work.
+    """Returns the text that `docker build` takes.
+
+    Raises InputError that lists everything that cannot work.
     """
     return render("docker/Dockerfile.j2", recipe=recipe(job))

@@ -1,5 +1,6 @@
-"""Prints the installed Python and system packages as a JSON list; `clipship image sbom` runs it in an
-image.
+"""Prints the installed Python and system packages as a JSON list.
+
+`clipship image sbom` runs it in an image.
 """
 
 import importlib.metadata as metadata

@@ -129,8 +129,9 @@ def _checked_libraries(expected: dict[str, str]) -> dict[str, Any]:
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    """Converts 2.9.0a0+fb1 to (2, 9): NVIDIA's own builds carry the number of a release that is yet to
-    come.
+    """Converts 2.9.0a0+fb1 to (2, 9).
+
+    NVIDIA's own builds carry the number of a release that is yet to come.
     """
     return tuple(int(part) for part in version.split(".")[:2])
 

@@ -79,8 +79,9 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _of_package(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the package's files; those below its templates also under the name that they have in a
-    checkout.
+    """Yields the package's files.
+
+    Those below its templates also come under the name that they have in a checkout.
     """
     for name in _recorded(root):
         parts = PurePosixPath(name).parts

@@ -64,8 +64,9 @@ def _python(tag: str) -> str:
 
 
 def _metadata(wheel_url: str) -> email.message.Message:
-    """Returns the wheel's METADATA: the file beside the wheel (PEP 658) if the index has it, else by
-    ranges.
+    """Returns the wheel's METADATA.
+
+    It is the file beside the wheel (PEP 658) if the index has it; else it is read by ranges.
     """
     try:
         return email.message_from_bytes(_get(f"{wheel_url}.metadata"))

@@ -1,7 +1,6 @@
-"""Fills a folder with every package that an image's build needs from an index, so that the build needs no
-index.
+"""Fills a folder with every package that an image's build needs from an index.
 
-Runs pip; imports no torch.
+The build then needs no index. Runs pip; imports no torch.
 """
 
 import os

@@ -38,9 +38,7 @@ from trainer.text.terminal import shown
 
 @dataclass(frozen=True)
 class Start:
-    """Request to a launcher: a rank's command, its variables beyond the inherited ones, and the hosts of
-    the ranks.
-    """
+    """Request to a launcher: a rank's command, its additional variables, and the hosts of the ranks."""
 
     command: tuple[str, ...]
     variables: Mapping[str, str]
@@ -55,11 +53,11 @@ class Start:
 def run(
     job_path: Path, job: Job, overrides: Sequence[str], *, nproc: int | None, hosts: Sequence[Host] | None
 ) -> int:
-    """Train the job on `nproc` ranks here or on `hosts`; returns the exit code of the rank that failed first,
-    else 0.
+    """Train the job on `nproc` ranks here or on `hosts`.
 
-    Raises InputError if the launcher is missing or cannot do what the job asks. The rank's command names the
-    job file's absolute path: over ssh every host needs the file and this environment at the same path.
+    Returns the exit code of the rank that failed first, else 0. Raises InputError if the launcher is missing
+    or cannot do what the job asks. The rank's command names the job file's absolute path: over ssh every host
+    needs the file and this environment at the same path.
     """
     # -P: a folder `trainer` in the working folder is not this package
     command = (sys.executable, "-P", "-m", "trainer.rank", os.path.abspath(job_path))

@@ -30,8 +30,9 @@ class _File:
     stamp: str = ""
 
     def new_lines(self) -> Iterator[tuple[str, int, str]]:
-        """Yields time, rank and text of each new complete line; a line without a time has that of the line
-        before it.
+        """Yields time, rank and text of each new complete line.
+
+        A line without a time has that of the line before it.
         """
         with suppress(FileNotFoundError), open(self.path, "rb") as file:
             file.seek(self.read)

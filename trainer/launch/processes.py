@@ -95,8 +95,9 @@ def _signals(answer: Callable[[int, int], str]) -> Iterator[list[int]]:
 
 @contextmanager
 def stdout_is_stderr() -> Iterator[None]:
-    """Sends everything that launchers and ranks print inside the block to stderr: stdout is for the
-    result.
+    """Sends everything that launchers and ranks print inside the block to stderr.
+
+    stdout is for the result.
     """
     sys.stdout.flush()
     stdout = os.dup(1)

@@ -20,8 +20,9 @@ FOLDER = Path(__file__).parent.parent / "templates"
 
 
 def render(name: str, **values: Any) -> str:
-    """Returns the text of a template such as `slurm/train.sbatch.j2`; a value that it uses and does not
-    get is an error.
+    """Returns the text of a template such as `slurm/train.sbatch.j2`.
+
+    A value that it uses and does not get is an error.
     """
     return _environment().get_template(name).render(**values)
 
@@ -51,10 +52,10 @@ def _environment() -> "Environment":
 
 
 def _compiled() -> "BytecodeCache | None":
-    """Returns a cache of compiled templates in the user's cache folder: compiling takes longer than
-    rendering.
+    """Returns a cache of compiled templates in the user's cache folder.
 
-    If the folder is not writable, nothing is cached. Returns None if there is no absolute path.
+    Compiling takes longer than rendering. If the folder is not writable, nothing is cached. Returns None if
+    there is no absolute path.
     """
     from jinja2.bccache import Bucket, FileSystemBytecodeCache
 

@@ -11,10 +11,9 @@ _NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def yaml(value: object) -> str:
-    """Returns one line: texts in double quotes (12:30:00, 0123 and `no` stay texts), lists and mappings in
-    brackets.
+    """Returns one line of YAML, with lists and mappings in brackets.
 
-    Raises TypeError for other values.
+    Texts are in double quotes, so that 12:30:00, 0123 and `no` stay texts. Raises TypeError for other values.
     """
     if isinstance(value, str):
         return '"' + "".join(_escaped(character) for character in value) + '"'

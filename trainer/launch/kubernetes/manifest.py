@@ -103,8 +103,9 @@ class Manifest:
 
     @property
     def job_text(self) -> str:
-        """Text of the job file, without the parts that have no meaning in a pod: Slurm's section, and how
-        the image was built.
+        """Text of the job file, without the parts that have no meaning in a pod.
+
+        These are Slurm's section, and how the image was built.
         """
         return tomli_w.dumps(self.job.model_dump(exclude_none=True, exclude={"slurm": True, "image": _BUILD}))
 
@@ -212,8 +213,9 @@ class Manifest:
 
     @property
     def worker_env(self) -> list[Yaml]:
-        """Variables of the workers' pods, from which ranks take them: ssh passes none on, and device
-        plugins add others.
+        """Variables of the workers' pods, from which ranks take them.
+
+        ssh passes none on, and device plugins add others.
         """
         first = f"{self.name}-worker-0.{self.name}"
         store = {"MASTER_ADDR": first, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
@@ -344,8 +346,9 @@ class Manifest:
 
     @property
     def worker_security(self) -> Yaml:
-        """Security context of a worker: IPC_LOCK pins memory for RDMA; only root's sshd needs other
-        capabilities.
+        """Security context of a worker.
+
+        IPC_LOCK pins memory for RDMA; only root's sshd needs other capabilities.
         """
         root = (*_FILES_OF_OTHERS, *_SSHD) if self.k8s.is_root else ()
         return self._security((*root, "IPC_LOCK") if self.k8s.rdma else root)
@@ -383,10 +386,10 @@ class Manifest:
 
     @property
     def _scratch(self) -> dict[str, str]:
-        """Folders for temporary files of mpirun and Python and for caches, by the names of their empty
-        volumes.
+        """Folders for temporary files and caches, by the names of their empty volumes.
 
-        A folder at which the job mounts its own volume is left out.
+        mpirun and Python write the temporary files. A folder at which the job mounts its own volume is left
+        out.
         """
         places = {"tmp": "/tmp", "home": self.k8s.home} if self.k8s.read_only_root else {}
         return {name: path for name, path in places.items() if path not in self.k8s.mounts}

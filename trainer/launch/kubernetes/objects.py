@@ -28,8 +28,9 @@ def is_ours(found: Object) -> bool:
 
 
 def try_all(cluster: Cluster, beside: Sequence[Object], mpijob: Object, *, taken: bool) -> None:
-    """Try every object on the server without keeping it, and a pod of each kind, which the operator would
-    create later.
+    """Try every object on the server without keeping it, and a pod of each kind.
+
+    The operator would create such pods later.
 
     `taken` says that an ended MPIJob still has the name; the new one is then tried under another name. Raises
     ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account,
@@ -79,8 +80,9 @@ def adopt_what_kubectl_made(cluster: Cluster, mpijob: Object) -> None:
 
 
 def _hand_over(cluster: Cluster, kind: str, mpijob: Object) -> None:
-    """Make the MPIJob the owner of its object of this kind, so that Kubernetes deletes that object with
-    it.
+    """Make the MPIJob the owner of its object of this kind.
+
+    Kubernetes then deletes that object with it.
     """
     metadata, name = mpijob["metadata"], beside_name(mpijob["metadata"]["name"])
     owner = {

@@ -1,7 +1,6 @@
-"""Applies [kubernetes.patch] to a rendered MPIJob: a strategic merge into its pod templates, as in `kubectl
-patch`.
+"""Applies [kubernetes.patch] to a rendered MPIJob.
 
-Pure.
+It is a strategic merge into its pod templates, as in `kubectl patch`. Pure.
 """
 
 from collections.abc import Mapping, Sequence

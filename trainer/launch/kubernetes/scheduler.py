@@ -60,8 +60,9 @@ def record_folder(job: Job) -> Path:
 
 
 def submit(job: Job, folder: Path) -> Submission:
-    """Submit the job after a dry run of every object on the server, so that a refusal leaves nothing half
-    submitted.
+    """Submit the job after a dry run of every object on the server.
+
+    A refusal thus leaves nothing half submitted.
     """
     import yaml
 
@@ -123,8 +124,9 @@ def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
 
 
 def cancel(folder: Path, submission: Submission) -> str:
-    """Delete the MPIJob and return a sentence about it; Kubernetes asks its pods to stop, and they save
-    first.
+    """Delete the MPIJob and return a sentence about it.
+
+    Kubernetes asks its pods to stop, and they save first.
     """
     from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
     from trainer.launch.kubernetes.objects import adopt_what_kubectl_made

@@ -69,8 +69,9 @@ def warnings(job: Job) -> Iterator[str]:
 
 
 def summary(job: Job) -> str:
-    """Returns one line about the MPIJob, with the size of the operator's object that grows with the number
-    of workers.
+    """Returns one line about the MPIJob.
+
+    It has the size of the operator's object that grows with the number of workers.
     """
     name = object_name(job.name, job.kubernetes, job.resources.nodes)
     return (
@@ -80,8 +81,9 @@ def summary(job: Job) -> str:
 
 
 def on_volume(path: str, job: Job) -> Mount | None:
-    """Returns the innermost volume of the job's pods that contains the path; None for the image's own
-    files.
+    """Returns the innermost volume of the job's pods that contains the path.
+
+    Returns None for the image's own files.
     """
     plain = PurePosixPath(posixpath.normpath(path))
     places = [mount for mount in job.kubernetes.volumes if plain.is_relative_to(mount.path)]

@@ -318,8 +318,9 @@ def _call(
 
 
 def _raise_refusal(message: str) -> NoReturn:
-    """Raises InputError with Slurm's message and the keys to change, or ClusterError if the keys are not
-    known.
+    """Raises InputError with Slurm's message and the keys to change.
+
+    Raises ClusterError if the keys are not known.
     """
     text = message.strip() or "no reason given"
     keys = _keys(text.lower().splitlines())

@@ -152,8 +152,9 @@ def _gpu_request(job: Job) -> GpuRequest:
 
 
 def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
-    """Yields options of sbatch in the order of a reader's questions: what, how much, how long, where, and
-    then.
+    """Yields options of sbatch in the order of a reader's questions.
+
+    The questions are: what, how much, how long, where, and then.
     """
     slurm, resources = job.slurm, job.resources
     per_node = resources.ranks_per_node
@@ -217,8 +218,9 @@ def _variables(job: Job) -> dict[str, str]:
 
 
 def _without_pmix(job: Job) -> str:
-    """Returns the keys of the job file that start Horovod's ranks without PMIx; "" for ranks that do not
-    need it.
+    """Returns the keys of the job file that start Horovod's ranks without PMIx.
+
+    Returns "" for ranks that do not need it.
     """
     slurm = job.slurm
     if row_of(job).meets_at_store or (slurm.launcher, slurm.mpi) != ("srun", "pmix"):
@@ -251,10 +253,10 @@ def _image(job: Job) -> str:
 
 
 def _mounts(job: Job) -> list[str]:
-    """Returns the mounts: the user's, the job's folders at their own paths, and /dev/shm, through which a
-    node's ranks communicate.
+    """Returns the mounts: the user's, the job's folders at their own paths, and /dev/shm.
 
-    A folder comes before those within it, which it would hide otherwise.
+    A node's ranks communicate through /dev/shm. A folder comes before those within it, which it would hide
+    otherwise.
     """
     targets = _mount_targets(job)
     for mount, target in zip(job.slurm.mounts, targets, strict=True):
@@ -283,8 +285,9 @@ def _mount_targets(job: Job) -> list[str]:
 
 
 def _created_folders(job: Job) -> list[str]:
-    """Returns folders that the first run of a job makes; a container's tool would refuse to mount missing
-    ones.
+    """Returns folders that the first run of a job makes.
+
+    A container's tool would refuse to mount missing ones.
     """
     folders = [folder for folder, mark in rank_paths(job) if mark.made]
     return [

@@ -68,8 +68,9 @@ def _silent(hosts: Sequence[str], port: int) -> list[str]:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Returns whether sshd greets on the host: a port that only accepts may belong to a pod that is
-    terminating.
+    """Returns whether sshd greets on the host.
+
+    A port that only accepts may belong to a pod that is terminating.
     """
     try:
         with socket.create_connection((host, port), _ANSWER_S) as connection:

@@ -77,9 +77,7 @@ class Launcher:
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:
-        """Start the ranks until they are done or have failed too often, or until this pod is asked to
-        stop.
-        """
+        """Start the ranks until they are done, have failed too often, or this pod is asked to stop."""
         if self._memory.final is not None:
             return _leave(self._memory.final, self._memory.message)
         while True:
@@ -299,8 +297,9 @@ def _at_its_address(rendezvous: Rendezvous) -> Rendezvous:
 
 
 def _leave(code: int, message: str) -> int:
-    """Write the message where `kubectl describe pod` shows it and as the log's last line; returns the exit
-    code.
+    """Write the message as the pod's last word and return the exit code.
+
+    `kubectl describe pod` shows it, and it is the log's last line.
     """
     with suppress(OSError):
         TERMINATION_LOG.write_text(

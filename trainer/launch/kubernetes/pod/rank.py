@@ -29,8 +29,9 @@ def environment(pod: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str
 
 
 def read_environment(path: Path = _FIRST_PROCESS) -> dict[str, str]:
-    """Returns the variables of the pod's first process. Raises InputError if the kernel does not show
-    them.
+    """Returns the variables of the pod's first process.
+
+    Raises InputError if the kernel does not show them.
     """
     try:
         entries = path.read_bytes().split(b"\0")

@@ -50,8 +50,9 @@ def main(command: Sequence[str]) -> int:
 
 
 def supervisors() -> list[int]:
-    """Returns the process ids of the supervisors of this pod's ranks, which are descendants of this
-    process.
+    """Returns the process ids of the supervisors of this pod's ranks.
+
+    They are descendants of this process.
     """
     parents = {int(entry.name): _parent(entry) for entry in Path("/proc").glob("[0-9]*")}
     family = {os.getpid()}
