@@ -42,10 +42,9 @@ class Clip:
 
 
 def build_model(job: Job, plan: BatchPlan, comm: Comm) -> Clip:
-    """Collective: returns the job's model on this rank's device, with weights from its seed or fetched once a
-    node.
+    """Collective: returns the job's model on this rank's device.
 
-    Raises InputError on all ranks alike.
+    Its weights come from the job's seed, or are fetched once a node. Raises InputError on all ranks alike.
     """
     clip = None
     for first in (True, False):  # the other ranks find the files in the cache
@@ -68,10 +67,9 @@ def build_model(job: Job, plan: BatchPlan, comm: Comm) -> Clip:
 def features(
     model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Returns unit vectors [n, D] of images [n, 3, H, W] and tokens [n, L], the logit scale and the logit
-    bias or None.
+    """Returns unit vectors [n, D] of images and of tokens, the logit scale, and the logit bias or None.
 
-    All are float32 or wider.
+    Images are [n, 3, H, W], tokens [n, L]. All are float32 or wider.
     """
     with autocast(images.device, precision):
         out = model(images, tokens)
@@ -146,8 +144,9 @@ def untrained(job: Job) -> Clip:
 
 @contextmanager
 def _quiet(wanted: bool) -> Iterator[None]:
-    """Silences open_clip's warning about random weights if `wanted`, since training from the beginning asks
-    for them.
+    """Silences open_clip's warning about random weights if `wanted`.
+
+    Training from the beginning asks for such weights.
     """
     root = logging.getLogger()
     level = root.level

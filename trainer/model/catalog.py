@@ -32,8 +32,9 @@ def _config_folders() -> list[Path]:
 
 
 def check_model(name: str) -> None:
-    """Raises InputError for an unknown name (the message has the nearest) and for a config file that is
-    missing or incomplete.
+    """Raises InputError for an unknown name, and for a config file that is missing or incomplete.
+
+    The message has the nearest name.
 
     `hf-hub:` names are the hub's to check; without open_clip here, names are left to the ranks.
     """

@@ -59,8 +59,9 @@ def _in_training(block: nn.Module, plain: Callable[..., Any]) -> Callable[..., A
 
 
 def _stacks(model: nn.Module) -> list[nn.Module]:
-    """Returns the innermost containers of several composite modules of one kind: layers of a transformer or
-    of a ConvNet stage.
+    """Returns the innermost containers of several composite modules of one kind.
+
+    These are layers of a transformer or of a ConvNet stage.
     """
     stacks = [module for module in model.modules() if _repeats(module)]
     return [

@@ -10,8 +10,9 @@ from trainer.errors import InputError
 
 
 def check_compiler(settings: Model) -> None:
-    """Raises InputError if blocks are to be compiled and this machine has no C++ compiler or no headers of
-    Python.
+    """Raises InputError if blocks are to be compiled and this machine cannot do it.
+
+    It then has no C++ compiler or no headers of Python.
     """
     if not settings.compile:
         return

@@ -1,9 +1,8 @@
-"""Turns exceptions of open_clip, torch and the hub, raised while a model is made, into errors that say whose
-fault it is.
+"""Turns exceptions that are raised while a model is made into errors that say whose fault it is.
 
-Weights or a config that cannot be used are the user's fault (InputError, exit code 2). A hub that does not
-answer is nobody's (StorageError, exit code 1: a later start may reach it). A lack of memory passes through.
-No message repeats torch's advice to load files that run code.
+They come from open_clip, torch and the hub. Weights or a config that cannot be used are the user's fault
+(InputError, exit code 2). A hub that does not answer is nobody's (StorageError, exit code 1: a later start
+may reach it). A lack of memory passes through. No message repeats torch's advice to load files that run code.
 """
 
 import os
@@ -93,10 +92,9 @@ def _lines(error: Exception) -> str:
 
 
 def _not_reached(error: BaseException | None) -> Exception | None:
-    """Returns the exception behind this one which means that no server answered, or that it failed; else
-    None.
+    """Returns the exception behind this one which means that no server answered, or that it failed.
 
-    open_clip wraps these exceptions.
+    Returns None if there is none. open_clip wraps these exceptions.
     """
     while error is not None:
         names = {kind.__name__ for kind in type(error).__mro__}

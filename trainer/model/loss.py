@@ -1,9 +1,8 @@
-"""Contrastive losses, cut into the ranks' shares of one sum: the shares add up to the loss of the whole
-global batch.
+"""Contrastive losses, cut into the ranks' shares of one sum.
 
-Each rank compares its own rows with all ranks' rows, so no rank builds the N x N matrix. D: width of the
-features; n: samples of this rank; N: samples of all ranks. Features are unit vectors; nothing here
-communicates.
+The shares add up to the loss of the whole global batch. Each rank compares its own rows with all ranks' rows,
+so no rank builds the N x N matrix. D: width of the features; n: samples of this rank; N: samples of all
+ranks. Features are unit vectors; nothing here communicates.
 """
 
 from collections.abc import Callable

@@ -63,8 +63,9 @@ def check_packages(job: Job) -> None:
 
 
 def image_packages(job: Job) -> tuple[str, ...]:
-    """Returns the packages that pip adds to the image: those that the job names, then those that its model
-    needs.
+    """Returns the packages that pip adds to the image.
+
+    Those that the job names come first, then those that its model needs.
     """
     return (*job.image.pip_packages, *not_named(job))
 

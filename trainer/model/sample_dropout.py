@@ -1,9 +1,9 @@
-"""Dropout as a function of seed, epoch and position: a sample loses the same parts on any rank and in every
-pass.
+"""Dropout as a function of seed, epoch and position.
 
-That holds in any micro-batch too. Each layer draws from a hash of (sample's key, layer, element) instead of a
-generator's stream. Dropout inside a fused attention kernel cannot be reached from here; it follows torch's
-generator, which a step seeds by its micro-batch, and so repeats only for micro-batches of one size.
+A sample loses the same parts on any rank and in every pass. That holds in any micro-batch too. Each layer
+draws from a hash of (sample's key, layer, element) instead of a generator's stream. Dropout inside a fused
+attention kernel cannot be reached from here; it follows torch's generator, which a step seeds by its
+micro-batch, and so repeats only for micro-batches of one size.
 """
 
 from typing import Any

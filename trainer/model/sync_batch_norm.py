@@ -1,5 +1,6 @@
-"""Batch norm over the global batch, on either backend and also on CPUs, where torch's and Horovod's own
-raise.
+"""Batch norm over the global batch, on either backend, and also on CPUs.
+
+torch's and Horovod's own raise on CPUs.
 """
 
 from functools import cache

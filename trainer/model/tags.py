@@ -37,8 +37,9 @@ def _tables() -> dict[str, list[str]]:
 
 
 def _read(source: ast.Module) -> dict[str, list[str]]:
-    """Reads `_NAME = dict(tag=..., ...)` and `_PRETRAINED = {"model": _NAME or dict(...), ...}`; other forms
-    are left out.
+    """Reads `_NAME = dict(tag=..., ...)` and `_PRETRAINED = {"model": _NAME or dict(...), ...}`.
+
+    Other forms are left out.
     """
     named: dict[str, list[str]] = {}
     for line in source.body:

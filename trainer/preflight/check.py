@@ -1,5 +1,6 @@
-"""Preflight of a run: every rank probes its host, all probe the network together, and all reach the same
-findings.
+"""Preflight of a run: checks of every host and of the network before the first step.
+
+Every rank probes its host, all probe the network together, and all reach the same findings.
 """
 
 import json

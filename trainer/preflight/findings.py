@@ -143,8 +143,9 @@ def _links(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Find
 
 
 def pair_speeds(measurements: Sequence[Measurements]) -> dict[str, float]:
-    """Returns bytes per second of each node in its best pair, summed over its ranks; on a single node, of
-    each rank.
+    """Returns bytes per second of each node in its best pair, summed over its ranks.
+
+    On a single node it returns those of each rank.
     """
     several = len({r.node for r in measurements}) > 1
     speeds: dict[str, dict[str, float]] = {}
@@ -248,8 +249,9 @@ def rate(bytes_per_s: float) -> str:
 
 
 def figures(measurements: Sequence[Measurements]) -> Mapping[str, tuple[float, Measurements]]:
-    """Returns, for each timing, the slowest rank's seconds, which a step waits for, and that rank's
-    measurements.
+    """Returns, for each timing, the slowest rank's seconds and that rank's measurements.
+
+    A step waits for the slowest rank.
     """
     names = dict.fromkeys(name for r in measurements for name in r.timings)
     return {

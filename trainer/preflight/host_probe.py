@@ -45,10 +45,10 @@ def open_files() -> int:
 
 
 def rdma(env: Mapping[str, str], devices: Path = _RDMA_DEVICES, files: Path = _OPEN_FILES) -> Rdma | None:
-    """Returns the node's active RDMA devices, and whether this process has one open; None if the node has
-    none.
+    """Returns the node's active RDMA devices, and whether this process has one open.
 
-    Call it once NCCL has set up its connections. `devices` and `files` are folders of the kernel's.
+    Returns None if the node has none. Call it once NCCL has set up its connections. `devices` and `files` are
+    folders of the kernel's.
     """
     found = sorted(_active(devices))
     if not found:
@@ -57,8 +57,9 @@ def rdma(env: Mapping[str, str], devices: Path = _RDMA_DEVICES, files: Path = _O
 
 
 def _active(devices: Path) -> Iterator[str]:
-    """Yields name and speed of each device with an active port (Linux,
-    Documentation/ABI/stable/sysfs-class-infiniband).
+    """Yields name and speed of each device with an active port.
+
+    Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband.
     """
     for device in devices.glob("*"):
         speeds = [speed for port in device.glob("ports/*") if (speed := _speed_gb(port))]

@@ -21,8 +21,9 @@ _LATENCY_BYTES = 8
 
 
 def wrong_collectives(comm: Comm) -> tuple[str, ...]:
-    """Collective: runs each collective on values that every rank can compute itself; returns those that went
-    wrong.
+    """Collective: runs each collective on known values and returns those that went wrong.
+
+    Every rank can compute the values itself.
     """
     size, rank = comm.world.size, comm.world.rank
     ramp = torch.arange(_ELEMENTS, dtype=torch.float32, device=comm.device) % 251
@@ -59,10 +60,10 @@ def _difference(name: str, got: Tensor, due: Tensor) -> str:
 def time_collectives(
     comm: Comm, reduced_bytes: int, gathered_bytes: int, enough: Callable[[], bool]
 ) -> dict[str, Timing]:
-    """Collective: times collectives of the job's own sizes: gradients that travel together, and a rank's
-    features.
+    """Collective: times collectives of the job's own sizes.
 
-    It stops before the next one when `enough` returns True.
+    These are gradients that travel together, and a rank's features. It stops before the next one when
+    `enough` returns True.
     """
     parts: dict[str, tuple[int, Callable[[Tensor], object]]] = {
         "latency": (_LATENCY_BYTES, comm.all_reduce),
@@ -82,8 +83,9 @@ def time_collectives(
 def time_pairs(
     comm: Comm, places: Sequence[tuple[str, int]], size: int, enough: Callable[[], bool]
 ) -> Mapping[str, Timing]:
-    """Collective: swaps `size` bytes with ranks 1, 2, 4, ... nodes away (on one node: ranks), so that a slow
-    one shows.
+    """Collective: swaps `size` bytes with ranks 1, 2, 4, ... nodes away, so that a slow one shows.
+
+    On one node it swaps with ranks at these distances.
 
     `places` is (node, local_rank) of each rank. Returns the timings by the partner's node, or "rank N" on one
     node.

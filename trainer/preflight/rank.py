@@ -1,7 +1,7 @@
-"""Runs one rank of `clipship doctor` under its supervisor: all that a run does before it trains, and nothing
-after it.
+"""Runs one rank of `clipship doctor` under its supervisor.
 
-No run folder is made. Rank 0 prints a table, or JSON, on stdout.
+It does all that a run does before it trains, and nothing after it. No run folder is made. Rank 0 prints a
+table, or JSON, on stdout.
 """
 
 import logging

@@ -88,9 +88,7 @@ def metric_text(name: str, value: float, evaluations: Sequence[Numbers]) -> str:
 
 
 def metric_title(name: str) -> str:
-    """Returns a readable title: `zero_shot_top1` -> `zero-shot top-1`, `retrieval_i2t_r5` -> `retrieval image
-    to text R@5`.
-    """
+    """Returns a readable title: `retrieval_i2t_r5` becomes `retrieval image to text R@5`."""
     words = (
         name.replace("zero_shot", "zero-shot")
         .replace("i2t", "image to text")

@@ -156,8 +156,9 @@ def _is_step(value: object) -> TypeGuard[int]:
 
 
 def _numbers(event: Mapping[str, Any]) -> Numbers:
-    """Returns the event's numbers; NaN stands for what no chart can show: infinity, null, an integer beyond
-    all floats.
+    """Returns the event's numbers; NaN stands for what no chart can show.
+
+    No chart shows infinity, null, or an integer beyond all floats.
     """
     return {
         name: _finite(value) for name, value in event.items() if value is None or type(value) in (int, float)

@@ -23,8 +23,9 @@ class Scale:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Returns the place of a value, from 0 at the low end to 1 at the high end; values outside are at the
-        nearer end.
+        """Returns the place of a value, from 0 at the low end to 1 at the high end.
+
+        Values outside are at the nearer end.
         """
         low, high, at = (
             (math.log10(max(v, 1e-300)) for v in (self.low, self.high, value))
@@ -43,8 +44,9 @@ class Scale:
 
 
 def scale_of(values: Iterable[float], *, floor: float | None = None, may_be_log: bool = False) -> Scale:
-    """Returns a scale that holds all finite values with a margin; `floor` is its low end if no value is below
-    it.
+    """Returns a scale that holds all finite values with a margin.
+
+    `floor` is its low end if no value is below it.
     """
     finite = [max(-_MOST, min(_MOST, value)) for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 
 def number(value: float) -> str:
-    """Returns four significant digits, and whole numbers in full: `33,792`, `2.026`, `8.39e-07`, `not
-    finite`.
+    """Returns four significant digits, and whole numbers in full.
+
+    Examples are `33,792`, `2.026`, `8.39e-07` and `not finite`.
     """
     if not math.isfinite(value):
         return "not finite"

@@ -1,8 +1,8 @@
-"""Writes exit.json and diagnosis.json into the run folder when a start ends; the first supervisor to write
-each file wins.
+"""Writes exit.json and diagnosis.json into the run folder when a start ends.
 
-While another start of the run holds the folder, nothing is written or removed. A shared file system may hang
-together with the run, so no call waits longer than WAIT_S seconds. Imports no torch.
+The first supervisor to write each file wins. While another start of the run holds the folder, nothing is
+written or removed. A shared file system may hang together with the run, so no call waits longer than WAIT_S
+seconds. Imports no torch.
 """
 
 import asyncio

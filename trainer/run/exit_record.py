@@ -1,9 +1,8 @@
-"""Exit records: one small file for each rank that fails, because launchers lose exit codes (torchrun turns
-each into 1).
+"""Exit records: one small file for each rank that fails.
 
-A failing rank writes its record into its supervisor's folder. The first cause of the run's end goes into the
-fresh folder that `clipship run` names in `CLIPSHIP_EXIT_DIR`. A rank without a supervisor writes there
-itself. Imports no torch.
+Launchers lose exit codes: torchrun turns each into 1. A failing rank writes its record into its supervisor's
+folder. The first cause of the run's end goes into the fresh folder that `clipship run` names in
+`CLIPSHIP_EXIT_DIR`. A rank without a supervisor writes there itself. Imports no torch.
 """
 
 import json
@@ -58,8 +57,9 @@ def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:
 
 
 def record_cause(record: ExitRecord, env: Mapping[str, str]) -> bool:
-    """Write the record for the launcher that started the ranks; returns False if no launcher waits on this
-    host.
+    """Write the record for the launcher that started the ranks.
+
+    Returns False if no launcher waits on this host.
     """
     return _write(record, env.get(EXIT_DIR))
 

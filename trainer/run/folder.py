@@ -26,10 +26,10 @@ def run_folder(job: Job) -> Path:
 
 
 def check_run_folder(job: Job, *, fresh: bool = False) -> None:
-    """Raises InputError if the folder cannot be written, or holds another job's run; the first keys that
-    differ are named.
+    """Raises InputError if the folder cannot be written, or holds another job's run.
 
-    With `fresh`, the folder will be moved aside and made anew, so its content does not matter.
+    The first keys that differ are named. With `fresh`, the folder will be moved aside and made anew, so its
+    content does not matter.
     """
     folder = run_folder(job)
     if fresh or not os.path.lexists(folder):
@@ -64,8 +64,9 @@ def move_aside(folder: Path) -> Path:
 
 
 def _check_writable(folder: Path) -> None:
-    """Raises InputError if the nearest existing folder on the path is a file or not writable; the run makes
-    the missing folders.
+    """Raises InputError if the nearest existing folder on the path is a file or not writable.
+
+    The run makes the missing folders.
     """
     existing = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), folder)
     if not existing.is_dir():

@@ -24,8 +24,9 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that writes the run folder, as the lock file names it; all fields are empty while the file
-    is being written.
+    """The process that writes the run folder, as the lock file names it.
+
+    All fields are empty while the file is being written.
     """
 
     node: str = ""
@@ -80,10 +81,9 @@ def hold(
 
 
 def who_holds(folder: Path) -> Holder | None:
-    """Returns the process that writes the run folder; None if there is none, or if the file system has no
-    locks.
+    """Returns the process that writes the run folder.
 
-    The holder itself must not call this.
+    Returns None if there is none, or if the file system has no locks. The holder itself must not call this.
     """
     path = folder / LOCK
     try:

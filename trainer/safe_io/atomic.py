@@ -18,11 +18,10 @@ most 255 bytes."""
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> None:
-    """Write the text in UTF-8, replacing an older file; after a kill or on a full disk the older file
-    remains.
+    """Write the text in UTF-8, replacing an older file.
 
-    With `private`, only the owner may read the file (mode 0600), as files with a job's values need. Raises
-    OSError.
+    After a kill or on a full disk the older file remains. With `private`, only the owner may read the file
+    (mode 0600), as files with a job's values need. Raises OSError.
     """
     with replacing(path, mode=0o600 if private else 0o666) as file:
         file.write(text.encode())

@@ -169,8 +169,9 @@ def peek(path: Path) -> RankState:
 
 
 def limit_init(memory: mmap.mmap, init_s: float) -> None:
-    """Sets the limit of init, unless the rank has already written: from then on the rank sets its limits
-    itself.
+    """Sets the limit of init, unless the rank has already written.
+
+    From then on the rank sets its limits itself.
     """
     if memory[0:8] == bytes(8):
         struct.pack_into("=d", memory, _LIMIT_AT, init_s)

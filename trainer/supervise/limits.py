@@ -29,10 +29,9 @@ class Limits:
 
 
 def read_limits(words: Sequence[str]) -> Limits:
-    """Reads the limits from the rank's arguments, JOB [--set KEY=VALUE ...], and from overrides in the
-    environment.
+    """Reads the limits from the rank's arguments and from overrides in the environment.
 
-    Call it before any thread is started, since it forks.
+    The arguments are JOB [--set KEY=VALUE ...]. Call it before any thread is started, since it forks.
     """
     reading, writing = os.pipe()
     child = os.fork()

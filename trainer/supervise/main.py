@@ -21,8 +21,9 @@ from trainer.text.terminal import say
 
 
 def main(words: Sequence[str], module: str = "trainer.train") -> int:
-    """Supervises this rank of the job, which `module` runs; returns the run's exit code, the same on every
-    rank.
+    """Supervises this rank of the job, which `module` runs.
+
+    Returns the run's exit code, the same on every rank.
     """
     try:
         allow_open_files()

@@ -73,8 +73,9 @@ def report(rank: int, node: str, pid: int, state: RankState, stack: str = "") ->
 
 
 def state_of(pid: int) -> str:
-    """Returns the process's state, such as `running` or `stopped by a signal`; `gone` if there is no such
-    process.
+    """Returns the process's state, such as `running` or `stopped by a signal`.
+
+    Returns `gone` if there is no such process.
     """
     letter = _read(pid, "stat").rpartition(")")[2].strip()[:1]
     return _STATES.get(letter, letter or "gone")

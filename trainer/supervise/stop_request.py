@@ -16,8 +16,9 @@ _LINE = 2**16
 
 
 def ask_to_stop(rendezvous: Rendezvous, number: int, *, again: bool = False) -> bool:
-    """Tells rank 0's supervisor that signal `number` came; returns False if it does not answer, or another
-    program does.
+    """Tells rank 0's supervisor that signal `number` came.
+
+    Returns False if it does not answer, or another program does.
 
     `again` means that somebody sent it a second time, knowingly, and does not wait for anything to be saved.
     """

@@ -288,8 +288,9 @@ class Supervisor:
         self._up({"kind": "stop", "signal": int(number), "rank": self._world.rank, "node": self._world.node})
 
     async def _leave_orphaned(self, lost: Message) -> None:
-        """Ends this rank after its parent in the tree is gone, unless the coordinator's decision arrives
-        first.
+        """Ends this rank after its parent in the tree is gone.
+
+        If the coordinator's decision arrives first, that counts instead.
         """
         await asyncio.sleep(ORPHAN_S)
         late = self._rank_state().late
@@ -320,8 +321,9 @@ class Supervisor:
             )
 
     async def _end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:
-        """Ends this rank if rank 0's supervisor does not decide, not yet or no longer; writes the cause in
-        its place.
+        """Ends this rank if rank 0's supervisor does not decide, not yet or no longer.
+
+        Writes the cause in its place.
         """
         if self._ended is not None:
             return

@@ -53,10 +53,9 @@ def mpi_version() -> str:
 
 
 def image_stack() -> dict[str, str]:
-    """Returns the versions that the image was built and verified with (torch, cuda, nccl), from its
-    stack.json.
+    """Returns the versions that the image was built and verified with (torch, cuda, nccl).
 
-    Returns an empty table outside an image.
+    They are in its stack.json. Returns an empty table outside an image.
     """
     try:
         found: dict[str, str] = json.loads((Path(sys.prefix) / "stack.json").read_text())

@@ -52,8 +52,9 @@ def _numbers(most_kb: int | None) -> Iterator[str]:
 
 
 def _cgroup_limit() -> int | None:
-    """Returns the smallest memory limit, in bytes, of this process's cgroup and the groups above it; None if
-    there is no limit.
+    """Returns the smallest memory limit, in bytes, of this process's cgroup and the groups above it.
+
+    Returns None if there is no limit.
     """
     found = [int(text) for path in _limit_files() if (text := _text(path)).isdigit()]  # not "max"
     # cgroups v1 write "no limit" as a number larger than any machine's memory

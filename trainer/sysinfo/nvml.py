@@ -8,10 +8,9 @@ from typing import Any
 
 
 def gpu_handle(uuid: object) -> Any:
-    """Returns the NVML handle of the GPU with this UUID, with or without the prefix "GPU-"; None if NVML
-    cannot tell.
+    """Returns the NVML handle of the GPU with this UUID, with or without the prefix "GPU-".
 
-    Calls that use the handle may raise pynvml.NVMLError.
+    Returns None if NVML cannot tell. Calls that use the handle may raise pynvml.NVMLError.
     """
     import pynvml
 

@@ -1,7 +1,7 @@
-"""Finds environment variables that look like settings of NCCL, its plugins, torch or Horovod, but that none
-of them reads.
+"""Finds environment variables that look like settings of a library but that none reads.
 
-Such a setting has no effect, and the libraries do not report it. Imports no torch.
+The libraries are NCCL, its plugins, torch and Horovod. Such a setting has no effect, and the libraries do not
+report it. Imports no torch.
 """
 
 import difflib
@@ -26,12 +26,11 @@ _BUILD_TIME = (
 
 
 def name_problems(names: Iterable[str], torch_version: str | None) -> Iterator[str]:
-    """Yields one sentence for each name that has a prefix of these libraries but is not read by them, with
-    the right name.
+    """Yields one sentence for each name with a prefix of these libraries that none of them reads.
 
-    If torch's version is the one in the table, NCCL's version is the table's too; otherwise it is unknown,
-    and no NCCL variable counts as too new. `torch_version` None means that torch's version is unknown as
-    well.
+    The sentence has the right name. If torch's version is the one in the table, NCCL's version is the table's
+    too; otherwise it is unknown, and no NCCL variable counts as too new. `torch_version` None means that
+    torch's version is unknown as well.
     """
     table = _table()
     same = (

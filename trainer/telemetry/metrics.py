@@ -49,8 +49,9 @@ class Clock:
         self._steps += 1
 
     def pop(self, comm_s: float) -> Lap:
-        """Returns the times since the last call; `comm_s` is the communication of all those steps, in
-        seconds.
+        """Returns the times since the last call.
+
+        `comm_s` is the communication of all those steps, in seconds.
         """
         whole = time.perf_counter() - self._start
         spent = comm_s + sum(self._spent.values())
@@ -149,8 +150,9 @@ def last_loss(path: Path) -> float | None:
 
 
 def console_line(record: Record, steps: int, first: bool = False) -> str:
-    """Returns the console line of a record; its order is fixed, so that people and tools find values in one
-    place.
+    """Returns the console line of a record.
+
+    Its order is fixed, so that people and tools find values in one place.
     """
     # The first step of a start includes the start of the loaders, so it says nothing about the other steps.
     left = "..." if first else duration((steps - record.step) * record.step_s)

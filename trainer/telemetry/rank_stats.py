@@ -51,8 +51,9 @@ class RankStats:
             forget_after(self._path, steps_done)
 
     def gather(self, step: int, lap: Lap) -> dict[str, Any]:
-        """Compares this rank's times since the last call with the others'; returns the figures for the
-        record. Collective.
+        """Collective: compares this rank's times since the last call with the others'.
+
+        Returns the figures for the record.
         """
         self._all += lap
         times = lap.per_step()
@@ -141,8 +142,7 @@ class Machine:
         )
 
     def sample(self) -> tuple[float, float, float, float]:
-        """Returns the cores in use, the peak resident bytes, the GPU's share of busy time and its bytes in
-        use.
+        """Returns cores in use, peak resident bytes, the GPU's share of busy time and its bytes in use.
 
         Cores are averaged since the last call.
         """

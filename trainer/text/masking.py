@@ -59,8 +59,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of secret: its name for people, the pattern that finds it, and a function that returns where
-    its value is in the match.
+    """One kind of secret: its name for people, its pattern, and a function that finds the value.
+
+    The function returns where the value is in the match.
     """
 
     what: str
@@ -174,8 +175,9 @@ def looks_secret(name: str, value: str) -> str | None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Returns whether the name is a secret's: HF_TOKEN and apiKey are, TOKENIZERS_PARALLELISM and image_key
-    are not.
+    """Returns whether the name is a secret's.
+
+    HF_TOKEN and apiKey are, TOKENIZERS_PARALLELISM and image_key are not.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     pairs = pairwise(words)
