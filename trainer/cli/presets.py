@@ -13,6 +13,7 @@ SCHEMA = _FOLDER / "job-schema.json"
 
 
 def preset_names() -> list[str]:
+    """Returns the names of all presets, sorted."""
     return sorted(file.stem for file in _FOLDER.glob("*.toml"))
 
 

@@ -15,6 +15,7 @@ SHARED_S = 5.0
 
 
 def not_written(folder: Path, error: OSError) -> str:
+    """Returns the message for a run folder that cannot be written."""
     return (
         f"the run folder {folder} cannot be written: {error}. Choose another with --set logging.runs=FOLDER"
     )

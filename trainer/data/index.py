@@ -251,10 +251,12 @@ def open_index(
 
 
 def catalogue_file(folder: Path, selection: Selection) -> Path:
+    """Returns the path of the catalogue for this selection of members."""
     return folder / f"catalogue-{_digest(repr(tuple(selection)).encode())[:8]}.json"
 
 
 def rows_file(folder: Path, path: str, selection: Selection) -> Path:
+    """Returns the path of the rows of one shard."""
     return (
         folder
         / f"{Path(masked(path)).stem}-{_digest(repr((_name(folder, path), *selection)).encode())[:12]}.rows"

@@ -24,6 +24,7 @@ WIDTH = 16  # characters a picture
 
 
 def main(run: Path) -> None:
+    """Print some held-out digits, with the answers of the run's newest checkpoint."""
     job = load_job(run / JOB_FILE)
     open_clip.add_model_config(job.model.name)
     name = Path(job.model.name).stem

@@ -42,6 +42,8 @@ log = logging.getLogger("clipship")
 )
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
 def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
+    """Run one rank of `clipship doctor`; its supervisor starts it."""
+
     def work(world: World, heartbeat: Heartbeat) -> None:
         job = load_job(job_path, [*inherited(os.environ), *overrides])
         _look(job, world, heartbeat, folder or run_folder(job), as_json)

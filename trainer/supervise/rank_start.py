@@ -15,6 +15,7 @@ from trainer.supervise.rank_report import STACK_FILE, STACK_SIGNAL
 
 
 def main() -> None:
+    """Prepare the dump of this process's stack, then run the module that the arguments name."""
     # The file stays open as long as the process lives.
     file = open(Path(os.environ[RANK_DIR], STACK_FILE), "a")  # noqa: SIM115
     faulthandler.enable(file)

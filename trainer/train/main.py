@@ -228,6 +228,7 @@ def _say(what: str, text: str) -> None:
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file."
 )
 def command(job: Path, overrides: tuple[str, ...]) -> None:
+    """Run one rank of JOB; its supervisor starts it."""
     leave_now(main(job, overrides))
 
 
