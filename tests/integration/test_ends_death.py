@@ -64,7 +64,7 @@ def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(
 def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> None:
     end = begin(tmp_path, "torch", "torchrun", "exit:1:step:3").end()
     assert end.code == 7
-    assert "left with exit code 7 in step, step 3" in end.errors
+    assert "exited with code 7 in step, step 3" in end.errors
 
 
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too")

@@ -39,7 +39,7 @@ def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(
     assert flagged, end.output
     assert {event["slow_rank"] for event in flagged} == {1}
     assert int(str(flagged[0]["step"])) <= 3 + 20
-    assert f"rank 1 on {NODE} takes {flagged[0]['own_s']:.3f} s of its own for a step" in end.output
+    assert f"rank 1 on {NODE} works {flagged[0]['own_s']:.3f} s per step" in end.output
     assert float(str(flagged[0]["own_s"])) > 1.0, "the second that it sleeps"
     result = json.loads((end.folder / "result.json").read_text())
     assert result["slow_ranks"] == {"1": len(flagged)}

@@ -141,6 +141,6 @@ def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
     running.process.send_signal(signal.SIGTERM)
     end = running.end()
     assert end.code == 124
-    assert "asked to stop, the run had not ended after 8 s" in end.errors
+    assert "the run was asked to stop and had not ended after 8 s" in end.errors
     assert end.diagnosis["late"] == [1]
     assert not ranks_left(running)

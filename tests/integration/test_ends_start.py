@@ -26,7 +26,7 @@ def test_rank_that_never_starts_is_named_at_the_init_limit(
     running = begin(tmp_path, backend, launcher, f"absent:{victim}:start:0", timeouts=INIT)
     end = running.end()
     assert end.code == 124, end.errors
-    assert f"late: rank {victim}, which never came: it was not started, or" in end.errors
+    assert f"late: rank {victim}, which never joined: it was not started, or" in end.errors
     assert f"timeouts.init_s = {INIT['init_s']:g} s" in end.errors
     assert end.seconds < INIT["init_s"] + LATEST_S + 10  # the other rank's own start counts from later
     assert not ranks_left(running)
@@ -96,7 +96,7 @@ def test_ranks_that_each_see_a_world_of_their_own_leave_at_once(tmp_path: Path) 
     for rank in ranks:
         said = rank.communicate(timeout=60)[1]
         assert rank.returncode == 2
-        assert "CLIPSHIP_WORLD_SIZE=2 ranks were to be started, but this process sees a world of 1" in said
+        assert "CLIPSHIP_WORLD_SIZE=2 ranks were expected, but this process sees a world of 1" in said
     assert not (tmp_path / "runs").exists()
 
 

@@ -93,7 +93,7 @@ def test_node_that_reaches_nobody_names_itself() -> None:
         )
     )
     assert (record.rank, record.node, record.exit_code) == (0, "n0", 1)
-    assert record.reason == "its node's network is gone: no way leads to rank 1 on n1 any more"
+    assert record.reason == "its node has lost the network: it can no longer reach rank 1 on n1"
 
 
 def test_rank_that_stays_behind_when_others_are_done_is_timed_out() -> None:
@@ -172,7 +172,7 @@ def test_stop_that_is_not_heeded_is_timed_out() -> None:
         lambda coordinator, said: coordinator.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
     )
     assert record.exit_code == 124
-    assert "asked to stop, the run had not ended after 0.6 s" in record.reason
+    assert "the run was asked to stop and had not ended after 0.6 s" in record.reason
     assert time.monotonic() - begin > 0.6
 
 

@@ -46,7 +46,7 @@ def test_a_rank_that_was_to_have_a_gpu_does_not_compute_on_the_cpu(
     with pytest.raises(InputError) as refusal:
         rank_device(tiny_job(**sections), HERE, env)
     said = str(refusal.value)
-    assert said.startswith(f"{asked}, but rank 0 on n1 can use no GPU")
+    assert said.startswith(f"{asked}, but rank 0 on n1 cannot use a GPU")
     assert 'resources.device = "cpu"' in said
     shown = env.get("CUDA_VISIBLE_DEVICES")
     for sight in (

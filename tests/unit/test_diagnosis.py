@@ -45,14 +45,17 @@ def test_text_names_rank_node_phase_step_collective_and_stack() -> None:
         "        Current thread 0x2 (most recent call first):",
         '        File "b.py", line 9 in load',
         "  not late: rank 0 on n1 (process 10, sleeping in futex_wait), 300 s in step, step 7; waits in collective 31 (all_gather)",
-        "  every rank: runs/x/diagnosis.json",
+        "  state of every rank: runs/x/diagnosis.json",
     ]
 
 
 def test_text_tells_a_node_that_is_gone_from_a_rank_that_never_came() -> None:
     shown = text(Diagnosis("what", [WAITING], [Missing(1, "n2"), Missing(2, "")]), {}, "")
-    assert "late: rank 1 on n2: its supervisor does not answer; the node is gone, cut off or frozen" in shown
-    assert "late: rank 2, which never came" in shown
+    assert (
+        "late: rank 1 on n2: its supervisor does not answer; the node has failed, is frozen or has lost the network"
+        in shown
+    )
+    assert "late: rank 2, which never joined" in shown
 
 
 def test_thousands_of_late_ranks_do_not_fill_the_console() -> None:

@@ -112,7 +112,7 @@ def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Pa
     [
         ((), "Missing argument 'CHECKPOINT'"),
         (("no.pt",), "no.pt: no such file or folder: give a run folder"),
-        (("empty",), "empty is no checkpoint and holds none"),
+        (("empty",), "empty is not a checkpoint and contains none"),
         (("w.pt",), "no file beside these weights names their model: give --model"),
         (("w.pt", "--model", "ViT-B-32"), "nothing to evaluate on: give --data"),
         (("w.pt", "--model", "ViT-B-33", "--data", "no.tar"), "did you mean ViT-B-32"),

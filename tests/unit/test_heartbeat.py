@@ -141,7 +141,7 @@ def test_stopped_process_is_said_to_be_stopped(tmp_path: Path) -> None:
 
 def test_process_that_has_not_begun_is_not_asked(tmp_path: Path) -> None:
     assert not (tmp_path / STACK_FILE).exists()
-    assert "has not begun" in asyncio.run(python_stack(os.getpid(), tmp_path))
+    assert "has not started Python" in asyncio.run(python_stack(os.getpid(), tmp_path))
 
 
 def test_process_that_is_gone_is_said_to_be_gone() -> None:

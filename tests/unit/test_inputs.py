@@ -393,7 +393,7 @@ def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("notes.txt", "so it is no run"), ("job.toml", "cannot be read")]
+    ("name", "expected"), [("notes.txt", "so it is not a run"), ("job.toml", "cannot be read")]
 )
 def test_a_run_folder_that_holds_something_else_is_left_alone(folder: Path, name: str, expected: str) -> None:
     job = job_in(folder)

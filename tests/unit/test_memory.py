@@ -40,15 +40,15 @@ def test_the_least_limit_above_is_named(
         (tmp_path / "groups" / top / group / name).write_text(f"{limit}\n")
     monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
-    assert "its container or job may hold 8.0 GiB" in hint()
+    assert "its container or job is limited to 8.0 GiB" in hint()
     (tmp_path / "own").unlink()
-    assert "may hold" not in hint()
+    assert "is limited to" not in hint()
 
 
 def test_hint_has_numbers_and_advice() -> None:
-    for text, held in ((hint(), "the rank holds "), (hint(3 * 2**20), "the rank held 3.0 GiB at its most")):
+    for text, held in ((hint(), "the rank holds "), (hint(3 * 2**20), "the rank held 3.0 GiB at its peak")):
         assert held in text
-        assert "left of" in text
+        assert "available of" in text
         for key in ("optim.max_batch_size_per_gpu", "resources.mem_gb_per_gpu"):
             assert key in text
             section, _, field = key.partition(".")

@@ -65,11 +65,11 @@ def test_nothing_is_found_where_all_is_well() -> None:
     [
         ({"wrong": ("all_reduce: 3 values",)}, "error collectives: rank 3 on n3: all_reduce: 3 values"),
         ({"shm_bytes": 64 << 20}, "warning shared memory: n3: 64 MiB of /dev/shm are free"),
-        ({"open_files": 256}, "warning open files: n3: 256 open files are allowed, and a rank may need 1024"),
+        ({"open_files": 256}, "warning open files: n3: 256 open files are allowed, but a rank may need 1024"),
         ({"clock_s": 990.0}, "warning clock: n3: its clock is 10.0 s behind"),
         (
             {"pairs": {"n2": Timing(1 << 24, 0.1)}},
-            "warning link: n3: 0.168 GB/s to its best partner, where the median is 1.68 GB/s",
+            "warning link: n3: 0.168 GB/s to its best partner, but the median is 1.68 GB/s",
         ),
         (
             {"gpu": replace(GPU, uncorrected_errors=2)},
@@ -77,15 +77,15 @@ def test_nothing_is_found_where_all_is_well() -> None:
         ),
         (
             {"gpu": replace(GPU, slowed_by=("power brake",))},
-            "warning GPU clocks: rank 3 on n3, H100: held down by power brake",
+            "warning GPU clocks: rank 3 on n3, H100: slowed down by power brake",
         ),
         (
             {"gpu": replace(GPU, other_processes=1)},
-            "warning GPU use: rank 3 on n3, H100: 1 other processes compute on it",
+            "warning GPU use: rank 3 on n3, H100: 1 other process uses it",
         ),
         (
             {"gpu": replace(GPU, free_bytes=40 << 30)},
-            "warning GPU memory: rank 3 on n3, H100: 40.0 GiB of 80.0 GiB are free",
+            "warning GPU memory: rank 3 on n3, H100: only 40.0 GiB of 80.0 GiB are free",
         ),
     ],
 )
@@ -135,12 +135,12 @@ def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_ha
     idle = Rdma(tuple(f"mlx5_{number} 400 Gb/s" for number in range(8)), opened=False)
     (text,) = _texts([replace(r, rdma=idle) for r in _readings()])
     assert text.startswith(
-        "warning RDMA: n0, n1, n2, n3: NCCL uses TCP and none of the node's mlx5_0 400 Gb/s, mlx5_1 400 Gb/s, mlx5_2 400 Gb/s "
+        "warning RDMA: n0, n1, n2, n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s, mlx5_1 400 Gb/s, mlx5_2 400 Gb/s "
         "and 5 more; a container needs /dev/infiniband"
     )
     refused = replace(idle, refused_by="NCCL_IB_DISABLE=1")
     (text,) = _texts([replace(r, rdma=refused) for r in _readings()])
-    assert text.endswith("and 5 more; NCCL_IB_DISABLE=1 tells it so: leave that out")
+    assert text.endswith("and 5 more; NCCL_IB_DISABLE=1 makes it do so: remove that setting")
     (text,) = _texts(_readings(rdma=idle))
     assert text.startswith("warning RDMA: n3: NCCL uses TCP")
 
@@ -165,7 +165,7 @@ def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
     measurements = [replace(r, disk_bytes=1 << 20) for r in _readings()]
     (text,) = _texts(measurements)
     assert text.startswith(
-        "warning disk: n0: 1 MiB are free in the run folder's file system, and 4 checkpoints need about 4.0 GiB"
+        "warning disk: n0: 1 MiB are free in the run folder's file system, but 4 checkpoints need about 4.0 GiB"
     )
 
 
@@ -217,7 +217,7 @@ def test_collective_that_lies_is_named_with_what_it_gave(
 
     monkeypatch.setattr(alone, "all_reduce", zeros_in_the_middle)
     (text,) = wire.wrong_collectives(alone)
-    assert text == "all_reduce: 100 of 65536 values are wrong, number 300 is 0 instead of 49"
+    assert text == "all_reduce: 100 of 65536 values are wrong, value 300 is 0 instead of 49"
 
 
 def test_measuring_stops_when_the_time_is_up(alone: Comm) -> None:
@@ -237,8 +237,8 @@ def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
     )
     assert shown[0] == "world          4 ranks on 4 nodes: n0, n1, n2, n3"
     assert "all_reduce     0.524 GB/s: 1 MiB in 2 ms (slowest: rank 3 on n3)" in shown
-    assert "not measured   pairs: the time was up (health.preflight_s)" in shown
-    assert "RDMA           1 of 2 ranks hold a device of their node open" in shown
+    assert "not measured   pairs: time ran out (health.preflight_s)" in shown
+    assert "RDMA           1 of 2 ranks use an RDMA device of their node" in shown
     assert "warning        clock: n1: off" in shown
     assert shown[-1] == "result         0 errors, 1 warning in 2.0 s"
 

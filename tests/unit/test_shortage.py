@@ -39,7 +39,7 @@ def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
 )
 def test_a_lack_of_open_files_names_the_limit(error: Exception) -> None:
     assert (
-        f"this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}, raise `ulimit -n`"
+        f"this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}; raise `ulimit -n`"
         in scarce.shortage(error)
     )
 
@@ -74,7 +74,7 @@ def test_a_run_that_may_open_too_few_files_says_how_many_it_needs(tmp_path: Path
     done = limited("-n 32", run)
     assert done.returncode == 1, done.stderr
     assert (
-        "a process may have 32 files open here, and needs 256 at least: raise `ulimit -n` by 224"
+        "a process may open only 32 files here, but needs at least 256: raise `ulimit -n` by 224"
         in done.stderr
     )
     assert "Traceback" not in done.stderr

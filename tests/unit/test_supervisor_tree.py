@@ -292,7 +292,9 @@ def test_a_stranger_that_sends_ones_own_proof_back_is_not_taken_for_the_root() -
 
         server = await asyncio.start_server(echo, place.host, place.port)
         tree = Tree(place, 1, "b", 60.0)
-        with pytest.raises(TimeoutError, match="another program does, which does not know this run's token"):
+        with pytest.raises(
+            TimeoutError, match="another program answers there, which does not know this run's token"
+        ):
             await tree.join(0.5)
         await tree.leave()
         server.close()

@@ -75,5 +75,5 @@ def test_full_disk_costs_the_numbers_and_says_so_once(caplog: pytest.LogCaptureF
         for step in (1, 2):
             telemetry.event({"step": step})
     assert [record.message for record in caplog.records if "NOT WRITTEN" in record.message] == [
-        "metrics      NOT WRITTEN: [Errno 28] No space left on device. The run goes on; metrics.jsonl and TensorBoard have gaps from here"
+        "metrics      NOT WRITTEN: [Errno 28] No space left on device. The run goes on, but metrics.jsonl and TensorBoard will have gaps"
     ]

@@ -57,7 +57,7 @@ def test_what_a_plugin_of_nccl_reads_is_left_alone(name: str) -> None:
 
 def test_name_that_is_too_new_says_since_when() -> None:
     assert list(name_problems(["TORCH_FR_BUFFER_SIZE"], "2.6.0")) == [
-        "TORCH_FR_BUFFER_SIZE has no effect: torch 2.6.0 does not read it, 2.9 is the first that does"
+        "TORCH_FR_BUFFER_SIZE has no effect: torch 2.6.0 does not read it; 2.9 is the first version that does"
     ]
 
 

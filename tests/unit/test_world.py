@@ -132,7 +132,7 @@ def test_a_world_of_another_size_than_the_launcher_expects_is_refused(env: dict[
         ({"RANK": "1"}, "WORLD_SIZE"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_RANK, LOCAL_WORLD_SIZE"),
         ({"WORLD_SIZE": "2"}, "without RANK"),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "place on its node"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "local rank"),
         ({"PMIX_RANK": "1"}, "PMIX_RANK=1"),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
         ({**SRUN, "SLURM_NODEID": "2"}, "SLURM_NODEID=2"),
@@ -241,9 +241,9 @@ def test_rendezvous_of_a_single_process_needs_nothing_and_leaves_the_port_open()
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({}, "MASTER_ADDR and MASTER_PORT not set"),
-        ({"MASTER_ADDR": "n1"}, "MASTER_PORT not set"),
-        ({"MASTER_ADDR": "", "MASTER_PORT": "1"}, "MASTER_ADDR not set"),
+        ({}, "MASTER_ADDR and MASTER_PORT are not set"),
+        ({"MASTER_ADDR": "n1"}, "MASTER_PORT is not set"),
+        ({"MASTER_ADDR": "", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
         ({"MASTER_ADDR": "n1", "MASTER_PORT": "65536"}, "MASTER_PORT=65536"),
         ({"MASTER_ADDR": "n1", "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
     ],

@@ -34,7 +34,7 @@ def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat
     """
     device = rank_device(job, world, env)
     heartbeat = heartbeat or Heartbeat.open(env)
-    heartbeat.begin_collective("meeting the others")
+    heartbeat.begin_collective("connecting the ranks")
     comm = _backend(job, world, device, env, heartbeat)
     heartbeat.set_waiting(False)
     if device.type == "cuda":

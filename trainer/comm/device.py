@@ -36,7 +36,9 @@ def rank_device(job: Job, world: World, env: Mapping[str, str]) -> torch.device:
     if asked := job.asks_for_gpus or devices_given(env):
         raise InputError(_refusal(asked, world, env))
     if _device_files():
-        log.warning("%-12s the CPU, though %s has GPUs: %s", "device", world.node, "; ".join(_sights(env)))
+        log.warning(
+            "%-12s the CPU is used although %s has GPUs: %s", "device", world.node, "; ".join(_sights(env))
+        )
     return torch.device("cpu")
 
 
@@ -48,15 +50,15 @@ def device_name(device: torch.device) -> str:
 def _refusal(asked: str, world: World, env: Mapping[str, str]) -> str:
     seen = "".join(f"\n  {sight}" for sight in _sights(env))
     return (
-        f"{asked}, but rank {world.rank} on {world.node} can use no GPU, "
-        "and on the CPU this run would take too long to be meant. "
-        f'Mend the node, or say that the CPU is meant with resources.device = "cpu". The node shows:{seen}'
+        f"{asked}, but rank {world.rank} on {world.node} cannot use a GPU. "
+        "Clipship does not train on the CPU instead, since that would take far too long: repair the node, "
+        f'or ask for the CPU with resources.device = "cpu". What the node shows:{seen}'
     )
 
 
 def _sights(env: Mapping[str, str]) -> Iterator[str]:
     """Yields a line each for device files, nvidia-smi, CUDA_VISIBLE_DEVICES and torch's own reason."""
-    yield f"/dev/nvidia*: {', '.join(_device_files()) or 'there is none'}"
+    yield f"/dev/nvidia*: {', '.join(_device_files()) or 'none'}"
     yield f"nvidia-smi: {_nvidia_smi()}"
     hidden = env.get("CUDA_VISIBLE_DEVICES")
     yield f"CUDA_VISIBLE_DEVICES: {'not set' if hidden is None else repr(hidden)}"

@@ -40,7 +40,7 @@ class HorovodBackend:
         if (hvd.rank(), hvd.size()) != (world.rank, world.size):
             raise InputError(
                 f"Horovod says rank {hvd.rank()} of {hvd.size()}, "
-                f"the launcher's variables say rank {world.rank} of {world.size}: "
+                f"but the launcher's variables say rank {world.rank} of {world.size}: "
                 "start the ranks with mpirun, horovodrun or srun --mpi=pmix, "
                 "and with the MPI that Horovod was built for"
             )
@@ -103,7 +103,7 @@ class HorovodBackend:
                 if time.monotonic() > limit:
                     raise TimeoutError(
                         f"not all ranks reached the barrier within {timeout_s:g} s "
-                        "(Horovod's stall check names them)"
+                        "(Horovod's stall check logs which ranks are missing)"
                     )
                 time.sleep(_POLL_S)
             hvd.synchronize(handle)

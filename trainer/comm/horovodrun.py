@@ -47,12 +47,18 @@ def main(words: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="trainer.comm.horovodrun")
     parser.add_argument(
-        "--address", required=True, help="Where the server listens: an address of this machine."
+        "--address", required=True, help="Address of this machine at which the rendezvous server listens."
     )
     parser.add_argument(
-        "--host", action="append", required=True, metavar="NAME:RANKS", help="In the order of ranks."
+        "--host",
+        action="append",
+        required=True,
+        metavar="NAME:RANKS",
+        help="Host and its number of ranks; give one --host per host, in the order of ranks.",
     )
-    parser.add_argument("--ssh", default="ssh", help="How other hosts are reached, as a shell would read it.")
+    parser.add_argument(
+        "--ssh", default="ssh", help="Command that reaches other hosts, quoted as for a shell."
+    )
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(words)
     hosts = [HostInfo(name, int(ranks)) for name, _, ranks in (host.rpartition(":") for host in given.host)]
@@ -137,11 +143,11 @@ def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
     for number, rank in enumerate(ranks):
         if rank.returncode:
             how = (
-                f"exit code {rank.returncode}"
+                f"with exit code {rank.returncode}"
                 if rank.returncode > 0
-                else f"signal {signal.Signals(-rank.returncode).name}"
+                else f"by signal {signal.Signals(-rank.returncode).name}"
             )
-            print(f"horovodrun: rank {number} ended by {how}, the others with it", file=sys.stderr)
+            print(f"horovodrun: rank {number} ended {how}, so the other ranks were stopped", file=sys.stderr)
             return rank.returncode if rank.returncode > 0 else 128 - rank.returncode
     return 0
 

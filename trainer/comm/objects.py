@@ -28,7 +28,8 @@ def decode(message: Tensor) -> Any:
         return _unmarked(json.loads(message.cpu().numpy().tobytes()))
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise ValueError(
-            f"a rank, or somebody else, sent what no rank sends: {type(problem).__name__}"
+            f"received a message that no rank sends ({type(problem).__name__}): "
+            "it is damaged, or another program sent it"
         ) from None
 
 
@@ -42,7 +43,7 @@ def _marked(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_MAPPING: [[_marked(key), _marked(item)] for key, item in value.items()]}
     raise TypeError(
-        f"a {type(value).__name__} cannot be told to other ranks: "
+        f"a {type(value).__name__} cannot be sent to other ranks: "
         "use numbers, texts, lists, tuples and mappings"
     )
 

@@ -58,7 +58,7 @@ def check_shared(folder: Path, comm: "Comm") -> None:
         mark.unlink()
     if blind:
         raise InputError(
-            f"the run folder {folder} of {node} is not there on {', '.join(blind)}: "
+            f"the run folder {folder} of {node} does not exist on {', '.join(blind)}: "
             "put it on a file system that all nodes share, with --set logging.runs=FOLDER"
         )
 

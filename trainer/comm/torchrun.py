@@ -79,8 +79,8 @@ def main(arguments: Sequence[str]) -> int:
         torchrun([f"--rdzv-backend={ALONE}", "--rdzv-endpoint=nowhere", *arguments])
     except ChildFailedError as failure:
         rank, first = failure.get_first_failure()
-        how = f"exit code {first.exitcode}" if first.exitcode > 0 else f"signal {first.signal_name()}"
-        print(f"torchrun: rank {rank} ended by {how}, the others with it", file=sys.stderr)
+        how = f"with exit code {first.exitcode}" if first.exitcode > 0 else f"by signal {first.signal_name()}"
+        print(f"torchrun: rank {rank} ended {how}, so the other ranks were stopped", file=sys.stderr)
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     except SignalException as stop:
         return 128 + stop.sigval

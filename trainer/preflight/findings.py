@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.preflight.measurements import Finding, Measurements
+from trainer.text.wording import many
 
 SLOW = 0.5
 """Share of the median speed below which a host or rank is an outlier."""
@@ -52,7 +53,7 @@ def _collectives(measurements: Sequence[Measurements], _needs: Needs) -> Iterato
             by_text.setdefault(text, []).append(reading)
     for text, those in by_text.items():
         advice = (
-            "the run would train on garbage: run nccl-tests there, "
+            "the run would train on wrong values: run nccl-tests there, "
             "or try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 in [env]"
         )
         yield Finding("error", "collectives", f"{_ranks(those)}: {text}; {advice}")
@@ -64,16 +65,15 @@ def _nodes(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Findi
         "shared memory",
         lambda r: r.shm_bytes,
         needs.shm_bytes,
-        "of /dev/shm are free, and batches on their way from the loaders need {}: "
-        "docker run --shm-size, [kubernetes] shm_gb, "
-        "or fewer data.workers",
+        "of /dev/shm are free, but the batches that the loaders keep ready need {}: "
+        "raise docker run --shm-size or [kubernetes] shm_gb, or lower data.workers",
     )
     yield from _below(
         measurements,
         "open files",
         lambda r: r.open_files,
         needs.open_files,
-        "open files are allowed, and a rank may need {}: raise it with ulimit -n",
+        "open files are allowed, but a rank may need {}: raise the limit with ulimit -n",
         unit=str,
     )
     yield from _below(
@@ -81,8 +81,8 @@ def _nodes(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Findi
         "disk",
         lambda r: r.disk_bytes,
         needs.checkpoint_bytes * needs.checkpoints,
-        f"are free in the run folder's file system, and {needs.checkpoints} checkpoints need about {{}}: "
-        "a smaller checkpoint.keep, or another logging.runs",
+        f"are free in the run folder's file system, but {needs.checkpoints} checkpoints need about {{}}: "
+        "lower checkpoint.keep, or choose another logging.runs",
         only_rank_0=True,
     )
 
@@ -120,7 +120,8 @@ def _clocks(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Fin
         yield Finding(
             "warning",
             "clock",
-            f"{node}: its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}; does it run NTP?",
+            f"{node}: its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}; "
+            "check that the node runs NTP",
         )
 
 
@@ -136,8 +137,8 @@ def _links(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Find
     for place, speed in best.items():
         if speed < SLOW * middle:
             text = (
-                f"{place}: {rate(speed)} to its best partner, where the median is {rate(middle)}; "
-                "look at its network adapter and cable"
+                f"{place}: {rate(speed)} to its best partner, but the median is {rate(middle)}; "
+                "check its network adapter and cable"
             )
             yield Finding("warning", "link", text)
 
@@ -170,9 +171,9 @@ def _rdma(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
     for variable, those in by_cause.items():
         devices = those[0].rdma.devices if those[0].rdma else ()
         shown = ", ".join(devices[:3]) + (f" and {len(devices) - 3} more" if len(devices) > 3 else "")
-        advice = f"{variable} tells it so: leave that out" if variable else _RDMA_ADVICE
+        advice = f"{variable} makes it do so: remove that setting" if variable else _RDMA_ADVICE
         yield Finding(
-            "warning", "RDMA", f"{_nodes_of(those)}: NCCL uses TCP and none of the node's {shown}; {advice}"
+            "warning", "RDMA", f"{_nodes_of(those)}: NCCL uses TCP instead of the node's {shown}; {advice}"
         )
 
 
@@ -189,7 +190,7 @@ def _copies(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Fin
         if speed < SLOW * middle:
             text = (
                 f"rank {r.rank} on {r.node}: {rate(speed)} from host to GPU, "
-                f"where the median is {rate(middle)}; look at its PCIe width"
+                f"but the median is {rate(middle)}; check its PCIe link width"
             )
             yield Finding("warning", "host to device", text)
 
@@ -203,23 +204,26 @@ def _gpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
             yield Finding(
                 "warning",
                 "ECC",
-                f"{where}: {r.gpu.uncorrected_errors} uncorrected memory errors; "
+                f"{where}: {many(r.gpu.uncorrected_errors, 'uncorrected memory error')}; "
                 "have the GPU reset or replaced",
             )
         if r.gpu.slowed_by:
             yield Finding(
                 "warning",
                 "GPU clocks",
-                f"{where}: held down by {', '.join(r.gpu.slowed_by)}; look at cooling and power",
+                f"{where}: slowed down by {', '.join(r.gpu.slowed_by)}; check cooling and power",
             )
         if r.gpu.other_processes:
             yield Finding(
-                "warning", "GPU use", f"{where}: {r.gpu.other_processes} other processes compute on it"
+                "warning",
+                "GPU use",
+                f"{where}: {many(r.gpu.other_processes, 'other process', 'other processes')} "
+                f"{'uses' if r.gpu.other_processes == 1 else 'use'} it",
             )
         elif r.gpu.free_bytes < GPU_FREE * r.gpu.total_bytes:
             text = (
-                f"{where}: {size(r.gpu.free_bytes)} of {size(r.gpu.total_bytes)} are free before training; "
-                "who holds the rest?"
+                f"{where}: only {size(r.gpu.free_bytes)} of {size(r.gpu.total_bytes)} are free before "
+                "training; find out what uses the rest"
             )
             yield Finding("warning", "GPU memory", text)
 

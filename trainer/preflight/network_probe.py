@@ -40,7 +40,7 @@ def wrong_collectives(comm: Comm) -> tuple[str, ...]:
     }
     wrong = [text for name, (got, due) in checks.items() if (text := _difference(name, got, due))]
     if comm.all_gather_object(rank) != list(range(size)):
-        wrong.append("all_gather of objects: not one of each rank")
+        wrong.append("all_gather of objects: did not return one object of each rank")
     return tuple(wrong)
 
 
@@ -53,7 +53,7 @@ def _difference(name: str, got: Tensor, due: Tensor) -> str:
     place = int((got != due).flatten().nonzero()[0])
     return (
         f"{name}: {different} of {got.numel()} values are wrong, "
-        f"number {place} is {float(got[place]):g} instead of {float(due[place]):g}"
+        f"value {place} is {float(got[place]):g} instead of {float(due[place]):g}"
     )
 
 

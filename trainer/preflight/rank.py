@@ -25,11 +25,12 @@ from trainer.supervise.console import leave_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.text.terminal import shown
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
 
-@click.command(help="Look at this rank's place and at the wire, as a run of JOB would.")
+@click.command(help="Probe this rank's host and the network, as a run of JOB would.")
 @click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file."
@@ -38,9 +39,9 @@ log = logging.getLogger("clipship")
     "--run-folder",
     "folder",
     type=click.Path(path_type=Path),
-    help="Whose disk to look at, where it is not the job's.",
+    help="Folder whose disk is probed, if it is not the job's run folder.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     """Run one rank of `clipship doctor`; its supervisor starts it."""
 
@@ -55,7 +56,7 @@ def _look(job: Job, world: World, heartbeat: Heartbeat, folder: Path, as_json: b
     """Collective: runs the preflight, and rank 0 prints it. Raises MachineError if a run could not begin."""
     heartbeat.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, heartbeat)
-    log.info("%-12s %d ranks, %s on %s", "world", world.size, comm.name, comm.device)
+    log.info("%-12s %s, %s on %s", "world", many(world.size, "rank"), comm.name, comm.device)
     check_future_folder(folder, comm)
     batch_plan = plan(job, world.size)
     report = preflight(job, comm, batch_plan, build_model(job, batch_plan, comm), folder)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.preflight.findings import figures, pair_speeds, rate, size
 from trainer.preflight.measurements import Finding, Measurements
+from trainer.text.wording import many
 
 
 def lines(
@@ -15,19 +16,17 @@ def lines(
         (
             "world",
             (
-                f"{len(measurements)} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}: "
+                f"{many(len(measurements), 'rank')} on {many(len(nodes), 'node')}: "
                 f"{', '.join(nodes[:6])}{' ...' if len(nodes) > 6 else ''}"
             ),
         )
     ]
-    rows += [("collectives", "all_reduce, all_gather, broadcast, exchange and objects are right")] * (
+    rows += [("collectives", "all_reduce, all_gather, broadcast, exchange and objects give right values")] * (
         not any(r.wrong for r in measurements)
     )
     rows += list(_speeds(measurements))
     rows += list(_places(measurements))
-    rows += [("not measured", f"{', '.join(left_out)}: the time was up (health.preflight_s)")] * bool(
-        left_out
-    )
+    rows += [("not measured", f"{', '.join(left_out)}: time ran out (health.preflight_s)")] * bool(left_out)
     rows += [(finding.severity, f"{finding.check}: {finding.text}") for finding in findings]
     rows += [("result", headline)]
     for topic, text in rows:
@@ -68,12 +67,12 @@ def _places(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
     if measurements[0].disk_bytes is not None:
         yield "disk", f"{size(measurements[0].disk_bytes)} free for the run folder"
     clocks = [r.clock_s for r in measurements]
-    yield "clocks", f"within {max(clocks) - min(clocks):.3f} s"
+    yield "clocks", f"within {max(clocks) - min(clocks):.3f} s of each other"
     rdma = [r.rdma for r in measurements if r.rdma is not None]
     if rdma:
         yield (
             "RDMA",
-            f"{sum(found.opened for found in rdma)} of {len(rdma)} ranks hold a device of their node open",
+            f"{sum(found.opened for found in rdma)} of {len(rdma)} ranks use an RDMA device of their node",
         )
     gpus = [r.gpu for r in measurements if r.gpu is not None]
     if gpus:

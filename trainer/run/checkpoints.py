@@ -70,8 +70,8 @@ def check_resume(wanted: str, checkpoints: Path | None) -> None:
     """
     if wanted not in ("auto", "never") and not os.path.exists(wanted) and not _went_on(wanted, checkpoints):
         raise InputError(
-            f"checkpoint.resume: there is no checkpoint at {wanted}; it is a folder, or a file of "
-            "open_clip_train, or auto, or never"
+            f"checkpoint.resume: there is no checkpoint at {wanted}; give a checkpoint folder, a file of "
+            "open_clip_train, auto or never"
         )
 
 
@@ -99,8 +99,8 @@ def _newest(folder: Path) -> Path:
     found = whole_in(folder) or whole_in(folder / CHECKPOINTS)
     if not found:
         raise InputError(
-            f"{folder} is no checkpoint and holds none: give a run folder, or a folder with {MANIFEST} and "
-            f"{WEIGHTS}"
+            f"{folder} is not a checkpoint and contains none: give a run folder, or a folder with {MANIFEST} "
+            f"and {WEIGHTS}"
         )
     return found[-1]
 
@@ -112,7 +112,7 @@ def _ours(folder: Path) -> Trained:
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise InputError(
             f"{folder}: its {MANIFEST} cannot be read ({type(problem).__name__}: {problem}): give "
-            f"{WEIGHTS} alone"
+            f"the path of {WEIGHTS} instead"
         ) from None
 
 

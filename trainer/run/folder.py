@@ -15,8 +15,8 @@ from trainer.run.layout import JOB_FILE, LEFT_BEFORE
 from trainer.run.lock import who_holds
 
 _WAYS_ON = (
-    "take another name with --set name=..., go on with the settings it was started with, or move that "
-    "folder away (`clipship run --fresh` does)"
+    "choose another name with --set name=..., continue with the settings that it was started with, or move "
+    "that folder away (`clipship run --fresh` does)"
 )
 
 
@@ -36,7 +36,7 @@ def check_run_folder(job: Job, *, fresh: bool = False) -> None:
         _check_writable(folder.parent)
     elif not folder.is_dir():
         raise InputError(
-            f"run folder {folder} is a file: remove it, or take another name with --set name=..."
+            f"run folder {folder} is a file: remove it, or choose another name with --set name=..."
         )
     else:
         _check_writable(folder)
@@ -50,7 +50,7 @@ def move_aside(folder: Path) -> Path:
     """
     if holder := who_holds(folder):
         raise InputError(
-            f"{folder} cannot be set aside: it is written by {holder}. End that start of the run first"
+            f"{folder} cannot be moved aside: {holder} is writing to it. Stop that start of the run first"
         )
     number = next(
         number for number in count(1) if not folder.with_name(f"{folder.name}.old-{number}").exists()
@@ -59,7 +59,7 @@ def move_aside(folder: Path) -> Path:
         return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
     except OSError as problem:
         raise InputError(
-            f"{folder} cannot be set aside: {problem.strerror}; take another name with --set name=..."
+            f"{folder} cannot be moved aside: {problem.strerror}; choose another name with --set name=..."
         ) from None
 
 
@@ -71,13 +71,13 @@ def _check_writable(folder: Path) -> None:
     existing = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), folder)
     if not existing.is_dir():
         raise InputError(
-            f"run folder: {existing} is a file, so {folder} cannot be made: change it with --set "
-            "logging.runs=..."
+            f"run folder: {existing} is a file, so {folder} cannot be made: choose another folder with "
+            "--set logging.runs=..."
         )
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(
-            f"run folder: no permission to write in {existing}: take another folder with --set "
-            "logging.runs=..."
+            f"run folder: no permission to write in {existing}: choose another folder with "
+            "--set logging.runs=..."
         )
 
 
@@ -86,18 +86,18 @@ def _check_same_job(job: Job, folder: Path) -> None:
     if not file.exists():
         if {name for name in os.listdir(folder) if not name.startswith(".")} - LEFT_BEFORE:
             raise InputError(
-                f"run folder {folder} holds files but no {JOB_FILE}, so it is no run: {_WAYS_ON}"
+                f"run folder {folder} contains files but no {JOB_FILE}, so it is not a run: {_WAYS_ON}"
             )
         return
     try:
         before = load_job(file)
     except InputError as problem:
         raise InputError(
-            f"run folder {folder} holds a run whose job cannot be read: {_WAYS_ON}\n{problem}"
+            f"run folder {folder} contains a run whose job cannot be read: {_WAYS_ON}\n{problem}"
         ) from None
     found = list(differences(before.model_dump(), job.model_dump()))
     if found:
         more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
         raise InputError(
-            f"run folder {folder} holds another job's run: {'; '.join(found[:3])}{more}; {_WAYS_ON}"
+            f"run folder {folder} contains the run of another job: {'; '.join(found[:3])}{more}; {_WAYS_ON}"
         )

@@ -58,20 +58,20 @@ def hold(
     lock = open_plain(path, os.O_RDWR | os.O_CREAT)
     if not _take(lock):
         limit_s = min(longest_s, WAIT_S)
-        say(f"{folder} is written by {_holder(path)}: waiting up to {limit_s:.0f} s for its end")
+        say(f"{_holder(path)} is writing to {folder}: waiting up to {limit_s:.0f} s for it to end")
         limit = time.monotonic() + limit_s
         while not _take(lock):
             if time.monotonic() > limit:
                 os.close(lock)
                 raise MachineError(
-                    f"the run folder {folder} is written by {_holder(path)}: end that start of the run "
-                    "first, or make this another run with --set name=... (if that node is lost, its file "
-                    "system keeps the lock for some minutes)"
+                    f"{_holder(path)} is writing to the run folder {folder}: stop that start of the run "
+                    "first, or choose another name with --set name=... (if that node was lost, the file "
+                    "system may keep the lock for some minutes)"
                 )
             if stop_requested():
                 os.close(lock)
                 raise Preempted(
-                    f"asked to stop while {folder} was written by {_holder(path)}: nothing was begun"
+                    f"asked to stop while {_holder(path)} was writing to {folder}: this start did nothing"
                 )
             time.sleep(0.2)
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -92,8 +92,8 @@ class Coordinator:
             self._end_well()
         else:
             await self._collect(
-                f"{len(self._done)} of {len(self._ranks)} ranks are done, "
-                "the others not within timeouts.shutdown_s"
+                f"{len(self._done)} of {len(self._ranks)} ranks are done; the others did not end within "
+                f"timeouts.shutdown_s = {self.limits.shutdown_s:g} s"
             )
 
     def _end_well(self) -> None:
@@ -146,7 +146,7 @@ class Coordinator:
             self._spawn(self._stopped_in_time())
             self._tell_to_stop()
         elif message.get("again") or time.monotonic() - self._stop_at > REPEAT_S:
-            reason = f"a second signal ({message['signal']}): left at once, without saving"
+            reason = f"a second signal ({message['signal']}) ended the run at once, without saving"
             self._decide(
                 ExitRecord(message["rank"], message["node"], 128 + message["signal"], reason, time.time())
             )
@@ -158,7 +158,7 @@ class Coordinator:
         once.
         """
         if len(self._nodes) == len(self._ranks) and not self._has_begun():
-            reason = "asked to stop before there was anything to save; it can be started again"
+            reason = "asked to stop before there was anything to save; the run can be started again"
             self._decide(ExitRecord(0, self._nodes[self._ranks[0]], EXIT_PREEMPTED, reason, time.time()))
         else:
             self._say({"kind": "stop"})
@@ -167,7 +167,7 @@ class Coordinator:
         limit = self.limits.checkpoint_s + self.limits.shutdown_s
         await asyncio.sleep(limit)
         await self._collect(
-            f"asked to stop, the run had not ended after {limit:g} s "
+            f"the run was asked to stop and had not ended after {limit:g} s "
             "(timeouts.checkpoint_s + timeouts.shutdown_s)"
         )
 

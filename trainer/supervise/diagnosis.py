@@ -16,7 +16,7 @@ _STACK_LINES = 14
 
 def cut_off(other: str) -> str:
     """Returns the reason that a supervisor gives when it reaches no other supervisor."""
-    return f"its node's network is gone: no way leads to {other} any more"
+    return f"its node has lost the network: it can no longer reach {other}"
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,19 @@ def text(found: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
             f"  not late: {_doing(others[0])}" + (f", and {len(others) - 1} more" if len(others) > 1 else "")
         )
     if file:
-        lines.append(f"  every rank: {file}")
+        lines.append(f"  state of every rank: {file}")
     return "\n".join(lines)
 
 
 def _missing(missing: Missing) -> str:
     if not missing.node:
-        wall = "nobody can reach its node" if missing.rank == 0 else "it cannot reach rank 0's node"
-        return f"  late: rank {missing.rank}, which never came: it was not started, or {wall}"
+        unreachable = (
+            "no other rank can reach its node" if missing.rank == 0 else "it cannot reach rank 0's node"
+        )
+        return f"  late: rank {missing.rank}, which never joined: it was not started, or {unreachable}"
     return (
         f"  late: rank {missing.rank} on {missing.node}: its supervisor does not answer; "
-        "the node is gone, cut off or frozen"
+        "the node has failed, is frozen or has lost the network"
     )
 
 

@@ -88,7 +88,7 @@ async def python_stack(pid: int, folder: Path) -> str:
     """
     state = state_of(pid)
     if not (folder / STACK_FILE).exists():
-        return "no Python stack: the process has not begun"
+        return "no Python stack: the process has not started Python yet"
     if state not in ("running", "sleeping"):
         return f"no Python stack: the process is {state}"
     before = (folder / STACK_FILE).stat().st_size

@@ -160,7 +160,7 @@ class Supervisor:
         except TimeoutError as error:
             await self._end_alone(
                 EXIT_TIMED_OUT,
-                f"init: {error} within timeouts.init_s = {self._limits.init_s:g} s",
+                f"init: {error} (waited timeouts.init_s = {self._limits.init_s:g} s)",
                 Missing(0, ""),
             )
         except OSError as error:
@@ -227,7 +227,7 @@ class Supervisor:
                 self._world.rank,
                 self._world.node,
                 code,
-                f"left with exit code {code} in {where}",
+                f"exited with code {code} in {where}",
                 time.time(),
             )
         self._up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and state.waiting})
@@ -236,7 +236,7 @@ class Supervisor:
         name = signal.Signals(number).name
         most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
         hint = (
-            f"; the kernel does so when memory runs out: {memory.hint(most_kb)}"
+            f"; the kernel does this when memory runs out: {memory.hint(most_kb)}"
             if number == signal.SIGKILL
             else ""
         )

@@ -282,7 +282,9 @@ class Tree:
             if time.monotonic() > deadline:
                 place = f"{self.rendezvous.host}, port {self.rendezvous.port}"
                 another = (
-                    ": another program does, which does not know this run's token" if self._stranger else ""
+                    ": another program answers there, which does not know this run's token"
+                    if self._stranger
+                    else ""
                 )
                 raise TimeoutError(f"rank 0's supervisor does not answer at {place}{another}")
             await asyncio.sleep(0.2)

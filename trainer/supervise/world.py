@@ -167,9 +167,9 @@ def device_index(world: World, visible: int) -> int | None:
         return 0
     if world.local_rank >= visible:
         raise InputError(
-            f"rank {world.rank} is number {world.local_rank} on node {world.node}, from 0, "
-            f"but {visible} GPUs are visible there, "
-            f"and two ranks on one GPU wait for each other: start at most {visible} ranks on that node"
+            f"rank {world.rank} has local rank {world.local_rank} on node {world.node}, "
+            f"but only {visible} GPUs are visible there, and two ranks cannot share a GPU: "
+            f"start at most {visible} ranks on that node"
         )
     return world.local_rank
 
@@ -205,8 +205,8 @@ def shared_devices(records: Sequence[tuple[int, str, str]]) -> None:
                 [
                     *problems,
                     (
-                        "start one rank for each GPU: fewer ranks a node, "
-                        "or one device in CUDA_VISIBLE_DEVICES of each"
+                        "start one rank for each GPU: start fewer ranks on each node, "
+                        "or give each rank its own device in CUDA_VISIBLE_DEVICES"
                     ),
                 ]
             )
@@ -224,14 +224,13 @@ def master_address(env: Environment, world: World) -> tuple[str, int]:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if missing:
         raise InputError(
-            f"{' and '.join(missing)} not set, so {world.size} ranks started by {world.launcher} "
-            "cannot meet: "
-            f"`clipship run`, torchrun and our batch scripts export them; "
-            f"started by hand, {world.launcher} must pass them to every rank"
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, so the {world.size} "
+            f"ranks that {world.launcher} started cannot find each other: `clipship run`, torchrun and "
+            "Clipship's batch scripts set both variables; if you start ranks by hand, set them for every rank"
         )
     port = _number("MASTER_PORT", env["MASTER_PORT"])
     if not 1 <= port <= 65535:
-        raise InputError(f"MASTER_PORT={port} is no TCP port: use 1 to 65535")
+        raise InputError(f"MASTER_PORT={port} is not a TCP port: use 1 to 65535")
     return env["MASTER_ADDR"], port
 
 
@@ -253,7 +252,7 @@ def _value(name: str, env: Environment) -> int:
 def _number(name: str, text: str, digits: int = 9) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= digits):
         raise InputError(
-            f"{name}={text!r} is not a whole number from 0: "
+            f"{name}={text!r} is not a whole number of 0 or more: "
             "start the ranks with a launcher that sets it, or unset it"
         )
     return int(text)
@@ -265,7 +264,7 @@ def _tasks_on_node(name: str, text: str, node_index: int) -> int:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
         if match is None:
-            raise InputError(f"{name}={text!r} is no list of tasks: Slurm writes it like 4(x2),3")
+            raise InputError(f"{name}={text!r} is not a list of task counts, which Slurm writes like 4(x2),3")
         end += int(match[2] or 1)
         if node_index < end:
             return int(match[1])
@@ -284,10 +283,11 @@ def _refuse_incomplete(claims: Sequence[Claim]) -> None:
         for names, value in zip(claim.row.variables, claim.values, strict=True)
         if names and value is None
     ]
-    lacking = f"without {', '.join(missing)}" if missing else "without this process's place on its node"
+    lacking = ", ".join(missing) if missing else "a variable with this process's local rank"
+    several = "," in given
     raise InputError(
-        f"{given} is set {lacking}: start ranks with torchrun, mpirun, srun, horovodrun or `clipship run`, "
-        f"or unset {'it' if ',' not in given else 'them'} for a single process"
+        f"{given} {'are' if several else 'is'} set without {lacking}: start ranks with torchrun, mpirun, "
+        f"srun, horovodrun or `clipship run`, or unset {'them' if several else 'it'} for a single process"
     )
 
 
@@ -299,7 +299,8 @@ def _agree(chosen: Claim, other: Claim) -> None:
             raise InputError(
                 f"{ours[0]}={ours[1]} ({chosen.row.launcher}) and "
                 f"{theirs[0]}={theirs[1]} ({other.row.launcher}) contradict each other "
-                f"about this process: unset what is left over, and let one launcher start the ranks"
+                "about this process: unset those of the launcher that you do not use, and let one launcher "
+                "start the ranks"
             )
 
 
@@ -325,7 +326,7 @@ def _expect(world: World, env: Environment) -> None:
     expected = _number(EXPECTED_SIZE, env[EXPECTED_SIZE])
     if world.size != expected:
         raise InputError(
-            f"{EXPECTED_SIZE}={expected} ranks were to be started, "
+            f"{EXPECTED_SIZE}={expected} ranks were expected, "
             f"but this process sees a world of {world.size} ({world.launcher}): "
-            f"the launcher did not reach every rank; nothing was trained"
+            "the launcher did not start all ranks as one world; nothing was trained"
         )

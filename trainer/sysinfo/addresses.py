@@ -55,7 +55,7 @@ def address_towards(host: str, port: int = 9) -> str:
 
     Raises OSError if there is no route.
     """
-    problem: OSError = OSError(errno.EHOSTUNREACH, f"no way to {host}")
+    problem: OSError = OSError(errno.EHOSTUNREACH, f"no route to {host}")
     for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind) as probe:

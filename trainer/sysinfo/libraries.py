@@ -36,7 +36,8 @@ def nccl_facts() -> dict[str, str]:
     if len(found) > 1:
         copies = ", ".join(f"{path} ({nccl_version(path)})" for path in found)
         raise RuntimeError(
-            f"{len(found)} copies of NCCL are in this process, and torch and Horovod must share one: {copies}"
+            f"this process has loaded {len(found)} copies of NCCL, but torch and Horovod must share one: "
+            f"{copies}"
         )
     return {"nccl_mapped": nccl_version(found[0]), "nccl_library": found[0]} if found else {}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 _WORDS = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 _ADVICE = (
-    "Less memory: a smaller optim.max_batch_size_per_gpu (the gradient stays the same), "
-    "model.grad_checkpointing, fewer data.workers; or more: resources.mem_gb_per_gpu"
+    "To need less memory, lower optim.max_batch_size_per_gpu (the gradient stays the same), set "
+    "model.grad_checkpointing or lower data.workers; to get more memory, raise resources.mem_gb_per_gpu"
 )
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -37,18 +37,19 @@ def hint(most_kb: int | None = None) -> str:
 def _numbers(most_kb: int | None) -> Iterator[str]:
     status = _fields(Path("/proc/self/status"))
     if most_kb is not None:
-        yield f"the rank held {most_kb / 2**20:.1f} GiB at its most"
+        yield f"the rank held {most_kb / 2**20:.1f} GiB at its peak"
     elif "VmRSS" in status:
         yield f"the rank holds {_gb(status['VmRSS'])}"
     if most_kb is None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         yield (
-            f"may address {limit / 2**30:.1f} GiB (ulimit -v), addresses {_gb(status.get('VmSize', '0 kB'))}"
+            f"its address space is limited to {limit / 2**30:.1f} GiB (ulimit -v) and takes "
+            f"{_gb(status.get('VmSize', '0 kB'))}"
         )
     if allowed := _cgroup_limit():
-        yield f"its container or job may hold {allowed / 2**30:.1f} GiB"
+        yield f"its container or job is limited to {allowed / 2**30:.1f} GiB"
     machine = _fields(Path("/proc/meminfo"))
     if {"MemTotal", "MemAvailable"} <= machine.keys():
-        yield f"the machine has {_gb(machine['MemAvailable'])} left of {_gb(machine['MemTotal'])}"
+        yield f"the machine has {_gb(machine['MemAvailable'])} available of {_gb(machine['MemTotal'])}"
 
 
 def _cgroup_limit() -> int | None:

@@ -38,7 +38,7 @@ def allow_open_files() -> None:
     if most < LEAST_OPEN_FILES:
         missing = LEAST_OPEN_FILES - most
         raise MachineError(
-            f"a process may have {most} files open here, and needs {LEAST_OPEN_FILES} at least: raise "
+            f"a process may open only {most} files here, but needs at least {LEAST_OPEN_FILES}: raise "
             f"`ulimit -n` by {missing}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -72,7 +72,7 @@ def shortage(error: BaseException) -> str:
         return str(error)
     if number in _NO_FILES or any(words in str(error) for words in _NO_FILES_WORDS):
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return f"too many open files ({error}): this process may have {soft}, raise `ulimit -n`"
+        return f"too many open files ({error}): this process may open {soft}; raise `ulimit -n`"
     return ""
 
 

@@ -56,7 +56,7 @@ def _problem(name: str, library: str, version: str | None, table: dict[str, Any]
         return str(instead)
     since = table[library]["since"].get(name)
     if since and version and _numbers(version) < _numbers(since):
-        return f"{_TITLES[library]} {version} does not read it, {since} is the first that does"
+        return f"{_TITLES[library]} {version} does not read it; {since} is the first version that does"
     if name in table[library]["names"]:
         return None
     near = difflib.get_close_matches(name, table[library]["names"], n=1, cutoff=0.75)

@@ -118,8 +118,8 @@ class Telemetry:
         except OSError as error:
             if not self._said_lost:
                 log.warning(
-                    "%-12s NOT WRITTEN: %s. The run goes on; "
-                    "metrics.jsonl and TensorBoard have gaps from here",
+                    "%-12s NOT WRITTEN: %s. The run goes on, "
+                    "but metrics.jsonl and TensorBoard will have gaps",
                     "metrics",
                     error,
                 )

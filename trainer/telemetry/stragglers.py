@@ -84,8 +84,8 @@ class StragglerDetector:
             self.slow_ranks[slow.rank] += 1
             if self._comm.world.rank == 0:
                 text = (
-                    "%-12s rank %d on %s takes %.3f s of its own for a step, "
-                    "the ranks' median is %.3f s: all wait for it"
+                    "%-12s rank %d on %s works %.3f s per step, the median of all ranks is %.3f s: "
+                    "all ranks wait for it"
                 )
                 log.warning(text, "slow rank", slow.rank, node, slow.own_s, slow.median_s)
             yield {"slow_rank": slow.rank, "node": node, "own_s": slow.own_s, "median_s": slow.median_s}

@@ -42,7 +42,8 @@ def check_installed(settings: Logging) -> None:
     if settings.wandb != "off" and find_spec("wandb") is None:
         raise InputError(
             f'logging.wandb = "{settings.wandb}" needs the package wandb, which is not installed: '
-            f"`python -m pip install 'clipship[wandb]'` installs it, --set logging.wandb=off does without"
+            f"install it with `python -m pip install 'clipship[wandb]'`, or turn W&B off with "
+            "--set logging.wandb=off"
         )
 
 
@@ -105,12 +106,13 @@ class Wandb:
             self._run = wandb.init(mode=job.logging.wandb, **asked)
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise InputError(
-                f'W&B: {error} Or take --set logging.wandb=offline, which needs no user; "off" needs no W&B'
+                f"W&B: {error} Without a W&B user, set logging.wandb=offline; without W&B, logging.wandb=off"
             ) from None
         except wandb.errors.CommError as error:
             why = str(error).partition("\n")[0]
             log.warning(
-                "W&B cannot be reached (%s): this start is logged offline; `wandb sync` sends what is in %s",
+                "W&B cannot be reached (%s): this start is logged offline; "
+                "`wandb sync` uploads what is in %s",
                 why,
                 folder / WANDB,
             )
