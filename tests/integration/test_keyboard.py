@@ -112,7 +112,7 @@ def test_ctrl_c_says_at_which_step_the_run_saves_and_leaves(
     terminal = start(checkpoint={"every_steps": 1000})
     terminal.until(lambda: steps_logged(tmp_path) > 3)
     terminal.press(CTRL_C)
-    pattern = r"Ctrl-C in (?:the \w+ of )?step (\d+): saving at about step (\d+), then leaving; Ctrl-C again to leave at once"
+    pattern = r"Ctrl-C in (?:the \w+ of )?step (\d+): saving at about step (\d+), then exiting; press Ctrl-C again to exit at once"
     said = terminal.shows(pattern, AT_ONCE_S)
     assert terminal.end() == 75, terminal.text
     saved = int(terminal.shows(r"asked to stop: step (\d+) of", 1)[1])
@@ -134,7 +134,7 @@ def test_ctrl_c_before_the_first_step_leaves_with_nothing_saved(
     else:
         terminal.shows("world  ", END_S)
     terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C before the first step is done: there is nothing to save, leaving", AT_ONCE_S)
+    terminal.shows("Ctrl-C before the first step is done: there is nothing to save, exiting", AT_ONCE_S)
     assert terminal.end() in ((75,) if moment == "ranks" else (75, 130)), terminal.text
     assert not steps_logged(tmp_path)
 
@@ -146,9 +146,9 @@ def test_ctrl_c_twice_leaves_at_once_though_a_checkpoint_is_being_saved(
     terminal.until((tmp_path / "moment").exists)
     terminal.press(CTRL_C)
     terminal.shows(
-        r"Ctrl-C in (the checkpoint of )?step 2: saving at about step 4, then leaving; Ctrl-C again",
+        r"Ctrl-C in (the checkpoint of )?step 2: saving at about step 4, then exiting; press Ctrl-C again",
         AT_ONCE_S,
     )
     terminal.press(CTRL_C)
-    terminal.shows("Ctrl-C again: leaving at once, nothing more is saved", AT_ONCE_S)
+    terminal.shows("Ctrl-C again: exiting at once, nothing more is saved", AT_ONCE_S)
     assert terminal.end() == 128 + signal.SIGINT, terminal.text

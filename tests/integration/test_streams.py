@@ -49,7 +49,7 @@ def test_one_rank_trains_from_standard_input_to_its_end(tmp_path: Path) -> None:
         assert done.returncode == code, done.stdout + done.stderr
         if steps == 5:
             assert "standard input ended after 64 samples" in done.stderr
-    assert "no rank gets this standard input from horovodrun" in done.stderr
+    assert "horovodrun passes standard input to no rank" in done.stderr
 
 
 def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:

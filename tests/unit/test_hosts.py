@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.jobs import tiny_job
 from trainer.errors import InputError
 from trainer.launch import local
-from trainer.launch.hosts import Host, meeting_point, parse_hosts
+from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
 from trainer.launch.local import launcher_for, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 
@@ -27,14 +27,14 @@ def test_hosts_are_names_with_numbers_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is no host"),
-        ("a:4,", "'' is no host"),
-        ("a:0", "'a:0' is no host"),
+        ("", "'' is not a host"),
+        ("a:4,", "'' is not a host"),
+        ("a:0", "'a:0' is not a host"),
         ("a:four", "'a:four'"),
         ("fd00::2:4", "[fd00::2]:4"),
         ("me@a:4", "~/.ssh/config"),
-        ("-oProxyCommand=touch x:1", "no host"),
-        ("a:1,b:1,a:2", "a is named 2 times"),
+        ("-oProxyCommand=touch x:1", "not a host"),
+        ("a:1,b:1,a:2", "a is listed 2 times"),
     ],
 )
 def test_what_is_no_host_is_refused(text: str, message: str) -> None:
@@ -61,11 +61,11 @@ def test_no_text_becomes_an_option_of_ssh(text: str) -> None:
 
 def test_first_host_that_means_myself_to_the_others_is_refused() -> None:
     with pytest.raises(InputError, match=r"first host, localhost, has the address"):
-        meeting_point((Host("localhost", 1), Host("elsewhere", 1)))
+        rendezvous_address((Host("localhost", 1), Host("elsewhere", 1)))
 
 
-def test_meeting_point_on_this_machine_is_free() -> None:
-    address, port = meeting_point((Host("127.0.0.1", 2),))
+def test_rendezvous_address_on_this_machine_is_free() -> None:
+    address, port = rendezvous_address((Host("127.0.0.1", 2),))
     assert address == "127.0.0.1"
     assert 1024 <= port <= 65535
 

