@@ -135,7 +135,7 @@ def test_status_of_a_run_that_has_not_begun_says_so(
 
 def test_a_folder_of_runs_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(run.parent)]) == 2
-    assert "is no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
 
 
 def test_a_run_is_found_by_its_name_in_runs(
