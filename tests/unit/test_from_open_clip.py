@@ -332,6 +332,14 @@ def test_the_batch_of_a_gpu_becomes_that_of_all(capsys: Capture) -> None:
     assert "# the global batch is that of 1 GPU" in shown.out
 
 
+def test_flags_may_stand_without_two_dashes_before_them(capsys: Capture) -> None:
+    assert (
+        cli.main(["from-open-clip", *shlex.split(BASE), "--partial", "--gpus", "3", "--opt", "timm/lamb"])
+        == 0
+    )
+    assert "# 64 on each of 3 GPUs" in capsys.readouterr().out
+
+
 def test_sources_become_a_list_and_braces_stay() -> None:
     line = (
         "--train-data a/{0..9}.tar::b/{0..3}.tar --dataset-resampled --train-data-upsampling-factors 1::0.5"

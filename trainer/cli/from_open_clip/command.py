@@ -21,13 +21,14 @@ _ORIGIN = "this command line as a job"
 
 
 @click.command(
+    context_settings={"ignore_unknown_options": True},  # so that the flags may stand without -- before them
     epilog="""\b
 Examples:
   clipship from-open-clip --gpus 8 -- --train-data 'cc3m/{0000..0331}.tar' --model ViT-B-32 \\
       --batch-size 256 --precision amp_bf16 --train-num-samples 2905954 > job.toml
   clipship from-open-clip -- torchrun --nproc_per_node 8 -m open_clip_train.main --train-data ...
 
-Its page in the documents, docs/from-open-clip.md, has each flag beside our keys."""
+Its page in the documents, docs/from-open-clip.md, has each flag beside our keys.""",
 )
 @click.option(
     "--gpus",

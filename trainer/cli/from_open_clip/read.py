@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
+from trainer.cli.from_open_clip.data_flags import literal_pairs
 from trainer.cli.from_open_clip.line import Line, with_model_defaults
 from trainer.cli.from_open_clip.table import FLAGS, VERSION
-from trainer.cli.from_open_clip.translate import literal_pairs
 from trainer.errors import InputError
 
 _PROGRAMS = ("open_clip_train.main", "training.main", "open_clip_train/main.py", "training/main.py")

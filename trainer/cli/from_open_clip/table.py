@@ -7,9 +7,9 @@ of src/open_clip_train/params.py of open_clip_torch VERSION; a test compares the
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.cli.from_open_clip import translate as to
+from trainer.cli.from_open_clip import data_flags, model_flags, optim_flags, run_flags
 from trainer.cli.from_open_clip.line import Line
-from trainer.cli.from_open_clip.translation import Flag, Translate
+from trainer.cli.from_open_clip.translation import Flag, Translate, copy, turned_on
 
 VERSION = "3.3.0"
 """Release of open_clip_torch whose flags these are."""
@@ -86,14 +86,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--train-data",
             TEXT,
             "data.train",
-            to.train_data,
+            data_flags.train_data,
             "Sources between `::` become a list; braces stay. Without data there is nothing to train.",
         ),
         _key(
             "--train-data-upsampling-factors",
             TEXT,
             "data.weights",
-            to.upsampling_factors,
+            data_flags.upsampling_factors,
             "Numbers between `::` become a list. There they weigh shards that are drawn at random, here they "
             "say how often an epoch has each sample of a source.",
         ),
@@ -101,7 +101,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--train-num-samples",
             COUNT,
             "optim.steps data.stream_samples data.synthetic_samples",
-            to.train_samples,
+            data_flags.train_samples,
             "Shards are counted here, so the number only says how long an epoch was there: see `--epochs`. "
             "For streams (`pipe:`) and synthetic data it is the number of samples of an epoch.",
         ),
@@ -109,7 +109,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--dataset-type",
             _choice("auto", "webdataset", "csv", "synthetic", "auto"),
             "data.format",
-            to.dataset_type,
+            data_flags.dataset_type,
             "`csv` becomes `table`; `auto` is decided by the ending and written out.",
         ),
         _dropped(
@@ -122,18 +122,20 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--csv-separator",
             _text("\t"),
             "data.separator",
-            to.separator,
+            data_flags.separator,
             "The default there is a tab, also for .csv. It is one character here.",
         ),
-        _key("--csv-img-key", _text("filepath"), "data.image_column", to.for_tables(), "The same."),
-        _key("--csv-caption-key", _text("title"), "data.caption_column", to.for_tables(), "The same."),
-        _key("--workers", _count(4), "data.workers", to.copy(), "The same: loader processes of each rank."),
-        _key("--seed", _count(0), "seed", to.copy(), "The same, with other random numbers."),
+        _key("--csv-img-key", _text("filepath"), "data.image_column", data_flags.for_tables(), "The same."),
+        _key(
+            "--csv-caption-key", _text("title"), "data.caption_column", data_flags.for_tables(), "The same."
+        ),
+        _key("--workers", _count(4), "data.workers", copy(), "The same: loader processes of each rank."),
+        _key("--seed", _count(0), "seed", copy(), "The same, with other random numbers."),
         _key(
             "--aug-cfg",
             {"nargs": "*", "default": {}},
             "data.crop_scale",
-            to.augmentation,
+            data_flags.augmentation,
             "Only `scale`. Colour jitter, gray scale and `use_timm` are not there yet.",
         ),
         _missing(
@@ -158,25 +160,31 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         ),
     ),
     "Model": (
-        _key("--model", _text("RN50"), "model.name", to.model, "The same names. CoCa is not trained here."),
+        _key(
+            "--model",
+            _text("RN50"),
+            "model.name",
+            model_flags.model,
+            "The same names. CoCa is not trained here.",
+        ),
         _key(
             "--pretrained",
             _text(""),
             "model.pretrained",
-            to.pretrained,
+            model_flags.pretrained,
             "The same: a tag or a file.",
         ),
         _missing(
             "--pretrained-image", SWITCH, "weights of ImageNet for the image tower alone cannot be loaded"
         ),
-        _key("--cache-dir", TEXT, "model.cache_dir", to.copy(), "The same."),
+        _key("--cache-dir", TEXT, "model.cache_dir", copy(), "The same."),
         _key(
             "--precision",
             _choice(
                 "amp", "amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"
             ),
             "model.precision",
-            to.precision,
+            model_flags.precision,
             "`amp` is `fp16`; `amp_bf16` and `amp_bfloat16` are `bf16`; `fp32` is the same, without TF32. "
             "The others are refused: they keep the weights in half precision, where small updates are lost.",
         ),
@@ -184,7 +192,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--lock-image",
             SWITCH,
             "model.lock_image",
-            to.lock_image,
+            model_flags.lock_image,
             "The same, and statistics of batch norm are always locked with it.",
         ),
         _missing(
@@ -203,7 +211,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--lock-text",
             SWITCH,
             "model.lock_text",
-            to.lock_text,
+            model_flags.lock_text,
             "The same, and layer norms are always locked with it.",
         ),
         _missing(
@@ -222,14 +230,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--grad-checkpointing",
             SWITCH,
             "model.grad_checkpointing",
-            to.turned_on,
+            turned_on,
             "The same.",
         ),
         _key(
             "--use-bn-sync",
             SWITCH,
             "model.sync_batch_norm",
-            to.batch_norm,
+            model_flags.batch_norm,
             "On by default here, so that `false` is written without the flag. It works with Horovod, too.",
         ),
         _missing(
@@ -247,7 +255,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--force-quick-gelu",
             SWITCH,
             "model.name",
-            to.quick_gelu,
+            model_flags.quick_gelu,
             "The variant of the model whose name ends in -quickgelu, if there is one.",
         ),
         _missing(
@@ -270,7 +278,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--torchcompile",
             SWITCH,
             "model.compile",
-            to.turned_on,
+            turned_on,
             "The towers' blocks are compiled, not the model as a whole.",
         ),
         _refused("--trace", SWITCH, "a traced model cannot be trained, and evaluation needs none"),
@@ -287,7 +295,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--siglip",
             SWITCH,
             "optim.loss optim.max_logit_scale",
-            to.siglip,
+            model_flags.siglip,
             "`siglip`, and the limit of 100 on the logit scale, which is not the default of this loss here.",
         ),
         _built_in(
@@ -317,7 +325,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--batch-size",
             _count(64),
             "optim.global_batch_size optim.max_batch_size_per_gpu",
-            to.batch_size,
+            optim_flags.batch_size,
             "There it is the batch of a GPU. The global batch is batch x GPUs x `--accum-freq`, so the "
             "command needs the number of GPUs: `--gpus`.",
         ),
@@ -325,7 +333,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--accum-freq",
             _count(1),
             "optim.global_batch_size",
-            to.accumulation,
+            optim_flags.accumulation,
             "Part of the global batch. A GPU that gets more than `optim.max_batch_size_per_gpu` accumulates, "
             "exactly; models with batch norm cannot.",
         ),
@@ -333,33 +341,33 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--epochs",
             _count(32),
             "optim.epochs optim.steps",
-            to.epochs,
+            optim_flags.epochs,
             "With shards and `--train-num-samples` the exact number of steps there, which is rounded up "
             "for each epoch; else epochs, in which the last samples that fill no batch are left out.",
         ),
-        _key("--lr", NUMBER, "optim.lr", to.learning_rate, "The same peak."),
+        _key("--lr", NUMBER, "optim.lr", optim_flags.learning_rate, "The same peak."),
         _key(
             "--beta1",
             NUMBER,
             "optim.beta1",
-            to.copy(),
+            copy(),
             "The same.",
         ),
         _key(
             "--beta2",
             NUMBER,
             "optim.beta2",
-            to.copy(),
+            copy(),
             "The default there is 0.98 for models with vit in the name, 0.999 for others: it is written out.",
         ),
         _key(
             "--eps",
             NUMBER,
             "optim.eps",
-            to.copy(),
+            copy(),
             "The default there is 1e-6 for models with vit in the name, 1e-8 for others: it is written out.",
         ),
-        _key("--wd", _number(0.2), "optim.weight_decay", to.copy(), "The same, for the same parameters."),
+        _key("--wd", _number(0.2), "optim.weight_decay", copy(), "The same, for the same parameters."),
         _dropped(
             "--momentum", NUMBER, "AdamW has none, and open_clip_train gives it to timm's optimizers only"
         ),
@@ -367,7 +375,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--warmup",
             _count(10000),
             "optim.warmup_steps",
-            to.warmup,
+            optim_flags.warmup,
             "The same number of steps; the default there is 10000, here 0. One that is longer than the "
             "training ends with it, at the learning rate that it has reached.",
         ),
@@ -375,21 +383,21 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--opt",
             "not there yet",
             "AdamW is the only optimizer",
-            translate=to.optimizer,
+            translate=optim_flags.optimizer,
             takes=_text("adamw"),
         ),
         _key(
             "--skip-scheduler",
             SWITCH,
             "optim.min_lr optim.warmup_steps",
-            to.skip_scheduler,
+            optim_flags.skip_scheduler,
             "A minimum equal to `optim.lr`, and no warm-up: the learning rate is constant.",
         ),
         _key(
             "--lr-scheduler",
             _text("cosine"),
             "optim.min_lr",
-            to.scheduler,
+            optim_flags.scheduler,
             "`cosine` is the only one here; `const` is a minimum equal to `optim.lr`; `const-cooldown` is "
             "not there yet.",
             idle=lambda line: "--skip-scheduler uses none" if line["--skip-scheduler"] else "",
@@ -413,7 +421,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--grad-clip-norm",
             NUMBER,
             "optim.grad_clip_norm",
-            to.grad_clip,
+            optim_flags.grad_clip,
             "The same, on the gradient of the whole batch. Without `--gather-with-grad` that of the towers "
             "is smaller there, by the number of GPUs.",
         ),
@@ -423,7 +431,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--val-data",
             TEXT,
             "eval.retrieval",
-            to.validation,
+            data_flags.validation,
             "Retrieval in both directions, shared by all ranks. The loss on it is not computed.",
         ),
         _dropped("--val-num-samples", COUNT, "all samples are evaluated and counted"),
@@ -431,14 +439,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--val-frequency",
             _count(1),
             "eval.every_epochs eval.every_steps",
-            to.frequency,
+            data_flags.frequency,
             "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
         ),
         _key(
             "--imagenet-val",
             TEXT,
             "eval.zero_shot eval.class_names eval.templates eval.batch_size",
-            to.imagenet,
+            data_flags.imagenet,
             "The folder, with open_clip's class names and templates written out.",
         ),
         _missing(
@@ -451,7 +459,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--zeroshot-frequency",
             _count(2),
             "eval.every_epochs eval.every_steps",
-            to.frequency,
+            data_flags.frequency,
             "One frequency for both sets: the epochs that divide both. 0 leaves the set out.",
         ),
     ),
@@ -460,7 +468,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--save-frequency",
             _count(1),
             "checkpoint.every_steps",
-            to.save_frequency,
+            run_flags.save_frequency,
             "The steps of that many epochs, with shards and `--train-num-samples`. Here 3 checkpoints are "
             "kept (`checkpoint.keep`), and one is saved every 30 minutes as well.",
         ),
@@ -469,7 +477,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--resume",
             TEXT,
             "checkpoint.resume",
-            to.resume,
+            run_flags.resume,
             "The same; `latest` is `auto`, the default here. Checkpoints of open_clip_train go on; a file "
             "with weights alone is one for `model.pretrained`.",
         ),
@@ -477,7 +485,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--delete-previous-checkpoint",
             SWITCH,
             "checkpoint.keep",
-            to.delete_previous,
+            run_flags.delete_previous,
             "One checkpoint is kept.",
         ),
         _missing(
@@ -501,7 +509,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--logs",
             _text("./logs/"),
             "logging.runs",
-            to.logs,
+            run_flags.logs,
             "The same; `none` is not wanted, because supervisors and resumed runs need the folder.",
         ),
         _built_in("--log-local", SWITCH, "each rank has its own log in the run folder, on every node"),
@@ -509,7 +517,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--name",
             TEXT,
             "name",
-            to.run_name,
+            run_flags.run_name,
             "The same. The default there holds the date; here it is the model's name, because a run is "
             "resumed by its name.",
         ),
@@ -517,7 +525,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--report-to",
             _text(""),
             "logging.tensorboard logging.wandb",
-            to.report_to,
+            run_flags.report_to,
             "TensorBoard is on by default here, off there; W&B is `online`.",
         ),
         _dropped("--wandb-notes", _text(""), "notes belong to W&B's own page of the run"),
@@ -525,7 +533,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--wandb-project-name",
             _text("open-clip"),
             "logging.wandb_project",
-            to.wandb_project,
+            run_flags.wandb_project,
             "The same.",
             idle=lambda line: "" if "wandb" in line.reports else "it has no effect without W&B",
         ),
@@ -537,14 +545,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             SWITCH,
             "an image holds the code, and environment.json of each start says which versions ran",
         ),
-        _key("--log-every-n-steps", _count(100), "logging.every_steps", to.copy(), "The same."),
+        _key("--log-every-n-steps", _count(100), "logging.every_steps", copy(), "The same."),
     ),
     "Ranks": (
         _key(
             "--device",
             _text("cuda"),
             "resources.device",
-            to.device,
+            run_flags.device,
             "`cpu` is the same; `cuda` needs no key, since a rank takes the GPU of its number, if there is "
             "one.",
         ),
@@ -553,7 +561,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--dist-backend",
             TEXT,
             "comm.torch.device_backend",
-            to.dist_backend,
+            run_flags.dist_backend,
             "`nccl` or `gloo`.",
             idle=_not_with_horovod,
         ),
@@ -561,14 +569,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--horovod",
             SWITCH,
             "comm.backend",
-            to.horovod,
+            run_flags.horovod,
             "`horovod`; every loss, data format and accumulation works with it, too.",
         ),
         _key(
             "--ddp-static-graph",
             SWITCH,
             "comm.torch.static_graph",
-            to.static_graph,
+            run_flags.static_graph,
             "The same; it excludes accumulation here.",
             idle=_not_with_horovod,
         ),

@@ -95,3 +95,20 @@ def key_defaults() -> dict[str, Any]:
         if not field.is_required()
     }
     return {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+
+
+def copy(change: Callable[[Any], Any] = lambda value: value) -> Translate:
+    """Returns the translation of a flag whose value, changed by the function, becomes the only key's."""
+
+    def translate(flag: Flag, line: Line, result: Translation) -> None:
+        value = line[flag.name]
+        if value is not None:
+            result.set(flag.keys[0], change(value), named=flag.name in line.named)
+
+    return translate
+
+
+def turned_on(flag: Flag, line: Line, result: Translation) -> None:
+    """Sets the only key of a switch to true if it is given."""
+    if line[flag.name]:
+        result.set(flag.keys[0], True)

@@ -1,0 +1,158 @@
+"""Translates flags about data and evaluation."""
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from trainer.cli.from_open_clip.imagenet import imagenet_words
+from trainer.cli.from_open_clip.line import PIPE, SOURCES, Line, is_table
+from trainer.cli.from_open_clip.translation import Flag, Translate, Translation
+from trainer.errors import InputError
+
+TAB = "\t"
+_NO_FORMAT = "the ending of the data says no format, and open_clip_train ends there, too"
+
+
+def train_data(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the training data."""
+    if not line[flag.name] or line.format == "synthetic":
+        if line[flag.name]:
+            result.dropped[flag.name] = "--dataset-type synthetic reads no data"
+        return
+    note = ""
+    if line.format == "table":
+        note = "image paths of its rows start at the table's folder, not where the command is run"
+    result.set("data.train", line.sources if len(line.sources) > 1 else line.sources[0], note)
+
+
+def upsampling_factors(flag: Flag, line: Line, result: Translation) -> None:
+    """Gives each source its weight."""
+    text = line[flag.name]
+    if text is None:
+        return
+    if any(source.startswith(PIPE) for source in line.sources):
+        result.refused[flag.name] = "streams (pipe:) cannot be weighted here"
+        return
+    try:
+        weights = [float(part) for part in text.split(SOURCES)]
+    except ValueError:
+        raise InputError(f"{flag.name} {text}: expected numbers with {SOURCES} between them") from None
+    comment = "an epoch has as many samples as the weights say" if line.steps is None else ""
+    result.set("data.weights", weights, comment)
+
+
+def train_samples(flag: Flag, line: Line, result: Translation) -> None:
+    """Counts streams and synthetic data; for shards the number decides the length, see `epochs`."""
+    samples = line[flag.name]
+    if samples is None:
+        return
+    if line.format == "synthetic":
+        result.set("data.synthetic_samples", samples)
+    elif line.format == "table":
+        result.dropped[flag.name] = "the rows of a table are counted, by open_clip_train too"
+    elif any(source.startswith(PIPE) for source in line.sources):
+        result.set("data.stream_samples", samples)
+
+
+def dataset_type(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the format that open_clip_train would take."""
+    if line.format is None and line["--train-data"]:
+        result.refused[flag.name] = f"{_NO_FORMAT}: name webdataset or csv"
+    elif line.format is not None:
+        result.set("data.format", line.format)
+
+
+def for_tables(change: Callable[[Any], Any] = lambda value: value) -> Translate:
+    """Returns the translation of a flag that only tables use; its default is always written."""
+
+    def translate(flag: Flag, line: Line, result: Translation) -> None:
+        if line.reads_tables:
+            result.set(flag.keys[0], change(line[flag.name]))
+
+    return translate
+
+
+def separator(flag: Flag, line: Line, result: Translation) -> None:
+    r"""Writes the separator; pandas reads the two characters `\t` as a tab."""
+    text = TAB if line[flag.name] == r"\t" else line[flag.name]
+    if line.reads_tables and len(text) != 1:
+        result.refused[flag.name] = "not there yet: a separator is one character here, no regular expression"
+    elif line.reads_tables:
+        result.set("data.separator", text)
+
+
+def augmentation(flag: Flag, line: Line, result: Translation) -> None:
+    """Takes the crop's scale; what else changes pictures is refused, the rest has no effect there, either."""
+    settings: dict[str, Any] = line[flag.name]
+    if scale := settings.get("scale"):
+        result.set("data.crop_scale", [float(share) for share in scale])
+    acting = [name for name in ("use_timm", "color_jitter_prob", "gray_scale_prob") if settings.get(name)]
+    if acting:
+        result.refused[flag.name] = f"not there yet: {', '.join(acting)}; pictures are only cropped"
+    elif unused := [name for name in settings if name != "scale"]:
+        result.dropped[flag.name] = f"without use_timm, open_clip_train does not use {', '.join(unused)}"
+
+
+def literal_pairs(texts: list[str]) -> dict[str, Any]:
+    """Returns the settings of `key=value` texts, as open_clip_train's ParseKwargs reads them."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--aug-cfg {text}: expected key=value")
+        try:
+            pairs[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            pairs[key] = value
+    return pairs
+
+
+def validation(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the set for retrieval."""
+    sources = line.split(flag.name)
+    if not sources:
+        return
+    if any(source.startswith(PIPE) for source in sources):
+        result.refused[flag.name] = "not there yet: ranks share an evaluation, and cannot share a stream"
+    elif line.format_of(flag.name) == "synthetic":
+        result.refused[flag.name] = "not there yet: synthetic data is only trained on"
+    elif line.format_of(flag.name) is None:
+        result.refused[flag.name] = f"{_NO_FORMAT}: give --dataset-type"
+    elif line.format_of(flag.name) == "table" and not is_table(sources[0]):
+        result.refused[flag.name] = "not there yet: a table to evaluate on ends in .csv or .tsv"
+    elif not line["--val-frequency"]:
+        result.dropped[flag.name] = "--val-frequency 0 never evaluates on it"
+    else:
+        result.set("eval.retrieval", sources if len(sources) > 1 else sources[0])
+        result.set("eval.batch_size", line["--batch-size"], named=False)
+
+
+def imagenet(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the folder, with the class names and templates that open_clip_train takes."""
+    if line[flag.name] is None:
+        return
+    if not line["--zeroshot-frequency"]:
+        result.dropped[flag.name] = "--zeroshot-frequency 0 never evaluates on it"
+        return
+    names, templates = imagenet_words()
+    result.set("eval.zero_shot", line[flag.name])
+    result.set("eval.batch_size", line["--batch-size"], named=False)
+    result.set("eval.class_names", names, "open_clip's names, in the order of the folders' WordNet numbers")
+    result.set("eval.templates", templates, "open_clip's sentences")
+
+
+def frequency(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes how often both sets are evaluated: as often as both need, at the same steps."""
+    every = line.evaluated_every
+    if not every:
+        if flag.name in line.named and line[flag.name]:
+            result.dropped[flag.name] = "there is nothing to evaluate on"
+        return
+    differ = line["--val-data"] and line["--imagenet-val"]
+    differ = differ and line["--val-frequency"] != line["--zeroshot-frequency"]
+    note = "of both sets: there is one frequency here" if differ else ""
+    if line.epoch_steps:
+        epochs = f"{every} epoch{'s' if every > 1 else ''}"
+        result.set("eval.every_steps", every * line.epoch_steps, f"{epochs} {note}".strip())
+    else:
+        result.set("eval.every_epochs", every, note)

@@ -1,0 +1,88 @@
+"""Translates flags about batch, length, learning rate and optimizer."""
+
+from trainer.cli.from_open_clip.line import Line
+from trainer.cli.from_open_clip.translation import Flag, Translation
+
+
+def batch_size(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the batch of all GPUs, and the largest one that a GPU passes at once."""
+    each, accumulated = line[flag.name], line["--accum-freq"]
+    parts = f"{each} on each of {line.gpus} GPU{'s' if line.gpus > 1 else ''}"
+    parts += f", {accumulated} times accumulated" if accumulated > 1 else ""
+    result.set("optim.global_batch_size", line.global_batch, parts)
+    result.set("optim.max_batch_size_per_gpu", each)
+
+
+def accumulation(flag: Flag, line: Line, result: Translation) -> None:
+    """Remarks that batch norm excludes accumulation; `batch_size` writes the global batch."""
+    name, times = line["--model"], line[flag.name]
+    if times > 1 and name.startswith("RN") and not line["--lock-image"]:
+        needed = line.gpus * times
+        result.notes.append(
+            f"{name} has batch norm, which excludes accumulation here: start the job on {needed} GPUs"
+        )
+
+
+def epochs(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the length: the exact number of steps where open_clip_train's can be computed, else epochs."""
+    if line.steps is None or line.epoch_steps is None:
+        result.set("optim.epochs", line[flag.name])
+        return
+    counted = (
+        f"{line[flag.name]:,} epochs of {line.epoch_steps:,} steps, as open_clip_train counts "
+        f"{line['--train-num-samples']:,} samples"
+    )
+    result.set("optim.steps", line.steps, counted)
+
+
+def learning_rate(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the peak; a warm-up that is cut short lowers it."""
+    peak, _ = line.peak
+    cut = f"the warm-up to {line['--lr']:g} ends with the training, here" if peak != line["--lr"] else ""
+    result.set("optim.lr", peak, cut, named=flag.name in line.named)
+
+
+def warmup(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the warm-up, no longer than the training."""
+    _, steps = line.peak
+    if line["--skip-scheduler"]:
+        if flag.name in line.named:
+            result.dropped[flag.name] = "it has no effect with --skip-scheduler"
+        return
+    cut = f"--warmup {line[flag.name]}, cut at the end of the training" if steps != line[flag.name] else ""
+    result.set("optim.warmup_steps", steps, cut, named=flag.name in line.named)
+
+
+def skip_scheduler(flag: Flag, line: Line, result: Translation) -> None:
+    """Keeps the learning rate constant: a cosine between two equal values."""
+    if line[flag.name]:
+        result.set("optim.min_lr", line.peak[0], "equal to lr: the learning rate is constant")
+
+
+def scheduler(flag: Flag, line: Line, result: Translation) -> None:
+    """Takes cosine and const."""
+    kind = line[flag.name]
+    if kind == "const":
+        result.set("optim.min_lr", line.peak[0], "equal to lr: constant after the warm-up")
+    elif kind == "const-cooldown":
+        result.refused[flag.name] = "not there yet: a cooldown at the end; cosine and const are there"
+    elif kind != "cosine":
+        result.refused[flag.name] = "open_clip_train ends, too: it has cosine, const and const-cooldown"
+
+
+def optimizer(flag: Flag, line: Line, result: Translation) -> None:
+    """Refuses every optimizer but AdamW."""
+    if line[flag.name].lower() != "adamw":
+        result.refused[flag.name] = f"{flag.fate}: {flag.text}"
+
+
+def grad_clip(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the limit, and what it limited there."""
+    if line[flag.name] is None:
+        return
+    note = ""
+    if not line["--gather-with-grad"] and line.gpus > 1:
+        note = (
+            f"a limit on the whole gradient; without --gather-with-grad, the towers' was 1/{line.gpus} of it"
+        )
+    result.set("optim.grad_clip_norm", line[flag.name], note)
