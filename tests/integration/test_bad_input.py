@@ -137,7 +137,7 @@ def test_broken_picture_in_one_ranks_share_ends_all_ranks_and_is_named(tmp_path:
     run.write(data={**shards_of(tmp_path, samples), "on_bad_sample": "fail"}, comm={"backend": backend})
     done = run.start(2)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "shard-000001.tar: sample 011: the image is of no known format" in done.stderr
+    assert "shard-000001.tar: sample 011: the image has an unknown format" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (run.run / "result.json").exists()
 

@@ -27,7 +27,7 @@ def _result(folder: Path) -> dict[str, Any]:
 def test_a_demo_killed_half_way_and_started_again_ends_with_the_same_accuracy(tmp_path: Path) -> None:
     whole = subprocess.run(_command(tmp_path / "whole"), capture_output=True, text=True, check=False)
     assert whole.returncode == 0, whole.stderr
-    assert "what the model says of them" in whole.stdout
+    assert "with the model's answer" in whole.stdout
     assert "zero-shot top-1" in whole.stdout.splitlines()[-3]
 
     cut = subprocess.Popen(_command(tmp_path / "cut"), stdout=subprocess.DEVNULL)

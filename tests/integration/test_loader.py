@@ -109,7 +109,7 @@ def test_a_broken_picture_is_bad_input_without_a_workers_traceback(tmp_path: Pat
     with pytest.raises(InputError) as caught:
         list(load(open_source(Data(train=(str(tmp_path / "0.tar"),))), workers))
     assert re.fullmatch(
-        r".*/0\.tar: sample \d{3}: the image is of no known format: 13 bytes .*", str(caught.value)
+        r".*/0\.tar: sample \d{3}: the image has an unknown format: 13 bytes .*", str(caught.value)
     )
 
 

@@ -95,7 +95,7 @@ def test_what_is_no_tar_is_a_shard_lost_unless_all_are(tmp_path: Path) -> None:
         Path(path).write_bytes(b"")
     with pytest.raises(
         InputError,
-        match=r"bad samples: 16 of 24 \(16 lost .* allows 10\. Mend(.|\n)*1\.tar: not a readable tar",
+        match=r"bad samples: 16 of 24 \(16 lost .* allows 10\. Repair(.|\n)*1\.tar: not a readable tar",
     ):
         open_source(data(paths))
     assert len(open_source(data(paths, max_bad_share=0.02))) == 8
@@ -170,7 +170,7 @@ def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
     assert source.left_out.by_cause == in_memory.left_out.by_cause == {LOST: 1}
     assert (
         str(source.left_out.named[0])
-        == f"{paths[1]}: damaged or cut off at byte 4608: what stood behind it is lost"
+        == f"{paths[1]}: damaged or cut off at byte 4608: the samples behind it are lost"
     )
 
 

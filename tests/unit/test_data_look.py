@@ -34,7 +34,7 @@ def shard(tmp_path: Path) -> str:
 def test_statistics_count_sizes_captions_and_what_is_bad(shard: str) -> None:
     result = CliRunner().invoke(command, ["stats", shard], catch_exceptions=False)
     found = json.loads(result.stdout)
-    assert (found["shards"], found["samples"], found["looked_at"], found["bad"]) == (
+    assert (found["shards"], found["samples"], found["inspected"], found["bad"]) == (
         2,
         6,
         6,

@@ -75,7 +75,7 @@ def test_rows_without_a_usable_image_are_named_before_anything_is_written(
     with pytest.raises(InputError) as caught:
         pack(table, tmp_path / "out")
     assert "image file missing in row 9" in str(caught.value)
-    assert "another kind than .jpg, .jpeg, .png, .webp in row 10" in str(caught.value)
+    assert "none of .jpg, .jpeg, .png, .webp in row 10" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
 
 
@@ -86,7 +86,7 @@ def test_a_folder_that_holds_something_is_left_alone(table: Path, tmp_path: Path
         pack(table, out, samples_per_shard=3)
     assert len(pack(table, out, samples_per_shard=3, force=True).shards) == 3
     (out / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"holds thesis\.tex.*only shards packed before"):
+    with pytest.raises(InputError, match=r"holds thesis\.tex.*only packed shards can be replaced"):
         pack(table, out, force=True)
     assert (out / "thesis.tex").exists()
     with pytest.raises(InputError, match="is a file"):

@@ -203,9 +203,9 @@ def png_that_claims(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("image", "cause", "what"),
     [
-        (lambda: b"nonsense", "not an image", "of no known format: 8 bytes that begin with b'nonsense'"),
-        (lambda: b"", "not an image", "of no known format: 0 bytes"),
-        (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9, "not an image", "of no known format"),
+        (lambda: b"nonsense", "not an image", "an unknown format: 8 bytes that begin with b'nonsense'"),
+        (lambda: b"", "not an image", "an unknown format: 0 bytes"),
+        (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9, "not an image", "an unknown format"),
         (
             lambda: png_that_claims(10_000, 6_000),
             "too many pixels",

@@ -78,8 +78,8 @@ def test_samples_are_grouped_as_webdataset_groups_them(
     try:
         with shard.open("rb") as file:
             theirs = list(group_by_keys({**member, "__url__": ""} for member in tar_file_iterator(file)))
-    except ValueError:  # two members of one name
-        assert scan(str(shard), Selection(("jpg",), "txt"))[1].left_out["two members of one name"]
+    except ValueError:  # two members with the same name
+        assert scan(str(shard), Selection(("jpg",), "txt"))[1].left_out["two members with the same name"]
         return
     ours = scan(str(shard), Selection(("jpg",), "txt"))[1]
     assert [ours.rows.key(row) for row in range(len(ours))] == [
@@ -147,7 +147,7 @@ def test_a_set_without_any_sample_lists_what_it_holds_and_what_is_expected(tmp_p
 
 
 def test_an_empty_tar_is_no_damage_but_holds_nothing(tmp_path: Path) -> None:
-    assert "Found no file at all" in refusal(write_tar(tmp_path / "0.tar", []))
+    assert "Found no files" in refusal(write_tar(tmp_path / "0.tar", []))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_each_rank_has_streams_of_its_own_and_none_is_left_over(tmp_path: Path) 
     assert [set(keys(share, 4)) for share in shares] == [{"a", "c"}, {"b"}]
     assert [loader_processes(share, 4) for share in shares] == [2, 1]
     assert loader_processes(SyntheticSource(3), 4) == 4
-    with pytest.raises(InputError, match="3 streams for 4 ranks, and a stream cannot be shared"):
+    with pytest.raises(InputError, match="3 streams for 4 ranks, but ranks cannot share a stream"):
         open_streams(streams, 10, SELECTION, 1, 0, 0, 4)
 
 
@@ -132,9 +132,7 @@ def test_standard_input_is_read_once_and_by_the_rank_itself(
     with shard.open() as file:
         monkeypatch.setattr("sys.stdin", file)
         assert keys(found, 2) == ["a", "b"]
-        with pytest.raises(
-            InputError, match="standard input ended after 2 samples, and cannot be read again"
-        ):
+        with pytest.raises(InputError, match="standard input ended after 2 samples and cannot be read again"):
             found.read(0)
 
 
@@ -168,5 +166,5 @@ def test_what_streams_cannot_be_is_refused(keys_of_data: dict[str, object], said
 
 
 def test_streams_cannot_be_evaluated() -> None:
-    with pytest.raises(ValidationError, match="pipe:cat a: a stream cannot be read by place"):
+    with pytest.raises(ValidationError, match="pipe:cat a is a stream, and ranks cannot share"):
         Eval.model_validate({"retrieval": ("pipe:cat a",)})

@@ -65,7 +65,7 @@ def test_several_tables_are_several_shards(tmp_path: Path) -> None:
 
 def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> None:
     message = refusal(write(tmp_path / "t.csv", "image,captions,url\na,b,c\n"))
-    assert "no caption column 'caption', did you mean 'captions'?" in message
+    assert "no caption column 'caption'; did you mean 'captions'?" in message
     assert "'image', 'captions', 'url'" in message
 
 

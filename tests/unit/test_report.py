@@ -85,7 +85,7 @@ def test_stopped_run_can_go_on(tmp_path: Path) -> None:
     record = json.loads((folder / "exit.json").read_text())
     (folder / "exit.json").write_text(json.dumps({**record, "exit_code": 75, "reason": "asked to stop"}))
     assert status(read_run(folder)).kind == "stopped"
-    assert "The same command goes on" in shown(folder)
+    assert "The same command resumes" in shown(folder)
 
 
 def test_run_without_a_step_has_a_page(tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def test_lines_of_metrics_are_sorted_out_by_what_they_say(tmp_path: Path) -> Non
     assert found.evaluations == [{"step": 2, "zero_shot_top1": 0.5}]
     assert [event["checkpoint"] for event in found.checkpoints] == ["step-00000002"]
     assert remarks == ["metrics.jsonl: 4 of 8 lines cannot be read"]
-    assert not_finite(found.records) == "The loss is not finite at step 2."
+    assert not_finite(found.records) == "The loss is NaN or infinite at step 2."
 
 
 @pytest.mark.parametrize("loss", ["NaN", "Infinity", "-Infinity", "null", "1e999", "9" * 400])
 def test_loss_that_no_chart_can_show_is_told(tmp_path: Path, loss: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 1.0}}\n{{"step": 2, "loss": {loss}}}\n')
-    assert "The loss is not finite at step 2." in shown(tmp_path)
+    assert "The loss is NaN or infinite at step 2." in shown(tmp_path)
 
 
 def test_evaluation_that_only_the_result_has_is_shown(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_command_writes_into_the_run_folder_and_prints_the_path(
 @pytest.mark.parametrize(
     ("run", "output", "message"),
     [
-        ("no", "o.html", "no is no folder"),
-        ("empty", "o.html", "is no run folder: it has no job.toml"),
+        ("no", "o.html", "no is not a folder"),
+        ("empty", "o.html", "is not a run folder: it has no job.toml"),
         (
             "run",
             "no/o.html",

@@ -14,7 +14,8 @@ from trainer.errors import InputError
 
 # Records of this logger below a warning go to the rank's log file and not to the console.
 log = logging.getLogger("clipship.data")
-JUDGED_FROM = 1000
+LEAST_SAMPLES = 1000
+"""Number of samples that fewer samples count as, so that the first few bad ones do not end a run."""
 SHOWN = 3
 
 
@@ -91,7 +92,7 @@ def _check(
     `none_by` means that on_bad_sample allows none.
     """
     count = sum(bad.values())
-    most = max_share * max(samples, JUDGED_FROM)
+    most = max_share * max(samples, LEAST_SAMPLES)
     if count > most:
         causes = ", ".join(f"{of_cause} {cause}" for cause, of_cause in Counter(bad).most_common())
         limit = (
@@ -102,5 +103,5 @@ def _check(
         examples = "".join(f"\n  {sample}" for sample in first[:SHOWN])
         shown = f" For example:{examples}" if examples else ""
         raise InputError(
-            f"bad samples: {count} of {samples} ({causes}); {limit}. Mend the data or allow more.{shown}"
+            f"bad samples: {count} of {samples} ({causes}); {limit}. Repair the data or allow more.{shown}"
         )

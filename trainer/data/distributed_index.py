@@ -74,7 +74,7 @@ def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[str, li
         return str(folder), [], encode_error(error)
     if missing:
         log.info(
-            "%-12s reading the headers of %d of %d shards, once: the index is kept in %s",
+            "%-12s reading the headers of %d of %d shards; the index is kept in %s for later runs",
             "index",
             len(missing),
             len(paths),
@@ -109,11 +109,11 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
         )
     except InputError as error:
         problem = error
-    found = comm.all_gather_object(
+    gathered = comm.all_gather_object(
         ({name: asdict(entry) for name, entry in entries.items()}, encode_error(problem))
     )
-    problems = [told for _, told in found if told]
-    every = {name: Entry(**entry) for of_rank, _ in found for name, entry in of_rank.items()}
+    problems = [told for _, told in gathered if told]
+    every = {name: Entry(**entry) for of_rank, _ in gathered for name, entry in of_rank.items()}
     if not problems and comm.world.rank == 0:
         try:
             write_catalogue(folder, selection, every)

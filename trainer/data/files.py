@@ -17,7 +17,7 @@ from trainer.config import is_remote
 from trainer.errors import InputError, StorageError
 
 log = logging.getLogger("clipship.data")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 OPEN_FILES = 64
 READ_AHEAD = 2**20
 """Bytes to request at once while a remote shard's headers are read.
@@ -125,8 +125,8 @@ class Files:
 
 
 def persistent(
-    path: str, read: Callable[[], Found], waits_s: Sequence[float] | None = None, was_there: bool = False
-) -> Found:
+    path: str, read: Callable[[], Result], waits_s: Sequence[float] | None = None, was_there: bool = False
+) -> Result:
     """Returns the result of `read`, which is retried after each of the pauses.
 
     Raises StorageError, which names the file, if no attempt succeeds. A file that does not exist is an
@@ -141,20 +141,20 @@ def persistent(
                 raise
             if wait_s is None:
                 raise _unreadable(path, error, waits_s, was_there) from error
-            log.info("%s cannot be read (%r): again in %g s", path, error, wait_s)
+            log.info("%s cannot be read (%r): trying again in %g s", path, error, wait_s)
             time.sleep(wait_s)
     raise AssertionError("unreachable")
 
 
 def persistent_each(
-    paths: Sequence[str], read: Callable[[str], Found], pool: Executor
-) -> list[Found | InputError]:
+    paths: Sequence[str], read: Callable[[str], Result], pool: Executor
+) -> list[Result | InputError]:
     """Runs `persistent` for many files.
 
     Those that fail wait together, so that a thousand missing files take no longer than one.
     """
 
-    def attempt(path: str) -> Found | Exception:
+    def attempt(path: str) -> Result | Exception:
         try:
             return read(path)
         except Exception as error:
@@ -162,26 +162,26 @@ def persistent_each(
                 raise
             return error
 
-    found = dict(zip(paths, pool.map(attempt, paths), strict=True))
+    results = dict(zip(paths, pool.map(attempt, paths), strict=True))
     for wait_s in WAITS_S:
         left = [
             path
-            for path, its in found.items()
-            if isinstance(its, Exception) and not isinstance(its, InputError)
+            for path, result in results.items()
+            if isinstance(result, Exception) and not isinstance(result, InputError)
         ]
         if not left:
             break
         log.info(
-            "%d files cannot be read, %s among them (%r): again in %g s",
+            "%d files cannot be read, %s among them (%r): trying again in %g s",
             len(left),
             left[0],
-            found[left[0]],
+            results[left[0]],
             wait_s,
         )
         time.sleep(wait_s)
-        found.update(zip(left, pool.map(attempt, left), strict=True))
+        results.update(zip(left, pool.map(attempt, left), strict=True))
     return [
-        _unreadable(path, its, WAITS_S) if isinstance(its := found[path], Exception) else its
+        _unreadable(path, result, WAITS_S) if isinstance(result := results[path], Exception) else result
         for path in paths
     ]
 
@@ -215,8 +215,8 @@ def _is_absent(error: Exception) -> bool:
 def stamp(path: str) -> Stamp:
     """Returns the file's size and time of change. Raises OSError if there is no such file."""
     if not is_remote(path):
-        found = os.stat(path)
-        return Stamp(found.st_size, str(found.st_mtime_ns))
+        status = os.stat(path)
+        return Stamp(status.st_size, str(status.st_mtime_ns))
     info = _remote(path).info(path)
     changed = next(
         (str(info[name]) for name in ("ETag", "etag", "mtime", "LastModified", "updated") if info.get(name)),
@@ -245,6 +245,5 @@ def _remote(path: str) -> Any:
         return fsspec.core.url_to_fs(path)[0]
     except (ImportError, ValueError) as error:
         raise InputError(
-            f"{path}: {error}; s3:// needs the package s3fs, gs:// gcsfs: pip install 'clipship[s3]' brings "
-            "the first"
+            f"{path}: {error}; s3:// needs the package s3fs (pip install 'clipship[s3]'), gs:// needs gcsfs"
         ) from error

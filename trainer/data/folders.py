@@ -45,7 +45,7 @@ class FolderSource:
     def read(self, index: int) -> RawSample:
         path = self._paths[index]
         key = os.path.relpath(path, self._root)
-        content = read_file(path, path, lambda found: check_file(self._root, key, found, self._most_bytes))
+        content = read_file(path, path, lambda status: check_file(self._root, key, status, self._most_bytes))
         return RawSample(key, self._root, content, (), self._labels[index])
 
 

@@ -16,10 +16,10 @@ def image_folder(patterns: Sequence[str]) -> str | None:
     Returns None if they name anything else, such as two folders.
     """
     try:
-        found = [name for pattern in patterns for name in expand_names(pattern)]
+        names = [name for pattern in patterns for name in expand_names(pattern)]
     except InputError:  # braces that cannot be expanded; the search for shards reports them
         return None
-    return found[0] if len(found) == 1 and os.path.isdir(found[0]) and class_folders(found[0]) else None
+    return names[0] if len(names) == 1 and os.path.isdir(names[0]) and class_folders(names[0]) else None
 
 
 def class_folders(root: str) -> list[str]:

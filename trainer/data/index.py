@@ -90,7 +90,7 @@ class Index:
         )
         if content is None or not whole or _digest(memoryview(content)[len(MAGIC) :]) != entry.digest:
             raise InputError(
-                f"{file}: the index of {path} is damaged: remove the file, and `clipship index` makes it anew"
+                f"{file}: the index of {path} is damaged: remove the file and run `clipship index` again"
             )
         places = np.frombuffer(content, dtype=PLACE, count=entry.samples, offset=len(MAGIC))
         return Rows(places, np.frombuffer(content, dtype=np.uint8, offset=keys_at))
@@ -116,13 +116,13 @@ def stale(paths: Sequence[str], selection: Selection, folder: Path) -> list[str]
     known = read_catalogue(folder, selection)
     with ThreadPoolExecutor(THREADS) as pool:
         stamps = persistent_each(paths, stamp, pool)
-    raise_all([found for found in stamps if isinstance(found, InputError)])
+    raise_all([result for result in stamps if isinstance(result, InputError)])
     fresh = (
         (entry := known.get(_name(folder, path))) is not None
         and not entry.damage  # it may have been mended while its time was kept
-        and found == (entry.size, entry.changed)
+        and version == (entry.size, entry.changed)
         and rows_file(folder, path, selection).exists()
-        for path, found in zip(paths, stamps, strict=True)
+        for path, version in zip(paths, stamps, strict=True)
     )
     return [path for path, is_fresh in zip(paths, fresh, strict=True) if not is_fresh]
 
@@ -149,11 +149,11 @@ def index_shards(
     with pool or ThreadPoolExecutor(THREADS) as workers:
         jobs = [workers.submit(_index_or_problem, path, selection, folder) for path in paths]
         for path, job in zip(paths, jobs, strict=True):
-            found = job.result()
-            if isinstance(found, Entry):
-                entries[_name(folder, path)] = found
+            result = job.result()
+            if isinstance(result, Entry):
+                entries[_name(folder, path)] = result
             else:
-                problems.append(found)
+                problems.append(result)
             if progress:
                 progress(len(entries) + len(problems), len(paths))
     if problems:
@@ -205,7 +205,7 @@ def read_catalogue(folder: Path, selection: Selection) -> dict[str, Entry]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         file = catalogue_file(folder, selection)
         log.warning(
-            "%-12s passed over, malformed, and made anew: %s (%s: %s)",
+            "%-12s malformed, so it is not used and is made again: %s (%s: %s)",
             "index",
             file,
             type(error).__name__,
@@ -283,10 +283,10 @@ def write_rows(file: Path, rows: Rows) -> str:
 
 def _index_or_problem(path: str, selection: Selection, folder: Path) -> Entry | InputError:
     try:
-        found, content = scan(path, selection)
+        version, content = scan(path, selection)
         digest = write_rows(rows_file(folder, path, selection), content.rows)
         return Entry(
-            *found,
+            *version,
             len(content),
             digest,
             dict(content.left_out),
@@ -306,9 +306,9 @@ def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
     """
 
     def read() -> tuple[tuple[int, str], Content]:
-        found = stamp(path)
+        version = stamp(path)
         with opened(path) as file:
-            return found, read_headers(file, selection)
+            return version, read_headers(file, selection)
 
     return persistent(path, read)
 
@@ -342,6 +342,6 @@ def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
 
 def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(
-        f"{path}: the index cannot be written: {error.strerror}; --to, or data.index of a job, names another "
-        "folder"
+        f"{path}: the index cannot be written: {error.strerror}; choose another folder with --to, or with "
+        "data.index in the job file"
     )

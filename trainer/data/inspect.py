@@ -38,7 +38,7 @@ def statistics(source: Source, samples: int) -> dict[str, Any]:
         "samples": len(source),
         "samples_per_shard": _range(shards),
         "not_usable": dict(source.left_out.by_cause),
-        "looked_at": len(sides) + bad.total(),
+        "inspected": len(sides) + bad.total(),
         "bad": dict(bad),
         "width": _range([width for width, _ in sides]),
         "height": _range([height for _, height in sides]),

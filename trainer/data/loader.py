@@ -65,8 +65,7 @@ def batches_per_epoch(samples: int, plan: BatchPlan) -> int:
     if samples < plan.global_batch_size:
         raise InputError(
             f"optim.global_batch_size = {plan.global_batch_size} is more than the {samples} usable samples "
-            "of data.train: "
-            f"use {samples} or less, or more data"
+            f"of data.train: use {samples} or less, or more data"
         )
     return steps_per_epoch(samples, plan.global_batch_size)
 
@@ -209,6 +208,4 @@ class TrainBatches(Dataset[Batch | InputError]):
                     raise
                 bad.append(error)
             sample = position_seed(self._seed, epoch, position, f"substitute {attempt}") % len(self._source)
-        raise InputError(
-            f"{MOST_SUBSTITUTES} samples drawn one after the other cannot be used; the last: {bad[-1]}"
-        )
+        raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")

@@ -56,13 +56,13 @@ class EpochOrder:
     def samples(self, begin: int, end: int) -> Samples:
         """Returns the sample numbers, int64 [end - begin], at the positions from `begin` up to `end`."""
         end = min(end, len(self))
-        found = [np.empty(0, dtype=np.int64)]
+        parts = [np.empty(0, dtype=np.int64)]
         for number in range(
             (begin + self._phase) // self._window, (end - 1 + self._phase) // self._window + 1
         ):
             start = max(0, number * self._window - self._phase)
-            found.append(self._in_window(number)[max(0, begin - start) : end - start])
-        return np.concatenate(found)
+            parts.append(self._in_window(number)[max(0, begin - start) : end - start])
+        return np.concatenate(parts)
 
     def _in_window(self, number: int) -> Samples:
         if number not in self._kept:
@@ -79,8 +79,8 @@ class EpochOrder:
         positions = np.arange(begin, end)
         number = np.searchsorted(self._ends, positions, side="right")
         first, size, start, length = self._parts[number].T
-        found: Samples = first + (start + positions - (self._ends[number] - length)) % size
-        return found
+        samples: Samples = first + (start + positions - (self._ends[number] - length)) % size
+        return samples
 
 
 def epoch_samples(shard_sizes: Sequence[int], weights: Sequence[float] | None = None) -> int:

@@ -218,16 +218,16 @@ def _samples(job: Job, bad: list[tuple[str, str]]) -> Iterator[PackedSample]:
 def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
     """Returns the member's ending and content."""
     content = read_file(
-        path, str(path), lambda found: check_file(origin, path.name, found, MOST_BYTES), waits_s=()
+        path, str(path), lambda status: check_file(origin, path.name, status, MOST_BYTES), waits_s=()
     )
     if recipe.resize is None and not recipe.skip_bad:
         return _ending(path.name), content
     picture = decode(RawSample(path.name, origin, content, ()))
     if recipe.resize is None:
         return _ending(path.name), content
-    share = recipe.resize / min(picture.size)
-    if share < 1:
-        size = (max(1, round(picture.width * share)), max(1, round(picture.height * share)))
+    scale = recipe.resize / min(picture.size)
+    if scale < 1:
+        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
         picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3)
     file = io.BytesIO()
     picture.save(file, "jpeg", quality=QUALITY)
@@ -272,8 +272,8 @@ def _check_images(table: Table, recipe: Recipe) -> None:
     if unknown and recipe.resize is None:
         allowed = ", ".join("." + ending for ending in IMAGE_ENDINGS)
         problems.append(
-            f"{table.path}: image of another kind than {allowed} in {list_rows(unknown)}: convert or remove "
-            "them"
+            f"{table.path}: an image is none of {allowed} in {list_rows(unknown)}: convert or remove these "
+            "images"
         )
     if problems:
         raise InputError("\n".join(problems))

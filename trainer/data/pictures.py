@@ -34,9 +34,9 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
             check_size(raw, picture.width, picture.height, most_pixels)
             return to_rgb(ImageOps.exif_transpose(picture), known_depth=picture.format == "PPM")
     except UnidentifiedImageError as error:
-        found = f"{len(raw.image)} bytes that begin with {raw.image[:12]!r}"
+        content = f"{len(raw.image)} bytes that begin with {raw.image[:12]!r}"
         raise BadSample(
-            raw.origin, raw.key, "not an image", f"the image is of no known format: {found}"
+            raw.origin, raw.key, "not an image", f"the image has an unknown format: {content}"
         ) from error
     except Image.DecompressionBombError as error:
         raise BadSample(

@@ -147,10 +147,10 @@ def upright_jpeg(image: bytes) -> bool:
 
 
 def _orientation(exif: bytes) -> object:
-    found = Image.Exif()
+    tags = Image.Exif()
     try:
-        found.load(exif)
-        return found.get(ORIENTATION)
+        tags.load(exif)
+        return tags.get(ORIENTATION)
     except Exception:  # damaged metadata is no reason to lose the image
         return None
 

@@ -49,19 +49,19 @@ class BadSample(InputError):
         return BadSample, (self.origin, self.key, self.cause, self.what)
 
 
-def check_file(origin: str, key: str, found: os.stat_result, most_bytes: int) -> None:
+def check_file(origin: str, key: str, status: os.stat_result, most_bytes: int) -> None:
     """Raises BadSample if the sample's image is no regular file or has more bytes than allowed.
 
     Reading anything but a regular file might never end.
     """
-    if not stat.S_ISREG(found.st_mode):
-        raise BadSample(origin, key, "not a file", f"its image is {kind_of_file(found)}, not a file")
-    check_bytes(origin, key, "image file", found.st_size, most_bytes)
+    if not stat.S_ISREG(status.st_mode):
+        raise BadSample(origin, key, "not a file", f"its image is {kind_of_file(status)}, not a file")
+    check_bytes(origin, key, "image file", status.st_size, most_bytes)
 
 
-def kind_of_file(found: os.stat_result) -> str:
+def kind_of_file(status: os.stat_result) -> str:
     """Returns the kind of file at a path, for a message."""
-    return _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
 
 
 def check_bytes(origin: str, key: str, what: str, size: int, most_bytes: int) -> None:

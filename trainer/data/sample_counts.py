@@ -39,9 +39,8 @@ def check_streams(streams: Sequence[str], ranks: int) -> None:
     """Raises InputError if there are fewer streams than ranks, since ranks cannot share a stream."""
     if len(streams) < ranks:
         raise InputError(
-            f"data.train: {many(len(streams), 'stream')} for {many(ranks, 'rank')}, and a stream cannot be "
-            "shared: "
-            "name at least one for each rank, with braces for example: pipe:cat part-{0..7}.tar"
+            f"data.train: {many(len(streams), 'stream')} for {many(ranks, 'rank')}, but ranks cannot share a "
+            "stream: name at least one for each rank, for example with braces: pipe:cat part-{0..7}.tar"
         )
 
 
@@ -60,7 +59,7 @@ def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
     The sources, beside each shard, are `sizes.json` ({shard name: samples}) and img2dataset's
     `NAME_stats.json`.
     """
-    found: list[int] = []
+    counts: list[int] = []
     sizes: dict[Path, dict[str, object]] = {}
     for shard in map(Path, shards):
         if shard.parent not in sizes:
@@ -70,8 +69,8 @@ def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
             count = _json(shard.parent / f"{shard.stem}_stats.json").get("successes")
         if not isinstance(count, int):
             return None
-        found.append(count)
-    return found
+        counts.append(count)
+    return counts
 
 
 def _of_an_epoch(sizes: Sequence[int], data: Data) -> int:
@@ -118,8 +117,8 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
             first = table.image_path(table.rows.index(missing[0]))
             problems.append(
                 f"{file}: {len(missing)} of {len(table.rows)} image files of column {data.image_column!r} "
-                "are missing: "
-                f"{list_rows(missing)}; the first is {first} (relative names start at the table's folder)"
+                f"are missing: {list_rows(missing)}; the first is {first} (relative paths start at the "
+                "table's folder)"
             )
     if problems:
         raise InputError("\n".join(problems))
@@ -129,11 +128,11 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
 def _check_no_tables(files: Sequence[str], key: str) -> None:
     if parquet := next((file for file in files if file.endswith(".parquet")), None):
         raise InputError(
-            f"{key}: {parquet} is no shard; `clipship pack {parquet} FOLDER` makes shards of its images"
+            f"{key}: {parquet} is not a shard; `clipship pack {parquet} FOLDER` packs its images into shards"
         )
     tables = [file for file in files if file.endswith(_TABLES)]
     if tables:
         raise InputError(
-            f"{key}: {tables[0]} is a table among shards: name tables or shards, not both (format = "
-            "webdataset takes .tar)"
+            f"{key}: {tables[0]} is a table among shards: name only tables or only shards (format = "
+            '"webdataset" takes .tar)'
         )

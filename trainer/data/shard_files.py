@@ -77,7 +77,7 @@ def check_replaceable(out: Path, force: bool) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise InputError(f"{out}: is a file; give a folder that is new or empty")
+        raise InputError(f"{out} is a file: give a folder that is new or empty")
     held = sorted(path.name for path in out.iterdir())
     packed = (SIZES, FOLDER, "bad-rows.tsv")
     foreign = [
@@ -88,7 +88,7 @@ def check_replaceable(out: Path, force: bool) -> None:
     if held and (foreign or not force):
         shown = ", ".join((foreign or held)[:3])
         way_out = (
-            "only shards packed before can be replaced: give another folder"
+            "only packed shards can be replaced: give another folder"
             if foreign
             else "give another folder, or --force to replace it"
         )

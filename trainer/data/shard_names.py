@@ -37,10 +37,10 @@ def expand_shards(patterns: Sequence[str]) -> list[str]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         problems.append(
-            f"{_few(twice)} named more than once: its samples would be drawn more than once in an epoch"
+            f"{_few(twice)}: named more than once, so the same samples would come more than once in an epoch"
         )
     if problems or not names:
-        raise InputError("\n".join(problems) or "no shard and no table is named")
+        raise InputError("\n".join(problems) or "no shards and no tables are named")
     return names
 
 
@@ -50,7 +50,7 @@ def expand_seekable(patterns: Sequence[str]) -> list[str]:
     Raises InputError if a pattern names a stream.
     """
     if streams := list(filter(is_stream, patterns)):
-        raise InputError(f"{streams[0]}: a stream cannot be read by place: name files or URLs")
+        raise InputError(f"{streams[0]} is a stream, which this command cannot read: name files or URLs")
     return expand_shards(patterns)
 
 
@@ -86,15 +86,15 @@ def _expand(pattern: str) -> list[str]:
         return _braces(pattern)
     if os.path.isfile(pattern):
         return [pattern]
-    found: list[str] = []
+    files: list[str] = []
     missing: list[str] = []
     for name in _braces(pattern):
         matches = _matches(name)
-        found += matches
+        files += matches
         missing += [] if matches else [name]
     if missing:
-        raise InputError(_missing(pattern, found, missing))
-    return found
+        raise InputError(_missing(pattern, files, missing))
+    return files
 
 
 def _matches(name: str, wanted: Callable[[str], bool] = os.path.isfile) -> list[str]:
@@ -111,7 +111,9 @@ def _braces(pattern: str) -> list[str]:
     total = math.prod(abs(int(end) - int(begin)) + 1 for begin, end in _RANGE.findall(pattern))
     total *= math.prod(group.count(",") + 1 for group in _LIST.findall(pattern))
     if total > _MOST_NAMES:
-        raise InputError(f"{pattern}: its braces stand for {total:,} names; {_MOST_NAMES:,} is the most")
+        raise InputError(
+            f"{pattern}: its braces stand for {total:,} names; at most {_MOST_NAMES:,} are allowed"
+        )
     try:
         return list(braceexpand(pattern))
     except ValueError as problem:
@@ -120,7 +122,7 @@ def _braces(pattern: str) -> list[str]:
         ) from None
 
 
-def _missing(pattern: str, found: Sequence[str], missing: Sequence[str]) -> str:
+def _missing(pattern: str, matches: Sequence[str], missing: Sequence[str]) -> str:
     """Returns a message: the files that were not found, the folder, and what it holds instead."""
     if os.path.isdir(pattern):
         return (
@@ -129,11 +131,11 @@ def _missing(pattern: str, found: Sequence[str], missing: Sequence[str]) -> str:
         )
     folder = os.path.dirname(missing[0])
     what = (
-        f"{len(missing)} of {len(found) + len(missing)} files are missing"
-        if found or len(missing) > 1
+        f"{len(missing)} of {len(matches) + len(missing)} files are missing"
+        if matches or len(missing) > 1
         else "no such file"
     )
-    which = f": {_few([os.path.basename(name) for name in missing])}" if found or len(missing) > 1 else ""
+    which = f": {_few([os.path.basename(name) for name in missing])}" if matches or len(missing) > 1 else ""
     if glob.has_magic(missing[0]) and len(missing) == 1:
         what, which = "no file matches", ""
     return f"{pattern}: {what}{which}; {_contents(folder)}"

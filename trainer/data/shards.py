@@ -19,6 +19,7 @@ from trainer.data.index import THREADS, raise_all, scan
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, Numbering, RawSample, check_bytes
 from trainer.data.tar import Content, Rows, Selection
 from trainer.errors import InputError, StorageError
+from trainer.text.wording import many
 
 Meaning = Literal["captions", "label"]
 """Kind of content of a sample's text member."""
@@ -27,7 +28,7 @@ KEYS_OF_JOB = {
     "captions": "data.image_key and data.caption_key",
     "label": "data.image_key and eval.class_key",
 }
-LOST = "lost in damaged shards, as far as one can tell"
+LOST = "lost in damaged shards, estimated"
 NAMED_IN_ALL = 10_000
 """Largest number of left-out samples that are named."""
 MAPPED_ROWS = 256
@@ -265,16 +266,16 @@ def _usual(entries: Sequence[Counted]) -> int:
 
 
 def _nothing_usable(index: ShardIndex, meaning: Meaning) -> str:
-    found: Counter[str] = Counter()
+    endings: Counter[str] = Counter()
     for entry in index.entries:
-        found.update(entry.endings)
-    others = f" and {len(index.paths) - 1} more shards" if len(index.paths) > 1 else ""
-    return nothing_usable(f"{index.paths[0]}{others}", found, index.selection, meaning)
+        endings.update(entry.endings)
+    others = f" and {many(len(index.paths) - 1, 'more shard')}" if len(index.paths) > 1 else ""
+    return nothing_usable(f"{index.paths[0]}{others}", endings, index.selection, meaning)
 
 
-def nothing_usable(where: str, found: Counter[str], selection: Selection, meaning: Meaning) -> str:
+def nothing_usable(where: str, endings: Counter[str], selection: Selection, meaning: Meaning) -> str:
     """Returns a message: the members found, counted by ending, and what a sample needs."""
-    listed = ", ".join(f".{ending} ({count})" for ending, count in found.most_common(12)) or "no file at all"
+    listed = ", ".join(f".{ending} ({count})" for ending, count in endings.most_common(12)) or "no files"
     images = ", ".join("." + ending for ending in selection.images)
     return (
         f"{where}: no usable sample. Found {listed}; a sample needs one of {images} and a .{selection.text}. "

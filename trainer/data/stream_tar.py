@@ -71,9 +71,9 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int:
-        found = self._stream.read(len(into))
-        into[: len(found)] = found
-        return len(found)
+        content = self._stream.read(len(into))
+        into[: len(content)] = content
+        return len(content)
 
 
 class _Forward:
@@ -86,9 +86,9 @@ class _Forward:
         return self._at
 
     def read(self, size: int) -> bytes:
-        found = self._file.read(size)
-        self._at += len(found)
-        return found
+        content = self._file.read(size)
+        self._at += len(content)
+        return content
 
     def seek(self, place: int) -> int:
         while self._at < place and self.read(min(_SKIPPED_AT_ONCE, place - self._at)):

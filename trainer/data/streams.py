@@ -20,11 +20,11 @@ from trainer.data.shards import nothing_usable, parse_captions
 from trainer.data.stream_tar import DAMAGES, members
 from trainer.data.tar import Selection
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 PROMISES = (
-    "streams cannot be read by place: the order depends on ranks and loader processes, "
-    "an epoch is a number of samples and not each "
-    "once, and a resumed run reads its streams from their beginning"
+    "streams can be read only from their beginning: the order of samples depends on the numbers of ranks and "
+    "loader processes, an epoch may lack samples or repeat them, and a resumed run starts its streams again"
 )
 _KEPT = 1000
 """Largest number of samples that wait to be drawn; they are in memory, encoded."""
@@ -72,10 +72,10 @@ class StreamSource:
     def read(self, index: int) -> RawSample:  # the signature is the protocol's
         if self._samples is None:
             self._samples = self._endless()
-        found = next(self._samples)
-        if isinstance(found, BadSample):
-            raise found
-        return found
+        sample = next(self._samples)
+        if isinstance(sample, BadSample):
+            raise sample
+        return sample
 
     def _endless(self) -> Iterator[RawSample | BadSample]:
         """Yields the samples of this process's streams, one stream after the other, again and again.
@@ -93,9 +93,9 @@ class StreamSource:
                     yield sample
                 else:
                     endings.update(key for key in sample if not key.startswith("__"))
-                    found = self._raw(sample)
-                    usable += isinstance(found, RawSample)
-                    yield found
+                    raw = self._raw(sample)
+                    usable += isinstance(raw, RawSample)
+                    yield raw
             if damaged and (STANDARD_INPUT in own or not usable):
                 raise InputError(damaged[0])
             if STANDARD_INPUT in own:
@@ -164,8 +164,8 @@ class StreamSource:
 
 def _ended(usable: int) -> str:
     return (
-        f"{STANDARD_INPUT}: standard input ended after {usable} samples, "
-        "and cannot be read again: send more, or ask for fewer steps"
+        f"{STANDARD_INPUT}: standard input ended after {many(usable, 'sample')} and cannot be read again: "
+        "send more, or train for fewer steps"
     )
 
 

@@ -49,7 +49,7 @@ class Table:
         return read_file(
             path,
             f"{origin}: image {path}",
-            lambda found: check_file(origin, self.images[number], found, most_bytes),
+            lambda status: check_file(origin, self.images[number], status, most_bytes),
         )
 
 
@@ -203,10 +203,10 @@ def _opened(path: Path) -> BinaryIO:
     Raises InputError for a device.
     """
     file = open_at_once(path)
-    kind = os.fstat(file.fileno())
-    if not (stat.S_ISREG(kind.st_mode) or stat.S_ISFIFO(kind.st_mode)):
+    status = os.fstat(file.fileno())
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
         file.close()
-        raise InputError(f"{path}: the table cannot be read: it is {kind_of_file(kind)}, not a file")
+        raise InputError(f"{path}: the table cannot be read: it is {kind_of_file(status)}, not a file")
     return file
 
 
@@ -250,10 +250,10 @@ def _column(path: Path, header: Sequence[str], kind: str, name: str) -> int:
         return header.index(name)
     near = get_close_matches(name, header, n=1)
     listed = ", ".join(map(repr, header)) or "none, the file is empty"
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise InputError(
-        f"{path}: no {kind} column {name!r}{f', did you mean {near[0]!r}?' if near else ''} Its columns are: "
-        f"{listed}. "
-        f"Set the {kind} column, or the separator where names run together"
+        f"{path}: there is no {kind} column {name!r}{hint} Its columns are: {listed}. Set the {kind} column, "
+        "or the separator if names run together"
     )
 
 

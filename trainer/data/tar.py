@@ -29,7 +29,7 @@ FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself",
     b"<": "text like HTML or XML: a failed download?",
 }
-LOOKED_AT = 2**20
+TAIL_BYTES = 2**20
 """Bytes after the last member that are checked; there are rarely more than a few kB of zeros."""
 HEADER_BYTES = 2**16
 """Largest number of bytes for one member's headers.
@@ -125,15 +125,15 @@ def read_headers(file: BinaryIO, selection: Selection) -> Content:
     members = _Members(file)
     key = ""
     for key, group in groupby(members, key=attrgetter("key")):
-        found = list(group)
-        by_ending = {member.ending: member for member in found}
+        members_of_key = list(group)
+        by_ending = {member.ending: member for member in members_of_key}
         endings.update(by_ending.keys())
         image = next(
             (by_ending[ending.lower()] for ending in selection.images if ending.lower() in by_ending), None
         )
         text = by_ending.get(selection.text.lower())
-        if len(by_ending) < len(found):
-            flaws.append(Flaw(key, "two members of one name"))
+        if len(by_ending) < len(members_of_key):
+            flaws.append(Flaw(key, "two members with the same name"))
         elif image is None:
             flaws.append(Flaw(key, "no image"))
         elif text is None:
@@ -185,12 +185,12 @@ class _Members:
             problem = str(error)
         if not end and problem:
             self.damage = (
-                f"not a readable tar file: {_found(self._file) or problem}. Shards are tar files, not "
-                "compressed"
+                f"not a readable tar file: {_actual_format(self._file) or problem}. Shards are uncompressed "
+                "tar files"
             )
         elif problem or self._goes_on(end):
             self.end, self.bytes_behind = end, max(0, size - end)
-            self.damage = f"damaged or cut off at byte {min(end, size)}: what stood behind it is lost"
+            self.damage = f"damaged or cut off at byte {min(end, size)}: the samples behind it are lost"
 
     def _goes_on(self, end: int) -> bool:
         """Returns whether anything but zeros follows.
@@ -199,7 +199,7 @@ class _Members:
         or nothing.
         """
         self._file.seek(end)
-        return bool(self._file.read(LOOKED_AT).strip(b"\0"))
+        return bool(self._file.read(TAIL_BYTES).strip(b"\0"))
 
 
 class Forward(Protocol):
@@ -265,7 +265,7 @@ class _Limited:
         return self._file.read(size)
 
 
-def _found(file: BinaryIO) -> str | None:
+def _actual_format(file: BinaryIO) -> str | None:
     """Returns what the file seems to be instead of a tar; None if unknown."""
     file.seek(0)
     start = file.read(64)

@@ -38,16 +38,16 @@ class QuickTokenizer:
         length = self._simple.context_length
         tokens = np.zeros((len(texts), length), dtype=np.int64)
         for row, text in zip(tokens, texts, strict=True):
-            found = [self._simple.sot_token_id, *self._tokens(text)][: length - 1]
-            found.append(self._simple.eot_token_id)
-            row[: len(found)] = found
+            ids = [self._simple.sot_token_id, *self._tokens(text)][: length - 1]
+            ids.append(self._simple.eot_token_id)
+            row[: len(ids)] = ids
         return torch.from_numpy(tokens)
 
     def _tokens(self, text: str) -> list[int]:
-        found: list[int] = []
+        ids: list[int] = []
         for word in self._simple.pat.findall(self._clean(text)):
-            found += self._known.get(word) or self._learn(word)
-        return found
+            ids += self._known.get(word) or self._learn(word)
+        return ids
 
     def _clean(self, text: str) -> str:
         # ftfy and html.unescape change nothing in printable ASCII without an ampersand, but take half the

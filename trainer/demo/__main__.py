@@ -20,6 +20,7 @@ from trainer.errors import EXIT_DONE, InputError
 from trainer.launch.local import run
 from trainer.run.folder import move_aside, run_folder
 from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.text.wording import many
 
 
 @click.command()
@@ -28,11 +29,11 @@ from trainer.run.layout import JOB_FILE, RESULT_FILE
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo"),
     show_default=True,
-    help="Where all of it goes.",
+    help="Folder of the data, the job file and the run.",
 )
-@click.option("--nproc", default=2, show_default=True, help="Ranks.")
+@click.option("--nproc", default=2, show_default=True, help="Number of ranks.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the demo's job file."
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the demo's job file."
 )
 def main(folder: Path, nproc: int, overrides: tuple[str, ...]) -> None:
     """Train a small CLIP on 1,797 handwritten digits and show what it learned."""
@@ -51,8 +52,8 @@ def demo(folder: Path, nproc: int, overrides: tuple[str, ...]) -> int:
     job_path = prepare(folder)
     job = load_job(job_path, overrides)
     if (run_folder(job) / RESULT_FILE).exists():
-        print(f"demo: the finished run of before is now {move_aside(run_folder(job))}")
-    print(f"demo: training on {nproc} ranks; the job is {job_path}", flush=True)
+        print(f"demo: the previous, finished run is now {move_aside(run_folder(job))}")
+    print(f"demo: training on {many(nproc, 'rank')}; the job file is {job_path}", flush=True)
     started = time.monotonic()
     code = run(job_path, job, overrides, nproc=nproc, hosts=None)
     return code or _show(job, job_path, nproc, time.monotonic() - started)

@@ -52,12 +52,12 @@ def main(run: Path) -> None:
         shares_BC = (
             model.logit_scale.exp() * images_BD @ torch.nn.functional.normalize(words_CD, dim=1).T
         ).softmax(1)
-    said = [f"{names[int(place)]} {share:.0%}" for share, place in zip(*shares_BC.max(1), strict=True)]
+    answers = [f"{names[int(label)]} {share:.0%}" for share, label in zip(*shares_BC.max(1), strict=True)]
     truth = [f"({names[raw.label]})" for raw in chosen if raw.label is not None]
-    print("\nheld-out images, what the model says of them, and (what they are):\n")
+    print("\nheld-out images, with the model's answer and (the true class):\n")
     for rows in zip(*(_drawn(picture) for picture in pictures), strict=True):
         print("  ".join(rows))
-    for row in (said, truth):
+    for row in (answers, truth):
         print("  ".join(text.center(WIDTH) for text in row))
 
 

@@ -63,9 +63,9 @@ def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
     write_json(run_folder / BOARD_FILE, [_to_json(row) for row in rows])
 
 
-def read_rows(found: Sequence[Any]) -> list[Row]:
+def read_rows(entries: Sequence[Any]) -> list[Row]:
     """Returns the rows of a board file's list that have the right format; the others are left out."""
-    return [row for entry in found[:_ROWS] if (row := _row(entry)) is not None]
+    return [row for entry in entries[:_ROWS] if (row := _row(entry)) is not None]
 
 
 def _to_json(row: Row) -> dict[str, Any]:

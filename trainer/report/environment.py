@@ -25,21 +25,21 @@ class Fact:
 
 
 def environment_table(environments: Sequence[Mapping[str, str]]) -> list[Fact]:
-    """Returns a row for each key but the rank's own number; a rank that lacks a key has "not there"."""
+    """Returns a row for each key but the rank's own number; a rank that lacks a key has "missing"."""
     names = dict.fromkeys(name for environment in environments for name in environment if name != "rank")
     return [_fact(name, environments) for name in names]
 
 
 def _fact(name: str, environments: Sequence[Mapping[str, str]]) -> Fact:
-    found: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for place, environment in enumerate(environments):
         rank = environment.get("rank", "")
-        found.setdefault(environment.get(name, "not there"), []).append(
+        ranks_of.setdefault(environment.get(name, "missing"), []).append(
             int(rank) if rank.isdecimal() else place
         )
-    if len(found) == 1:
-        return Fact(name, [(next(iter(found)), "")], differs=False)
-    values = [(value, ranks(those)) for value, those in list(found.items())[:_VALUES]]
-    if len(found) > _VALUES:
-        values.append((f"and {len(found) - _VALUES} more", ""))
+    if len(ranks_of) == 1:
+        return Fact(name, [(next(iter(ranks_of)), "")], differs=False)
+    values = [(value, ranks(those)) for value, those in list(ranks_of.items())[:_VALUES]]
+    if len(ranks_of) > _VALUES:
+        values.append((f"and {len(ranks_of) - _VALUES} more", ""))
     return Fact(name, values, differs=name not in _OWN)

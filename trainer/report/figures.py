@@ -21,7 +21,7 @@ PARTS = (
 _LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Loss", "loss", {"may_be_log": True}),
     ("Learning rate", "lr", {"floor": 0.0}),
-    ("Throughput", "samples_per_s", {"floor": 0.0, "note": "samples a second, all ranks"}),
+    ("Throughput", "samples_per_s", {"floor": 0.0, "note": "samples per second, all ranks"}),
     ("Gradient norm", "grad_norm", {"may_be_log": True, "note": "before clipping"}),
     ("Logit scale", "logit_scale", {}),
 )
@@ -89,13 +89,13 @@ def metric_text(name: str, value: float, evaluations: Sequence[Numbers]) -> str:
 
 def metric_title(name: str) -> str:
     """Returns a readable title: `retrieval_i2t_r5` becomes `retrieval image to text R@5`."""
-    words = (
+    title = (
         name.replace("zero_shot", "zero-shot")
         .replace("i2t", "image to text")
         .replace("t2i", "text to image")
         .replace("_", " ")
     )
-    return re.sub(r"\btop(\d+)$", r"top-\1", re.sub(r"\br(\d+)$", r"R@\1", words))
+    return re.sub(r"\btop(\d+)$", r"top-\1", re.sub(r"\br(\d+)$", r"R@\1", title))
 
 
 def _families(evaluations: Sequence[Numbers]) -> Iterator[tuple[str, list[str]]]:

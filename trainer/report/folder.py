@@ -83,10 +83,10 @@ class RunFacts:
 def read_run(folder: Path) -> RunFacts:
     """Reads a run folder. Raises InputError if it is none."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: give a run folder, e.g. runs/first-run")
+        raise InputError(f"{folder} is not a folder: give a run folder, e.g. runs/first-run")
     if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
         raise InputError(
-            f"{folder} is no run folder: it has no job.toml; give the one that holds job.toml and "
+            f"{folder} is not a run folder: it has no job.toml; give the one that has job.toml and "
             "metrics.jsonl"
         )
     remarks: list[str] = []
@@ -145,10 +145,10 @@ def last_lines(path: Path) -> list[str]:
 
 def _event(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and _is_step(found.get("step")) else None
+    return event if isinstance(event, dict) and _is_step(event.get("step")) else None
 
 
 def _is_step(value: object) -> TypeGuard[int]:
@@ -209,8 +209,8 @@ def _failed_ranks(exit_: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> Ite
 
 def _logs(folder: Path, ranks: Iterable[int]) -> dict[int, list[str]]:
     wanted = list(dict.fromkeys(ranks)) or [0]
-    found = {rank: last_lines(folder / rank_log(rank)) for rank in wanted[:_LOGS]}
-    return {rank: lines for rank, lines in found.items() if lines}
+    logs = {rank: last_lines(folder / rank_log(rank)) for rank in wanted[:_LOGS]}
+    return {rank: lines for rank, lines in logs.items() if lines}
 
 
 def _json(folder: Path, name: str, kind: type[T], remarks: list[str]) -> T:
@@ -219,14 +219,14 @@ def _json(folder: Path, name: str, kind: type[T], remarks: list[str]) -> T:
     if not text:
         return kind()
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         remarks.append(f"{name} cannot be read: {error}")
         return kind()
-    if not isinstance(found, kind):
-        remarks.append(f"{name} holds no {kind.__name__}")
+    if not isinstance(content, kind):
+        remarks.append(f"{name} is not a JSON {'object' if kind is dict else 'list'}")
         return kind()
-    return found
+    return content
 
 
 def _text(path: Path, remarks: list[str]) -> str:

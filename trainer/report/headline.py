@@ -10,7 +10,7 @@ from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.wording import large, number, percent, size_of, time_of
-from trainer.text.wording import duration
+from trainer.text.wording import duration, many
 
 _CHECKPOINTS = 20
 _SHOWN_METRICS = ("zero_shot_top1", "zero_shot_top5", "retrieval_i2t_r1", "retrieval_t2i_r1")
@@ -42,12 +42,12 @@ def status(facts: RunFacts) -> Status:
         return Status(
             "open",
             "not finished",
-            "No end is recorded: the run goes on, or it was killed together with what watches it.",
+            "No end is recorded: the run is still going on, or it was killed together with its supervisors.",
         )
     end: Mapping[str, Any] = facts.exit or facts.result
     code, reason = end.get("exit_code"), str(end.get("reason", "no reason is recorded"))
     if code == EXIT_PREEMPTED:
-        return Status("stopped", "stopped", f"{reason}. The same command goes on from the last checkpoint.")
+        return Status("stopped", "stopped", f"{reason}. The same command resumes from the last checkpoint.")
     where = f"rank {end['rank']} on {end.get('node', '?')}: " if "rank" in end else ""
     return Status(
         "failed", "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}", where + reason
@@ -62,7 +62,7 @@ def tiles(facts: RunFacts) -> list[Tile]:
 def not_finite(records: Sequence[Numbers]) -> str:
     """Returns a sentence about the first loss that is NaN or infinite; empty if there is none."""
     first = next((record["step"] for record in records if not math.isfinite(record.get("loss", 0.0))), None)
-    return "" if first is None else f"The loss is not finite at step {number(first)}."
+    return "" if first is None else f"The loss is NaN or infinite at step {number(first)}."
 
 
 def _progress(facts: RunFacts) -> Iterator[Tile]:
@@ -103,9 +103,9 @@ def _speed(facts: RunFacts) -> Iterator[Tile]:
     if speeds:
         speed = statistics.median(speeds)
         yield Tile(
-            "samples a second",
+            "samples per second",
             number(round(speed, 1)),
-            f"{number(round(speed / ranks, 1))} a rank" if ranks else "",
+            f"{number(round(speed / ranks, 1))} per rank" if ranks else "",
         )
     seconds = {name: sum(record.get(field, 0.0) for record in usual) for name, field, _ in PARTS}
     if 0 < sum(seconds.values()) < math.inf:
@@ -115,7 +115,7 @@ def _speed(facts: RunFacts) -> Iterator[Tile]:
             f"{percent(_share(seconds, 'data'))} in data",
         )
     if whole := _number(facts.result, "seconds"):
-        yield Tile("time", duration(whole), f"{ranks} rank{'s' * (ranks != 1)}" if ranks else "")
+        yield Tile("time", duration(whole), many(ranks, "rank") if ranks else "")
 
 
 def _share(seconds: Mapping[str, float], name: str) -> float:

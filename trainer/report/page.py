@@ -20,6 +20,7 @@ from trainer.report.folder import RunFacts, clean, read_run
 from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
 from trainer.run.layout import REPORT_FILE
 from trainer.safe_io.atomic import write_whole
+from trainer.text.wording import many
 
 _RANKS = 64
 _KEYS = ("rank", "node", "state", "phase", "step", "phase_s", "collectives", "collective", "stack")
@@ -88,7 +89,7 @@ def _subtitle(facts: RunFacts) -> str:
         str(model.get("precision", "")),
         f"{optim['loss']} loss" if "loss" in optim else "",
         f"global batch {optim['global_batch_size']}" if "global_batch_size" in optim else "",
-        f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}" if ranks else "",
+        f"{many(ranks, 'rank')} on {many(nodes, 'node')}" if ranks else "",
         facts.environment[0].get("backend", "") if ranks else "",
     ]
     return " · ".join(part for part in parts if part)
@@ -102,7 +103,7 @@ def _json_in_script(text: str) -> Markup:
 def _stuck_ranks(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns what each rank did when a limit passed, the late ones first; `late` marks them."""
     late, ranks = (
-        found if isinstance(found := diagnosis.get(key), list) else [] for key in ("late", "ranks")
+        value if isinstance(value := diagnosis.get(key), list) else [] for key in ("late", "ranks")
     )
     known = [rank for rank in ranks if isinstance(rank, dict)]
     rows = [{key: rank.get(key, "") for key in _KEYS} | {"late": rank.get("rank") in late} for rank in known]

@@ -72,11 +72,11 @@ def _decades(low: float, high: float, most: int) -> list[float]:
     """Returns 1, 2 and 5 times the powers of ten if these are not too many, else every so many powers."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
-        found = _within(
+        ticks = _within(
             (float(f"{digit}e{exponent}") for exponent in exponents for digit in digits), low, high
         )
-        if len(found) <= most:
-            return found
+        if len(ticks) <= most:
+            return ticks
     powers = _within((float(f"1e{exponent}") for exponent in exponents), low, high)
     return powers[:: math.ceil(len(powers) / most)]
 
