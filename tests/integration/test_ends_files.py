@@ -46,7 +46,7 @@ def test_storage_that_fails_is_asked_again_and_then_named(
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        pytest.param(cut_short, "bytes of", id="cut short"),
+        pytest.param(cut_short, "bytes instead of", id="cut short"),
         pytest.param(flip_a_bit, "checksum", id="flipped bit"),
     ],
 )
@@ -58,7 +58,7 @@ def test_newest_checkpoint_that_is_broken_is_named_and_the_one_before_it_used(
     harm(newest)
     end = begin(tmp_path, backend, launcher, steps=12).end()
     assert end.code == 0, end.errors
-    passed_over = next(line for line in end.output.splitlines() if "passed over, broken" in line)
+    passed_over = next(line for line in end.output.splitlines() if "skipped a broken checkpoint" in line)
     assert newest.name in passed_over
     assert said in passed_over
     assert f"start        step {int(before.name.rpartition('-')[2])}, from" in end.output

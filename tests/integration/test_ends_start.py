@@ -116,7 +116,7 @@ def test_other_code_and_another_version_on_one_rank_are_named_at_the_start(
     running = begin(tmp_path, backend, launcher, "path:1:start:0", variables={"OTHER_PATH": str(other)})
     end = running.end()
     assert end.code == 2, end.errors
-    assert "the ranks do not run the same:" in end.errors
+    assert "the ranks differ in their software or settings:" in end.errors
     assert f"0.0.1 on rank 1 ({NODE})" in end.errors
     assert "  code: " in end.errors
     assert end.errors.count("  python: ") == 0, "what is equal is not listed"

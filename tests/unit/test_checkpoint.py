@@ -147,17 +147,17 @@ def _make_the_manifest_a_list(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
-        (cut_short, "bytes of"),
+        (cut_short, "bytes instead of"),
         (flip_a_bit, "checksum"),
         (_lose_a_part, "model.pt is missing"),
         (_cut_the_manifest, "cannot be read"),
-        (_make_the_manifest_a_list, "malformed, step, files cannot be read"),
-        (_without("step"), "malformed, step cannot"),
-        (_without("files", files.WEIGHTS), "malformed, model.pt cannot"),
-        (_without("files", files.WEIGHTS, "sha256"), "no size and checksum of model.pt"),
-        (_without("job"), "malformed, job cannot"),
-        (_without("job", "checkpoint"), "malformed, checkpoint cannot"),
-        (_without("data_samples"), "malformed, data_samples cannot"),
+        (_make_the_manifest_a_list, "malformed: it has no valid step, files"),
+        (_without("step"), "malformed: it has no valid step"),
+        (_without("files", files.WEIGHTS), "malformed: it has no valid model.pt"),
+        (_without("files", files.WEIGHTS, "sha256"), "no size and checksum for model.pt"),
+        (_without("job"), "malformed: it has no valid job"),
+        (_without("job", "checkpoint"), "malformed: it has no valid checkpoint"),
+        (_without("data_samples"), "malformed: it has no valid data_samples"),
     ],
 )
 def test_a_broken_one_is_named_and_the_one_before_it_used(
@@ -228,7 +228,7 @@ def test_a_job_that_changed_in_what_matters_is_refused_with_the_difference(
 
 def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -> None:
     _save(tmp_path, _train(alone), 1)
-    with pytest.raises(InputError, match="had 64 samples there and has 63 here"):
+    with pytest.raises(InputError, match="had 64 samples then and has 63 now"):
         _resumed(tmp_path, alone, samples=63)
     with pytest.raises(InputError, match=r"model.name is .*tiny-vit.json there and .*tiny-resnet.json here"):
         _resumed(tmp_path, alone, tiny_job(config=RESNET))
@@ -325,7 +325,7 @@ def test_a_checkpoint_of_open_clip_train_that_leaves_nothing_to_train_is_refused
     end, key = (6, "steps") if length["steps"] else (12, "epochs")
     with pytest.raises(
         InputError,
-        match=rf"after epoch 3 = step 12, and this job ends at step {end}: raise optim\.{key}, or .*pretrained",
+        match=rf"after epoch 3, which is step 12 here, but this job ends at step {end}: raise optim\.{key}, or .*pretrained",
     ):
         _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim=length))
 
@@ -336,7 +336,7 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
             return (Path.touch, (tmp_path / "trapped",))
 
     torch.save({"epoch": 1, "state_dict": Trap(), "optimizer": {}}, tmp_path / "epoch_1.pt")
-    with pytest.raises(InputError, match="no checkpoint of open_clip_train") as refusal:
+    with pytest.raises(InputError, match="not a checkpoint of open_clip_train") as refusal:
         _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(tmp_path / "epoch_1.pt")}))
     assert "weights_only" not in str(refusal.value)
     assert not (tmp_path / "trapped").exists()

@@ -124,7 +124,8 @@ def test_blocks_with_synchronised_batch_norm_are_left_alone_and_counted(alone: C
     clip = build_model(job, batch_plan, alone).model
     synchronise_batch_norm(clip, alone)
     assert (
-        str(compile_blocks(clip)) == "2 blocks, at their first pass; 2 with synchronised batch norm are not"
+        str(compile_blocks(clip))
+        == "2 blocks, each at its first pass; 2 blocks with synchronised batch norm cannot be compiled"
     )
 
 

@@ -180,10 +180,10 @@ def test_the_reason_of_a_stopped_run_is_the_rank_s_own() -> None:
     def tell(coordinator: Coordinator, said: list[Message]) -> None:
         for rank in (0, 1):
             coordinator.receive(
-                {"kind": "done", "rank": rank, "code": 75, "reason": "asked to stop in an evaluation"}
+                {"kind": "done", "rank": rank, "code": 75, "reason": "asked to stop during an evaluation"}
             )
 
-    assert decided(tell)[0].reason == "asked to stop in an evaluation"
+    assert decided(tell)[0].reason == "asked to stop during an evaluation"
 
 
 def test_rank_that_joins_after_the_request_hears_of_it() -> None:

@@ -167,7 +167,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(ours: Path, alone: Comm) -> 
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"model\.pt does not have the checksum it was written with"):
+    with pytest.raises(InputError, match=r"model\.pt: its checksum differs from that in manifest\.json"):
         with_loss_of_weights(with_weights(path), alone)
 
 

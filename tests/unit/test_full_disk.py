@@ -31,7 +31,7 @@ def test_samples_that_cannot_be_recorded_are_left_out_all_the_same(
 ) -> None:
     NonFiniteGuard(Health(non_finite="skip"), no_folder, alone.world).check(3, LEFT_OUT, ["a"])
     assert "the samples of step 3 are NOT WRITTEN: " in caplog.text
-    with pytest.raises(NonFinite, match=r"its samples are not recorded \(.*Not a directory"):
+    with pytest.raises(NonFinite, match=r"Its samples are not recorded \(.*Not a directory"):
         NonFiniteGuard(Health(), no_folder, alone.world).check(3, LEFT_OUT, ["a"])
 
 

@@ -29,7 +29,7 @@ def test_only_what_differs_is_named_with_the_odd_ranks_and_their_nodes() -> None
 def test_what_is_missing_on_a_rank_differs() -> None:
     everyone = [("n0", {"variable NCCL_ALGO": "Ring"}), ("n0", {"variable NCCL_ALGO": "Ring"}), ("n1", {})]
     assert list(differences(everyone)) == [
-        "  variable NCCL_ALGO: Ring on 2 of 3 ranks, not there on rank 2 (n1)"
+        "  variable NCCL_ALGO: Ring on 2 of 3 ranks, missing on rank 2 (n1)"
     ]
 
 
@@ -65,7 +65,7 @@ def test_a_process_that_is_not_what_its_image_promises_is_named(
     (tmp_path / "stack.json").write_text(json.dumps({"torch": torch}))
     assert check_same(tiny_job(), alone) == ""
     (tmp_path / "stack.json").write_text(json.dumps({"torch": "2.1.0"}))
-    said = f"their image was built and proven with:\n  torch {torch}, the image has 2.1.0: rank 0"
+    said = f"their image was built and verified with:\n  torch {torch}, the image has 2.1.0: rank 0"
     with pytest.raises(InputError, match=re.escape(said)):
         check_same(tiny_job(), alone)
     assert said in check_same(tiny_job(health={"same_environment": "warn"}), alone)

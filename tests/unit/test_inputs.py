@@ -220,7 +220,7 @@ def test_a_model_config_that_cannot_be_one_is_refused(
 
 
 def test_a_folder_without_a_model_config_is_refused(tmp_path: Path) -> None:
-    assert "holds no open_clip_config.json" in problem(inputs.check_model, f"local-dir:{tmp_path}")
+    assert "contains no open_clip_config.json" in problem(inputs.check_model, f"local-dir:{tmp_path}")
 
 
 def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:
@@ -289,11 +289,11 @@ def test_class_names_and_templates_come_from_files_or_the_job(folder: Path) -> N
 @pytest.mark.parametrize(
     ("key", "content", "expected"),
     [
-        ("class_names", "cat\n\ndog\n", "names.txt:2: an empty line"),
-        ("class_names", "", "names.txt:1: an empty line"),
+        ("class_names", "cat\n\ndog\n", "names.txt:2: this line is empty"),
+        ("class_names", "", "names.txt:1: this line is empty"),
         ("class_names", None, "cannot be read (No such file or directory)"),
-        ("templates", "a {}\na photo\n", "names.txt:2: a template without {}"),
-        ("templates", "a {}\na {style} {}\n", "names.txt:2: a template takes the class name once"),
+        ("templates", "a {}\na photo\n", "names.txt:2: this template has no {}"),
+        ("templates", "a {}\na {style} {}\n", "names.txt:2: a template has the class name once"),
     ],
 )
 def test_a_bad_file_of_lines_is_named_with_its_line(
@@ -310,7 +310,7 @@ def test_a_bad_file_of_lines_is_named_with_its_line(
 @pytest.mark.parametrize("template", ["a {style} photo of a {}", "{} and {}", "a } of a {}", "a {} {0}"])
 def test_a_template_that_no_class_name_fits_is_refused(folder: Path, template: str) -> None:
     found = problem(inputs.check_evaluation, evaluation(folder, templates=("a {}", template)))
-    assert f"eval.templates: {template!r}: a template takes the class name once" in found
+    assert f"eval.templates: {template!r}: a template has the class name once" in found
     inputs.check_evaluation(evaluation(folder, templates=("a {} in {{braces}}",)))
 
 

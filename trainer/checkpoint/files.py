@@ -74,7 +74,7 @@ class Folder:
                 raise OSError(f"checkpoint of step {self.step}: {failure.read_text()}")
             if time.monotonic() > limit:
                 raise TimeoutError(
-                    f"checkpoint of step {self.step}: not written within {timeout_s:g} s: "
+                    f"checkpoint of step {self.step}: these files were not written within {timeout_s:g} s: "
                     f"{', '.join(missing)}"
                 )
             time.sleep(_POLL_S)
@@ -115,13 +115,15 @@ def verify(folder: Path) -> dict[str, Any]:
     for name, seal in manifest["files"].items():
         path = folder / name
         if not (isinstance(seal, dict) and {"bytes", "sha256"} <= seal.keys() and path.name == name):
-            raise BrokenCheckpoint(f"{folder}: its {MANIFEST} has no size and checksum of {name}")
+            raise BrokenCheckpoint(f"{folder}: its {MANIFEST} has no size and checksum for {name}")
         if not path.is_file():
             raise BrokenCheckpoint(f"{folder}: {name} is missing")
         if path.stat().st_size != seal["bytes"]:
-            raise BrokenCheckpoint(f"{folder}: {name} has {path.stat().st_size} bytes of {seal['bytes']}")
+            raise BrokenCheckpoint(
+                f"{folder}: {name} has {path.stat().st_size} bytes instead of {seal['bytes']}"
+            )
         if _sealed(path) != seal:
-            raise BrokenCheckpoint(f"{folder}: {name} does not have the checksum it was written with")
+            raise BrokenCheckpoint(f"{folder}: the checksum of {name} differs from that in its {MANIFEST}")
     return manifest
 
 
@@ -130,9 +132,7 @@ def require(folder: Path, manifest: object, kinds: Mapping[str, type]) -> None:
     values = manifest if isinstance(manifest, dict) else {}
     lacking = [key for key, kind in kinds.items() if not isinstance(values.get(key), kind)]
     if lacking:
-        raise BrokenCheckpoint(
-            f"{folder}: its {MANIFEST} is malformed, {', '.join(lacking)} cannot be read from it"
-        )
+        raise BrokenCheckpoint(f"{folder}: its {MANIFEST} is malformed: it has no valid {', '.join(lacking)}")
 
 
 def newest_first(checkpoints: Path) -> Iterator[Path]:

@@ -39,9 +39,9 @@ def read(path: Path) -> OpenClipCheckpoint:
         )
     except Exception as error:  # damaged bytes can make torch.load raise anything
         raise InputError(
-            f"checkpoint.resume = {path} is no checkpoint of open_clip_train (a file with epoch, state_dict "
-            "and optimizer): "
-            f"{cause(error)}. Weights alone go to model.pretrained"
+            f"checkpoint.resume = {path} is not a checkpoint of open_clip_train (a file with epoch, "
+            "state_dict and optimizer): "
+            f"{cause(error)}. To load weights alone, set model.pretrained"
         ) from None
 
 
@@ -50,12 +50,12 @@ def load(checkpoint: OpenClipCheckpoint, model: nn.Module, optimizer: Optimizer)
     try:
         model.load_state_dict(checkpoint.weights)
     except RuntimeError as error:
-        raise InputError(f"checkpoint.resume = {checkpoint.path} is of another model: {error}") from None
+        raise InputError(f"checkpoint.resume = {checkpoint.path} belongs to another model: {error}") from None
     names = _optimizer_order(model)
     if sorted(checkpoint.optimizer["state"]) not in ([], list(range(len(names)))):
         raise InputError(
             f"checkpoint.resume = {checkpoint.path}: its optimizer has "
-            f"{len(checkpoint.optimizer['state'])} parameters, not {len(names)}"
+            f"state for {len(checkpoint.optimizer['state'])} parameters, but this model trains {len(names)}"
         )
     put_optimizer(
         {names[number]: state for number, state in checkpoint.optimizer["state"].items()}, model, optimizer

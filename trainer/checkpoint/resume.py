@@ -43,7 +43,9 @@ def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples:
             start, scaler = _restore_here(job, checkpoints, train, samples)
             answer = start.steps_done, str(start.source) if start.source else None, scaler
             for aside in files.set_aside(checkpoints, start.steps_done):
-                log.warning("resume       set aside, for this start goes on from before it: %s", aside)
+                log.warning(
+                    "resume       moved aside, because this start continues from an earlier step: %s", aside
+                )
         except (InputError, BrokenCheckpoint) as error:
             answer = str(error)
     answer = comm.broadcast_object(answer)
@@ -118,7 +120,7 @@ def _chosen(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]
         try:
             return folder, _resumable(folder)
         except BrokenCheckpoint as error:
-            log.warning("resume       passed over, broken: %s", error)
+            log.warning("resume       skipped a broken checkpoint: %s", error)
     return None, {}
 
 
@@ -135,19 +137,19 @@ def _refuse_to_mix(checkpoints: Path) -> None:
     for folder in files.newest_first(checkpoints):
         raise InputError(
             f"checkpoint.resume = never, but the run folder has {folder}: "
-            "take another name with --set name=..., resume = auto, "
-            "or move the run folder away (`clipship run --fresh` does)"
+            "choose another name with --set name=..., set checkpoint.resume = auto, "
+            "or move the run folder away (`clipship run --fresh` does that)"
         )
 
 
 def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, samples: int) -> None:
     changes = list(differences(manifest["job"], job.model_dump()))
     if manifest["data_samples"] != samples:
-        changes.append(f"data.train had {manifest['data_samples']} samples there and has {samples} here")
+        changes.append(f"data.train had {manifest['data_samples']} samples then and has {samples} now")
     if changes:
         raise InputError(
             f"{folder} is a checkpoint of another run: {'; '.join(changes)}\n"
-            f"what may change is the number of ranks and {', '.join(sorted(may_change_keys()))}; "
+            f"only the number of ranks and these keys may change: {', '.join(sorted(may_change_keys()))}; "
             "to start from its weights alone, "
             f"set model.pretrained = {folder / files.WEIGHTS} in a run of another name"
         )
@@ -163,14 +165,14 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
     steps = checkpoint.epoch * length.epoch_steps
     if steps >= length.steps:
         raise InputError(
-            f"checkpoint.resume = {path}: that file is after epoch {checkpoint.epoch} = step {steps}, "
-            f"and this job ends at step {length.steps}: raise "
+            f"checkpoint.resume = {path}: that file was saved after epoch {checkpoint.epoch}, "
+            f"which is step {steps} here, but this job ends at step {length.steps}: raise "
             f"optim.{'steps' if job.optim.steps else 'epochs'}, "
-            "or give the file as model.pretrained"
+            "or set model.pretrained to load its weights alone"
         )
     foreign.load(checkpoint, train.model, train.optimizer)
     log.info(
-        "resume       %s: open_clip_train's, after epoch %d, which is step %d here",
+        "resume       %s was written by open_clip_train after epoch %d, which is step %d here",
         path,
         checkpoint.epoch,
         steps,

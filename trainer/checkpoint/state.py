@@ -60,7 +60,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     try:
         model.load_state_dict(_load(folder / WEIGHTS))
     except RuntimeError as error:
-        raise BrokenCheckpoint(f"{folder}: its weights are of another model: {error}") from error
+        raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
 
 
 def load_optimizer(

@@ -68,13 +68,13 @@ def _check_seal(path: Path) -> None:
         sealed = json.loads(manifest.read_text(encoding="utf-8"))["files"][path.name]["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"{path}: the {MANIFEST} beside it does not say its checksum ({cause(error)}): "
-            "take another checkpoint"
+            f"{path}: the {MANIFEST} beside it has no checksum for it ({cause(error)}): "
+            "choose another checkpoint"
         ) from None
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sealed:
             raise InputError(
-                f"{path} does not have the checksum it was written with: take another checkpoint of the run"
+                f"{path}: its checksum differs from that in {MANIFEST}: choose another checkpoint of the run"
             )
 
 
@@ -92,8 +92,8 @@ def _names(path: Path) -> list[str]:
         content = torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:  # damaged bytes can make the readers raise anything
         raise InputError(
-            f"{path} holds no weights that can be read safely ({cause(error)}): give a file of tensors by "
-            "name"
+            f"{path} holds no weights that can be read safely ({cause(error)}): "
+            "give a file that holds tensors by name"
         ) from None
     tensors = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not any(
@@ -101,7 +101,7 @@ def _names(path: Path) -> list[str]:
     ):
         raise InputError(
             f"{path} holds no weights (it is a {type(content).__name__} without tensors): "
-            "give a file of tensors by name"
+            "give a file that holds tensors by name"
         )
     return [str(name) for name in tensors]
 
@@ -109,7 +109,7 @@ def _names(path: Path) -> list[str]:
 def cause(error: Exception) -> str:
     """Returns the error's text in one line, without colours and torch's advice to run a file's code."""
     if isinstance(error, pickle.UnpicklingError) or any(offer in str(error) for offer in _OFFERS_CODE):
-        return "it is damaged, or brings Python code beside its tensors"
+        return "it is damaged, or contains Python code besides tensors"
     if isinstance(error, EOFError):
         return "it is empty, or ends too early"
     lines = _COLOURS.sub("", str(error)).strip().splitlines()

@@ -137,7 +137,7 @@ class CheckpointWriter:
             if self._settings.on_failure == "continue":
                 log.error(
                     "checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); "
-                    "the one before is still good",
+                    "the previous checkpoint is still good",
                     error,
                 )
             if self._rank:
@@ -161,7 +161,7 @@ class CheckpointWriter:
         size = sum(path.stat().st_size for path in final.iterdir())
         self._written.append(Written(folder.step, final.name, size, round(time.monotonic() - start, 3)))
         log.info(
-            "%-12s %s, %.1f MB in %.1f s beside training",
+            "%-12s %s, %.1f MB written in %.1f s during training",
             "checkpoint",
             final,
             size / 1e6,

@@ -26,13 +26,13 @@ def class_names(evaluation: Eval) -> tuple[str, ...]:
             raise InputError(
                 f"eval.class_names gives {len(names)} names, but {folder} holds {len(folders)} class "
                 "folders: "
-                "give one for each"
+                "give one name per folder"
             )
         return names
     if not folders:
         raise InputError(
-            "eval.class_names: give the names by class number; "
-            "only a folder that holds a folder for each class needs none"
+            "eval.class_names: give the names in the order of the class numbers; "
+            "only a folder with one folder per class needs no names"
         )
     return tuple(map(spoken, folders))
 
@@ -46,10 +46,10 @@ def templates(evaluation: Eval) -> tuple[str, ...]:
     for number, line in enumerate(sentences, start=1):
         place = repr(line) if isinstance(evaluation.templates, tuple) else f"{evaluation.templates}:{number}"
         if "{}" not in line:
-            raise InputError(f"eval.templates: {place}: a template without {{}} for the class name")
+            raise InputError(f"eval.templates: {place}: this template has no {{}} for the class name")
         if not _takes_a_name(line):
             raise InputError(
-                f"eval.templates: {place}: a template takes the class name once, for {{}}; "
+                f"eval.templates: {place}: a template has the class name once, as {{}}; "
                 f"write other braces twice: {{{{ and }}}}"
             )
     return sentences
@@ -74,13 +74,16 @@ def lines(given: str | tuple[str, ...]) -> tuple[str, ...]:
         text = Path(given).read_text(encoding="utf-8-sig").rstrip()
     except OSError as problem:
         raise InputError(
-            f"{given} cannot be read ({problem.strerror}): give a file with one a line, or a list in brackets"
+            f"{given} cannot be read ({problem.strerror}): "
+            "give a file with one entry per line, or a list in brackets"
         ) from None
     except UnicodeDecodeError:
         raise InputError(f"{given} is not UTF-8 text") from None
     entries = tuple(line.strip() for line in text.split("\n"))
     if "" in entries:
-        raise InputError(f"{given}:{entries.index('') + 1}: an empty line; one entry is expected on each")
+        raise InputError(
+            f"{given}:{entries.index('') + 1}: this line is empty; each line must hold one entry"
+        )
     return entries
 
 

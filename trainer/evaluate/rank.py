@@ -25,6 +25,7 @@ from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import leave_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
@@ -59,7 +60,7 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
     Raises InputError, and Preempted if a stop is asked for.
     """
     log.info("%-12s %s with %s", "model", job.model.name, job.model.pretrained or "its own weights")
-    log.info("%-12s %d ranks, %s on %s", "world", comm.world.size, comm.name, comm.device)
+    log.info("%-12s %s, %s on %s", "world", many(comm.world.size, "rank"), comm.name, comm.device)
     evaluation = Evaluation(job, comm)
     job = with_loss_of_weights(job, comm)
     if job.data.workers:

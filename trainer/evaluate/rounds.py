@@ -24,5 +24,5 @@ def rounds(count: int, block: int, comm: Comm, stop: Callable[[], bool]) -> Iter
     """
     for begin in range(0, count, block * comm.world.size):
         if comm.all_reduce(torch.tensor(float(stop()), device=comm.device)) > 0:
-            raise Preempted("asked to stop in an evaluation")
+            raise Preempted("asked to stop during an evaluation")
         yield begin

@@ -82,8 +82,8 @@ def _check_labels(source: Source, block: EvalBlock, classes: int) -> None:
     for index in (block.labels >= classes).nonzero()[:1, 0].tolist():
         raw = source.read(block.first + index)
         raise InputError(
-            f"eval.zero_shot: {raw.origin}: sample {raw.key} is of class {raw.label}, "
-            f"but eval.class_names gives {classes} names, from 0"
+            f"eval.zero_shot: {raw.origin}: sample {raw.key} has class number {raw.label}, "
+            f"but eval.class_names gives {classes} names, for the numbers from 0 to {classes - 1}"
         )
 
 

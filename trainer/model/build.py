@@ -107,8 +107,8 @@ def untrained(job: Job) -> Clip:
     pretrained = job.model.pretrained and weights_file(job.model.pretrained)
     if check_weights(pretrained) and job.optim.loss != "siglip":
         raise InputError(
-            f"model.pretrained: {pretrained} was trained with optim.loss = siglip, "
-            "and has a bias that a model for the loss clip has not: "
+            f"model.pretrained: {pretrained} was trained with optim.loss = siglip "
+            "and has a bias, which a model for optim.loss = clip lacks: "
             "set optim.loss = siglip, or choose other weights"
         )
     with _quiet(pretrained is None), loading(job, pretrained):

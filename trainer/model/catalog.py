@@ -11,8 +11,8 @@ from trainer.model.tags import clean_tag, known_tags
 from trainer.run.checkpoints import MANIFEST, WEIGHTS
 
 NO_LOSS = (
-    "also writes captions (CoCa), for which there is no loss here: choose a model with two towers; "
-    "`clipship eval` takes it"
+    "also writes captions (CoCa), and Clipship has no loss for them: choose a model with two towers; "
+    "`clipship eval` can evaluate this one"
 )
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 _HUB = "hf-hub:"
@@ -79,7 +79,7 @@ def check_pretrained(pretrained: str | None) -> None:
             "give a checkpoint (runs/NAME/checkpoints/step-...)"
         )
     if not os.access(file, os.R_OK):
-        raise InputError(f"model.pretrained: no weights file that can be read at {file}")
+        raise InputError(f"model.pretrained: there is no weights file that can be read at {file}")
 
 
 def check_tag(name: str, tag: str | None) -> None:
@@ -95,7 +95,7 @@ def check_tag(name: str, tag: str | None) -> None:
     near = difflib.get_close_matches(clean_tag(tag), known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}."
     raise InputError(
-        f"model.pretrained: {name} has no weights called {tag!r}; {hint} A file is given by its path"
+        f"model.pretrained: {name} has no weights called {tag!r}; {hint} For a file, give its path"
     )
 
 
@@ -126,12 +126,12 @@ def _check_known(name: str) -> None:
     hint = (
         f"did you mean {', '.join(near)}?" if near else f"open_clip has for example {', '.join(known[:3])}."
     )
-    raise InputError(f"model.name: unknown model {name!r}; {hint} A config file is given by its path (.json)")
+    raise InputError(f"model.name: unknown model {name!r}; {hint} For a config file, give its path (.json)")
 
 
 def _check_folder(folder: Path) -> None:
     if not (folder / "open_clip_config.json").is_file():
-        raise InputError(f"model.name: {folder} holds no open_clip_config.json")
+        raise InputError(f"model.name: {folder} contains no open_clip_config.json")
 
 
 def _check_config(path: Path) -> None:

@@ -28,8 +28,9 @@ class Compiled:
     """Blocks with synchronised batch norm; they are not compiled, as no kernel can hold a collective."""
 
     def __str__(self) -> str:
-        rest = f"; {self.communicating} with synchronised batch norm are not" if self.communicating else ""
-        return f"{many(self.blocks, 'block')}, at their first pass{rest}"
+        uncompiled = many(self.communicating, "block")
+        rest = f"; {uncompiled} with synchronised batch norm cannot be compiled" if self.communicating else ""
+        return f"{many(self.blocks, 'block')}, each at its first pass{rest}"
 
 
 def compile_blocks(model: nn.Module) -> Compiled:

@@ -63,19 +63,19 @@ def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError
     name = job.model.name
     if not job.model.offline and (source := _not_reached(error)):
         return StorageError(
-            f"{pretrained or name} cannot be fetched, for the hub does not answer ({cause(source)}): "
-            "start again when it does; "
-            "model.offline = true takes only what the cache (model.cache_dir) holds"
+            f"{pretrained or name} cannot be fetched, because the hub does not answer ({cause(source)}): "
+            "start again when it does, "
+            "or set model.offline = true to use only what the cache (model.cache_dir) holds"
         )
     if isinstance(error, ImportError):
         return InputError(
-            f"model.name: {name} needs a package that is not here ({cause(error)}): "
+            f"model.name: {name} needs a package that is not installed ({cause(error)}): "
             "install it, or choose another model"
         )
     if pretrained is None and not (name.endswith(".json") or ":" in name or isinstance(error, _ENVIRONMENT)):
         return None
     if pretrained is None:
-        return InputError(f"model.name: open_clip cannot make a model of {name}: {cause(error)}")
+        return InputError(f"model.name: open_clip cannot build the model {name}: {cause(error)}")
     return InputError(
         f"{pretrained} cannot be loaded as {name}: {_lines(error)}\nis model.name (--model) right?"
     )

@@ -39,13 +39,13 @@ def needed(model: str) -> Need:
     if text is None:
         return Need()
     if tower := text.get("hf_model_name"):
-        return Need(_HUGGING_FACE, f"its text tower is {tower} of Hugging Face's")
+        return Need(_HUGGING_FACE, f"its text tower is {tower} from Hugging Face")
     if tokenizer := text.get("hf_tokenizer_name"):
-        return Need(_HUGGING_FACE, f"its tokenizer is {tokenizer} of Hugging Face's")
+        return Need(_HUGGING_FACE, f"its tokenizer is {tokenizer} from Hugging Face")
     if ":" not in model and "siglip" in Path(model).name.lower():
         return Need(
             _SENTENCE_PIECE,
-            "open_clip fetches SigLIP's vocabulary for every name with siglip, "
+            "open_clip fetches SigLIP's vocabulary for every model with siglip in its name, "
             "unless text_cfg names a hf_tokenizer_name",
         )
     return Need()

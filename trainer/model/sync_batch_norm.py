@@ -90,7 +90,7 @@ def _synchronised(norm: nn.Module, comm: Comm, name: str) -> nn.Module:
     kind = kinds.get(type(norm))
     if kind is None:
         raise InputError(
-            f"model.sync_batch_norm does not know {type(norm).__name__} at {name}: "
+            f"model.sync_batch_norm does not support {type(norm).__name__} at {name}: "
             "set it to false, or choose another model"
         )
     replacement = kind.__new__(kind)

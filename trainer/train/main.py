@@ -101,7 +101,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     length = schedule(job, samples)
     run = open_run(job, comm)
     if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume)):
-        _say("result", f"{run.result}: this run is done; --fresh sets it aside and begins anew")
+        _say("result", f"{run.result}: this run is done; --fresh moves it aside and starts again")
         return None
     _announce(job, comm, run, batch_plan, source, samples, length)
     if job.data.workers:
@@ -182,11 +182,8 @@ def _announce(
     remainder = samples - length.epoch_steps * batch_plan.global_batch_size
     tail = f" ({many(remainder, 'sample')} of each epoch left out)" if remainder else ""
     _say("run folder", str(run.folder))
-    _say(
-        "world",
-        f"{many(world.size, 'rank')}, {world.local_size} of them on {world.node}, started by "
-        f"{world.launcher}",
-    )
+    here = f", {world.local_size} of them" if world.local_size < world.size else ""
+    _say("world", f"{many(world.size, 'rank')}{here} on {world.node}, started by {world.launcher}")
     _say(
         "backend",
         f"{comm.name} on {comm.device} "

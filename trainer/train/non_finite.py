@@ -8,6 +8,7 @@ from trainer.config.health import Health
 from trainer.run.layout import NON_FINITE
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.world import World
+from trainer.text.wording import many
 from trainer.train.step import StepResult
 
 log = logging.getLogger("clipship")
@@ -34,18 +35,19 @@ class NonFiniteGuard:
             return
         self._skipped += 1
         where = self._record(step, result, keys)
-        what = f"the gradient of step {step} is not finite (its norm is {float(result.grad_norm):g})"
-        ways = "a smaller optim.lr, a longer optim.warmup_steps or optim.grad_clip_norm may help"
+        what = f"the gradient of step {step} is NaN or infinite (its norm is {float(result.grad_norm):g})"
+        ways = "A smaller optim.lr, a longer optim.warmup_steps or optim.grad_clip_norm may help"
         if self._settings.non_finite == "stop" and not result.scaled:
             raise NonFinite(
-                f"{what}: its samples are {where}; {ways}, health.non_finite = skip leaves such steps out"
+                f"{what}. Its samples are {where}. {ways}; health.non_finite = skip skips such steps"
             )
         if self._skipped >= self._settings.non_finite_in_a_row:
             raise NonFinite(
-                f"{what}, as in the {self._skipped} steps up to it: their samples are {where}; {ways}"
+                f"{what}, like every gradient of the last {many(self._skipped, 'step')}. "
+                f"Their samples are {where}. {ways}"
             )
         if self._world.rank == 0:
-            log.warning("%-12s %s: left out, %d in a row", "not finite", what, self._skipped)
+            log.warning("%-12s %s: step skipped, %d in a row", "not finite", what, self._skipped)
 
     def _record(self, step: int, result: StepResult, keys: Sequence[str]) -> str:
         """Writes the step's samples to the run folder; returns where they are.

@@ -45,11 +45,13 @@ def check_same(job: Job, comm: Comm) -> str:
     everyone = comm.all_gather_object(mine)
     unequal = "\n".join(differences([(node, its) for node, its, _ in everyone]))
     unlike = "\n".join(_by_ranks([lines for _, _, lines in everyone]))
-    problems = [f"the ranks do not run the same:\n{unequal}"] * bool(unequal)
-    problems += [f"the ranks do not run what their image was built and proven with:\n{unlike}"] * bool(unlike)
+    problems = [f"the ranks differ in their software or settings:\n{unequal}"] * bool(unequal)
+    problems += [
+        f"the ranks run other versions than their image was built and verified with:\n{unlike}"
+    ] * bool(unlike)
     if problems and job.health.same_environment == "error":
         hints = [
-            *["make them equal (one image, one environment, one checkout for all nodes)"] * bool(unequal),
+            *["use one image, one environment and one checkout on all nodes"] * bool(unequal),
             *["look for a mount, LD_LIBRARY_PATH or LD_PRELOAD that brings another library"] * bool(unlike),
         ]
         raise InputError(
@@ -110,7 +112,7 @@ def differences(everyone: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[s
     `everyone` holds (node, facts) in rank order.
     """
     for name in sorted({name for _, its in everyone for name in its}):
-        values = [its.get(name, "not there") for _, its in everyone]
+        values = [its.get(name, "missing") for _, its in everyone]
         (usual, count), *others = Counter(values).most_common()
         if others:
             odd = [
