@@ -211,7 +211,7 @@ def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
         ({"pip_packages": ("a\nb",)}, "pattern"),
         ({"env": {"A": "two\nlines"}}, "pattern"),
         ({"env": {"A B": "x"}}, "pattern"),
-        ({"env": {"PATH": "/x"}}, "the image sets it"),
+        ({"env": {"PATH": "/x"}}, "it follows from the stack"),
         ({"base": "Debian 12"}, "not an image name"),
         ({"base": "debian:12\nRUN id"}, "not an image name"),
         *(

@@ -22,7 +22,7 @@ from trainer.supervise.limits import Limits, read_limits
     [
         ({"data_s": 300.0}, "data_s = 300 must be less than step_s = 300: while one rank waits for its data"),
         ({"step_s": 700.0}, "first_step_s = 600 must be at least step_s = 700"),
-        ({"collective_s": 600.0}, "collective_s = 600 must be at least 1830, eval_s and 30 s more"),
+        ({"collective_s": 600.0}, r"collective_s = 600 must be at least 1830 \(eval_s and 30 s more\)"),
     ],
 )
 def test_limits_that_contradict_each_other_are_refused_with_the_reason(
@@ -60,7 +60,7 @@ def test_env_reaches_every_rank_as_it_is_and_wins() -> None:
 
 @pytest.mark.parametrize(
     ("line", "problem"),
-    [("RANK = '1'", "RANK cannot be set"), ("CLIPSHIP_X = ''", "CLIPSHIP_X"), ("'A B' = ''", "env")],
+    [("RANK = '1'", "RANK: cannot be set"), ("CLIPSHIP_X = ''", "CLIPSHIP_X"), ("'A B' = ''", "env")],
 )
 def test_env_with_names_that_are_not_the_jobs_is_refused(tmp_path: Path, line: str, problem: str) -> None:
     path = tmp_path / "job.toml"

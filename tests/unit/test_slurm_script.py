@@ -407,7 +407,7 @@ def test_a_bare_number_is_minutes() -> None:
         ({"partition": "a b"}, "must be one word"),
         ({"constraint": "a\nb"}, "must be one line"),
         ({"setup": ["a\nb"]}, "must be one line"),
-        ({"modules": ["cuda; rm"]}, "is not the name of a module"),
+        ({"modules": ["cuda; rm"]}, "not the name of a module"),
         ({"extra": {"nodes": "3"}}, "nodes follows from resources.nodes"),
         (
             {"extra": {"gres": "nvme:1,gpu:2"}},

@@ -17,6 +17,8 @@ from trainer.config.types import (
     Text,
     VariableName,
     optional_section,
+    refuse,
+    refuse_names,
 )
 from trainer.text.masking import looks_secret, secret_in
 
@@ -175,9 +177,7 @@ class Image(Section):
     @field_validator("apt_packages")
     @classmethod
     def _package_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if not _APT_PACKAGE.fullmatch(name):
-                raise ValueError(f'"{name}" is not a system package; expected name or name=version')
+        refuse_names(value, _APT_PACKAGE, "not a system package; expected name or name=version")
         return value
 
     @field_validator("pip_packages")
@@ -198,9 +198,10 @@ class Image(Section):
     @field_validator("env")
     @classmethod
     def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
-        taken = [name for name in value if name in _SET_BY_THE_IMAGE]
-        if taken:
-            raise ValueError(f"{', '.join(taken)} cannot be set: the image sets it from the stack")
+        refuse(
+            (name for name in value if name in _SET_BY_THE_IMAGE),
+            "cannot be set, because it follows from the stack",
+        )
         for name, text in value.items():
             if why := looks_secret(name, text):
                 raise ValueError(

@@ -18,7 +18,14 @@ from trainer.config.results import Checkpoint, Eval, Logging
 from trainer.config.schedulers import SCHEDULERS
 from trainer.config.timeouts import Timeouts
 from trainer.config.training import Model, Optim
-from trainer.config.types import SchedulerSection, Section, VariableName, VariableValue, optional_section
+from trainer.config.types import (
+    SchedulerSection,
+    Section,
+    VariableName,
+    VariableValue,
+    optional_section,
+    refuse,
+)
 from trainer.sysinfo.imports import load
 
 if TYPE_CHECKING:
@@ -110,9 +117,10 @@ class Job(Section):
     @field_validator("env")
     @classmethod
     def _free_names(cls, value: dict[str, str]) -> dict[str, str]:
-        taken = [name for name in value if name.startswith("CLIPSHIP_") or name in _LAUNCHERS_NAMES]
-        if taken:
-            raise ValueError(f"{', '.join(taken)} cannot be set by a job: the launcher sets it for each rank")
+        refuse(
+            (name for name in value if name.startswith("CLIPSHIP_") or name in _LAUNCHERS_NAMES),
+            "cannot be set by a job, because the launcher sets it for each rank",
+        )
         return value
 
     @field_validator("name")

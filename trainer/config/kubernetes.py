@@ -19,7 +19,6 @@ from trainer.config.kubernetes_values import (
     parse_mount,
     parse_reference,
     parse_toleration,
-    refuse_names,
 )
 from trainer.config.types import (
     AboveZero,
@@ -30,6 +29,8 @@ from trainer.config.types import (
     Text,
     VariableName,
     optional_section,
+    refuse,
+    refuse_names,
 )
 
 JOB_FOLDER = "/etc/clipship"
@@ -320,12 +321,10 @@ class Kubernetes(SchedulerSection):
     @classmethod
     def _free_labels(cls, value: dict[str, str]) -> dict[str, str]:
         refuse_names(value, QUALIFIED_NAME, _QUALIFIED)
-        taken = [name for name in value if name.startswith(_OPERATORS)]
-        if taken:
-            raise ValueError(
-                f"{', '.join(taken)} is set by the operator or by clipship: use another name; for Kueue, "
-                "set kubernetes.queue"
-            )
+        refuse(
+            (name for name in value if name.startswith(_OPERATORS)),
+            "set by the operator or by clipship; use another name, or kubernetes.queue for Kueue",
+        )
         return value
 
     @field_validator("mounts")
@@ -394,9 +393,7 @@ def object_name(job_name: str, kubernetes: Kubernetes, workers: int) -> str:
 
 def _refuse_resources(names: Any) -> None:
     refuse_names(names, QUALIFIED_NAME, _QUALIFIED)
-    plain = [name for name in names if "/" not in name]
-    if plain:
-        raise ValueError(
-            f"{', '.join(plain)}: devices have names with a domain, such as nvidia.com/gpu or "
-            "rdma/hca_shared_devices"
-        )
+    refuse(
+        (name for name in names if "/" not in name),
+        "devices have names with a domain, such as nvidia.com/gpu or rdma/hca_shared_devices",
+    )

@@ -4,7 +4,6 @@ Pure; imports no torch.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,14 +118,6 @@ def parse_reference(text: str, *, with_key: bool) -> Reference:
             'letters, digits, "-", "_" and "."'
         )
     return Reference("secret" if match["kind"] == "secret" else "configmap", match["name"], match["key"])
-
-
-def refuse_names(names: Iterable[str], pattern: re.Pattern[str], allowed: str) -> None:
-    """Raises ValueError that lists the names that do not match the pattern, and says what is allowed."""
-    wrong = [name for name in names if not pattern.fullmatch(name)]
-    if wrong:
-        quoted = ", ".join(f'"{name}"' for name in wrong)
-        raise ValueError(f"{quoted}: {allowed}")
 
 
 def _plain_path(path: str) -> str:

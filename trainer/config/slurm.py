@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.config.keys import JobPath
-from trainer.config.types import SchedulerSection, Text
+from trainer.config.types import SchedulerSection, Text, refuse_names
 
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<hours>\d|[01]\d|2[0-3])(?::(?P<rest>[0-5]\d(?::[0-5]\d)?))?"
@@ -291,8 +291,7 @@ class Slurm(SchedulerSection):
     @field_validator("modules")
     @classmethod
     def _module_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if wrong := [name for name in value if not _MODULE.fullmatch(name)]:
-            raise ValueError(f'"{wrong[0]}" is not the name of a module; expected a name such as cuda/13.0')
+        refuse_names(value, _MODULE, "not the name of a module; expected a name such as cuda/13.0")
         return value
 
     @field_validator("mounts")

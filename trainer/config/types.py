@@ -1,5 +1,7 @@
 """Base class and value types of all sections of the job file. Imports no torch."""
 
+import re
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -38,6 +40,17 @@ def is_stream(name: str) -> bool:
 def is_remote(name: str) -> bool:
     """Returns whether the name is no path, but a stream or a URL such as s3://bucket/0000.tar."""
     return is_stream(name) or "://" in name
+
+
+def refuse(names: Iterable[str], why: str) -> None:
+    """Raises ValueError with the names and the reason, if there is any name."""
+    if listed := ", ".join(names):
+        raise ValueError(f"{listed}: {why}")
+
+
+def refuse_names(names: Iterable[str], pattern: re.Pattern[str], allowed: str) -> None:
+    """Raises ValueError that lists the names that do not match the pattern, and says what is allowed."""
+    refuse((f'"{name}"' for name in names if not pattern.fullmatch(name)), allowed)
 
 
 class Section(BaseModel):
