@@ -329,7 +329,7 @@ def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
     assert cli.main(["render", "kubernetes", "job.toml", "--set", "image.tag=clip:1"]) == 0
     shown = capsys.readouterr()
     assert "kind: MPIJob" in shown.out
-    assert "warning: /far/{00..09}.tar lies on no volume" in shown.err
+    assert "warning: /far/{00..09}.tar is on no volume" in shown.err
 
 
 def test_check_says_that_shards_without_record_are_counted_later(job: str, capsys: Capture) -> None:

@@ -241,7 +241,7 @@ def test_networks_of_the_workers_do_not_reach_the_launcher() -> None:
     (warning,) = warnings(
         kubernetes_job(kubernetes={"annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}})
     )
-    assert "reaches the launcher, too; networks belong into worker_annotations" in warning
+    assert "also applies to the launcher; networks belong in worker_annotations" in warning
 
 
 def test_jobs_on_the_nodes_network_do_not_share_ports() -> None:
@@ -286,7 +286,7 @@ def test_a_policy_does_not_keep_workers_on_the_nodes_network_from_their_launcher
     """No policy selects such pods, and their connections to the launcher come from the node's address."""
     job = kubernetes_job(kubernetes=key)
     assert policy(job) is None
-    assert "kubernetes.network_policy = false says that this is meant" in "".join(warnings(job))
+    assert "kubernetes.network_policy = false accepts this" in "".join(warnings(job))
     assert not list(warnings(kubernetes_job(kubernetes={**key, "network_policy": False})))
 
 
@@ -320,24 +320,24 @@ def test_a_patch_merges_as_kubectl_does() -> None:
     [
         (
             {"spec": {"containers": 3}},
-            "worker.spec.containers is a list in this manifest, and the patch has a single value",
+            "worker.spec.containers is a list in the manifest, but a single value in the patch",
         ),
         (
             {"spec": {"volumes": {"name": "a"}}},
-            "worker.spec.volumes is a list in this manifest, and the patch has a table",
+            "worker.spec.volumes is a list in the manifest, but a table in the patch",
         ),
         (
             {"spec": {"volumes": ["a"]}},
-            "worker.spec.volumes: 'a' must be a table with the key name, by which members of this list are told apart",
+            "worker.spec.volumes: 'a' must be a table with the key name, which identifies the members of this list",
         ),
-        ({"spec": "x"}, "worker.spec is a table in this manifest, and the patch has a single value"),
+        ({"spec": "x"}, "worker.spec is a table in the manifest, but a single value in the patch"),
         (
             {"spec": {"terminationGracePeriodSeconds": ["9"]}},
-            "worker.spec.terminationGracePeriodSeconds is a single value in this manifest, and the patch has a list",
+            "worker.spec.terminationGracePeriodSeconds is a single value in the manifest, but a list in the patch",
         ),
         (
             {"spec": {"containers": [{"name": "worker", "env": "A=1"}]}},
-            "worker.spec.containers[worker].env is a list in this manifest, and the patch has a single value",
+            "worker.spec.containers[worker].env is a list in the manifest, but a single value in the patch",
         ),
     ],
 )
@@ -352,7 +352,7 @@ def test_a_patch_that_makes_no_pod_is_refused_with_its_key(change: dict[str, Any
 def test_a_patch_does_not_make_another_process_the_first_one(role: str, name: str) -> None:
     """Ranks would find the variables of Kubernetes' pause process, or of the node's init."""
     with pytest.raises(
-        InputError, match=rf"kubernetes.patch.{role}.spec.{name} = true: ranks take their variables"
+        InputError, match=rf"kubernetes.patch.{role}.spec.{name} = true: ranks read their variables"
     ):
         manifest(kubernetes_job(kubernetes={"patch": {role: {"spec": {name: True}}}}))
     manifest(kubernetes_job(kubernetes={"patch": {role: {"spec": {name: False}}}}))
@@ -450,15 +450,15 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
     [
         ({"image": {"tag": None}}, "image.tag is missing"),
         ({"data": {"train": ("-",), "stream_samples": 64}}, "pods have no standard input"),
-        ({"kubernetes": {"mounts": {}}}, "lies on no volume that the pods share"),
+        ({"kubernetes": {"mounts": {}}}, "is on no volume that the pods share"),
         ({"kubernetes": {"mounts": {"/scratch": "pvc:a:ro"}}}, "mounted read-only"),
-        ({"logging": {"runs": "/scratch/../runs"}}, "lies on no volume"),
+        ({"logging": {"runs": "/scratch/../runs"}}, "is on no volume"),
         ({"comm": {"launcher": "torchrun"}}, "use auto or mpirun"),
         ({"comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}}, "needs horovodrun"),
         ({"kubernetes": {"name": "a" * 60, "mounts": {"/scratch": "pvc:a"}}}, "use at most 54"),
         (
             {"resources": {"nodes": 7000, "gpus_per_node": 1}, "optim": {"global_batch_size": 7000}},
-            "a ConfigMap holds 1,048,576",
+            "a ConfigMap holds at most 1,048,576",
         ),
         ({"optim": {"global_batch_size": 4097}}, "cannot be shared equally by 8 ranks"),
         (
@@ -469,11 +469,11 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
         ({"kubernetes": {"mem_request_gb": 999.0, "mounts": {"/scratch": "pvc:a"}}}, "limit of 240 GiB"),
         (
             {"env": {"A": "1"}, "kubernetes": {"env": {"A": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
-            "A: set in [env] and in",
+            "A: set in both [env] and",
         ),
         (
             {"kubernetes": {"env": {"CLIPSHIP_TOKEN": "secret:a:b"}, "mounts": {"/scratch": "pvc:a"}}},
-            "CLIPSHIP_TOKEN: what starts the ranks",
+            "CLIPSHIP_TOKEN: the launcher sets these",
         ),
     ],
 )
@@ -552,7 +552,7 @@ def test_seldom_meant_settings_are_warned_of() -> None:
     assert [
         "grace_s" in found[0],
         "IPC_LOCK" in found[1],
-        "/elsewhere/x.tar lies on no volume" in found[2],
+        "/elsewhere/x.tar is on no volume" in found[2],
     ] == [True] * 3
     assert not list(warnings(kubernetes_job()))
 

@@ -7,7 +7,7 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
-from trainer.launch.kubernetes.cluster import Cluster, explain, may_not
+from trainer.launch.kubernetes.cluster import Cluster, explain, lacks_permission
 from trainer.launch.kubernetes.state import state
 from trainer.launch.kubernetes.validate import _digits_below
 
@@ -27,7 +27,7 @@ def refusal(status: int, message: str | None) -> ApiException:
         (
             403,
             'mpijobs.kubeflow.org is forbidden: User "u" cannot create resource "mpijobs"',
-            "you may not: mpijobs.kubeflow.org",
+            "you lack the permission: mpijobs.kubeflow.org",
         ),
         (403, 'pods "x" is forbidden: exceeded quota: small, requested: cpu=8', "it would exceed the quota"),
         (
@@ -41,8 +41,8 @@ def refusal(status: int, message: str | None) -> ApiException:
             "the namespace's pod security forbids it",
         ),
         (403, "no PriorityClass with name high was found", "no PriorityClass with name high"),
-        (404, 'namespaces "nowhere" not found', "there is no such namespace"),
-        (404, 'mpijobs.kubeflow.org "of-namespaces" not found', "the cluster knows no MPIJob"),
+        (404, 'namespaces "nowhere" not found', "the namespace does not exist"),
+        (404, 'mpijobs.kubeflow.org "of-namespaces" not found', "the cluster does not know MPIJobs"),
         (404, None, "the MPI Operator, v0.3 or newer, must be installed"),
         (
             404,
@@ -60,7 +60,7 @@ def test_refusals_say_what_to_do(status: int, message: str | None, expected: str
 
 
 @pytest.mark.parametrize(("status", "advised"), [(403, True), (422, False)])
-def test_who_may_not_is_told_how_the_job_does_without(status: int, advised: bool) -> None:
+def test_who_lacks_permission_is_told_how_the_job_does_without(status: int, advised: bool) -> None:
     said = 'networkpolicies is forbidden: User "u" cannot create resource "networkpolicies"'
     cluster = Cluster(None, "c", "team", "https://server")
     with (
@@ -73,9 +73,9 @@ def test_who_may_not_is_told_how_the_job_does_without(status: int, advised: bool
 
 
 def test_only_rbac_counts_as_not_being_allowed_to() -> None:
-    assert may_not(refusal(403, 'User "u" cannot create resource "pods" in API group ""'))
-    assert not may_not(refusal(403, "exceeded quota: small"))
-    assert not may_not(refusal(422, 'cannot create resource "pods"'))
+    assert lacks_permission(refusal(403, 'User "u" cannot create resource "pods" in API group ""'))
+    assert not lacks_permission(refusal(403, "exceeded quota: small"))
+    assert not lacks_permission(refusal(422, 'cannot create resource "pods"'))
 
 
 def mpijob(*conditions: str, completed: bool = False, **metadata: str) -> dict[str, Any]:
@@ -91,7 +91,10 @@ def mpijob(*conditions: str, completed: bool = False, **metadata: str) -> dict[s
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (mpijob(), "waiting: the MPI Operator has not taken it up (does it run, and watch this namespace?)"),
+        (
+            mpijob(),
+            "waiting: the MPI Operator has not started it yet (does the operator run, and watch this namespace?)",
+        ),
         (mpijob("Created"), "waiting, for "),
         (mpijob("Created", "Running"), "running, for "),
         (
@@ -101,7 +104,7 @@ def mpijob(*conditions: str, completed: bool = False, **metadata: str) -> dict[s
         (mpijob("Created", "Failed", completed=True), "failed, "),
         (mpijob("Created", "Failed", "Succeeded", completed=True), "succeeded, "),
         (mpijob("Created", "Suspended"), "suspended: "),
-        (mpijob("Created", deletionTimestamp="2026-01-01T00:00:00Z"), "going: "),
+        (mpijob("Created", deletionTimestamp="2026-01-01T00:00:00Z"), "ending: "),
     ],
 )
 def test_the_state_is_one_word_and_its_reason(found: dict[str, Any], expected: str) -> None:

@@ -16,11 +16,11 @@ import pytest
 
 from trainer.errors import InputError
 from trainer.launch.kubernetes.pod.attempts import (
-    Memory,
+    AttemptRecord,
+    decide,
     newest_checkpoint,
-    read_memory,
-    verdict,
-    write_memory,
+    read_attempts,
+    write_attempts,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
@@ -120,23 +120,30 @@ def test_a_pod_without_the_operators_key_says_so(tmp_path: Path) -> None:
 def test_failures_without_progress_are_bounded_and_requests_are_heeded(
     code: int, asked: bool, failures: int, checkpoint: str, action: str, final: int | None, counted: int
 ) -> None:
-    found = verdict(
-        Memory("uid", failures=failures), code, asked=asked, checkpoint=checkpoint, retries=3, message="m"
+    decision = decide(
+        AttemptRecord("uid", failures=failures),
+        code,
+        asked=asked,
+        checkpoint=checkpoint,
+        retries=3,
+        message="m",
     )
-    assert (found.action, found.memory.final, found.memory.failures) == (action, final, counted)
+    assert (decision.action, decision.record.final, decision.record.failures) == (action, final, counted)
 
 
 def test_a_new_launcher_remembers_and_a_new_submission_does_not(tmp_path: Path) -> None:
-    write_memory(tmp_path, Memory("uid-1", starts=2, failures=1, final=1, message="rank 3"))
-    assert read_memory(tmp_path, "uid-1") == Memory("uid-1", starts=2, failures=1, final=1, message="rank 3")
-    assert read_memory(tmp_path, "uid-2") == Memory("uid-2")
+    write_attempts(tmp_path, AttemptRecord("uid-1", starts=2, failures=1, final=1, message="rank 3"))
+    assert read_attempts(tmp_path, "uid-1") == AttemptRecord(
+        "uid-1", starts=2, failures=1, final=1, message="rank 3"
+    )
+    assert read_attempts(tmp_path, "uid-2") == AttemptRecord("uid-2")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "uid", "unknown": 1}'])
 def test_a_memory_that_cannot_be_read_counts_as_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "artefacts").mkdir()
     (tmp_path / "artefacts" / "launcher.json").write_text(text)
-    assert read_memory(tmp_path, "uid") == Memory("uid")
+    assert read_attempts(tmp_path, "uid") == AttemptRecord("uid")
 
 
 def test_a_checkpoint_counts_once_it_is_whole(tmp_path: Path) -> None:
@@ -212,7 +219,7 @@ def test_a_worker_whose_sshd_ends_fails_so_that_it_is_started_again() -> None:
     worker = start_worker("sh", "-c", "exit 0")
     assert worker.wait(60) == 1
     assert worker.stderr is not None
-    assert "sh ended with 0" in worker.stderr.read()
+    assert "sh ended with exit code 0" in worker.stderr.read()
     worker.stderr.close()
 
 

@@ -164,7 +164,7 @@ def test_a_job_whose_cluster_is_not_known_here_is_told_both(
     assert main(["status", str(job)]) == 2
     said = capsys.readouterr().err
     assert "has no run folder here" in said
-    assert "its cluster could not be asked: no cluster to talk to" in said
+    assert "its cluster could not be asked: no cluster is known" in said
 
 
 def test_a_run_whose_folder_is_here_needs_no_cluster(

@@ -116,7 +116,7 @@ def test_a_field_that_kubernetes_does_not_know_is_refused(demo: Demo) -> None:
 
 
 def test_a_namespace_that_is_not_there_is_named(demo: Demo) -> None:
-    refused(demo, "there is no such namespace", namespace="nowhere")
+    refused(demo, "the namespace does not exist", namespace="nowhere")
 
 
 def test_a_claim_and_a_secret_that_are_not_there_are_named(demo: Demo) -> None:
@@ -143,7 +143,7 @@ def test_what_others_made_under_the_names_of_the_job_is_left_alone(demo: Demo) -
     for made, said, code in (
         (policy, "has a NetworkPolicy", 1),
         (config_map, "has a ConfigMap", 1),
-        (mpijob, "is there already and is not Clipship's", 2),
+        (mpijob, "already exists and is not Clipship's", 2),
     ):
         subprocess.run(
             ["kubectl", "apply", "--filename=-"], input=made, text=True, check=True, stdout=subprocess.DEVNULL
@@ -198,7 +198,7 @@ def test_a_user_who_may_not_is_told_what_they_may_not(
         "guest", cluster.namespace, {"spec": {}}
     ).status.token
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster, token, tmp_path / "guest")))
-    refused(demo, "you may not: mpijobs.kubeflow.org")
+    refused(demo, "you lack the permission: mpijobs.kubeflow.org")
 
 
 RULES = [
@@ -226,7 +226,8 @@ def test_a_user_who_may_make_no_network_policies_is_told_the_key(
     ).status.token
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(cluster, token, tmp_path / "trainee")))
     refused(
-        demo, "or set kubernetes.network_policy = false: whatever reaches the pods may then connect to them"
+        demo,
+        "or set kubernetes.network_policy = false: then anything that reaches the pods may connect to them",
     )
     demo.submit(
         "open", image={"tag": "clipship-test:missing"}, kubernetes=kubernetes(demo, network_policy=False)
@@ -351,7 +352,7 @@ def test_an_mpijob_submitted_later_under_the_same_name_is_not_taken_for_this_run
     status, cancelled, logs = (demo.clipship(word, str(before)) for word in ("status", "cancel", "logs"))
     assert "gone: the MPIJob of this run was deleted" in status.stdout
     assert (
-        "another one of the same name, submitted later, and is left alone"
+        "another MPIJob of the same name, submitted later; nothing is deleted"
         in cancelled.stdout + cancelled.stderr
     )
     assert (logs.returncode, "submitted later" in logs.stderr) == (2, True)

@@ -92,7 +92,7 @@ def test_a_worker_that_is_asked_to_go_saves_first_and_the_run_goes_on_with_its_s
     assert demo.wait("drained") == "succeeded", demo.said("drained")
     said = demo.said("drained")
     assert "is saved, and the run can go on" in said
-    assert "the ranks are started again (a worker was asked to go)" in said
+    assert "the ranks are started again (a worker was asked to stop)" in said
     assert demo.steps("drained") == list(range(1, demo.steps("drained")[-1] + 1)), (
         "a step was lost or done twice"
     )
@@ -138,7 +138,7 @@ def test_memory_that_runs_out_ends_the_job_with_rank_cause_and_step_in_the_pods_
         assert "rank " in end["message"]
         assert f"on {mpijob}-worker-" in end["message"]
         assert "killed by SIGKILL in" in end["message"]
-        assert "step none was logged last, the newest checkpoint is none" in end["message"]
+        assert "last logged step: none, newest checkpoint: none" in end["message"]
     assert demo.memory("oom")["starts"] == 2, "a launcher that came later started the ranks again"
     assert "when memory runs out" in demo.clipship("status", str(demo.run("oom"))).stdout
 
@@ -197,7 +197,7 @@ def test_two_jobs_of_one_name_do_not_meet(demo: Demo) -> None:
     demo.submit("twice")
     again = demo.clipship("submit", str(demo.write("twice")), "--to", "kubernetes")
     assert again.returncode == 2
-    assert "is there already and has not ended" in again.stderr
+    assert "already exists and has not ended" in again.stderr
 
 
 def test_a_run_without_its_folder_here_is_followed_through_the_launchers_log(demo: Demo) -> None:

@@ -54,7 +54,7 @@ class Cluster:
         """Returns the MPIJob as the API server has it; None if there is none of this name."""
         with self.asking("read the MPIJob"):
             try:
-                found: Object = self.custom.get_namespaced_custom_object(
+                mpijob: Object = self.custom.get_namespaced_custom_object(
                     GROUP, VERSION, self.namespace, PLURAL, name, _request_timeout=_ANSWER_S
                 )
             except ApiException as problem:
@@ -63,11 +63,11 @@ class Cluster:
                 ):
                     return None
                 raise
-        return found
+        return mpijob
 
-    def plain(self, found: Any) -> Object:
+    def plain(self, item: Any) -> Object:
         """Returns an object of the client as the JSON that the server sent."""
-        answer: Object = self.api.sanitize_for_serialization(found)
+        answer: Object = self.api.sanitize_for_serialization(item)
         return answer
 
     @contextmanager
@@ -79,7 +79,7 @@ class Cluster:
         try:
             yield
         except ApiException as problem:
-            way_out = f", or {otherwise}" if otherwise and may_not(problem) else ""
+            way_out = f", or {otherwise}" if otherwise and lacks_permission(problem) else ""
             raise ClusterError(explain(problem, what, self.namespace) + way_out) from None
         except (urllib3.exceptions.HTTPError, OSError) as problem:
             reason = getattr(problem, "reason", None) or problem
@@ -99,12 +99,12 @@ def connect(namespace: str | None, context: str | None = None) -> Cluster:
     except config.ConfigException as problem:
         return _inside(namespace, str(problem))
     chosen = (
-        current if context is None else next((found for found in contexts if found["name"] == context), None)
+        current if context is None else next((known for known in contexts if known["name"] == context), None)
     )
     if chosen is None:
-        known = ", ".join(found["name"] for found in contexts)
+        names = ", ".join(known["name"] for known in contexts)
         raise ClusterError(
-            f"the kubeconfig has no context {context!r}, with which the run was submitted; it has: {known}"
+            f"the run was submitted with the context {context!r}, which the kubeconfig lacks; it has: {names}"
         )
     try:
         settings = client.Configuration()
@@ -121,8 +121,8 @@ def _inside(namespace: str | None, problem: str) -> Cluster:
         config.load_incluster_config()
     except config.ConfigException:
         raise ClusterError(
-            f"no cluster to talk to: {problem}; set KUBECONFIG, or let `kubectl config use-context` choose "
-            "a context"
+            f"no cluster is known: {problem}; set KUBECONFIG, or choose a context with `kubectl config "
+            "use-context`"
         ) from None
     api = client.ApiClient()
     own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -136,7 +136,7 @@ def _inside(namespace: str | None, problem: str) -> Cluster:
 
 def explain(problem: ApiException, what: str, namespace: str) -> str:
     """Returns what the API server refused, and what to do; `what` is used as in "cannot WHAT"."""
-    said = _message(problem)
+    message = _message(problem)
     head = f"cannot {what} in namespace {namespace}: "
     match problem.status:
         case 401:
@@ -144,39 +144,39 @@ def explain(problem: ApiException, what: str, namespace: str) -> str:
                 f"{head}the cluster does not know you: log in again (the kubeconfig's credentials have "
                 "expired or are wrong)"
             )
-        case 403 if "exceeded quota" in said:
+        case 403 if "exceeded quota" in message:
             return (
-                f"{head}it would exceed the quota: {said}; ask for less in [resources], or wait (`kubectl "
+                f"{head}it would exceed the quota: {message}; ask for less in [resources], or wait (`kubectl "
                 f"describe quota -n {namespace}`)"
             )
-        case 403 if "must specify" in said:
+        case 403 if "must specify" in message:
             return (
-                f"{head}its quota wants every container to say what it may take: {said}; for workers "
-                "resources.mem_gb_per_gpu and kubernetes.cpu_limit do, for the launcher "
+                f"{head}its quota requires limits for every container: {message}; for workers set "
+                "resources.mem_gb_per_gpu and kubernetes.cpu_limit, for the launcher "
                 "kubernetes.launcher_cpu_limit"
             )
-        case 403 if "violates PodSecurity" in said:
+        case 403 if "violates PodSecurity" in message:
             return (
-                f"{head}the namespace's pod security forbids it: {said}; see run_as_user, seccomp, mounts "
-                "and rdma of [kubernetes]"
+                f"{head}the namespace's pod security forbids it: {message}; see run_as_user, seccomp, mounts "
+                "and rdma in [kubernetes]"
             )
-        case 403 if "cannot" in said and "resource" in said:
+        case 403 if "cannot" in message and "resource" in message:
             return (
-                f"{head}you may not: {said}; ask who runs the cluster for a role that allows it (`kubectl "
-                "auth can-i`)"
+                f"{head}you lack the permission: {message}; ask the cluster's administrator for a role that "
+                "allows it (`kubectl auth can-i`)"
             )
-        case 404 if said.startswith('namespaces "'):
+        case 404 if message.startswith('namespaces "'):
             return (
-                f"{head}there is no such namespace: change kubernetes.namespace, or the context's "
-                "(`kubectl get namespaces`)"
+                f"{head}the namespace does not exist: change kubernetes.namespace, or the namespace of the "
+                "context (`kubectl get namespaces` lists them)"
             )
         case 404:
             return (
-                f"{head}the cluster knows no MPIJob ({said}): the MPI Operator, v0.3 or newer, must be "
-                f"installed (kubeflow.org/{VERSION})"
+                f"{head}the cluster does not know MPIJobs ({message}): the MPI Operator, v0.3 or newer, "
+                f"must be installed (kubeflow.org/{VERSION})"
             )
         case _:
-            return f"{head}{said}"
+            return f"{head}{message}"
 
 
 def warn(text: str) -> None:
@@ -187,13 +187,13 @@ def warn(text: str) -> None:
 def _message(problem: ApiException) -> str:
     """Returns the API server's own sentence."""
     try:
-        found: Mapping[str, Any] = json.loads(problem.body or "")
-        return str(found["message"])
+        status: Mapping[str, Any] = json.loads(problem.body or "")
+        return str(status["message"])
     except (ValueError, KeyError, TypeError):
         return " ".join(str(problem.body or problem.reason).split()) or f"HTTP {problem.status}"
 
 
-def may_not(problem: ApiException) -> bool:
+def lacks_permission(problem: ApiException) -> bool:
     """Returns whether the request failed only because RBAC forbids it."""
-    said = _message(problem)
-    return problem.status == 403 and "cannot" in said and "resource" in said
+    message = _message(problem)
+    return problem.status == 403 and "cannot" in message and "resource" in message

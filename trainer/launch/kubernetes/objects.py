@@ -8,23 +8,23 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
-from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster, Object, may_not, warn
+from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster, Object, lacks_permission, warn
 from trainer.launch.kubernetes.manifest import beside_name
 
-_TRY = {"dry_run": "All"}
+_DRY_RUN = {"dry_run": "All"}
 _BESIDE = {"ConfigMap": ("core", "config_map"), "NetworkPolicy": ("networking", "network_policy")}
 """Objects beside an MPIJob: kind -> the client's API that has it, its name in the client's methods."""
 _OTHERWISE = {
     "NetworkPolicy": (
-        "set kubernetes.network_policy = false: whatever reaches the pods may then connect to them"
+        "set kubernetes.network_policy = false: then anything that reaches the pods may connect to them"
     ),
 }
 """Kind -> advice for a job that does without it."""
 
 
-def is_ours(found: Object) -> bool:
+def is_ours(item: Object) -> bool:
     """Returns whether Clipship rendered the object."""
-    return bool(found["metadata"].get("labels", {}).get("app.kubernetes.io/name") == "clipship")
+    return bool(item["metadata"].get("labels", {}).get("app.kubernetes.io/name") == "clipship")
 
 
 def try_all(cluster: Cluster, beside: Sequence[Object], mpijob: Object, *, taken: bool) -> None:
@@ -36,20 +36,20 @@ def try_all(cluster: Cluster, beside: Sequence[Object], mpijob: Object, *, taken
     ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account,
     missing claims.
     """
-    for found in beside:
-        _put(cluster, found, **_TRY)
+    for item in beside:
+        _put(cluster, item, **_DRY_RUN)
     with cluster.asking("create the MPIJob"):
         tried = _renamed(mpijob, mpijob["metadata"]["name"]) if taken else mpijob
         cluster.custom.create_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, PLURAL, tried, **_TRY
+            GROUP, VERSION, cluster.namespace, PLURAL, tried, **_DRY_RUN
         )
     for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
         _try_pod(cluster, mpijob["metadata"]["name"], role, spec["template"])
     missing = list(_missing(cluster, mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]))
     if missing:
         raise ClusterError(
-            f"namespace {cluster.namespace} has no {' and no '.join(missing)}: create it, or correct "
-            "[kubernetes]"
+            f"namespace {cluster.namespace} has no {' and no '.join(missing)}: create it, or "
+            "correct [kubernetes]"
         )
 
 
@@ -58,15 +58,15 @@ def create(cluster: Cluster, beside: Sequence[Object], mpijob: Object) -> str:
 
     The objects beside it exist before its pods do, and are deleted together with it.
     """
-    for found in beside:
-        _put(cluster, found)
+    for item in beside:
+        _put(cluster, item)
     with cluster.asking("create the MPIJob"):
-        made = cluster.custom.create_namespaced_custom_object(
+        created = cluster.custom.create_namespaced_custom_object(
             GROUP, VERSION, cluster.namespace, PLURAL, mpijob
         )
-    for found in beside:
-        _hand_over(cluster, found["kind"], made)
-    return str(made["metadata"]["uid"])
+    for item in beside:
+        _hand_over(cluster, item["kind"], created)
+    return str(created["metadata"]["uid"])
 
 
 def adopt_what_kubectl_made(cluster: Cluster, mpijob: Object) -> None:
@@ -92,8 +92,8 @@ def _hand_over(cluster: Cluster, kind: str, mpijob: Object) -> None:
         "uid": metadata["uid"],
     }
     with cluster.asking(f"hand the {kind} to the MPIJob"):
-        found = _read(cluster, kind, name)
-        if found is not None and is_ours(found) and found["metadata"].get("ownerReferences") != [owner]:
+        item = _read(cluster, kind, name)
+        if item is not None and is_ours(item) and item["metadata"].get("ownerReferences") != [owner]:
             _method(cluster, kind, "patch")(
                 name, cluster.namespace, {"metadata": {"ownerReferences": [owner]}}
             )
@@ -111,14 +111,14 @@ def _put(cluster: Cluster, wanted: Object, **options: Any) -> None:
         except ApiException as problem:
             if problem.status != 409:
                 raise
-            found = _read(cluster, kind, name)
-            if found is None:  # an earlier object that was being deleted
+            existing = _read(cluster, kind, name)
+            if existing is None:  # an earlier object was being deleted
                 _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
                 return
-            if not is_ours(found):
+            if not is_ours(existing):
                 raise ClusterError(
-                    f"namespace {cluster.namespace} has a {kind} {name}, not Clipship's: take another name "
-                    "with --set kubernetes.name=..."
+                    f"namespace {cluster.namespace} has a {kind} {name} that Clipship did not make: choose "
+                    "another name with --set kubernetes.name=..."
                 ) from None
             _method(cluster, kind, "replace")(name, cluster.namespace, wanted, **options)
 
@@ -140,10 +140,10 @@ def _method(cluster: Cluster, kind: str, verb: str) -> Callable[..., Any]:
     return method
 
 
-def _renamed(found: Object, beginning: str) -> Object:
+def _renamed(item: Object, beginning: str) -> Object:
     """Returns a copy of the object for which the server chooses the name."""
-    metadata = {key: value for key, value in found.get("metadata", {}).items() if key != "name"}
-    return deepcopy(found) | {"metadata": {**metadata, "generateName": f"{beginning}-"}}
+    metadata = {key: value for key, value in item.get("metadata", {}).items() if key != "name"}
+    return deepcopy(item) | {"metadata": {**metadata, "generateName": f"{beginning}-"}}
 
 
 def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
@@ -151,13 +151,13 @@ def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
     pod["spec"]["restartPolicy"] = "Never"
     with cluster.asking(f"create a {role.lower()} pod"):
         try:
-            cluster.core.create_namespaced_pod(cluster.namespace, pod, **_TRY)
+            cluster.core.create_namespaced_pod(cluster.namespace, pod, **_DRY_RUN)
         except ApiException as problem:
-            if not may_not(problem):
+            if not lacks_permission(problem):
                 raise
             warn(
-                "you may not create pods here, which the operator will: whether they are allowed shows "
-                "only then"
+                "you lack the permission to create pods, so they could not be tried: whether the cluster "
+                "accepts them shows when the operator creates them"
             )
 
 

@@ -30,7 +30,7 @@ replaced."""
 _SHARED_PROCESSES = ("shareProcessNamespace", "hostPID")
 """Settings with which a pod's first process is not Clipship's."""
 _DIRECTIVE = "$patch"
-_NOTE = (
+_HEADER = (
     "# Rendered by `clipship render kubernetes`, with [kubernetes.patch]; changes belong in the job file.\n"
 )
 
@@ -62,7 +62,7 @@ def patched(text: str, patch: Patch) -> str:
         specs[role]["template"] = merged(specs[role]["template"], change, path)
         _refuse_shared_processes(specs[role]["template"].get("spec", {}), path)
     dumped = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
-    return _NOTE + str(dumped)
+    return _HEADER + str(dumped)
 
 
 def _refuse_shared_processes(spec: Mapping[str, Any], path: str) -> None:
@@ -70,9 +70,9 @@ def _refuse_shared_processes(spec: Mapping[str, Any], path: str) -> None:
     shared = [name for name in _SHARED_PROCESSES if spec.get(name)]
     if shared:
         raise InputError(
-            f"{path}.spec.{shared[0]} = true: ranks take their variables from their pod's first process, "
-            "which must be Clipship's, and every container that sees it could read the job's ssh key; "
-            "leave it out"
+            f"{path}.spec.{shared[0]} = true: ranks read their variables from their pod's first process, "
+            "which must be Clipship's; and every container that sees this process could read the job's ssh "
+            "key. Leave the setting out"
         )
 
 
@@ -83,7 +83,7 @@ def merged(base: Any, change: Any, path: str) -> Any:
     Raises InputError if a list or a mapping would become something else.
     """
     if base is not None and _kind(base) != _kind(change):
-        raise InputError(f"{path} is {_kind(base)} in this manifest, and the patch has {_kind(change)}")
+        raise InputError(f"{path} is {_kind(base)} in the manifest, but {_kind(change)} in the patch")
     if isinstance(change, Mapping):
         kept = {} if base is None or change.get(_DIRECTIVE) == "replace" else dict(base)
         for key, value in change.items():
@@ -108,21 +108,21 @@ def _members(base: Sequence[Any], change: Sequence[Any], key: str, path: str) ->
     After `{"$patch": "replace"}` only the patch's members are kept.
     """
     replaced = {_DIRECTIVE: "replace"} in change
-    found = {} if replaced else {member.get(key): member for member in base}
+    members = {} if replaced else {member.get(key): member for member in base}
     for member in change:
         if member == {_DIRECTIVE: "replace"}:
             continue
         if not isinstance(member, Mapping) or key not in member:
             raise InputError(
-                f"{path}: {member!r} must be a table with the key {key}, by which members of this list are "
-                "told apart"
+                f"{path}: {member!r} must be a table with the key {key}, which identifies the members of "
+                "this list"
             )
         name = member[key]
         if _deleted(member):
-            found.pop(name, None)
+            members.pop(name, None)
         else:
-            found[name] = merged(found.get(name), member, f"{path}[{name}]")
-    return list(found.values())
+            members[name] = merged(members.get(name), member, f"{path}[{name}]")
+    return list(members.values())
 
 
 def _deleted(value: object) -> bool:

@@ -44,8 +44,8 @@ def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
             )
         if not shown and not follow:
             raise InputError(
-                f"MPIJob {cluster.namespace}/{name} has no launcher that has begun: `clipship status` says "
-                "what it waits for"
+                f"MPIJob {cluster.namespace}/{name} has no launcher that has started: `clipship status` "
+                "says what it waits for"
             )
         if not follow or (ended and not new):
             return
@@ -61,8 +61,8 @@ def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator
     running = [pod for pod in pods_of(cluster, name) if pod["status"].get("phase") == "Running"]
     if not running:
         raise InputError(
-            f"no pod of {cluster.namespace}/{name} runs, so nobody can read rank {rank}'s file: look on "
-            "the volume of the run folder"
+            f"no pod of {cluster.namespace}/{name} is running, so rank {rank}'s log cannot be read here: it "
+            "is in the run folder, on its volume"
         )
     script = (
         "import os, sys; from pathlib import Path; from trainer.config.loader import load_job;"
@@ -70,23 +70,23 @@ def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator
         " path = run_folder(load_job(Path('/etc/clipship/job.toml'))) / LOGS / rank_log(int(sys.argv[1]));"
         " os.execvp('tail', ['tail', '-n', '+1', *sys.argv[2:], str(path)])"
     )
-    words = ["/opt/clipship/bin/python", "-P", "-c", script, str(rank), *(["-f"] if follow else [])]
+    command = ["/opt/clipship/bin/python", "-P", "-c", script, str(rank), *(["-f"] if follow else [])]
     with cluster.asking("read a file in a pod"):
         answer = stream(
             cluster.core.connect_get_namespaced_pod_exec,
             running[-1]["metadata"]["name"],
             cluster.namespace,
-            command=words,
+            command=command,
             stdout=True,
             stderr=True,
             _preload_content=False,
         )
     with disconnecting(answer):
-        yield from _words(answer)
+        yield from _output_lines(answer)
         if answer.returncode:
-            said = answer.read_stderr(timeout=0).strip()
+            message = answer.read_stderr(timeout=0).strip()
             raise ClusterError(
-                f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {said}"
+                f"rank {rank}'s log cannot be read in pod {running[-1]['metadata']['name']}: {message}"
             )
 
 
@@ -100,7 +100,7 @@ def disconnecting(answer: Any) -> Iterator[None]:
         answer.sock.shutdown()
 
 
-def _words(answer: Any) -> Iterator[str]:
+def _output_lines(answer: Any) -> Iterator[str]:
     """Yields the lines of the command's stdout as they arrive."""
     rest = ""
     while answer.is_open():
@@ -129,7 +129,7 @@ def _followed(cluster: Cluster, name: str, pod: str) -> Iterator[str]:
         yield from _lines(cluster, pod, follow=True, since_s=since_s)
         time.sleep(_SETTLE_S)
         status: Object = next(
-            (found["status"] for found in pods_of(cluster, name) if found["metadata"]["name"] == pod), {}
+            (other["status"] for other in pods_of(cluster, name) if other["metadata"]["name"] == pod), {}
         )
         if not any(
             "running" in container.get("state", {}) for container in status.get("containerStatuses", ())

@@ -45,7 +45,7 @@ def prepare(job: Job, check: bool) -> Path:
 def _prepare_folder(job: Job) -> Path:
     """Make `record_folder` and return it. Raises InputError if it cannot be made."""
     folder = record_folder(job)
-    make_artefacts_folder(folder, "submit from a folder that you may write in")
+    make_artefacts_folder(folder, "submit from a folder in which you may write")
     if os.geteuid() == 0 and folder == run_folder(job):
         for made in (folder, folder / ARTEFACTS):
             os.chown(made, job.kubernetes.run_as_user, -1)  # the ranks write there too
@@ -94,10 +94,10 @@ def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
     if folder not in (None, record_folder(job)):
         return None
     cluster = connect(job.kubernetes.namespace)
-    found = cluster.mpijob(mpijob_name(job))
-    if found is None or not is_ours(found):
+    mpijob = cluster.mpijob(mpijob_name(job))
+    if mpijob is None or not is_ours(mpijob):
         return None
-    metadata = found["metadata"]
+    metadata = mpijob["metadata"]
     submission = _submission(cluster, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
     folder = _prepare_folder(job)
     record(folder, submission)
@@ -117,10 +117,10 @@ def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     from trainer.launch.kubernetes.state import rows
 
     cluster, name = _cluster(submission), submission.details["name"]
-    found = cluster.mpijob(name)
-    if replaced := _replaced(found, submission):
+    mpijob = cluster.mpijob(name)
+    if replaced := _replaced(mpijob, submission):
         return [("state", f"gone: {replaced}")]
-    return rows(cluster, name, found, visible=(folder / JOB_FILE).exists())
+    return rows(cluster, name, mpijob, visible=(folder / JOB_FILE).exists())
 
 
 def cancel(folder: Path, submission: Submission) -> str:
@@ -132,25 +132,23 @@ def cancel(folder: Path, submission: Submission) -> str:
     from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
 
     cluster, name = _cluster(submission), submission.details["name"]
-    found = cluster.mpijob(name)
-    if found is None:
-        return f"there is no MPIJob {submission.id} any more"
-    if replaced := _replaced(found, submission):
-        return f"{replaced}, and is left alone"
-    grace = found["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get(
+    mpijob = cluster.mpijob(name)
+    if mpijob is None:
+        return f"MPIJob {submission.id} does not exist any more"
+    if replaced := _replaced(mpijob, submission):
+        return f"{replaced}; nothing is deleted"
+    grace = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get(
         "terminationGracePeriodSeconds", 30
     )
-    ended = bool(found.get("status", {}).get("completionTime"))
-    adopt_what_kubectl_made(cluster, found)
+    ended = bool(mpijob.get("status", {}).get("completionTime"))
+    adopt_what_kubectl_made(cluster, mpijob)
     with cluster.asking(f"delete the MPIJob {name}"):
         cluster.custom.delete_namespaced_custom_object(
             GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Background"
         )
     if ended:
-        return f"MPIJob {submission.id} had ended; it is deleted, and its pods' logs with it"
-    return (
-        f"MPIJob {submission.id} is deleted; its ranks save and leave, within {grace} s (kubernetes.grace_s)"
-    )
+        return f"MPIJob {submission.id} had ended; it is deleted, together with its pods' logs"
+    return f"MPIJob {submission.id} is deleted; its ranks save and exit within {grace} s (kubernetes.grace_s)"
 
 
 def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
@@ -164,17 +162,17 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
         return None
     cluster, name = _cluster(submission), submission.details["name"]
     if replaced := _replaced(cluster.mpijob(name), submission):
-        raise InputError(f"{replaced}; the logs of this run's pods went with them")
+        raise InputError(f"{replaced}; the logs of this run's pods were deleted with them")
     return launcher_lines(cluster, name, follow) if rank is None else rank_lines(cluster, name, rank, follow)
 
 
-def _replaced(found: "Object | None", submission: Submission) -> str:
+def _replaced(mpijob: "Object | None", submission: Submission) -> str:
     """Returns a sentence if the MPIJob of this name belongs to another run, else ""."""
-    if found is None or found["metadata"]["uid"] == submission.details["uid"]:
+    if mpijob is None or mpijob["metadata"]["uid"] == submission.details["uid"]:
         return ""
     return (
-        f"the MPIJob of this run was deleted; {submission.id} is another one of the same name, submitted "
-        "later"
+        f"the MPIJob of this run was deleted; {submission.id} is now another MPIJob of the same name, "
+        "submitted later"
     )
 
 
@@ -192,15 +190,17 @@ def _ended_before(cluster: "Cluster", name: str) -> bool:
     """
     from trainer.launch.kubernetes.objects import is_ours
 
-    found = cluster.mpijob(name)
-    if found is None or "deletionTimestamp" in found["metadata"]:
+    mpijob = cluster.mpijob(name)
+    if mpijob is None or "deletionTimestamp" in mpijob["metadata"]:
         _until_gone(cluster, name)  # its pods may still be saving
         return False
-    there = f"MPIJob {cluster.namespace}/{name} is there already and"
-    if not is_ours(found):
-        raise InputError(f"{there} is not Clipship's: take another name with {_RENAME}")
-    if not found.get("status", {}).get("completionTime"):
-        raise InputError(f"{there} has not ended: `clipship cancel` it, or take another name with {_RENAME}")
+    exists = f"MPIJob {cluster.namespace}/{name} already exists and"
+    if not is_ours(mpijob):
+        raise InputError(f"{exists} is not Clipship's: choose another name with {_RENAME}")
+    if not mpijob.get("status", {}).get("completionTime"):
+        raise InputError(
+            f"{exists} has not ended: `clipship cancel` it, or choose another name with {_RENAME}"
+        )
     return True
 
 
@@ -222,8 +222,8 @@ def _until_gone(cluster: "Cluster", name: str) -> None:
     while cluster.mpijob(name) is not None or _pods(cluster, name):
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"the MPIJob {name} of before is still being deleted after {_GONE_S:g} s: its pods are "
-                "saving; try again later"
+                f"the earlier MPIJob {name} is still being deleted after {_GONE_S:g} s, because its pods are "
+                "saving: try again later"
             )
         time.sleep(_POLL_S)
 

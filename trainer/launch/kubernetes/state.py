@@ -22,30 +22,32 @@ _SHOWN = 5
 _UNHEARD_S = 30.0
 
 
-def rows(cluster: Cluster, name: str, found: Object | None, *, visible: bool) -> list[Row]:
-    """Returns topic and text of each row about the MPIJob; `found` None means that it no longer exists.
+def rows(cluster: Cluster, name: str, mpijob: Object | None, *, visible: bool) -> list[Row]:
+    """Returns topic and text of each row about the MPIJob; `mpijob` None means that it no longer exists.
 
     `visible` says that the run folder is on this machine and shows the progress itself.
     """
-    if found is None:
+    if mpijob is None:
         unknown = [] if visible else [("step", "unknown: the run folder is on the pods' volume, not here")]
         return [
-            ("state", f"gone: there is no MPIJob {cluster.namespace}/{name} (cancelled, or deleted)"),
+            ("state", f"gone: MPIJob {cluster.namespace}/{name} does not exist (cancelled or deleted)"),
             *unknown,
         ]
     pods = pods_of(cluster, name)
     launchers, workers = _by_role(pods, "launcher"), _by_role(pods, "worker")
-    result = [("state", state(found)), *_launcher(launchers), ("workers", _workers(found, workers))]
+    result = [("state", state(mpijob)), *_launcher(launchers), ("workers", _workers(mpijob, workers))]
     result += [("pod", text) for text in _troubled(workers)]
-    result += [("event", text) for text in _events(cluster, name, pods, found)]
+    result += [("event", text) for text in _events(cluster, name, pods, mpijob)]
     return result if visible else result + _progress(cluster, launchers)
 
 
 def pods_of(cluster: Cluster, name: str) -> list[Object]:
     """Returns the MPIJob's pods as JSON, oldest first."""
     with cluster.asking("list the pods"):
-        found = cluster.core.list_namespaced_pod(cluster.namespace, label_selector=f"{JOB_NAME_LABEL}={name}")
-    pods = [cluster.plain(pod) for pod in found.items]
+        answer = cluster.core.list_namespaced_pod(
+            cluster.namespace, label_selector=f"{JOB_NAME_LABEL}={name}"
+        )
+    pods = [cluster.plain(pod) for pod in answer.items]
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
@@ -55,9 +57,13 @@ def state(mpijob: Object) -> str:
     After an eviction the operator reports Failed for a job that goes on.
     """
     status = mpijob.get("status", {})
-    true = {found["type"]: found for found in status.get("conditions", []) if found["status"] == "True"}
+    true = {
+        condition["type"]: condition
+        for condition in status.get("conditions", [])
+        if condition["status"] == "True"
+    }
     if "deletionTimestamp" in mpijob["metadata"]:
-        return "going: it was cancelled, and its ranks save"
+        return "ending: it was cancelled, and its ranks save"
     if status.get("completionTime"):
         last = true.get("Failed") if not true.get("Succeeded") else true["Succeeded"]
         return (
@@ -65,7 +71,7 @@ def state(mpijob: Object) -> str:
             f"ago{_why(last)}"
         )
     if "Suspended" in true or mpijob["spec"].get("runPolicy", {}).get("suspend"):
-        return "suspended: waits for Kueue, or was suspended by hand"
+        return "suspended: it waits for Kueue, or somebody suspended it"
     for kind, word in (
         ("Running", "running"),
         ("Restarting", "restarting"),
@@ -78,8 +84,8 @@ def state(mpijob: Object) -> str:
                 f"{_ago(true[kind]['lastTransitionTime'])}{_why(true[kind]) if kind == 'Failed' else ''}"
             )
     silent = _seconds(mpijob["metadata"]["creationTimestamp"]) > _UNHEARD_S
-    return "waiting: the MPI Operator has not taken it up" + (
-        " (does it run, and watch this namespace?)" if silent else ""
+    return "waiting: the MPI Operator has not started it yet" + (
+        " (does the operator run, and watch this namespace?)" if silent else ""
     )
 
 
@@ -95,13 +101,13 @@ def _launcher(launchers: Sequence[Object]) -> list[Row]:
     if not launchers:
         return [("launcher", "none yet: it starts when all workers are ready")]
     newest = launchers[-1]
-    lost = f", the {len(launchers)}. one" if len(launchers) > 1 else ""
+    lost = f", number {len(launchers)} of this job" if len(launchers) > 1 else ""
     result = [("launcher", f"{newest['metadata']['name']}, {_phase(newest)}{lost}")]
-    said = [text for pod in launchers if (text := _last_words(pod))]
-    return result + [("said", text) for text in said[-2:]]
+    messages = [text for pod in launchers if (text := _termination_message(pod))]
+    return result + [("message", text) for text in messages[-2:]]
 
 
-def _last_words(pod: Object) -> str:
+def _termination_message(pod: Object) -> str:
     """Returns the termination message of the pod's container in one line; "" if there is none."""
     for container in pod["status"].get("containerStatuses", []):
         ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated") or {}
@@ -118,7 +124,9 @@ def _workers(mpijob: Object, workers: Sequence[Object]) -> str:
         for pod in workers
         for container in pod["status"].get("containerStatuses", [])
     )
-    return f"{ready} of {wanted} ready" + (f", containers restarted {restarts} times" if restarts else "")
+    return f"{ready} of {wanted} ready" + (
+        f", containers restarted {restarts} time{'s' * (restarts != 1)}" if restarts else ""
+    )
 
 
 def _troubled(workers: Sequence[Object]) -> Iterator[str]:
@@ -138,13 +146,14 @@ def _reason(pod: Object) -> str:
         if container["state"].get("waiting")
     ]
     reasons += [
-        found
-        for found in status.get("conditions", [])
-        if found["type"] == "PodScheduled" and found["status"] != "True"
+        condition
+        for condition in status.get("conditions", [])
+        if condition["type"] == "PodScheduled" and condition["status"] != "True"
     ]
     reasons += [status] if status.get("reason") else []
     texts = [
-        ": ".join(text for text in (found.get("reason"), found.get("message")) if text) for found in reasons
+        ": ".join(text for text in (reason.get("reason"), reason.get("message")) if text)
+        for reason in reasons
     ]
     return f", {texts[0]}" if texts else ""
 
@@ -156,7 +165,7 @@ def _events(cluster: Cluster, name: str, pods: Sequence[Object], mpijob: Object)
     """
     about = {name, f"{name}-launcher", *(pod["metadata"]["name"] for pod in pods)}
     try:
-        found = [
+        events = [
             cluster.plain(event)
             for event in cluster.core.list_namespaced_event(
                 cluster.namespace, field_selector="type=Warning"
@@ -165,7 +174,9 @@ def _events(cluster: Cluster, name: str, pods: Sequence[Object], mpijob: Object)
     except (ApiException, urllib3.exceptions.HTTPError):
         return []
     born = str(mpijob["metadata"]["creationTimestamp"])
-    ours = [event for event in found if event["involvedObject"].get("name") in about and _when(event) >= born]
+    ours = [
+        event for event in events if event["involvedObject"].get("name") in about and _when(event) >= born
+    ]
     ours.sort(key=_when)
     texts = [
         f"{event['involvedObject']['name']}: {event.get('reason')}: {_one_line(event.get('message'))}"
@@ -187,9 +198,10 @@ def _progress(cluster: Cluster, launchers: Sequence[Object]) -> list[Row]:
             )
         except (ApiException, urllib3.exceptions.HTTPError):
             continue
-        found = [match for line in str(text).splitlines() if (match := _STEP.search(line))]
-        if found:
-            return [("step", f"{found[-1][1]}{', ' + found[-1][2] if found[-1][2] else ''}")]
+        matches = [match for line in str(text).splitlines() if (match := _STEP.search(line))]
+        if matches:
+            step, eta = matches[-1].groups()
+            return [("step", f"{step}{', ' + eta if eta else ''}")]
     return [("step", "none: no step is logged yet")]
 
 
@@ -199,7 +211,7 @@ def _by_role(pods: Sequence[Object], role: str) -> list[Object]:
 
 def _phase(pod: Object) -> str:
     return (
-        "going"
+        "ending"
         if "deletionTimestamp" in pod["metadata"]
         else str(pod["status"].get("phase", "Unknown")).lower()
     )
@@ -207,8 +219,8 @@ def _phase(pod: Object) -> str:
 
 def _ready(pod: Object) -> bool:
     return any(
-        found["type"] == "Ready" and found["status"] == "True"
-        for found in pod["status"].get("conditions", [])
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in pod["status"].get("conditions", [])
     )
 
 

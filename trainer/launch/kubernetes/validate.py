@@ -1,4 +1,4 @@
-"""Finds what in a job cannot work on Kubernetes, and what is allowed but rarely meant.
+"""Finds settings that cannot work on Kubernetes, and settings that are allowed but rarely meant.
 
 Pure: asks no cluster.
 """
@@ -50,22 +50,22 @@ def warnings(job: Job) -> Iterator[str]:
         )
     if k8s.rdma and not k8s.is_root:
         yield (
-            f"kubernetes.rdma as user {k8s.run_as_user}: the nodes must allow unlimited locked memory, "
-            "IPC_LOCK reaches root only"
+            f"kubernetes.rdma with user {k8s.run_as_user}: the nodes must allow unlimited locked memory, "
+            "because only root gets the capability IPC_LOCK"
         )
     if k8s.network_policy and k8s.on_host_network:
         yield (
-            "workers on the nodes' network have no NetworkPolicy: whatever reaches the nodes may connect "
-            "to the ports of this job; kubernetes.network_policy = false says that this is meant"
+            "workers on the nodes' network have no NetworkPolicy: anything that reaches the nodes may "
+            "connect to the ports of this job; kubernetes.network_policy = false accepts this"
         )
     networks = [name for name in k8s.annotations if name.startswith(_NETWORKS)]
     if networks:
         yield (
-            f"kubernetes.annotations: {', '.join(networks)} reaches the launcher, too; networks belong "
-            "into worker_annotations"
+            f"kubernetes.annotations: {', '.join(networks)} also applies to the launcher; networks belong "
+            "in worker_annotations"
         )
     for path in _outside(job):
-        yield f"{path} lies on no volume of [kubernetes.mounts]: it must be in the image"
+        yield f"{path} is on no volume of [kubernetes.mounts]: the image must contain it"
 
 
 def summary(job: Job) -> str:
@@ -93,7 +93,7 @@ def on_volume(path: str, job: Job) -> Mount | None:
 def _image(job: Job) -> Iterator[str]:
     if job.image.tag is None:
         yield (
-            "image.tag is missing: pods run a container image; give its full name, e.g. tag = "
+            "image.tag is missing: pods run a container image; give its full name, such as tag = "
             '"registry.example/ml/clipship:1"'
         )
 
@@ -108,19 +108,19 @@ def _name(job: Job) -> Iterator[str]:
 def _data(job: Job) -> Iterator[str]:
     if STANDARD_INPUT in job.data.train:
         yield (
-            f"data.train = {STANDARD_INPUT}: pods have no standard input; name what writes it, as "
-            "pipe:COMMAND"
+            f"data.train = {STANDARD_INPUT}: pods have no standard input; give the command that writes the "
+            "samples, as pipe:COMMAND"
         )
 
 
 def _launcher(job: Job) -> Iterator[str]:
     if job.comm.launcher not in ("auto", "mpirun"):
         yield (
-            f"comm.launcher = {job.comm.launcher} starts no pods: the MPI Operator's jobs are started by "
-            "mpirun; use auto or mpirun"
+            f"comm.launcher = {job.comm.launcher} cannot start ranks in pods: the MPI Operator starts ranks "
+            "by mpirun; use auto or mpirun"
         )
     if bound := row_of(job).bound_to(job.comm):
-        yield f"{bound[0]} needs {bound[1]}, which starts no pods: leave it out"
+        yield f"{bound[0]} needs {bound[1]}, which cannot start ranks in pods: leave it out"
 
 
 def _run_folder(job: Job) -> Iterator[str]:
@@ -128,13 +128,13 @@ def _run_folder(job: Job) -> Iterator[str]:
     if mount is None:
         volumes = ", ".join(job.kubernetes.mounts) or "none"
         yield (
-            f"logging.runs = {job.logging.runs} lies on no volume that the pods share, so a checkpoint "
-            f"would be lost with its pod: put it below a path of [kubernetes.mounts] (there are: {volumes})"
+            f"logging.runs = {job.logging.runs} is on no volume that the pods share, so a checkpoint "
+            f"would be lost with its pod: put it below a path of [kubernetes.mounts] (paths: {volumes})"
         )
     elif mount.read_only:
         yield (
-            f"logging.runs = {job.logging.runs} lies on {mount.path}, which is mounted read-only: take :ro "
-            "off, or use another volume"
+            f"logging.runs = {job.logging.runs} is on {mount.path}, which is mounted read-only: remove :ro, "
+            "or use another volume"
         )
 
 
@@ -145,7 +145,7 @@ def _resources(job: Job) -> Iterator[str]:
     if k8s.cpu_limit and k8s.cpu_request is not None and k8s.cpu_request > cores:
         yield (
             f"kubernetes.cpu_request = {k8s.cpu_request:g} is above the worker's {cores} cores: lower it, "
-            "or cpu_limit = false"
+            "or set cpu_limit = false"
         )
     if memory is not None and k8s.mem_request_gb is not None and k8s.mem_request_gb > memory:
         yield (
@@ -154,20 +154,20 @@ def _resources(job: Job) -> Iterator[str]:
         )
     if memory is not None and k8s.shm_gb is not None and k8s.shm_gb > memory:
         yield (
-            f"kubernetes.shm_gb = {k8s.shm_gb:g} is above the worker's {memory:g} GiB of memory, which it "
-            "counts as: lower it"
+            f"kubernetes.shm_gb = {k8s.shm_gb:g} is above the worker's {memory:g} GiB of memory, of which it "
+            "is a part: lower it"
         )
 
 
 def _variables(job: Job) -> Iterator[str]:
     both = sorted(job.env.keys() & job.kubernetes.env.keys())
     if both:
-        yield f"{', '.join(both)}: set in [env] and in [kubernetes.env]: leave one out"
+        yield f"{', '.join(both)}: set in both [env] and [kubernetes.env]: leave one out"
     taken = [name for name in job.kubernetes.env if name.startswith(("CLIPSHIP_", "OMPI_", "PRTE_", "PMIX_"))]
     if taken:
         yield (
-            f"kubernetes.env: {', '.join(taken)}: what starts the ranks gives them these; Open MPI's "
-            "settings go into [env]"
+            f"kubernetes.env: {', '.join(taken)}: the launcher sets these for the ranks; settings of Open "
+            "MPI belong in [env]"
         )
 
 
@@ -180,7 +180,7 @@ def _size(job: Job) -> Iterator[str]:
     if size > _CONFIG_MAP_BYTES:
         yield (
             f"resources.nodes = {job.resources.nodes}: the operator's list of workers takes {size:,} "
-            f"bytes, and a ConfigMap holds {_CONFIG_MAP_BYTES:,}: use fewer nodes, or a shorter "
+            f"bytes, but a ConfigMap holds at most {_CONFIG_MAP_BYTES:,}: use fewer nodes, or a shorter "
             "kubernetes.name"
         )
 

@@ -14,12 +14,12 @@ from trainer.run.checkpoints import whole_in
 from trainer.run.layout import ARTEFACTS, CHECKPOINTS, LAUNCHER_FILE
 from trainer.safe_io.atomic import write_json
 
-MEMORY = Path(ARTEFACTS, LAUNCHER_FILE)
+RECORD = Path(ARTEFACTS, LAUNCHER_FILE)
 """Path of the record in the run folder."""
 
 
 @dataclass(frozen=True)
-class Memory:
+class AttemptRecord:
     """Record of one submission's starts."""
 
     job: str
@@ -36,27 +36,27 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """Next action of the launcher, with its updated record."""
 
     action: Literal["leave", "again"]
-    memory: Memory
+    record: AttemptRecord
 
 
-def read_memory(run_folder: Path, job: str) -> Memory:
+def read_attempts(run_folder: Path, job: str) -> AttemptRecord:
     """Returns the record of an earlier launcher of this submission; an empty one if there is none."""
     try:
-        found = Memory(**json.loads((run_folder / MEMORY).read_text(encoding="utf-8")))
+        stored = AttemptRecord(**json.loads((run_folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return Memory(job)
-    return found if found.job == job else Memory(job)
+        return AttemptRecord(job)
+    return stored if stored.job == job else AttemptRecord(job)
 
 
-def write_memory(run_folder: Path, memory: Memory) -> None:
+def write_attempts(run_folder: Path, record: AttemptRecord) -> None:
     """Write the record, whole or not at all."""
-    path = run_folder / MEMORY
+    path = run_folder / RECORD
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(memory))
+    write_json(path, asdict(record))
 
 
 def newest_checkpoint(run_folder: Path) -> str:
@@ -64,22 +64,22 @@ def newest_checkpoint(run_folder: Path) -> str:
     return max((path.name for path in whole_in(run_folder / CHECKPOINTS)), default="")
 
 
-def verdict(
-    memory: Memory, code: int, *, asked: bool, checkpoint: str, retries: int, message: str
-) -> Verdict:
+def decide(
+    record: AttemptRecord, code: int, *, asked: bool, checkpoint: str, retries: int, message: str
+) -> Decision:
     """Decide what follows from the ranks' exit code.
 
     `asked` says that this launcher was asked to stop. A run also ends with 75 if a worker was asked to stop;
     it is then started again.
     """
     if asked and code != EXIT_DONE:
-        return Verdict("leave", replace(memory, message=message))  # the next launcher resumes the run
+        return Decision("leave", replace(record, message=message))  # the next launcher resumes the run
     if code in (EXIT_DONE, EXIT_BAD_INPUT):
-        return Verdict("leave", replace(memory, final=code, message=message))
+        return Decision("leave", replace(record, final=code, message=message))
     if code == EXIT_PREEMPTED:
-        return Verdict("again", memory)
-    failures = 1 + (memory.failures if checkpoint == memory.checkpoint else 0)
-    counted = replace(memory, failures=failures, checkpoint=checkpoint, message=message)
+        return Decision("again", record)
+    failures = 1 + (record.failures if checkpoint == record.checkpoint else 0)
+    counted = replace(record, failures=failures, checkpoint=checkpoint, message=message)
     return (
-        Verdict("again", counted) if failures <= retries else Verdict("leave", replace(counted, final=code))
+        Decision("again", counted) if failures <= retries else Decision("leave", replace(counted, final=code))
     )

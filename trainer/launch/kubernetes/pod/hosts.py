@@ -14,7 +14,7 @@ from trainer.errors import InputError
 _AT_ONCE = 64
 _ANSWER_S = 5.0
 _AGAIN_S = 1.0
-_TOLD_S = 30.0
+_REPORT_S = 30.0
 
 
 def read_hostfile(path: Path) -> list[str]:
@@ -38,15 +38,15 @@ def wait_for_all(
 
     Returns the hosts that still do not answer after `limit_s` seconds, or when `given_up` becomes true.
     """
-    begun = told = time.monotonic()
+    begun = reported = time.monotonic()
     missing = list(hosts)
     while not given_up():
         missing = _silent(missing, port)
         now = time.monotonic()
         if not missing or now - begun > limit_s:
             return missing
-        if now - told > _TOLD_S:
-            told = now
+        if now - reported > _REPORT_S:
+            reported = now
             say(f"{len(missing)} of {len(hosts)} workers do not answer yet: {listed(missing)}")
         time.sleep(_AGAIN_S)
     return missing

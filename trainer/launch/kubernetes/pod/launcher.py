@@ -25,11 +25,11 @@ from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
 from trainer.launch.kubernetes.pod.attempts import (
-    Memory,
+    AttemptRecord,
+    decide,
     newest_checkpoint,
-    read_memory,
-    verdict,
-    write_memory,
+    read_attempts,
+    write_attempts,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
 from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
@@ -50,14 +50,14 @@ _STARTS_APART_S = 2.0
 _MESSAGE_BYTES = 3000  # Kubernetes keeps 4096 bytes for a pod
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the launcher; returns the run's exit code."""
     parser = argparse.ArgumentParser(prog="trainer.launch.kubernetes.pod.launcher")
     parser.add_argument("job", type=Path)
     parser.add_argument("--ssh-port", type=int, required=True)
-    given = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     try:
-        launcher = Launcher(given.job, load_job(given.job), given.ssh_port, os.environ)
+        launcher = Launcher(options.job, load_job(options.job), options.ssh_port, os.environ)
         return launcher.run()
     except InputError as problem:
         return _leave(EXIT_BAD_INPUT, str(problem))
@@ -68,36 +68,36 @@ class Launcher:
 
     def __init__(self, job_path: Path, job: Job, ssh_port: int, env: Mapping[str, str]) -> None:
         self._job_path, self._job, self._ssh_port, self._env = job_path, job, ssh_port, env
-        self._rendezvous = self._place = rendezvous(env)
+        self._rendezvous = self._named_rendezvous = rendezvous(env)
         self._hosts = read_hostfile(HOSTFILE)
         self._folder = run_folder(job)
-        self._memory = read_memory(self._folder, env.get(JOB_UID, ""))
+        self._record = read_attempts(self._folder, env.get(JOB_UID, ""))
         self._asked = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def run(self) -> int:
         """Start the ranks until they are done, have failed too often, or this pod is asked to stop."""
-        if self._memory.final is not None:
-            return _leave(self._memory.final, self._memory.message)
+        if self._record.final is not None:
+            return _leave(self._record.final, self._record.message)
         while True:
             code, reason = self._attempt()
             message = f"{reason}; {self._progress()}"
-            found = verdict(
-                self._memory,
+            decision = decide(
+                self._record,
                 code,
                 asked=bool(self._asked),
                 checkpoint=newest_checkpoint(self._folder),
                 retries=self._job.kubernetes.retries,
                 message=message,
             )
-            self._remember(found.memory)
-            if found.action == "leave":
+            self._store(decision.record)
+            if decision.action == "leave":
                 return _leave(code, message)
             again = (
-                f"{found.memory.failures} of at most {self._job.kubernetes.retries}"
+                f"{decision.record.failures} of at most {self._job.kubernetes.retries}"
                 if code != EXIT_PREEMPTED
-                else "a worker was asked to go"
+                else "a worker was asked to stop"
             )
             say(f"{message}; the ranks are started again ({again})")
             self._pause(_STARTS_APART_S)
@@ -111,30 +111,30 @@ class Launcher:
             return EXIT_PREEMPTED, "asked to stop before the ranks had started"
         if missing:
             return EXIT_FAILED, self._missing(missing)
-        self._rendezvous = _at_its_address(self._place)
+        self._rendezvous = _at_its_address(self._named_rendezvous)
         if not self._earlier_ranks_gone():
             return (
                 EXIT_FAILED,
                 (
-                    f"ranks of an earlier launcher still run: {self._rendezvous.host} answers at port "
+                    f"ranks of an earlier launcher still run: {self._rendezvous.host} answers on port "
                     f"{self._rendezvous.port}"
                 ),
             )
-        self._remember(replace(self._memory, starts=self._memory.starts + 1))
+        self._store(replace(self._record, starts=self._record.starts + 1))
         remove_exit_files(
             self._folder, self._rendezvous.start
         )  # otherwise an earlier start's end would be taken for this one's
         before = _stamp(Run(self._folder).result)
         with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
             code = self._mpirun(Path(folder))
-            return self._outcome(code, Path(folder), before)
+            return self._run_result(code, Path(folder), before)
 
     def _missing(self, missing: Sequence[str]) -> str:
         return (
             f"{len(missing)} of {len(self._hosts)} workers were not ready within "
             f"kubernetes.workers_ready_s = {self._job.kubernetes.workers_ready_s:g} s: {listed(missing)}; "
-            "`kubectl describe pod` says why, and a pod that was evicted is made anew only once it is "
-            "deleted"
+            "`kubectl describe pod` says why; a pod that was evicted is replaced only after somebody has "
+            "deleted it"
         )
 
     def _earlier_ranks_gone(self) -> bool:
@@ -146,7 +146,7 @@ class Launcher:
         for patience in (limit, REPEAT_S + 30.0):
             if not ask_to_stop(self._rendezvous, signal.SIGTERM):
                 return True
-            say("ranks of an earlier launcher still run: they are asked to save and leave")
+            say("ranks of an earlier launcher still run: they are asked to save and exit")
             deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
             while time.monotonic() < deadline and not self._asked:
                 if not listens(self._rendezvous):
@@ -162,14 +162,14 @@ class Launcher:
         variables = {**self._env, **ssh_variables(self._ssh_port, known_hosts), EXIT_DIR: str(folder)}
         with watch:
             return supervise(
-                mpirun_words(self._job_path, self._job.resources.world_size),
+                mpirun_command(self._job_path, self._job.resources.world_size),
                 variables,
                 folder,
                 self._pass_on,
                 signal.SIGUSR2,
             )
 
-    def _outcome(self, code: int, folder: Path, before: int) -> tuple[int, str]:
+    def _run_result(self, code: int, folder: Path, before: int) -> tuple[int, str]:
         """Returns exit code and reason as the ranks' own supervisors recorded them.
 
         mpirun's exit code is used only if they recorded nothing.
@@ -190,24 +190,24 @@ class Launcher:
             return EXIT_PREEMPTED, "asked to stop before every rank had started"
         return (
             code or EXIT_FAILED,
-            f"mpirun ended with {code} and no rank could say why; its own words are in this pod's log",
+            f"mpirun ended with exit code {code}, and no rank recorded why: this pod's log has its messages",
         )
 
     def _progress(self) -> str:
         checkpoint = newest_checkpoint(self._folder)
         return (
-            f"step {_last_step(self._folder)} was logged last, the newest checkpoint is "
-            f"{checkpoint or 'none'}, run folder {self._folder}"
+            f"last logged step: {_last_step(self._folder)}, newest checkpoint: {checkpoint or 'none'}, run "
+            f"folder: {self._folder}"
         )
 
-    def _remember(self, memory: Memory) -> None:
-        self._memory = memory
+    def _store(self, record: AttemptRecord) -> None:
+        self._record = record
         try:
-            write_memory(self._folder, memory)
+            write_attempts(self._folder, record)
         except OSError as problem:
             say(
-                f"{self._folder} cannot be written ({problem.strerror}): a new launcher would count "
-                "failures from zero"
+                f"{self._folder} cannot be written ({problem.strerror}): a new launcher would count the "
+                "failures from zero again"
             )
 
     def _pass_on(self, number: int) -> bool:
@@ -223,19 +223,19 @@ class Launcher:
             time.sleep(0.1)
 
 
-def mpirun_words(job_path: Path, ranks: int) -> list[str]:
+def mpirun_command(job_path: Path, ranks: int) -> list[str]:
     """Returns the command line of mpirun, the same for Open MPI 4 and 5.
 
     It passes on no variables: ranks take theirs from their pods.
     """
     beside = Path(sys.executable).with_name("mpirun")
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
         raise InputError("mpirun is neither beside this Python nor on PATH: the image has no Open MPI")
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     where = ["-n", str(ranks), "--hostfile", str(HOSTFILE), "--map-by", "slot", "--bind-to", "none"]
     return [
-        found,
+        mpirun,
         *root,
         *where,
         sys.executable,

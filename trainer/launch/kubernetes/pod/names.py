@@ -41,8 +41,7 @@ def rendezvous(env: Mapping[str, str]) -> Rendezvous:
     place = Rendezvous.from_env(env)
     if place is None:
         raise InputError(
-            "CLIPSHIP_SUPERVISORS is not set: this process starts in a pod of an MPIJob that clipship "
-            "rendered"
+            "CLIPSHIP_SUPERVISORS is not set: run this in a pod of an MPIJob that clipship has rendered"
         )
     try:
         key = Path(env[SSH_KEY]).read_bytes()

@@ -23,8 +23,8 @@ def environment(pod: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str
 
     Variables that the pod lacks are taken from ssh.
     """
-    told = {name: value for name, value in own.items() if name.startswith(_OF_THE_LAUNCHER)}
-    together = {**own, **pod, **told}
+    by_launcher = {name: value for name, value in own.items() if name.startswith(_OF_THE_LAUNCHER)}
+    together = {**own, **pod, **by_launcher}
     return together | rendezvous(together).variables()
 
 
@@ -43,11 +43,11 @@ def read_environment(path: Path = _FIRST_PROCESS) -> dict[str, str]:
     return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if b"=" in entry)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Become the rank; returns an exit code only if that is not possible."""
     try:
         variables = environment(read_environment(), os.environ)
-        os.execve(sys.executable, [sys.executable, "-P", "-m", "trainer.rank", *words], variables)
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "trainer.rank", *arguments], variables)
     except InputError as problem:
         say(problem)
     return EXIT_BAD_INPUT

@@ -35,7 +35,7 @@ class Watch:
         self._silence_s = 2 * silence_s + SHOWN_S
         self._start_s = start_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "Watch":
         self._thread.start()
@@ -45,18 +45,18 @@ class Watch:
         self._over.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        began, heard = time.monotonic(), None
+    def _watch(self) -> None:
+        began, last_answer = time.monotonic(), None
         while not self._over.wait(WATCH_S):
             now = time.monotonic()
             record = read_end(self._run_folder, self._rendezvous)
-            if record is None and heard is not None and now - heard > self._silence_s:
+            if record is None and last_answer is not None and now - last_answer > self._silence_s:
                 reason = (
                     f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or "
-                    "somebody killed it"
+                    "something killed it"
                 )
                 record = self._of_rank_0(EXIT_FAILED, reason)
-            if record is None and heard is None and now - began > self._start_s:
+            if record is None and last_answer is None and now - began > self._start_s:
                 reason = (
                     f"mpirun has started no rank within {self._start_s:g} s (timeouts.init_s + "
                     "kubernetes.workers_ready_s)"
@@ -65,8 +65,8 @@ class Watch:
             if record is not None:
                 record_cause(record, {EXIT_DIR: str(self._exit_dir)})
                 return
-            if heard is None or now - heard > self._silence_s / 8:
-                heard = now if listens(self._rendezvous) else heard
+            if last_answer is None or now - last_answer > self._silence_s / 8:
+                last_answer = now if listens(self._rendezvous) else last_answer
 
     def _of_rank_0(self, code: int, reason: str) -> ExitRecord:
         return ExitRecord(0, self._rendezvous.host.partition(".")[0], code, reason, time.time())

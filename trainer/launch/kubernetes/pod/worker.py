@@ -38,14 +38,14 @@ def main(command: Sequence[str]) -> int:
         code = _bury(child)
         if number in _ASKED:
             if not asked:
-                say("asked to stop: no new ranks, those that run save and leave")
+                say("asked to stop: no new ranks start; running ranks save and exit")
                 _send([child], signal.SIGTERM)  # only the listening process ends, its connections stay
             _send(supervisors(), signal.SIGTERM)
             asked = True
         if asked and not supervisors():
             return 0
         if code is not None and not asked:
-            say(f"{command[0]} ended with {code}")
+            say(f"{command[0]} ended with exit code {code}")
             return code or EXIT_FAILED
 
 
@@ -62,8 +62,8 @@ def supervisors() -> list[int]:
 
 
 def _next_signal(limit_s: float) -> int | None:
-    found = signal.sigtimedwait(_WATCHED, limit_s)
-    return None if found is None else found.si_signo
+    received = signal.sigtimedwait(_WATCHED, limit_s)
+    return None if received is None else received.si_signo
 
 
 def _bury(child: int) -> int | None:
