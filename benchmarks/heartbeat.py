@@ -184,7 +184,7 @@ def real_steps() -> dict[str, float]:
             model={"name": "ViT-S-32-alt"},
             data={"workers": 1, "synthetic_samples": 1024},
             optim={"global_batch_size": 32, "steps": STEPS},
-            comm={"launcher": "torchrun"},
+            comm={"launcher": "clipship"},
             logging={"runs": folder},
         )
         path = Path(folder, "job.toml")
@@ -192,7 +192,7 @@ def real_steps() -> dict[str, float]:
         os.environ["PYTHONPATH"] = str(
             Path(__file__).parents[1]
         )  # a supervisor starts its rank without the working folder
-        done = start("torch", "torchrun", 2, "benchmarks.rank", str(path))
+        done = start("torch", "clipship", 2, "benchmarks.rank", str(path))
     if done.returncode:
         sys.exit(f"the real run failed:\n{done.stdout}{done.stderr}")
     found: list[dict[str, float]] = [

@@ -68,7 +68,7 @@ def assert_cases_pass(backend: str, launcher: str) -> None:
 
 
 def test_collectives_and_reducers_over_nccl() -> None:
-    assert_cases_pass("torch", "torchrun")
+    assert_cases_pass("torch", "clipship")
 
 
 @pytest.mark.horovod

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ends import TORCHRUN, begin, ranks_left, sigkill, starts
+from tests.support.ends import CLIPSHIP, begin, ranks_left, sigkill, starts
 from tests.support.runs import kill_tree
 
 
@@ -25,7 +25,7 @@ def clipship(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.fault("everything SIGKILLed at once: launcher, supervisors, ranks")
-@starts(TORCHRUN)
+@starts(CLIPSHIP)
 def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:

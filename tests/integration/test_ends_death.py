@@ -8,12 +8,12 @@ import pytest
 
 from tests.support import open_mpi_4
 from tests.support.ends import (
+    CLIPSHIP,
     DEATH_S,
     HOROVOD_MPIRUN,
     HOROVODRUN,
     LATEST_S,
     SHORT,
-    TORCHRUN,
     begin,
     full,
     ranks_left,
@@ -46,7 +46,7 @@ def test_killed_rank_ends_all_and_is_named_first(
 
 
 @pytest.mark.fault("rank raises")
-@starts(TORCHRUN)
+@starts(CLIPSHIP)
 def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
@@ -62,7 +62,7 @@ def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(
 @pytest.mark.fault("rank leaves with a code and no reason")
 @full
 def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> None:
-    end = begin(tmp_path, "torch", "torchrun", "exit:1:step:3").end()
+    end = begin(tmp_path, "torch", "clipship", "exit:1:step:3").end()
     assert end.code == 7
     assert "exited with code 7 in step, step 3" in end.errors
 
@@ -90,7 +90,7 @@ def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(
 @pytest.mark.parametrize("victim", [0, 1])
 def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     """Rank and supervisor stopped: nobody there answers. A cut-off node looks the same from outside."""
-    running = begin(tmp_path, "torch", "torchrun", f"freeze:{victim}:step:3", timeouts={"silence_s": 8.0})
+    running = begin(tmp_path, "torch", "clipship", f"freeze:{victim}:step:3", timeouts={"silence_s": 8.0})
     end = running.end()
     assert end.code == 1, end.errors
     assert (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_bad_input import sample
-from tests.support.ends import HOROVODRUN, TORCHRUN, Running, begin, ranks_left, starts
+from tests.support.ends import CLIPSHIP, HOROVODRUN, Running, begin, ranks_left, starts
 from tests.support.harm import cut_short, flip_a_bit
 from tests.support.range_server import serving
 from trainer.data.shard_files import write_shards
@@ -18,7 +18,7 @@ def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> R
 
 
 @pytest.mark.fault("shard corrupt, missing, unreadable for a while")
-@starts(TORCHRUN)
+@starts(CLIPSHIP)
 @pytest.mark.parametrize("failures", [3, 10**9], ids=["for a while", "for good"])
 def test_storage_that_fails_is_asked_again_and_then_named(
     tmp_path: Path, backend: str, launcher: str, failures: int
@@ -42,7 +42,7 @@ def test_storage_that_fails_is_asked_again_and_then_named(
 
 
 @pytest.mark.fault("newest checkpoint cut short or flipped bits")
-@starts(TORCHRUN, HOROVODRUN)
+@starts(CLIPSHIP, HOROVODRUN)
 @pytest.mark.parametrize(
     ("harm", "said"),
     [

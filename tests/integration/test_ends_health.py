@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.ends import (
+    CLIPSHIP,
     DEATH_S,
     HOROVODRUN,
     MPIRUN,
     SHORT,
-    TORCHRUN,
     End,
     begin,
     full,
@@ -28,7 +28,7 @@ def events(end: End) -> list[dict[str, object]]:
 
 
 @pytest.mark.fault("one rank slow, in data or in compute")
-@starts(TORCHRUN)
+@starts(CLIPSHIP)
 @pytest.mark.parametrize("phase", ["step", pytest.param("data", marks=full)])
 def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(
     tmp_path: Path, backend: str, launcher: str, phase: str
@@ -91,7 +91,7 @@ def test_full_disk_leaves_the_checkpoint_before_and_follows_the_policy(
     end = begin(
         tmp_path,
         "torch",
-        "torchrun",
+        "clipship",
         "fill:0:checkpoint:4",
         steps=steps,
         checkpoint={"every_steps": 2, "on_failure": policy},
@@ -141,13 +141,13 @@ def test_gradient_that_is_no_number_is_left_out_where_the_job_says_so(
 @full
 def test_gradients_that_stay_no_numbers_end_the_run(tmp_path: Path) -> None:
     health = {"non_finite": "skip", "non_finite_in_a_row": 3}
-    end = begin(tmp_path, "torch", "torchrun", optim={"lr": 1e30}, steps=50, health=health).end()
+    end = begin(tmp_path, "torch", "clipship", optim={"lr": 1e30}, steps=50, health=health).end()
     assert end.code == 1, end.errors
     assert "like every gradient of the last 3 steps" in end.errors
 
 
 @pytest.mark.fault("out of memory on one rank, by a limit")
-@starts(TORCHRUN)
+@starts(CLIPSHIP)
 def test_rank_that_runs_out_of_memory_is_named_with_the_numbers(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:

@@ -10,7 +10,7 @@ from tests.support.ends import LATEST_S, SHORT, STARTS, begin, ranks_left
 from trainer.config.phases import LIMIT_KEYS
 
 SOME = {  # every value but the checkpoint once
-    ("torch", "torchrun", 0, "step", "stop"),
+    ("torch", "clipship", 0, "step", "stop"),
     ("horovod", "mpirun", 1, "evaluation", "slow"),
 }
 

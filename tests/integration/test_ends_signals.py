@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ends import HOROVOD_MPIRUN, MPIRUN, TORCHRUN, Running, begin, full, ranks_left, starts
+from tests.support.ends import CLIPSHIP, HOROVOD_MPIRUN, MPIRUN, Running, begin, full, ranks_left, starts
 from trainer.supervise.coordinator import REPEAT_S
 
 LONG = 100_000
 
 
 @pytest.mark.fault("SIGTERM to the launcher")
-@starts(TORCHRUN)
+@starts(CLIPSHIP)
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, pytest.param(signal.SIGINT, marks=full), pytest.param(signal.SIGUSR2, marks=full)],
@@ -65,7 +65,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.fault("the whole run SIGSTOPped for longer than a limit")
-@starts(TORCHRUN)
+@starts(CLIPSHIP)
 def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
@@ -99,8 +99,8 @@ def test_signal_to_a_ranks_supervisor_stops_all_ranks(
 
 @pytest.mark.fault("SIGTERM to the launcher")
 def test_run_of_one_rank_has_as_long_for_its_checkpoint_as_any_other(tmp_path: Path) -> None:
-    """torchrun alone would kill it after 8 s."""
-    running = begin(tmp_path, "torch", "torchrun", "nap:0:checkpoint:2", ranks=1, steps=LONG)
+    """The launcher alone would kill it after 5 s."""
+    running = begin(tmp_path, "torch", "clipship", "nap:0:checkpoint:2", ranks=1, steps=LONG)
     while not running.moment.exists():
         time.sleep(0.05)
     running.process.send_signal(signal.SIGTERM)
@@ -113,7 +113,7 @@ def test_run_of_one_rank_has_as_long_for_its_checkpoint_as_any_other(tmp_path: P
 @pytest.mark.fault("second SIGTERM after a while")
 def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
     running = begin(
-        tmp_path, "torch", "torchrun", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0}
+        tmp_path, "torch", "clipship", "slow:1:checkpoint:2", steps=LONG, timeouts={"checkpoint_s": 60.0}
     )
     while not running.moment.exists():
         time.sleep(0.05)
@@ -131,7 +131,7 @@ def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
     running = begin(
         tmp_path,
         "torch",
-        "torchrun",
+        "clipship",
         "slow:1:evaluation:2",
         steps=LONG,
         timeouts={"eval_s": 200.0, "checkpoint_s": 6.0, "shutdown_s": 2.0},

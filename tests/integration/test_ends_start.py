@@ -71,10 +71,10 @@ def test_port_that_another_process_has_ends_the_run_at_once_and_is_named(
 @pytest.mark.fault("two starts of one run at once")
 def test_a_second_start_of_a_run_is_refused_with_the_first_ones_name(tmp_path: Path) -> None:
     first = begin(
-        tmp_path, "torch", "torchrun", "slow:0:step:4", timeouts={"first_step_s": 280.0, "step_s": 280.0}
+        tmp_path, "torch", "clipship", "slow:0:step:4", timeouts={"first_step_s": 280.0, "step_s": 280.0}
     )
     first.reached(3)
-    second = begin(tmp_path, "torch", "torchrun", variables={"LOCK_WAIT_S": "2"}).end()
+    second = begin(tmp_path, "torch", "clipship", variables={"LOCK_WAIT_S": "2"}).end()
     assert second.code == 1, second.errors
     assert "ended the run with exit code 1: the run folder" in second.errors
     assert f" on {NODE} since 20" in second.errors

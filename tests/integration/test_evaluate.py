@@ -121,7 +121,7 @@ def ranks(backend: str, launcher: str, count: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("backend", "launcher", "count"), [ranks("torch", "torchrun", 3), ranks("horovod", "mpirun", 2)]
+    ("backend", "launcher", "count"), [ranks("torch", "clipship", 3), ranks("horovod", "mpirun", 2)]
 )
 def test_ranks_find_together_what_one_process_finds(
     alone: list[Metrics], weights: Path, folder: Path, backend: str, launcher: str, count: int

@@ -87,7 +87,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def begin(fault: str = "", **sections: object) -> Terminal:
-        job = write_job(tmp_path, "torch", "torchrun", fault, steps=100_000, **sections)
+        job = write_job(tmp_path, "torch", "clipship", fault, steps=100_000, **sections)
         module = (
             ["tests.support.ends", str(job), "2"]
             if fault

@@ -29,11 +29,11 @@ needs_horovod = pytest.mark.skipif(
 needs_sshd = pytest.mark.skipif(
     missing_program() is not None, reason=f"{missing_program()} is missing: apt-get install openssh-server"
 )
-TORCHRUN = pytest.param("torchrun")
+CLIPSHIP = pytest.param("clipship")
 MPIRUN = pytest.param("mpirun", marks=pytest.mark.mpi)
 HOROVODRUN = pytest.param("horovodrun", marks=[pytest.mark.horovod, needs_horovod])
-every_launcher = pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN, HOROVODRUN])
-NAMES = {"torchrun": "torchrun", "mpirun": "Open MPI", "horovodrun": "horovodrun"}
+every_launcher = pytest.mark.parametrize("launcher", [CLIPSHIP, MPIRUN, HOROVODRUN])
+NAMES = {"clipship": "clipship run", "mpirun": "Open MPI", "horovodrun": "horovodrun"}
 
 
 def job_for(launcher: str) -> Job:

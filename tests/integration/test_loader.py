@@ -164,7 +164,7 @@ def shard_ranks(backend: str, launcher: str) -> Any:
     needs_horovod = pytest.mark.skipif(
         importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: `make horovod`"
     )
-    often = (backend, launcher) == ("torch", "torchrun")  # what a rank reads follows from its number alone
+    often = (backend, launcher) == ("torch", "clipship")  # what a rank reads follows from its number alone
     marks = (
         [pytest.mark.mpi] * (launcher == "mpirun")
         + [pytest.mark.full] * (not often)

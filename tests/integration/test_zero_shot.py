@@ -45,7 +45,7 @@ def classify(backend: str, launcher: str, ranks: int, sets: list[str]) -> list[d
 
 @pytest.fixture(scope="module")
 def by_one_process(sets: list[str]) -> list[dict[str, Any]]:
-    return classify("torch", "torchrun", 1, sets)
+    return classify("torch", "clipship", 1, sets)
 
 
 def test_one_process_counts_every_image_once(by_one_process: list[dict[str, Any]]) -> None:
@@ -57,8 +57,8 @@ def test_one_process_counts_every_image_once(by_one_process: list[dict[str, Any]
 @pytest.mark.parametrize(
     ("backend", "launcher", "ranks"),
     [
-        pytest.param("torch", "torchrun", 2, marks=pytest.mark.full),
-        ("torch", "torchrun", 3),
+        pytest.param("torch", "clipship", 2, marks=pytest.mark.full),
+        ("torch", "clipship", 3),
         pytest.param("horovod", "mpirun", 2, marks=[pytest.mark.horovod, pytest.mark.mpi, pytest.mark.full]),
         pytest.param("horovod", "mpirun", 3, marks=[pytest.mark.horovod, pytest.mark.mpi, pytest.mark.full]),
     ],

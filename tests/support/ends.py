@@ -26,13 +26,13 @@ from trainer.launch import local
 from trainer.launch.hosts import parse_hosts
 from trainer.run.folder import run_folder as job_folder
 
-TORCHRUN = pytest.param("torch", "torchrun", id="torch-torchrun")
+CLIPSHIP = pytest.param("torch", "clipship", id="torch-clipship")
 MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mpi)
 HOROVOD_MPIRUN = pytest.param(
     "horovod", "mpirun", id="horovod-mpirun", marks=[pytest.mark.mpi, pytest.mark.horovod]
 )
 HOROVODRUN = pytest.param("horovod", "horovodrun", id="horovod-horovodrun", marks=pytest.mark.horovod)
-STARTS = (TORCHRUN, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
+STARTS = (CLIPSHIP, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
 full = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 

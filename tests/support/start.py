@@ -6,7 +6,7 @@ import sys
 from tests.support.jobs import tiny_job
 from trainer.launch.local import start_ranks
 
-STARTS = [("torch", "torchrun"), ("torch", "mpirun"), ("horovod", "mpirun"), ("horovod", "horovodrun")]
+STARTS = [("torch", "clipship"), ("torch", "mpirun"), ("horovod", "mpirun"), ("horovod", "horovodrun")]
 """Every pair of backend and launcher that goes together."""
 
 

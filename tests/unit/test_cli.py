@@ -78,7 +78,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
         ),
         (["check", "job.toml", "--set", "logging.runs=job.toml"], "is a file"),
         (
-            ["check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=torchrun"],
+            ["check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=clipship"],
             "cannot start comm.backend = horovod",
         ),
         (["run", "job.toml", "--nproc", "2", "--hosts", "a:1"], "give either --nproc or --hosts"),
@@ -125,7 +125,7 @@ def test_check_says_what_will_run_and_writes_nothing(
         "world       2 ranks on this machine\n"
         "device      the CPU (this machine has no GPU, and the job asks for none)\n"
         "batch       32 = 2 ranks x 2 micro-batches x 8 samples (max_batch_size_per_gpu = 8)\n"
-        "backend     torch, ranks started by torchrun (auto)\n"
+        "backend     torch, ranks started by clipship (auto)\n"
         "steps       64 = 2 epochs x 32 steps\n"
         "learning    lr 0.0005 after 0 warm-up steps, then a cosine to 0\n"
         "evaluation  none ([eval] names no data)\n"

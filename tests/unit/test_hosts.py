@@ -73,7 +73,7 @@ def test_rendezvous_address_on_this_machine_is_free() -> None:
 @pytest.mark.parametrize(
     ("backend", "launcher", "several", "chosen"),
     [
-        ("torch", "auto", False, "torchrun"),
+        ("torch", "auto", False, "clipship"),
         ("torch", "auto", True, "mpirun"),
         ("horovod", "auto", False, "horovodrun"),
         ("horovod", "auto", True, "mpirun"),
@@ -93,9 +93,11 @@ def test_launcher_follows_from_backend_and_hosts(
 @pytest.mark.parametrize(
     ("backend", "several", "reason"), [("horovod", False, "meets over MPI"), ("torch", True, "one host only")]
 )
-def test_torchrun_is_refused_where_it_cannot_work(backend: str, several: bool, reason: str) -> None:
+def test_starting_ranks_itself_is_refused_where_it_cannot_work(
+    backend: str, several: bool, reason: str
+) -> None:
     with pytest.raises(InputError, match=reason):
-        launcher_for(tiny_job(comm={"backend": backend, "launcher": "torchrun"}).comm, several_hosts=several)
+        launcher_for(tiny_job(comm={"backend": backend, "launcher": "clipship"}).comm, several_hosts=several)
 
 
 def test_gloo_under_horovod_needs_the_server_of_horovodrun() -> None:

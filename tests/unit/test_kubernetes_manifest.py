@@ -453,7 +453,7 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
         ({"kubernetes": {"mounts": {}}}, "is on no volume that the pods share"),
         ({"kubernetes": {"mounts": {"/scratch": "pvc:a:ro"}}}, "mounted read-only"),
         ({"logging": {"runs": "/scratch/../runs"}}, "is on no volume"),
-        ({"comm": {"launcher": "torchrun"}}, "use auto or mpirun"),
+        ({"comm": {"launcher": "clipship"}}, "use auto or mpirun"),
         ({"comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}}, "needs horovodrun"),
         ({"kubernetes": {"name": "a" * 60, "mounts": {"/scratch": "pvc:a"}}}, "use at most 54"),
         (
@@ -493,7 +493,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(InputError) as refused:
         manifest(
             kubernetes_job(
-                comm={"launcher": "torchrun"}, kubernetes={"mounts": {}}, optim={"global_batch_size": 3}
+                comm={"launcher": "clipship"}, kubernetes={"mounts": {}}, optim={"global_batch_size": 3}
             )
         )
     assert len(str(refused.value).splitlines()) == 3

@@ -24,7 +24,7 @@ from pathlib import Path
 from trainer.run.lock import hold
 folder = Path(sys.argv[1])
 hold(folder, sys.argv[2], "first", 1.0, print)
-start = f"---- start of rank 0 of 2 on {sys.argv[2]}, process {os.getpid()}, by torchrun"
+start = f"---- start of rank 0 of 2 on {sys.argv[2]}, process {os.getpid()}, by clipship run"
 lines = [f"2026-01-01 00:00:00,000 INFO {start}", "2026-01-01 00:00:01,000 INFO step 40/100 loss 1", ""]
 (folder / "logs" / "rank-00000.log").write_text("\\n".join(lines))
 (folder / "metrics.jsonl").write_text("".join(
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
         'name = "mine"\n[optim]\nsteps = 100\n[timeouts]\ninit_s = 300.0\nfirst_step_s = 600.0\neval_s = 90.0\n'
     )
     (folder / "environment.json").write_text(
-        json.dumps([{"rank": str(rank), "node": HERE, "launcher": "torchrun"} for rank in (0, 1)])
+        json.dumps([{"rank": str(rank), "node": HERE, "launcher": "clipship run"} for rank in (0, 1)])
     )
     return folder
 
@@ -213,7 +213,7 @@ def test_another_users_lock_can_be_looked_at(folder: Path, rank_0: "subprocess.P
 
 def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(folder: Path) -> None:
     (folder / "logs" / "rank-00003.log").write_text(
-        "2026 INFO ---- start of rank 3 of 4 on n1, process 4711, by torchrun\n"
+        "2026 INFO ---- start of rank 3 of 4 on n1, process 4711, by clipship run\n"
     )
     kernel = "[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB\n[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)\n"
     assert "the kernel killed rank 3, process 4711 (python)" in killed_for_memory(folder, kernel)

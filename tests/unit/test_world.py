@@ -5,7 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
-from trainer.supervise.world import ROWS, SINGLE, World, detect, device_index, master_address, shared_devices
+from trainer.supervise.world import (
+    ROWS,
+    SINGLE,
+    STARTED_HERE,
+    World,
+    detect,
+    device_index,
+    master_address,
+    shared_devices,
+)
 
 TORCHRUN = {
     "RANK": "5",
@@ -55,6 +64,7 @@ ONE_TASK_A_NODE = {
     ("env", "launcher"),
     [
         (TORCHRUN, "torchrun"),
+        ({**BY_HAND, STARTED_HERE: "1"}, "clipship run"),
         (OPEN_MPI, "Open MPI"),
         (HYDRA, "MPICH"),
         (HOROVODRUN, "horovodrun"),
@@ -92,6 +102,7 @@ def test_without_a_launcher_there_is_one_process(env: dict[str, str]) -> None:
         ({**BATCH_SHELL, **OPEN_MPI}, "Open MPI"),
         ({**BATCH_SHELL, **HOROVODRUN}, "horovodrun"),
         ({**OPEN_MPI, **TORCHRUN, "RANK": "6", "LOCAL_RANK": "2"}, "torchrun"),
+        ({**ONE_TASK_A_NODE, **BY_HAND, STARTED_HERE: "1"}, "clipship run"),
     ],
 )
 def test_innermost_launcher_wins_over_the_one_around_it(env: dict[str, str], launcher: str) -> None:

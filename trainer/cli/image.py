@@ -70,7 +70,7 @@ def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("image", metavar="IMAGE")
 def verify(image: str) -> None:
-    """Verify IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and torchrun.
+    """Verify IMAGE again: Horovod, one NCCL, a model, two ranks under mpirun and clipship run.
 
     The facts found are printed as JSON.
     """

@@ -11,7 +11,7 @@ from typing import Literal
 
 from trainer.config import Comm, Job, Timeouts
 
-Launcher = Literal["torchrun", "mpirun", "horovodrun"]
+Launcher = Literal["clipship", "mpirun", "horovodrun"]
 
 _HOROVOD_FUSION_MB = 128.0
 """Horovod's own default of HOROVOD_FUSION_THRESHOLD, MiB."""
@@ -113,8 +113,8 @@ _TORCH = BackendRow(
     missing="`pip install torch` brings it",
     meets_at_store=True,
     how_it_meets="which meets at MASTER_ADDR",
-    launchers=("torchrun", "mpirun", "horovodrun"),
-    launcher_here=lambda _comm: "torchrun",
+    launchers=("clipship", "mpirun", "horovodrun"),
+    launcher_here=lambda _comm: "clipship",
     bound_to=lambda _comm: None,
     environment=_torch_environment,
     reduced_mb=lambda comm: comm.torch.bucket_mb,

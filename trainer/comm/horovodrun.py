@@ -10,22 +10,17 @@ import argparse
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
+from trainer.comm.localrun import collect_signals, wait_for_ranks
 from trainer.sysinfo.addresses import is_here
 
-GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""
-_POLL_S = 0.1
 _THERE = """\
 import json, os, sys
 told = json.loads(sys.stdin.buffer.readline())
@@ -66,19 +61,13 @@ def main(words: Sequence[str]) -> int:
     server = RendezvousHTTPServer((given.address, 0), RendezvousHandler, False)
     server.init(slots)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    received: list[int] = []
-
-    def collect(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, collect)
+    received = collect_signals()
     ssh = shlex.split(given.ssh)
     ranks = [
         _start(given.command, _variables(slot, given.address, server.server_port), slot, ssh)
         for slot in slots
     ]
-    return _wait(ranks, received)
+    return wait_for_ranks(ranks, received, "horovodrun")
 
 
 def _variables(slot: SlotInfo, address: str, port: int) -> dict[str, str]:
@@ -118,44 +107,6 @@ def _start(
     except BrokenPipeError:
         pass  # ssh has ended, and it prints why
     return process
-
-
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], received: Sequence[int]) -> int:
-    """Waits until all ranks have ended; the first failure, or a signal, ends the others.
-
-    Returns the exit code.
-    """
-    code, deadline = 0, float("inf")
-    while None in [rank.poll() for rank in ranks]:
-        if deadline == float("inf"):
-            code = _first_failure(ranks) or (128 + received[0] if received else 0)
-            if code:
-                deadline = time.monotonic() + GRACE_S
-                _signal(ranks, signal.SIGTERM)
-        elif time.monotonic() > deadline:
-            _signal(ranks, signal.SIGKILL)
-        time.sleep(_POLL_S)
-    return code or _first_failure(ranks)
-
-
-def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Returns the exit code of the lowest failed rank and names it on stderr; 0 if none failed."""
-    for number, rank in enumerate(ranks):
-        if rank.returncode:
-            how = (
-                f"with exit code {rank.returncode}"
-                if rank.returncode > 0
-                else f"by signal {signal.Signals(-rank.returncode).name}"
-            )
-            print(f"horovodrun: rank {number} ended {how}, so the other ranks were stopped", file=sys.stderr)
-            return rank.returncode if rank.returncode > 0 else 128 - rank.returncode
-    return 0
-
-
-def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: int) -> None:
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.send_signal(number)
 
 
 if __name__ == "__main__":

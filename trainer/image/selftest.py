@@ -71,14 +71,16 @@ def _proofs(expected: dict[str, str], *, compiler: bool) -> Iterator[tuple[str, 
     yield from libraries.items()
     yield "mpi", _said("MPI", _mpi)
     losses = {
-        "torchrun": _said("loss of a step by two ranks under torchrun", lambda: _step("torchrun", "torch")),
+        "clipship": _said(
+            "loss of a step by two ranks under clipship run", lambda: _step("clipship", "torch")
+        ),
         "mpirun": _said(
             "loss of a step by two ranks under mpirun, over Horovod", lambda: _step("mpirun", "horovod")
         ),
     }
     if compiler:
         losses["compiled"] = _said(
-            "loss of a step with torch.compile", lambda: _step("torchrun", "torch", compiled=True)
+            "loss of a step with torch.compile", lambda: _step("clipship", "torch", compiled=True)
         )
     if max(losses.values()) - min(losses.values()) > _SAME:
         raise Unproven(f"the same step was trained to different losses: {losses}")
@@ -171,7 +173,7 @@ def _libraries() -> dict[str, Any]:
 
 
 def _step(
-    launcher: Literal["torchrun", "mpirun"], backend: Literal["torch", "horovod"], *, compiled: bool = False
+    launcher: Literal["clipship", "mpirun"], backend: Literal["torch", "horovod"], *, compiled: bool = False
 ) -> float:
     """Returns the loss of one step of the demo's model, trained by two ranks on synthetic samples."""
     with tempfile.TemporaryDirectory(prefix="proof-") as name:

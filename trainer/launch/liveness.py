@@ -231,7 +231,7 @@ def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
     if to:
         return f"`clipship submit {job} --to {to}`, unless its scheduler starts it again by itself; {where}"
     nodes, launchers = ({rank.get(name) for rank in facts.environment} for name in ("node", "launcher"))
-    if len(nodes) <= 1 and launchers <= {"torchrun", "mpirun", "horovodrun"}:
+    if len(nodes) <= 1 and launchers <= {"clipship run", "torchrun", "Open MPI", "horovodrun"}:
         return f"`clipship run {job} --nproc {max(1, len(facts.environment))}`; {where}"
     return f"start its {len(facts.environment)} ranks on {len(nodes)} nodes again, as before; {where}"
 

@@ -1,4 +1,4 @@
-"""`clipship run`: starts the ranks of a job here or over ssh, with torchrun, mpirun or horovodrun.
+"""`clipship run`: starts the ranks of a job here or over ssh, itself or with mpirun or horovodrun.
 
 Every launcher runs the same command in the same environment: `python -m trainer.rank JOB`, a supervisor with
 the rank below it. This process imports no torch.
@@ -83,10 +83,10 @@ def start_ranks(
     allow_open_files()
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
-    if stdin is None and launcher != "torchrun":
+    if stdin is None and launcher != "clipship":
         raise InputError(
-            f"data.train = {STANDARD_INPUT}: {launcher} passes standard input to no rank; use torchrun, "
-            "which passes it to one rank"
+            f"data.train = {STANDARD_INPUT}: {launcher} passes standard input to no rank; "
+            "use comm.launcher = clipship, which passes it to one rank"
         )
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
@@ -158,9 +158,9 @@ def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
             f"comm.launcher = {launcher} cannot start comm.backend = {row.name}, {row.how_it_meets}: "
             f"use auto, {' or '.join(row.launchers)}"
         )
-    if launcher == "torchrun" and several_hosts:
+    if launcher == "clipship" and several_hosts:
         raise InputError(
-            "comm.launcher = torchrun starts ranks on one host only: use auto or mpirun with --hosts"
+            "comm.launcher = clipship starts ranks on one host only: use auto or mpirun with --hosts"
         )
     return launcher
 
@@ -233,17 +233,22 @@ _MPI_DEFAULTS = {
     "PRTE_MCA_plm_ssh_args": " ".join(SSH_OPTIONS),
     "OMPI_MCA_plm_rsh_no_tree_spawn": "1",  # only this host needs to reach the others by ssh
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8",  # seconds; torchrun's own 30 s delay the end of a failed run
 }
 _MPI_HERE = {"OMPI_MCA_btl": "^openib,tcp"}
 """Settings of Open MPI on one machine, where ranks communicate through memory: its tcp would listen on
 every interface."""
 
 
-def _torchrun(start: Start) -> list[str]:
-    _need_module("torch", "torchrun", "pip install torch")
-    options = ["--local-addr=127.0.0.1", f"--nproc-per-node={start.ranks}", "--no-python", "--"]
-    return [sys.executable, "-P", "-m", "trainer.comm.torchrun", *options, *start.command]
+def _clipship(start: Start) -> list[str]:
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "trainer.comm.localrun",
+        f"--ranks={start.ranks}",
+        "--",
+        *start.command,
+    ]
 
 
 def _mpirun(start: Start) -> list[str]:
@@ -298,7 +303,7 @@ def _horovodrun(start: Start) -> list[str]:
 
 
 _COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {
-    "torchrun": _torchrun,
+    "clipship": _clipship,
     "mpirun": _mpirun,
     "horovodrun": _horovodrun,
 }

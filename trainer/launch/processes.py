@@ -41,7 +41,7 @@ def supervise(
     The code is 128 + N if this process received signal N, or if the launcher ended by it.
 
     `exit_dir` is a fresh folder that `env` names. A record in it starts the grace period. It also marks the
-    processes of this launcher, because torchrun and mpirun put ranks into their own sessions, where killing a
+    processes of this launcher, because mpirun puts ranks into their own sessions, where killing a
     process group does not reach them. `ended` says that the run is over if ranks leave their records
     elsewhere; it is called once a second, and starts the grace period too. `request_stop` passes a signal on
     to the ranks' supervisors; if it returns False, the launcher gets `fallback_signal`, and its grace period

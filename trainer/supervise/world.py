@@ -18,6 +18,8 @@ EXPECTED_SIZE = "CLIPSHIP_WORLD_SIZE"
 
 A rank that finds another size stops, so that N ranks never become N worlds of one.
 """
+STARTED_HERE = "CLIPSHIP_STARTED_HERE"
+"""Variable that `clipship run` sets if it starts the ranks itself, on this machine."""
 SINGLE = "single process"
 
 Environment = Mapping[str, str]
@@ -88,6 +90,12 @@ def _is_slurm_step(env: Environment) -> bool:
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # slurm.h keeps the last numbers for batch, interactive and extern steps
 
 ROWS = (
+    Row(
+        "clipship run",
+        (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+        around=frozenset({"Open MPI", "MPICH", "horovodrun", "Slurm", "PMI-2", "PMIx"}),
+        applies=lambda env: STARTED_HERE in env,
+    ),
     Row(
         "torchrun",
         (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
