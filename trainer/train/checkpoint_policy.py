@@ -18,7 +18,7 @@ Metrics = Mapping[str, float | int]
 
 @dataclass(frozen=True)
 class AfterStep:
-    """What to do after a step, in this order."""
+    """Actions after a step, in this order."""
 
     save: bool
     """True if a checkpoint of the step is due and not saved yet."""
@@ -28,7 +28,7 @@ class AfterStep:
 
 @dataclass(frozen=True)
 class AfterEvaluation:
-    """What to do after an evaluation; at most one of `save` and `record` is true."""
+    """Actions after an evaluation; at most one of `save` and `record` is true."""
 
     save: bool
     """True if a checkpoint of the step is due only now: it is the best, or a stop ended the evaluation."""

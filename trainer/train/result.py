@@ -1,4 +1,4 @@
-"""How the training of one start ended, and the file that says so."""
+"""End of the training of one start, and the file that records it."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ log = logging.getLogger("clipship")
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How the training of one start ended, as one rank knows it."""
+    """End of the training of one start, as one rank knows it."""
 
     steps: int
     """Number of steps in the whole run."""
@@ -31,7 +31,7 @@ class TrainResult:
     bad_samples: Mapping[str, int]
     """Number of samples that this rank skipped in this start, by cause."""
     summary: Mapping[str, object]
-    """How this rank spent its time, and which ranks were slow."""
+    """Time that this rank spent on each part, and the ranks that were slow."""
 
     def raise_if_stopped(self) -> None:
         """Raises Preempted, which becomes exit code 75, if the run has to go on in a later start."""

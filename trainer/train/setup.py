@@ -1,4 +1,4 @@
-"""What the training of one start works on, complete before the first step."""
+"""Everything that the training of one start works on, complete before the first step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a command line of open_clip_train becomes: keys of a job file, and flags that become none."""
+"""Translation of a command line of open_clip_train: keys of a job file, and flags that become none."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from trainer.config.job import Job
 from trainer.config.keys import walk
 
 Fate = Literal["key", "built in", "not wanted", "not there yet"]
-"""What a flag becomes here. key: keys of the job file; built in: nothing, because every run does it."""
+"""Result of translating a flag. key: keys of the job file; built in: nothing, because every run does it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Flag:
     """The flag with its dashes."""
     fate: Fate
     text: str
-    """How its value is translated, or why it is not, for the page and for messages."""
+    """Explains how its value is translated, or why it is not, for the page and for messages."""
     keys: tuple[str, ...] = ()
     """Dotted keys that it may set."""
     translate: Translate | None = None
