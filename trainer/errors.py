@@ -45,7 +45,7 @@ class Preempted(Exception):
 
 EncodedError = tuple[str, str]
 """Kind and text of an error, as one rank sends it to the others."""
-_TOLD: dict[str, type[Exception]] = {
+_ENCODABLE: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (InputError, StorageError, MachineError, Preempted)
 }
 
@@ -54,9 +54,11 @@ def encode_error(error: Exception | None) -> EncodedError | None:
     """Returns the error as values that can be sent to other ranks; None for no error."""
     if error is None:
         return None
-    return next(kind.__name__ for kind in type(error).__mro__ if _TOLD.get(kind.__name__) is kind), str(error)
+    return next(kind.__name__ for kind in type(error).__mro__ if _ENCODABLE.get(kind.__name__) is kind), str(
+        error
+    )
 
 
-def decode_error(told: EncodedError | None) -> Exception | None:
+def decode_error(encoded: EncodedError | None) -> Exception | None:
     """Returns the error that `encode_error` was given; None for no error."""
-    return None if told is None else _TOLD[told[0]](told[1])
+    return None if encoded is None else _ENCODABLE[encoded[0]](encoded[1])

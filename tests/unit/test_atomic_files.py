@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.safe_io import atomic as whole_file
+from trainer.safe_io import atomic
 from trainer.safe_io.atomic import json_text, write_json, write_whole
 from trainer.safe_io.plain import open_plain, read_plain
 
@@ -56,7 +56,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_link_that_is_planted_under_the_very_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_file, "token_hex", lambda _: "guessed")
+    monkeypatch.setattr(atomic, "token_hex", lambda _: "guessed")
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / ".file.guessed.partial").symlink_to(precious)

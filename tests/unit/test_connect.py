@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[st
 
 def test_a_name_server_that_fails_for_a_while_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = failing(monkeypatch, socket.EAI_AGAIN, 3)
-    connect._reachable("node", 1)
+    connect._check_resolvable("node", 1)
     assert len(asked) == 4
 
 
@@ -34,7 +34,7 @@ def test_a_name_server_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPat
     failing(monkeypatch, socket.EAI_AGAIN, 10**9)
     monkeypatch.setattr(connect, "RESOLVE_S", 0.01)
     with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
-        connect._reachable("node", 1)
+        connect._check_resolvable("node", 1)
 
 
 @pytest.mark.timeout(120)
@@ -49,5 +49,5 @@ def test_a_process_group_ends_right_behind_a_barrier_however_often() -> None:
 def test_a_name_that_is_none_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = failing(monkeypatch, socket.EAI_NONAME, 10**9)
     with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
-        connect._reachable("node", 1)
+        connect._check_resolvable("node", 1)
     assert len(asked) == 1

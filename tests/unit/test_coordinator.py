@@ -11,7 +11,6 @@ from typing import Any
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise import coordinator as module
 from trainer.supervise.coordinator import Coordinator, Message
 from trainer.supervise.limits import Limits
 
@@ -19,19 +18,19 @@ LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
 
 
 def decided(
-    tell: Callable[[Coordinator, list[Message]], Any], ranks: int = 2, limits: Limits = LIMITS
+    send: Callable[[Coordinator, list[Message]], Any], ranks: int = 2, limits: Limits = LIMITS
 ) -> tuple[ExitRecord, list[Message]]:
-    """The record that ends the run, and what the coordinator said to all, after `tell` has told it something."""
-    said: list[Message] = []
+    """The record that ends the run, and what it broadcast, after `send` has told it something."""
+    broadcast: list[Message] = []
     records: list[ExitRecord] = []
 
     async def story() -> None:
         coordinator = Coordinator(
-            range(ranks), limits, ExitFiles(limits.run_folder), said.append, records.append
+            range(ranks), limits, ExitFiles(limits.run_folder), broadcast.append, records.append
         )
         for rank in range(ranks):
             coordinator.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
-        again = tell(coordinator, said)
+        again = send(coordinator, broadcast)
         if again is not None:
             await again
         while not records:
@@ -39,7 +38,7 @@ def decided(
 
     asyncio.run(asyncio.wait_for(story(), 20))
     assert len(records) == 1
-    return records[0], said
+    return records[0], broadcast
 
 
 def failed(rank: int, code: int, reason: str, *, waiting: bool, at: float) -> Message:
@@ -51,34 +50,34 @@ def failed(rank: int, code: int, reason: str, *, waiting: bool, at: float) -> Me
 
 
 def test_all_done_is_done() -> None:
-    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         coordinator.receive({"kind": "done", "rank": 0, "code": 0})
         coordinator.receive({"kind": "done", "rank": 1, "code": 0})
 
-    assert decided(tell)[0].exit_code == 0
+    assert decided(send)[0].exit_code == 0
 
 
 def test_failure_outside_of_a_collective_comes_before_one_inside_whatever_arrives_first() -> None:
-    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         coordinator.receive(failed(0, 1, "connection reset", waiting=True, at=1.0))
         coordinator.receive({"kind": "lost", "rank": 0, "node": "n0", "reason": "its connection closed"})
         coordinator.receive(failed(1, 2, "no such file", waiting=False, at=2.0))
 
-    record, _ = decided(tell)
+    record, _ = decided(send)
     assert (record.rank, record.exit_code, record.reason) == (1, 2, "no such file")
 
 
 def test_of_like_failures_the_earlier_counts() -> None:
-    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         coordinator.receive(failed(0, 1, "later", waiting=False, at=2.0))
         coordinator.receive(failed(1, 7, "earlier", waiting=False, at=1.0))
 
-    assert decided(tell)[0].reason == "earlier"
+    assert decided(send)[0].reason == "earlier"
 
 
 def test_supervisor_that_is_gone_fails_the_run() -> None:
     record, _ = decided(
-        lambda coordinator, said: coordinator.receive(
+        lambda coordinator, broadcast: coordinator.receive(
             {"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"}
         )
     )
@@ -88,7 +87,7 @@ def test_supervisor_that_is_gone_fails_the_run() -> None:
 
 def test_node_that_reaches_nobody_names_itself() -> None:
     record, _ = decided(
-        lambda coordinator, said: coordinator.receive(
+        lambda coordinator, broadcast: coordinator.receive(
             {"kind": "cut", "rank": 0, "node": "n0", "other": "rank 1 on n1"}
         )
     )
@@ -97,17 +96,17 @@ def test_node_that_reaches_nobody_names_itself() -> None:
 
 
 def test_rank_that_stays_behind_when_others_are_done_is_timed_out() -> None:
-    record, said = decided(
-        lambda coordinator, said: coordinator.receive({"kind": "done", "rank": 0, "code": 0})
+    record, broadcast = decided(
+        lambda coordinator, broadcast: coordinator.receive({"kind": "done", "rank": 0, "code": 0})
     )
     assert record.exit_code == 124
     assert "timeouts.shutdown_s" in record.reason
-    assert {"kind": "collect"} in said
+    assert {"kind": "collect"} in broadcast
 
 
 def test_preempted_run_ends_with_75_even_if_a_rank_stays_behind() -> None:
     assert (
-        decided(lambda coordinator, said: coordinator.receive({"kind": "done", "rank": 1, "code": 75}))[
+        decided(lambda coordinator, broadcast: coordinator.receive({"kind": "done", "rank": 1, "code": 75}))[
             0
         ].exit_code
         == 75
@@ -115,46 +114,46 @@ def test_preempted_run_ends_with_75_even_if_a_rank_stays_behind() -> None:
 
 
 def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
-    async def answer(coordinator: Coordinator, said: list[Message]) -> None:
-        while {"kind": "collect"} not in said:
+    async def answer(coordinator: Coordinator, broadcast: list[Message]) -> None:
+        while {"kind": "collect"} not in broadcast:
             await asyncio.sleep(0.01)
         for found in (WAITING, COMPUTING, replace(WAITING, rank=2)):
             coordinator.receive({"kind": "report", "report": found.to_json()})
-        while said[-1]["kind"] != "stacks":
+        while broadcast[-1]["kind"] != "stacks":
             await asyncio.sleep(0.01)
-        for rank in said[-1]["ranks"]:
+        for rank in broadcast[-1]["ranks"]:
             coordinator.receive({"kind": "stack", "rank": rank, "stack": f"stack of {rank}"})
 
-    def tell(coordinator: Coordinator, said: list[Message]) -> Any:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> Any:
         coordinator.receive({"kind": "late", "what": "step, step 7, lasts too long"})
-        return answer(coordinator, said)
+        return answer(coordinator, broadcast)
 
-    record, said = decided(tell, 3, replace(LIMITS, run_folder=str(tmp_path)))
+    record, broadcast = decided(send, 3, replace(LIMITS, run_folder=str(tmp_path)))
     assert (record.rank, record.node, record.exit_code) == (1, "n2", 124)
     assert "stack of 1" in record.details
-    assert said[-1] == {"kind": "stacks", "ranks": [1, 0]}, "the late one, and one that waits"
+    assert broadcast[-1] == {"kind": "stacks", "ranks": [1, 0]}, "the late one, and one that waits"
     found = json.loads((tmp_path / "diagnosis.json").read_text())
     assert (found["exit_code"], found["late"], len(found["ranks"])) == (124, [1], 3)
     assert json.loads((tmp_path / "exit.json").read_text())["exit_code"] == 124
 
 
 def test_nobody_answers_and_the_run_ends_all_the_same(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 0.2)
+    monkeypatch.setattr("trainer.supervise.coordinator.ANSWER_S", 0.2)
     record, _ = decided(
-        lambda coordinator, said: coordinator.receive({"kind": "late", "what": "init lasts too long"})
+        lambda coordinator, broadcast: coordinator.receive({"kind": "late", "what": "init lasts too long"})
     )
     assert record.exit_code == 124
     assert "rank 0 on n0: its supervisor does not answer" in record.details
 
 
 def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "REPEAT_S", 0.2)
+    monkeypatch.setattr("trainer.supervise.coordinator.REPEAT_S", 0.2)
     stop = {"kind": "stop", "signal": 15, "rank": 0, "node": "n0"}
 
-    def tell(coordinator: Coordinator, said: list[Message]) -> Any:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> Any:
         coordinator.receive(stop)
         coordinator.receive(stop)
-        assert said.count({"kind": "stop"}) == 1
+        assert broadcast.count({"kind": "stop"}) == 1
 
         async def again() -> None:
             await asyncio.sleep(0.3)
@@ -162,14 +161,16 @@ def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypat
 
         return again()
 
-    record, _ = decided(tell, limits=replace(LIMITS, checkpoint_s=60.0))
+    record, _ = decided(send, limits=replace(LIMITS, checkpoint_s=60.0))
     assert record.exit_code == 143
 
 
 def test_stop_that_is_not_heeded_is_timed_out() -> None:
     begin = time.monotonic()
     record, _ = decided(
-        lambda coordinator, said: coordinator.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        lambda coordinator, broadcast: coordinator.receive(
+            {"kind": "stop", "signal": 15, "rank": 0, "node": "n0"}
+        )
     )
     assert record.exit_code == 124
     assert "the run was asked to stop and had not ended after 0.6 s" in record.reason
@@ -177,40 +178,42 @@ def test_stop_that_is_not_heeded_is_timed_out() -> None:
 
 
 def test_the_reason_of_a_stopped_run_is_the_rank_s_own() -> None:
-    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         for rank in (0, 1):
             coordinator.receive(
                 {"kind": "done", "rank": rank, "code": 75, "reason": "asked to stop during an evaluation"}
             )
 
-    assert decided(tell)[0].reason == "asked to stop during an evaluation"
+    assert decided(send)[0].reason == "asked to stop during an evaluation"
 
 
 def test_rank_that_joins_after_the_request_hears_of_it() -> None:
-    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         coordinator.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
         coordinator.receive({"kind": "joined", "rank": 1, "node": "n1"})
-        assert said.count({"kind": "stop"}) == 2
+        assert broadcast.count({"kind": "stop"}) == 2
         coordinator.receive({"kind": "done", "rank": 0, "code": 75})
         coordinator.receive({"kind": "done", "rank": 1, "code": 75})
 
-    assert decided(tell)[0].exit_code == 75
+    assert decided(send)[0].exit_code == 75
 
 
 def test_signal_that_somebody_repeats_knowingly_leaves_at_once() -> None:
-    def tell(coordinator: Coordinator, said: list[Message]) -> None:
+    def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         for again in (False, True):
             coordinator.receive({"kind": "stop", "signal": 2, "rank": 0, "node": "n0", "again": again})
 
-    assert decided(tell, limits=replace(LIMITS, checkpoint_s=60.0))[0].exit_code == 130
+    assert decided(send, limits=replace(LIMITS, checkpoint_s=60.0))[0].exit_code == 130
 
 
 def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_of_it() -> None:
-    said: list[Message] = []
+    broadcast: list[Message] = []
     records: list[ExitRecord] = []
 
     async def story() -> None:
-        coordinator = Coordinator(range(2), LIMITS, ExitFiles(""), said.append, records.append, lambda: False)
+        coordinator = Coordinator(
+            range(2), LIMITS, ExitFiles(""), broadcast.append, records.append, lambda: False
+        )
         coordinator.receive({"kind": "joined", "rank": 0, "node": "n0"})
         coordinator.receive({"kind": "stop", "signal": 2, "rank": 0, "node": "n0"})
         await asyncio.sleep(0.1)

@@ -32,7 +32,7 @@ def test_where_all_wait_in_the_same_collective_all_are_named() -> None:
 
 def test_where_a_supervisor_is_missing_its_rank_is_late_and_no_other() -> None:
     found = Diagnosis("what", [WAITING, COMPUTING], [Missing(2, "n3")])
-    assert found.names() == [(2, "n3")]
+    assert found.late_or_missing() == [(2, "n3")]
     assert found.to_json(124, {})["late"] == [2]
 
 

@@ -25,7 +25,7 @@ from trainer.evaluate.rank import evaluate
 from trainer.model import build as model
 from trainer.model.catalog import check_pretrained
 from trainer.run import checkpoints
-from trainer.run.checkpoints import Trained, find_trained
+from trainer.run.checkpoints import TrainedModel, find_trained
 
 Capture = pytest.CaptureFixture[str]
 
@@ -85,14 +85,14 @@ def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp
     weights = tmp_path / "checkpoints" / "epoch_3.pt"
     weights.parent.mkdir()
     weights.touch()
-    assert find_trained(str(weights)) == Trained(None, str(weights))
+    assert find_trained(str(weights)) == TrainedModel(None, str(weights))
     (tmp_path / "params.txt").write_text("logs: x\nmodel: ViT-B-32\nmodel_ema: no\n")
-    assert find_trained(str(weights)) == Trained("ViT-B-32", str(weights))
+    assert find_trained(str(weights)) == TrainedModel("ViT-B-32", str(weights))
 
 
 def test_names_of_open_clip_and_of_the_hub_are_taken() -> None:
-    assert find_trained("ViT-B-32:laion2b_s34b_b79k") == Trained("ViT-B-32", "laion2b_s34b_b79k")
-    assert find_trained("hf-hub:org/name") == Trained("hf-hub:org/name", None)
+    assert find_trained("ViT-B-32:laion2b_s34b_b79k") == TrainedModel("ViT-B-32", "laion2b_s34b_b79k")
+    assert find_trained("hf-hub:org/name") == TrainedModel("hf-hub:org/name", None)
 
 
 def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Path) -> None:

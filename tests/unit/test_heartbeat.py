@@ -55,7 +55,7 @@ def test_request_to_stop_reaches_the_rank(tmp_path: Path) -> None:
     memory = heartbeat.make(tmp_path)
     rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
     assert not rank.stop_requested
-    heartbeat.ask_to_stop(memory)
+    heartbeat.request_stop(memory)
     rank.begin_phase("step", 1)
     assert rank.stop_requested
 

@@ -18,7 +18,7 @@ from trainer.cli.check import check_job
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.launch.hosts import free_port
-from trainer.telemetry import writers as sinks
+from trainer.telemetry import writers as metric_writers
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.writers import check_installed, open_writers
 
@@ -81,7 +81,7 @@ def test_job_may_do_without_tensorboard(tmp_path: Path) -> None:
 def test_wandb_that_is_not_installed_is_refused_with_the_way_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
+    monkeypatch.setattr(metric_writers, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'clipship\[wandb\]'"):
         check_installed(tiny_job(logging={"wandb": "offline"}).logging)
     with pytest.raises(InputError, match=r"--set logging\.wandb=off"):
@@ -145,7 +145,7 @@ def test_wandb_that_cannot_be_reached_is_logged_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nowhere(monkeypatch, tmp_path, key="0" * 40)
-    monkeypatch.setattr(sinks, "_WANDB_INIT_S", 1.0)
+    monkeypatch.setattr(metric_writers, "_WANDB_INIT_S", 1.0)
     log_events(tiny_job(logging={"wandb": "online"}), tmp_path, [{"step": 1, "loss": 2.5}])
     assert "W&B cannot be reached" in caplog.text
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")

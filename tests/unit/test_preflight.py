@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.support.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.preflight import host_probe as place
-from trainer.preflight import network_probe as wire
+from trainer.preflight import host_probe, network_probe
 from trainer.preflight.check import PreflightReport
 from trainer.preflight.findings import Needs, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Rdma, Timing
@@ -124,11 +123,13 @@ def test_active_rdma_devices_are_found_and_whether_one_is_open(tmp_path: Path) -
         _files(tmp_path / "b", "/dev/null", "/dev/infiniband/uverbs3"),
     )
     devices = ("mlx5_0 400 Gb/s", "mlx5_1 200 Gb/s", "rdmap16s27 100 Gb/s")
-    assert place.rdma({}, tmp_path, shut) == Rdma(devices, opened=False)
-    assert place.rdma({"NCCL_IB_DISABLE": "0"}, tmp_path, opened) == Rdma(devices, opened=True)
-    assert place.rdma({"NCCL_IB_DISABLE": "1"}, tmp_path, shut) == Rdma(devices, False, "NCCL_IB_DISABLE=1")
-    assert place.rdma({"NCCL_NET": "Socket"}, tmp_path, shut) == Rdma(devices, False, "NCCL_NET=Socket")
-    assert place.rdma({}, tmp_path / "none", shut) is None
+    assert host_probe.rdma({}, tmp_path, shut) == Rdma(devices, opened=False)
+    assert host_probe.rdma({"NCCL_IB_DISABLE": "0"}, tmp_path, opened) == Rdma(devices, opened=True)
+    assert host_probe.rdma({"NCCL_IB_DISABLE": "1"}, tmp_path, shut) == Rdma(
+        devices, False, "NCCL_IB_DISABLE=1"
+    )
+    assert host_probe.rdma({"NCCL_NET": "Socket"}, tmp_path, shut) == Rdma(devices, False, "NCCL_NET=Socket")
+    assert host_probe.rdma({}, tmp_path / "none", shut) is None
 
 
 def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_have() -> None:
@@ -180,7 +181,7 @@ def test_partner_of_a_slow_node_is_not_blamed() -> None:
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9))
 def test_every_round_pairs_ranks_mutually_and_across_places(slots: list[int]) -> None:
     places = [(f"n{node}", local) for node, count in enumerate(slots) for local in range(count)]
-    rounds = wire.rounds(places)
+    rounds = network_probe.rounds(places)
     units = len(slots) if len(slots) > 1 else slots[0]
     assert len(rounds) == (units - 1).bit_length()
     met = set()
@@ -188,10 +189,12 @@ def test_every_round_pairs_ranks_mutually_and_across_places(slots: list[int]) ->
         for rank, partner in enumerate(partners):
             assert partners[partner] == rank
             if partner != rank:
-                assert wire.unit(places, rank) != wire.unit(places, partner)
-                met.add(wire.unit(places, rank))
+                assert network_probe.unit(places, rank) != network_probe.unit(places, partner)
+                met.add(network_probe.unit(places, rank))
     firsts = {
-        wire.unit(places, rank) for rank, (_, local) in enumerate(places) if local == 0 or len(slots) == 1
+        network_probe.unit(places, rank)
+        for rank, (_, local) in enumerate(places)
+        if local == 0 or len(slots) == 1
     }
     assert units == 1 or met >= firsts
 
@@ -204,7 +207,7 @@ def alone() -> Iterator[Comm]:
 
 
 def test_collectives_of_one_rank_are_right(alone: Comm) -> None:
-    assert wire.wrong_collectives(alone) == ()
+    assert network_probe.wrong_collectives(alone) == ()
 
 
 def test_collective_that_lies_is_named_with_what_it_gave(
@@ -216,13 +219,13 @@ def test_collective_that_lies_is_named_with_what_it_gave(
         return tensor
 
     monkeypatch.setattr(alone, "all_reduce", zeros_in_the_middle)
-    (text,) = wire.wrong_collectives(alone)
+    (text,) = network_probe.wrong_collectives(alone)
     assert text == "all_reduce: 100 of 65536 values are wrong, value 300 is 0 instead of 49"
 
 
 def test_measuring_stops_when_the_time_is_up(alone: Comm) -> None:
     answers = iter([False, True, True])
-    assert list(wire.time_collectives(alone, 1024, 1024, lambda: next(answers))) == ["latency"]
+    assert list(network_probe.time_collectives(alone, 1024, 1024, lambda: next(answers))) == ["latency"]
 
 
 def test_table_names_the_slowest_and_says_what_was_left_out() -> None:

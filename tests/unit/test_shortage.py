@@ -11,17 +11,17 @@ import pytest
 
 from tests.support.runs import TinyRun
 from trainer.errors import MachineError
-from trainer.sysinfo import shortage as scarce
+from trainer.sysinfo import shortage
 
 MB = 10**6
 
 
 def test_a_disk_that_is_full_is_told_with_what_is_missing(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    error = scarce.with_missing_room(
+    error = shortage.with_missing_room(
         OSError(errno.ENOSPC, "No space left on device"), "the checkpoint of step 4", free + 10**12, tmp_path
     )
-    said = scarce.shortage(error)
+    said = shortage.shortage(error)
     assert said.startswith("[Errno 28] No space left on device: the checkpoint of step 4 takes ")
     assert f"and {tmp_path} has " in said
     assert said.endswith(" more")
@@ -29,9 +29,9 @@ def test_a_disk_that_is_full_is_told_with_what_is_missing(tmp_path: Path) -> Non
 
 def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
     error = OSError(errno.EIO, "Input/output error")
-    assert scarce.with_missing_room(error, "the checkpoint", 1, tmp_path) is error
-    assert scarce.shortage(error) == ""
-    assert scarce.shortage(RuntimeError("shape mismatch")) == ""
+    assert shortage.with_missing_room(error, "the checkpoint", 1, tmp_path) is error
+    assert shortage.shortage(error) == ""
+    assert shortage.shortage(RuntimeError("shape mismatch")) == ""
 
 
 @pytest.mark.parametrize(
@@ -40,22 +40,22 @@ def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_lack_of_open_files_names_the_limit(error: Exception) -> None:
     assert (
         f"this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}; raise `ulimit -n`"
-        in scarce.shortage(error)
+        in shortage.shortage(error)
     )
 
 
 def test_shared_memory_that_is_too_small_is_told_with_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scarce, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shortage, "SHARED_MEMORY", tmp_path)
     free = shutil.disk_usage(tmp_path).free
-    scarce.shared_memory_for_loaders("n1", 2, 4, free // 32)
+    shortage.shared_memory_for_loaders("n1", 2, 4, free // 32)
     with pytest.raises(
         MachineError,
         match=r"of n1 has .* MB free of .*, and 2 ranks with data\.workers = 4 may keep .*: make it .* MB larger",
     ):
-        scarce.shared_memory_for_loaders("n1", 2, 4, free)
-    scarce.shared_memory_for_loaders("n1", 2, 0, free)
+        shortage.shared_memory_for_loaders("n1", 2, 4, free)
+    shortage.shared_memory_for_loaders("n1", 2, 0, free)
 
 
 def limited(files: str, run: TinyRun) -> subprocess.CompletedProcess[str]:

@@ -3,29 +3,29 @@
 from trainer.telemetry.slow_ranks import SlowRank, SlowRanks
 
 
-def told(paces: list[SlowRanks], seconds: list[float]) -> list[float]:
+def exchanged(ranks: list[SlowRanks], seconds: list[float]) -> list[float]:
     """A telling of all ranks, each of which takes so many seconds a step: the sums."""
-    for own, its in zip(paces, seconds, strict=True):
+    for own, its in zip(ranks, seconds, strict=True):
         assert not own.due
-        own.spent(its)
+        own.record(its)
         assert own.due
-    return [sum(shares) for shares in zip(*(own.contribution() for own in paces), strict=True)]
+    return [sum(shares) for shares in zip(*(own.contribution() for own in ranks), strict=True)]
 
 
 def test_rank_that_stays_slow_is_named_with_its_time_and_the_median() -> None:
     ranks = [SlowRanks(rank, 3, 1.5) for rank in range(3)]
-    assert ranks[0].receive(told(ranks, [1.0, 1.1, 2.0])) == []
-    assert ranks[0].receive(told(ranks, [1.0, 1.1, 2.0])) == [SlowRank(2, 2.0, 1.1)]
-    assert ranks[0].receive(told(ranks, [1.0, 1.1, 2.0])) == [], "not at each telling"
+    assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == []
+    assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == [SlowRank(2, 2.0, 1.1)]
+    assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == [], "not at each telling"
 
 
 def test_one_slow_telling_is_forgotten() -> None:
     ranks = [SlowRanks(rank, 2, 1.5) for rank in range(2)]
     for seconds in ([1.0, 9.0], [1.0, 1.0], [1.0, 9.0]):
-        assert ranks[1].receive(told(ranks, seconds)) == []
+        assert ranks[1].receive(exchanged(ranks, seconds)) == []
 
 
 def test_milliseconds_are_no_matter() -> None:
     ranks = [SlowRanks(rank, 2, 1.5) for rank in range(2)]
     for _ in range(4):
-        assert ranks[0].receive(told(ranks, [0.001, 0.009])) == []
+        assert ranks[0].receive(exchanged(ranks, [0.001, 0.009])) == []

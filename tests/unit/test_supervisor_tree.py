@@ -14,7 +14,7 @@ import pytest
 
 from tests.listeners import listeners, outer_address
 from trainer.launch.hosts import free_port
-from trainer.supervise.stop_request import ask_to_stop
+from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Message, Rendezvous, Tree, TreePlan, signed
 
 
@@ -269,7 +269,7 @@ def test_a_stranger_at_the_roots_port_is_not_taken_for_it(answer: bytes) -> None
             tree.up({"kind": "failed"})
             with pytest.raises(TimeoutError, match=f"127.0.0.1, port {place.port}"):
                 await tree.join(0.5)
-            assert not await asyncio.to_thread(ask_to_stop, place, 15)
+            assert not await asyncio.to_thread(send_stop_request, place, 15)
             await tree.leave()
             await until(lambda: len(told) >= 2)
             assert set(told) == {b""}, "it is told nothing of the run"
@@ -321,9 +321,9 @@ def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> N
     async def story() -> None:
         place = rendezvous()
         trees, heard = await grown(place, ["a", "b"])
-        assert await asyncio.to_thread(ask_to_stop, place, 15)
+        assert await asyncio.to_thread(send_stop_request, place, 15)
         await until(lambda: any(message["kind"] == "stop" and message["signal"] == 15 for message in heard))
-        assert not await asyncio.to_thread(ask_to_stop, Rendezvous(place.host, place.port, "guess"), 15)
+        assert not await asyncio.to_thread(send_stop_request, Rendezvous(place.host, place.port, "guess"), 15)
         await asyncio.sleep(0.2)
         assert not [message for message in heard if message["kind"] == "lost"]
         await left(trees)
@@ -332,7 +332,7 @@ def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> N
 
 
 def test_nobody_to_ask_is_said_so() -> None:
-    assert not ask_to_stop(rendezvous(), 15)
+    assert not send_stop_request(rendezvous(), 15)
 
 
 def test_root_that_never_comes_is_waited_for_in_vain() -> None:

@@ -57,12 +57,12 @@ def _backend(
             f"comm.backend = {row.name}, but its library cannot be imported ({error}): {row.missing}"
         ) from None
     if row.meets_at_store and world.size > 1:
-        _reachable(*master_address(env, world))
+        _check_resolvable(*master_address(env, world))
     comm: Comm = implementation(job, world, device, heartbeat)
     return comm
 
 
-def _reachable(host: str, port: int) -> None:
+def _check_resolvable(host: str, port: int) -> None:
     limit = time.monotonic() + RESOLVE_S
     while True:
         try:

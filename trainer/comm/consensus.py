@@ -19,7 +19,7 @@ class StepConsensus:
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        self._asked: Callable[[], Tensor] | None = None
+        self._pending: Callable[[], Tensor] | None = None
 
     def exchange(self, numbers: Sequence[float]) -> list[float]:
         """Sends this rank's numbers; returns the sums of the previous step's numbers, the same on every rank.
@@ -27,12 +27,12 @@ class StepConsensus:
         Collective, once a step. The first call returns an empty list. The sums travel while the step
         computes, so receiving them costs no waiting.
         """
-        heard: list[float] = self._asked().tolist() if self._asked else []
-        self._asked = self._comm.start_all_reduce(torch.tensor(numbers, dtype=torch.float32))
-        return heard
+        sums: list[float] = self._pending().tolist() if self._pending else []
+        self._pending = self._comm.start_all_reduce(torch.tensor(numbers, dtype=torch.float32))
+        return sums
 
     def close(self) -> None:
         """Collective: receives the last sums, so that no message is left under way."""
-        if self._asked is not None:
-            self._asked()
-            self._asked = None
+        if self._pending is not None:
+            self._pending()
+            self._pending = None

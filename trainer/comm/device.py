@@ -33,11 +33,14 @@ def rank_device(job: Job, world: World, env: Mapping[str, str]) -> torch.device:
     if index is not None:
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
-    if asked := job.asks_for_gpus or devices_given(env):
-        raise InputError(_refusal(asked, world, env))
+    if request := job.asks_for_gpus or devices_given(env):
+        raise InputError(_refusal(request, world, env))
     if _device_files():
         log.warning(
-            "%-12s the CPU is used although %s has GPUs: %s", "device", world.node, "; ".join(_sights(env))
+            "%-12s the CPU is used although %s has GPUs: %s",
+            "device",
+            world.node,
+            "; ".join(_observations(env)),
         )
     return torch.device("cpu")
 
@@ -47,16 +50,16 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _refusal(asked: str, world: World, env: Mapping[str, str]) -> str:
-    seen = "".join(f"\n  {sight}" for sight in _sights(env))
+def _refusal(request: str, world: World, env: Mapping[str, str]) -> str:
+    observed = "".join(f"\n  {observation}" for observation in _observations(env))
     return (
-        f"{asked}, but rank {world.rank} on {world.node} cannot use a GPU. "
+        f"{request}, but rank {world.rank} on {world.node} cannot use a GPU. "
         "Clipship does not train on the CPU instead, since that would take far too long: repair the node, "
-        f'or ask for the CPU with resources.device = "cpu". What the node shows:{seen}'
+        f'or ask for the CPU with resources.device = "cpu". What the node shows:{observed}'
     )
 
 
-def _sights(env: Mapping[str, str]) -> Iterator[str]:
+def _observations(env: Mapping[str, str]) -> Iterator[str]:
     """Yields a line each for device files, nvidia-smi, CUDA_VISIBLE_DEVICES and torch's own reason."""
     yield f"/dev/nvidia*: {', '.join(_device_files()) or 'none'}"
     yield f"nvidia-smi: {_nvidia_smi()}"

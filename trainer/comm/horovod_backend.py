@@ -33,7 +33,7 @@ class HorovodBackend:
         self._settings = job.comm.horovod
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
-        self._meter = CommTimer(device, heartbeat)
+        self._timer = CommTimer(device, heartbeat)
         self.name = "horovod"
         _choose_interface()
         hvd.init()
@@ -46,18 +46,18 @@ class HorovodBackend:
             )
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        with self._meter.span("all_gather", tensor.nbytes):
+        with self._timer.span("all_gather", tensor.nbytes):
             gathered: Tensor = hvd.allgather(tensor.detach().contiguous())
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        with self._meter.span("all_reduce", tensor.nbytes):
+        with self._timer.span("all_reduce", tensor.nbytes):
             total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
         return total
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
         splits = [tensor.numel() * (rank == partner) for rank in range(self.world.size)]
-        with self._meter.span("exchange", tensor.nbytes):
+        with self._timer.span("exchange", tensor.nbytes):
             received, _ = hvd.alltoall(
                 tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name="clipship.exchange"
             )
@@ -65,24 +65,24 @@ class HorovodBackend:
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         handle = hvd.allreduce_async(tensor, name="clipship.small", op=hvd.Sum)
-        self._meter.sent("small all_reduce")
+        self._timer.sent("small all_reduce")
 
         def wait() -> Tensor:
-            with self._meter.waiting():
+            with self._timer.waiting():
                 total: Tensor = hvd.synchronize(handle)
             return total
 
         return wait
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
-        with self._meter.inside("broadcast"):
+        with self._timer.inside("broadcast"):
             here = hvd.broadcast(tensor.detach().to(self.device).contiguous(), root_rank=root)
         tensor.detach().copy_(here)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         # Horovod's own collectives of objects are not used: they read pickles.
         message = encode(value) if self.world.rank == root else torch.empty(0, dtype=torch.uint8)
-        with self._meter.inside("broadcast of an object"):
+        with self._timer.inside("broadcast of an object"):
             size = hvd.broadcast(torch.tensor([message.numel()]), root_rank=root, name="clipship.object.size")
             if self.world.rank != root:
                 message = torch.empty(int(size), dtype=torch.uint8)
@@ -90,7 +90,7 @@ class HorovodBackend:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         message = encode(value)
-        with self._meter.inside("all_gather of objects"):
+        with self._timer.inside("all_gather of objects"):
             sizes = hvd.allgather(torch.tensor([message.numel()]), name="clipship.objects.sizes")
             messages = hvd.allgather(message, name="clipship.objects")
         return [decode(part) for part in messages.split(sizes.tolist())]
@@ -98,7 +98,7 @@ class HorovodBackend:
     def barrier(self, timeout_s: float) -> None:
         handle = hvd.allreduce_async(torch.zeros(1), name="clipship.barrier", op=hvd.Sum)
         limit = time.monotonic() + timeout_s
-        with self._meter.inside("barrier"):
+        with self._timer.inside("barrier"):
             while not hvd.poll(handle):
                 if time.monotonic() > limit:
                     raise TimeoutError(
@@ -111,13 +111,13 @@ class HorovodBackend:
     def reducer(self, model: nn.Module) -> Reducer:
         if self._deterministic:
             return DeterministicReducer(model, self.all_reduce, self.world.size)
-        return _Reducer(model, self._settings, self._find_unused, self._meter, self.world.size)
+        return _Reducer(model, self._settings, self._find_unused, self._timer, self.world.size)
 
     def pop_seconds(self) -> float:
-        return self._meter.pop()
+        return self._timer.pop()
 
     def pop_bytes(self) -> int:
-        return self._meter.pop_bytes()
+        return self._timer.pop_bytes()
 
     def start_timeline(self, path: Path) -> None:
         hvd.start_timeline(str(path), mark_cycles=True)
@@ -155,8 +155,8 @@ def _choose_interface() -> None:
         names = (
             name
             for name, addresses in psutil.net_if_addrs().items()
-            for found in addresses
-            if found.address == own
+            for entry in addresses
+            if entry.address == own
         )
         os.environ["HOROVOD_GLOO_IFACE"] = next(names, "")
 
@@ -165,10 +165,10 @@ class _Reducer:
     """Sends each gradient when the last backward pass has made it; `finish` waits for all of them."""
 
     def __init__(
-        self, model: nn.Module, settings: HorovodComm, find_unused: bool, meter: CommTimer, world_size: int
+        self, model: nn.Module, settings: HorovodComm, find_unused: bool, timer: CommTimer, world_size: int
     ) -> None:
         self.module = model
-        self._find_unused, self._meter, self._world_size = find_unused, meter, world_size
+        self._find_unused, self._timer, self._world_size = find_unused, timer, world_size
         self._compression = hvd.Compression.fp16 if settings.compression == "fp16" else hvd.Compression.none
         self._accumulating = False
         self._bytes = 0
@@ -194,12 +194,12 @@ class _Reducer:
         assert parameter.grad is not None
         # The gradient is divided before it travels: a sum of fp16 gradients could overflow.
         parameter.grad.div_(self._world_size)
-        wire, context = self._compression.compress(parameter.grad)
-        self._bytes += wire.nbytes
-        self._sent[name] = hvd.allreduce_async_(wire, name=f"grad.{name}", op=hvd.Sum), context
+        compressed, context = self._compression.compress(parameter.grad)
+        self._bytes += compressed.nbytes
+        self._sent[name] = hvd.allreduce_async_(compressed, name=f"grad.{name}", op=hvd.Sum), context
 
     def finish(self) -> None:
-        with self._meter.span("all_reduce of gradients", self._bytes):
+        with self._timer.span("all_reduce of gradients", self._bytes):
             self._bytes = 0
             self._send_missing()
             for name, (handle, context) in self._sent.items():

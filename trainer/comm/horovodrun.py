@@ -21,21 +21,21 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from trainer.comm.localrun import collect_signals, wait_for_ranks
 from trainer.sysinfo.addresses import is_here
 
-_THERE = """\
+_REMOTE_START = """\
 import json, os, sys
-told = json.loads(sys.stdin.buffer.readline())
-os.environ.update(told["variables"])
+message = json.loads(sys.stdin.buffer.readline())
+os.environ.update(message["variables"])
 try:
-    os.chdir(told["folder"])
+    os.chdir(message["folder"])
 except OSError:
     pass
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.execvp(told["command"][0], told["command"])
+os.execvp(message["command"][0], message["command"])
 """
 """Python program for another host: reads the environment from stdin, becomes the rank's command."""
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Starts the ranks and waits for them; returns the exit code of the first that failed.
 
     The code is 128 + N if signal N ended that rank or this process.
@@ -55,16 +55,16 @@ def main(words: Sequence[str]) -> int:
         "--ssh", default="ssh", help="Command that reaches other hosts, quoted as for a shell."
     )
     parser.add_argument("command", nargs="+")
-    given = parser.parse_args(words)
-    hosts = [HostInfo(name, int(ranks)) for name, _, ranks in (host.rpartition(":") for host in given.host)]
+    options = parser.parse_args(arguments)
+    hosts = [HostInfo(name, int(ranks)) for name, _, ranks in (host.rpartition(":") for host in options.host)]
     slots = get_host_assignments(hosts, sum(host.slots for host in hosts))
-    server = RendezvousHTTPServer((given.address, 0), RendezvousHandler, False)
+    server = RendezvousHTTPServer((options.address, 0), RendezvousHandler, False)
     server.init(slots)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     received = collect_signals()
-    ssh = shlex.split(given.ssh)
+    ssh = shlex.split(options.ssh)
     ranks = [
-        _start(given.command, _variables(slot, given.address, server.server_port), slot, ssh)
+        _start(options.command, _variables(slot, options.address, server.server_port), slot, ssh)
         for slot in slots
     ]
     return wait_for_ranks(ranks, received, "horovodrun")
@@ -92,17 +92,17 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     if is_here(slot.hostname):
         return subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
-    there = shlex.join([sys.executable, "-P", "-c", _THERE])
-    process = subprocess.Popen([*ssh, slot.hostname, there], stdin=subprocess.PIPE)
+    remote_command = shlex.join([sys.executable, "-P", "-c", _REMOTE_START])
+    process = subprocess.Popen([*ssh, slot.hostname, remote_command], stdin=subprocess.PIPE)
     own = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SSH_", "BASH_FUNC_", "OLDPWD"))
     }
-    told = {"variables": {**own, **variables}, "folder": os.getcwd(), "command": command}
+    message = {"variables": {**own, **variables}, "folder": os.getcwd(), "command": command}
     assert process.stdin is not None
     try:
-        process.stdin.write(json.dumps(told).encode() + b"\n")
+        process.stdin.write(json.dumps(message).encode() + b"\n")
         process.stdin.close()
     except BrokenPipeError:
         pass  # ssh has ended, and it prints why

@@ -23,8 +23,8 @@ def not_written(folder: Path, error: OSError) -> str:
 
 def raise_together(problem: InputError | MachineError | Preempted | None, comm: "Comm") -> None:
     """Collective: raises the problem that rank 0 found on every rank; does nothing if there is none."""
-    if told := decode_error(comm.broadcast_object(encode_error(problem))):
-        raise told
+    if error := decode_error(comm.broadcast_object(encode_error(problem))):
+        raise error
 
 
 def check_future_folder(folder: Path, comm: "Comm") -> None:
@@ -42,23 +42,23 @@ def check_shared(folder: Path, comm: "Comm") -> None:
     Raises InputError, which names the nodes that do not see it.
     """
     # The name is new each time, since network file systems remember which names were missing.
-    mark = folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"
+    marker = folder / f".seen-by-all-{comm.broadcast_object(secrets.token_hex(8))}"
     problem = None
     if comm.world.rank == 0:
         try:
-            mark.touch()
+            marker.touch()
         except OSError as error:
             problem = InputError(not_written(folder, error))
     raise_together(problem, comm)
     node = comm.broadcast_object(comm.world.node)
-    blind = sorted(
-        {node for node, sees in comm.all_gather_object((comm.world.node, _appears(mark))) if not sees}
+    missing_on = sorted(
+        {node for node, sees in comm.all_gather_object((comm.world.node, _appears(marker))) if not sees}
     )
     if comm.world.rank == 0:
-        mark.unlink()
-    if blind:
+        marker.unlink()
+    if missing_on:
         raise InputError(
-            f"the run folder {folder} of {node} does not exist on {', '.join(blind)}: "
+            f"the run folder {folder} of {node} does not exist on {', '.join(missing_on)}: "
             "put it on a file system that all nodes share, with --set logging.runs=FOLDER"
         )
 

@@ -58,7 +58,7 @@ class TorchBackend:
         self._settings = job.comm.torch
         self._find_unused = job.comm.find_unused_parameters
         self._deterministic = job.comm.deterministic
-        self._meter = CommTimer(device, heartbeat)
+        self._timer = CommTimer(device, heartbeat)
         chosen = self._settings.device_backend
         self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
         self.name = f"torch ({self._backend})"
@@ -74,13 +74,13 @@ class TorchBackend:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
-        with self._meter.span("all_gather", tensor.nbytes):
+        with self._timer.span("all_gather", tensor.nbytes):
             _all_gather(gathered, tensor.detach().contiguous())
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        with self._meter.span("all_reduce", tensor.nbytes):
+        with self._timer.span("all_reduce", tensor.nbytes):
             dist.all_reduce(total)
         return total
 
@@ -88,7 +88,7 @@ class TorchBackend:
         if partner == self.world.rank:
             return tensor.clone()
         received = torch.empty_like(tensor)
-        with self._meter.span("exchange", tensor.nbytes):
+        with self._timer.span("exchange", tensor.nbytes):
             sending = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, received, partner)]
             for work in dist.batch_isend_irecv(sending):
                 work.wait()
@@ -96,12 +96,12 @@ class TorchBackend:
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         total = tensor.clone()
-        self._meter.sent("small all_reduce")
+        self._timer.sent("small all_reduce")
         work = dist.all_reduce(total, group=self._control, async_op=True)
         assert work is not None
 
         def wait() -> Tensor:
-            with self._meter.waiting():
+            with self._timer.waiting():
                 work.wait()
             return total
 
@@ -109,14 +109,14 @@ class TorchBackend:
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
         here = tensor.detach().to(self.device).contiguous()
-        with self._meter.inside("broadcast"):
+        with self._timer.inside("broadcast"):
             dist.broadcast(here, root)
         tensor.detach().copy_(here)
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         message = encode(value) if self.world.rank == root else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([message.numel()])
-        with self._meter.inside("broadcast of an object"):
+        with self._timer.inside("broadcast of an object"):
             dist.broadcast(size, root, group=self._control)
             if self.world.rank != root:
                 message = torch.empty(int(size), dtype=torch.uint8)
@@ -126,7 +126,7 @@ class TorchBackend:
     def all_gather_object(self, value: Any) -> list[Any]:
         message, ranks = encode(value), self.world.size
         sizes = torch.empty(ranks, dtype=torch.int64)
-        with self._meter.inside("all_gather of objects"):
+        with self._timer.inside("all_gather of objects"):
             _all_gather(sizes, torch.tensor([message.numel()]), group=self._control)
             longest = int(sizes.max())
             padded = torch.zeros(longest, dtype=torch.uint8)
@@ -144,7 +144,7 @@ class TorchBackend:
         arrivals = dist.all_reduce(torch.zeros(1), group=self._control, async_op=True)
         assert arrivals is not None
         try:
-            with self._meter.inside("barrier"):
+            with self._timer.inside("barrier"):
                 arrivals.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise TimeoutError(
@@ -156,13 +156,13 @@ class TorchBackend:
             raise ValueError("the model has no parameter to train")
         if self._deterministic:
             return DeterministicReducer(model, self.all_reduce, self.world.size)
-        return _Reducer(model, self._settings, self._find_unused, self._meter, self.device)
+        return _Reducer(model, self._settings, self._find_unused, self._timer, self.device)
 
     def pop_seconds(self) -> float:
-        return self._meter.pop()
+        return self._timer.pop()
 
     def pop_bytes(self) -> int:
-        return self._meter.pop_bytes()
+        return self._timer.pop_bytes()
 
     def start_timeline(self, path: Path) -> None:
         """Does nothing: torch's profiler records the collectives already."""
@@ -185,9 +185,9 @@ class _Reducer:
     """DistributedDataParallel; it averages the gradients over the ranks."""
 
     def __init__(
-        self, model: nn.Module, settings: TorchComm, find_unused: bool, meter: CommTimer, device: torch.device
+        self, model: nn.Module, settings: TorchComm, find_unused: bool, timer: CommTimer, device: torch.device
     ) -> None:
-        self._meter = meter
+        self._timer = timer
         self._last_bucket: Mark | None = None
         self._hook = _HOOKS[settings.compression]
         self.module = self._ddp = DistributedDataParallel(
@@ -206,8 +206,8 @@ class _Reducer:
 
         The backward pass spends the time after that mark waiting.
         """
-        self._last_bucket = self._meter.mark()
-        self._meter.sent("all_reduce of gradients", bucket.buffer().nbytes)
+        self._last_bucket = self._timer.mark()
+        self._timer.sent("all_reduce of gradients", bucket.buffer().nbytes)
         future: torch.futures.Future[Tensor] = self._hook(None, bucket)
         return future
 
@@ -218,7 +218,7 @@ class _Reducer:
 
     def finish(self) -> None:
         if self._last_bucket is not None:  # DDP has waited already, at the end of the backward pass
-            self._meter.since(self._last_bucket)
+            self._timer.since(self._last_bucket)
             self._last_bucket = None
 
 

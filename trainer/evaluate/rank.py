@@ -22,7 +22,7 @@ from trainer.evaluate.evaluation import Evaluation
 from trainer.model import build as model
 from trainer.model.loading import loading
 from trainer.safe_io.atomic import write_json
-from trainer.supervise.console import leave_now, run_rank
+from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.text.wording import many
@@ -79,4 +79,4 @@ def _build(job: Job, comm: Comm) -> model.Clip:
 
 
 if __name__ == "__main__":
-    leave_now(main(*sys.argv[1:3]))
+    exit_now(main(*sys.argv[1:3]))

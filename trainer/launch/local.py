@@ -30,10 +30,10 @@ from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
 from trainer.run.folder import run_folder
 from trainer.supervise.heartbeat import published_state
-from trainer.supervise.stop_request import ask_to_stop
+from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
 from trainer.sysinfo.addresses import loopback_interface
-from trainer.sysinfo.shortage import allow_open_files
+from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.terminal import shown
 
 
@@ -80,7 +80,7 @@ def start_ranks(
     run's, in which supervisors leave their records: if no rank runs on this machine, it is the only place
     that both sides see.
     """
-    allow_open_files()
+    raise_open_files_limit()
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
     if stdin is None and launcher != "clipship":
@@ -116,7 +116,7 @@ def start_ranks(
             # at a keyboard a second Ctrl-C is always meant
             again = number == signal.SIGINT and number in requests and os.isatty(0)
             requests.append(number)
-            return ask_to_stop(rendezvous, number, again=again)
+            return send_stop_request(rendezvous, number, again=again)
 
         def signal_line(number: int, times: int) -> str:
             state, begun = published_state(start.folder)

@@ -56,12 +56,12 @@ class PreflightReport:
 
     def as_json(self) -> str:
         """Returns the report as one line of JSON."""
-        found: Mapping[str, Any] = {
+        report: Mapping[str, Any] = {
             **asdict(self),
             "ranks": len(self.measurements),
             "errors": len(self.errors),
         }
-        return json.dumps(found)
+        return json.dumps(report)
 
 
 def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: Path) -> PreflightReport:
@@ -71,18 +71,18 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
     """
     started = time.monotonic()
 
-    def enough() -> bool:
+    def time_is_up() -> bool:
         """Collective: returns whether time is up; rank 0's clock decides."""
         return bool(comm.broadcast_object(time.monotonic() - started > job.health.preflight_s))
 
     wrong = network_probe.wrong_collectives(comm)
     timings = network_probe.time_collectives(
-        comm, _reduced_bytes(job, clip), _gathered_bytes(batch_plan, clip), enough
+        comm, _reduced_bytes(job, clip), _gathered_bytes(batch_plan, clip), time_is_up
     )
-    pairs, measured = _pairs(comm, enough)
+    pairs, measured = _pairs(comm, time_is_up)
     copy = network_probe.time_copy(comm.device)
     comm.barrier(job.timeouts.init_s)
-    reading = Measurements(
+    own = Measurements(
         rank=comm.world.rank,
         local_rank=comm.world.local_rank,
         node=comm.world.node,
@@ -96,7 +96,7 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         gpu=_gpu(comm.device),
         rdma=host_probe.rdma(os.environ) if comm.device.type == "cuda" else None,
     )
-    measurements = tuple(Measurements.from_table(table) for table in comm.all_gather_object(asdict(reading)))
+    measurements = tuple(Measurements.from_table(table) for table in comm.all_gather_object(asdict(own)))
     left_out = tuple(name for name in ("latency", "all_gather", "all_reduce") if name not in timings) + (
         () if measured else ("pairs",)
     )
@@ -121,11 +121,13 @@ def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
     )
 
 
-def _pairs(comm: Comm, enough: Callable[[], bool]) -> tuple[Mapping[str, Timing], bool]:
-    places = [tuple(found) for found in comm.all_gather_object((comm.world.node, comm.world.local_rank))]
-    if enough():
+def _pairs(comm: Comm, time_is_up: Callable[[], bool]) -> tuple[Mapping[str, Timing], bool]:
+    positions = [
+        tuple(position) for position in comm.all_gather_object((comm.world.node, comm.world.local_rank))
+    ]
+    if time_is_up():
         return {}, False
-    return network_probe.time_pairs(comm, places, _PAIR_BYTES, enough), True
+    return network_probe.time_pairs(comm, positions, _PAIR_BYTES, time_is_up), True
 
 
 def _reduced_bytes(job: Job, clip: Clip) -> int:

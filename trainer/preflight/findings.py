@@ -48,15 +48,15 @@ def find_problems(measurements: Sequence[Measurements], needs: Needs) -> list[Fi
 
 def _collectives(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
     by_text: dict[str, list[Measurements]] = {}
-    for reading in measurements:
-        for text in reading.wrong:
-            by_text.setdefault(text, []).append(reading)
-    for text, those in by_text.items():
+    for own in measurements:
+        for text in own.wrong:
+            by_text.setdefault(text, []).append(own)
+    for text, affected in by_text.items():
         advice = (
             "the run would train on wrong values: run nccl-tests there, "
             "or try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 in [env]"
         )
-        yield Finding("error", "collectives", f"{_ranks(those)}: {text}; {advice}")
+        yield Finding("error", "collectives", f"{_ranks(affected)}: {text}; {advice}")
 
 
 def _nodes(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Finding]:
@@ -100,12 +100,12 @@ def _below(
     """Yields one warning for all nodes that have less than needed, with the least that one of them has."""
     shown = unit or size
     short = [
-        (found, r)
+        (amount, r)
         for r in measurements
-        if not (only_rank_0 and r.rank) and (found := value(r)) is not None and found < needed
+        if not (only_rank_0 and r.rank) and (amount := value(r)) is not None and amount < needed
     ]
     if short:
-        least = min(found for found, _ in short)
+        least = min(amount for amount, _ in short)
         yield Finding(
             "warning",
             check,
@@ -154,7 +154,7 @@ def pair_speeds(measurements: Sequence[Measurements]) -> dict[str, float]:
         of_place = speeds.setdefault(r.node if several else f"rank {r.rank}", {})
         for partner, timing in r.pairs.items():
             of_place[partner] = of_place.get(partner, 0.0) + timing.bytes_per_s
-    return {place: max(found.values()) for place, found in speeds.items() if found}
+    return {place: max(by_partner.values()) for place, by_partner in speeds.items() if by_partner}
 
 
 def _rdma(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
@@ -168,12 +168,12 @@ def _rdma(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
     by_cause: dict[str, list[Measurements]] = {}
     for r in idle:
         by_cause.setdefault(r.rdma.refused_by if r.rdma else "", []).append(r)
-    for variable, those in by_cause.items():
-        devices = those[0].rdma.devices if those[0].rdma else ()
+    for variable, affected in by_cause.items():
+        devices = affected[0].rdma.devices if affected[0].rdma else ()
         shown = ", ".join(devices[:3]) + (f" and {len(devices) - 3} more" if len(devices) > 3 else "")
         advice = f"{variable} makes it do so: remove that setting" if variable else _RDMA_ADVICE
         yield Finding(
-            "warning", "RDMA", f"{_nodes_of(those)}: NCCL uses TCP instead of the node's {shown}; {advice}"
+            "warning", "RDMA", f"{_nodes_of(affected)}: NCCL uses TCP instead of the node's {shown}; {advice}"
         )
 
 
@@ -261,7 +261,7 @@ def figures(measurements: Sequence[Measurements]) -> Mapping[str, tuple[float, M
     return {
         name: max(
             ((r.timings[name].seconds, r) for r in measurements if name in r.timings),
-            key=lambda found: found[0],
+            key=lambda timing: timing[0],
         )
         for name in names
     }

@@ -50,10 +50,10 @@ def rdma(env: Mapping[str, str], devices: Path = _RDMA_DEVICES, files: Path = _O
     Returns None if the node has none. Call it once NCCL has set up its connections. `devices` and `files` are
     folders of the kernel's.
     """
-    found = sorted(_active(devices))
-    if not found:
+    active = sorted(_active(devices))
+    if not active:
         return None
-    return Rdma(tuple(found), any(target.startswith(_OPENED) for target in _targets(files)), _refusal(env))
+    return Rdma(tuple(active), any(target.startswith(_OPENED) for target in _targets(files)), _refusal(env))
 
 
 def _active(devices: Path) -> Iterator[str]:
@@ -101,15 +101,15 @@ def gpu(uuid: object) -> Gpu | None:
 
 def _state(nvml: Any, handle: Any) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    slowed = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), 0)
-    errors = _asked(
+    slowed = _query(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), 0)
+    errors = _query(
         nvml,
         lambda: nvml.nvmlDeviceGetTotalEccErrors(
             handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),
         0,
     )
-    processes = _asked(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    processes = _query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
     name = nvml.nvmlDeviceGetName(handle)
     return Gpu(
         name=name.decode() if isinstance(name, bytes) else str(name),
@@ -121,7 +121,7 @@ def _state(nvml: Any, handle: Any) -> Gpu:
     )
 
 
-def _asked(nvml: Any, question: Callable[[], Any], otherwise: Any) -> Any:
+def _query(nvml: Any, question: Callable[[], Any], otherwise: Any) -> Any:
     """Returns NVML's answer, or `otherwise`, since not every GPU has every counter."""
     try:
         return question()

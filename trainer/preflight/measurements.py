@@ -89,7 +89,8 @@ class Measurements:
     def from_table(cls, table: Mapping[str, Any]) -> "Measurements":
         """Returns the measurements from a table that `dataclasses.asdict` made."""
         nested = {
-            name: {of: Timing(**found) for of, found in table[name].items()} for name in ("timings", "pairs")
+            name: {of: Timing(**timing) for of, timing in table[name].items()}
+            for name in ("timings", "pairs")
         }
         devices = {
             name: kind(**table[name]) if table[name] else None

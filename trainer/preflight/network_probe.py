@@ -38,32 +38,34 @@ def wrong_collectives(comm: Comm) -> tuple[str, ...]:
         "broadcast": (broadcast, ramp + marks[-1]),
         "exchange": (comm.exchange(own, partner), ramp + marks[partner]),
     }
-    wrong = [text for name, (got, due) in checks.items() if (text := _difference(name, got, due))]
+    wrong = [
+        text for name, (actual, expected) in checks.items() if (text := _difference(name, actual, expected))
+    ]
     if comm.all_gather_object(rank) != list(range(size)):
         wrong.append("all_gather of objects: did not return one object of each rank")
     return tuple(wrong)
 
 
-def _difference(name: str, got: Tensor, due: Tensor) -> str:
-    if got.shape != due.shape:
-        return f"{name}: shape {tuple(got.shape)} instead of {tuple(due.shape)}"
-    different = int((got != due).sum())
+def _difference(name: str, actual: Tensor, expected: Tensor) -> str:
+    if actual.shape != expected.shape:
+        return f"{name}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    different = int((actual != expected).sum())
     if not different:
         return ""
-    place = int((got != due).flatten().nonzero()[0])
+    index = int((actual != expected).flatten().nonzero()[0])
     return (
-        f"{name}: {different} of {got.numel()} values are wrong, "
-        f"value {place} is {float(got[place]):g} instead of {float(due[place]):g}"
+        f"{name}: {different} of {actual.numel()} values are wrong, "
+        f"value {index} is {float(actual[index]):g} instead of {float(expected[index]):g}"
     )
 
 
 def time_collectives(
-    comm: Comm, reduced_bytes: int, gathered_bytes: int, enough: Callable[[], bool]
+    comm: Comm, reduced_bytes: int, gathered_bytes: int, time_is_up: Callable[[], bool]
 ) -> dict[str, Timing]:
     """Collective: times collectives of the job's own sizes.
 
     These are gradients that travel together, and a rank's features. It stops before the next one when
-    `enough` returns True.
+    `time_is_up` returns True.
     """
     parts: dict[str, tuple[int, Callable[[Tensor], object]]] = {
         "latency": (_LATENCY_BYTES, comm.all_reduce),
@@ -72,7 +74,7 @@ def time_collectives(
     }
     timings: dict[str, Timing] = {}
     for name, (size, collective) in parts.items():
-        if enough():
+        if time_is_up():
             break
         tensor = torch.zeros(max(1, size // 4), device=comm.device)
         timings[name] = timing(comm, tensor.nbytes, partial(collective, tensor))
@@ -81,51 +83,51 @@ def time_collectives(
 
 
 def time_pairs(
-    comm: Comm, places: Sequence[tuple[str, int]], size: int, enough: Callable[[], bool]
+    comm: Comm, positions: Sequence[tuple[str, int]], size: int, time_is_up: Callable[[], bool]
 ) -> Mapping[str, Timing]:
     """Collective: swaps `size` bytes with ranks 1, 2, 4, ... nodes away, so that a slow one shows.
 
     On one node it swaps with ranks at these distances.
 
-    `places` is (node, local_rank) of each rank. Returns the timings by the partner's node, or "rank N" on one
-    node.
+    `positions` is (node, local_rank) of each rank. Returns the timings by the partner's node, or "rank N" on
+    one node.
     """
     timings: dict[str, Timing] = {}
     tensor = torch.zeros(max(1, size // 4), device=comm.device)
-    for partners in rounds(places):
-        if enough():
+    for partners in rounds(positions):
+        if time_is_up():
             break
         partner = partners[comm.world.rank]
-        found = timing(comm, tensor.nbytes, partial(comm.exchange, tensor, partner))
+        measured = timing(comm, tensor.nbytes, partial(comm.exchange, tensor, partner))
         if partner != comm.world.rank:
-            timings[unit(places, partner)] = found
+            timings[unit(positions, partner)] = measured
     comm.pop_seconds()
     return timings
 
 
-def unit(places: Sequence[tuple[str, int]], rank: int) -> str:
+def unit(positions: Sequence[tuple[str, int]], rank: int) -> str:
     """Returns what a slow link is blamed on: the rank's node, or the rank itself if all are on one node."""
-    return places[rank][0] if len({node for node, _ in places}) > 1 else f"rank {rank}"
+    return positions[rank][0] if len({node for node, _ in positions}) > 1 else f"rank {rank}"
 
 
-def rounds(places: Sequence[tuple[str, int]]) -> list[list[int]]:
+def rounds(positions: Sequence[tuple[str, int]]) -> list[list[int]]:
     """Returns the partner of each rank for each round, mutual; a rank without one is its own.
 
     The number of rounds is log2 of the number of units, rounded up.
     """
-    nodes = list(dict.fromkeys(node for node, _ in places))
+    nodes = list(dict.fromkeys(node for node, _ in positions))
     several = len(nodes) > 1
-    units = [nodes.index(node) if several else rank for rank, (node, _) in enumerate(places)]
-    seats = {
+    units = [nodes.index(node) if several else rank for rank, (node, _) in enumerate(positions)]
+    rank_at = {
         (unit, local if several else 0): rank
-        for rank, (unit, (_, local)) in enumerate(zip(units, places, strict=True))
+        for rank, (unit, (_, local)) in enumerate(zip(units, positions, strict=True))
     }
     count = len(set(units))
     steps = [1 << k for k in range(count.bit_length()) if 1 << k < count]
     return [
         [
-            seats.get((unit ^ step, local if several else 0), rank)
-            for rank, (unit, (_, local)) in enumerate(zip(units, places, strict=True))
+            rank_at.get((unit ^ step, local if several else 0), rank)
+            for rank, (unit, (_, local)) in enumerate(zip(units, positions, strict=True))
         ]
         for step in steps
     ]

@@ -21,7 +21,7 @@ from trainer.model.build import build_model
 from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
 from trainer.run.folder import run_folder
-from trainer.supervise.console import leave_now, run_rank
+from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.text.terminal import shown
@@ -47,12 +47,12 @@ def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_
 
     def work(world: World, heartbeat: Heartbeat) -> None:
         job = load_job(job_path, [*inherited(os.environ), *overrides])
-        _look(job, world, heartbeat, folder or run_folder(job), as_json)
+        _run_preflight(job, world, heartbeat, folder or run_folder(job), as_json)
 
-    leave_now(run_rank(sys.stderr, work))
+    exit_now(run_rank(sys.stderr, work))
 
 
-def _look(job: Job, world: World, heartbeat: Heartbeat, folder: Path, as_json: bool) -> None:
+def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, as_json: bool) -> None:
     """Collective: runs the preflight, and rank 0 prints it. Raises MachineError if a run could not begin."""
     heartbeat.limits = job.timeouts.by_phase
     comm = connect(job, world, os.environ, heartbeat)
@@ -61,12 +61,12 @@ def _look(job: Job, world: World, heartbeat: Heartbeat, folder: Path, as_json: b
     batch_plan = plan(job, world.size)
     report = preflight(job, comm, batch_plan, build_model(job, batch_plan, comm), folder)
     if world.rank == 0:
-        found = (
+        output = (
             (report.as_json(),)
             if as_json
             else lines(report.measurements, report.findings, report.left_out, report.headline())
         )
-        print(shown("\n".join(found)), flush=True)
+        print(shown("\n".join(output)), flush=True)
     heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.init_s)
     comm.close()

@@ -61,7 +61,7 @@ def _speeds(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
 def _places(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
     shm = [(r.shm_bytes, r) for r in measurements if r.shm_bytes is not None]
     if shm:
-        least, where = min(shm, key=lambda found: found[0])
+        least, where = min(shm, key=lambda free: free[0])
         yield "/dev/shm", f"at least {size(least)} free ({where.node})"
     yield "open files", f"at least {min(r.open_files for r in measurements):,}"
     if measurements[0].disk_bytes is not None:
@@ -72,7 +72,10 @@ def _places(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
     if rdma:
         yield (
             "RDMA",
-            f"{sum(found.opened for found in rdma)} of {len(rdma)} ranks use an RDMA device of their node",
+            (
+                f"{sum(devices.opened for devices in rdma)} of {many(len(rdma), 'rank')} use an RDMA device "
+                "of their node"
+            ),
         )
     gpus = [r.gpu for r in measurements if r.gpu is not None]
     if gpus:
@@ -85,5 +88,5 @@ def _places(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _who(reading: Measurements) -> str:
-    return f"rank {reading.rank} on {reading.node}"
+def _who(measured: Measurements) -> str:
+    return f"rank {measured.rank} on {measured.node}"

@@ -19,12 +19,12 @@ WEIGHTS = "model.pt"
 """Name of the weights file, a plain state dict: `open_clip.create_model(name, pretrained=PATH)` and
 `torch.load(weights_only=True)` load it."""
 MANIFEST = "manifest.json"
-_THEIR_PARAMETERS = "params.txt"
+_OPEN_CLIP_PARAMETERS = "params.txt"
 _HUB = ("hf-hub:", "local-dir:")
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A trained model, from Clipship or from elsewhere."""
 
     model: str | None
@@ -35,7 +35,7 @@ class Trained:
     """Job of the run that trained the model; None if it was not trained by Clipship."""
 
 
-def find_trained(given: str) -> Trained:
+def find_trained(given: str) -> TrainedModel:
     """Returns the model that `given` names.
 
     `given` is a run folder (its newest checkpoint is taken), a checkpoint folder, a weights file, `MODEL:TAG`
@@ -43,18 +43,18 @@ def find_trained(given: str) -> Trained:
     """
     path = Path(given).expanduser()
     if path.is_dir():
-        return _ours(_newest(path))
+        return _from_run(_newest(path))
     if path.is_file():
         return (
-            _ours(path.parent)
+            _from_run(path.parent)
             if path.name == WEIGHTS and (path.parent / MANIFEST).is_file()
-            else _theirs(path)
+            else _from_open_clip(path)
         )
     if given.startswith(_HUB):
-        return Trained(given, None)
+        return TrainedModel(given, None)
     model, colon, tag = given.partition(":")
     if colon and model and tag:
-        return Trained(model, tag)
+        return TrainedModel(model, tag)
     raise InputError(
         f"{given}: no such file or folder: give a run folder, a checkpoint folder "
         "(runs/NAME/checkpoints/step-...), a weights file, or a model and tag of open_clip such as "
@@ -68,15 +68,19 @@ def check_resume(wanted: str, checkpoints: Path | None) -> None:
     `checkpoints` is the run's own checkpoint folder, None for a run that begins anew. If its newest readable
     checkpoint comes from a start with the same path, that path is no longer needed and may be gone.
     """
-    if wanted not in ("auto", "never") and not os.path.exists(wanted) and not _went_on(wanted, checkpoints):
+    if (
+        wanted not in ("auto", "never")
+        and not os.path.exists(wanted)
+        and not _resumed_from(wanted, checkpoints)
+    ):
         raise InputError(
             f"checkpoint.resume: there is no checkpoint at {wanted}; give a checkpoint folder, a file of "
             "open_clip_train, auto or never"
         )
 
 
-def _went_on(wanted: str, checkpoints: Path | None) -> bool:
-    for folder in reversed(whole_in(checkpoints) if checkpoints else []):
+def _resumed_from(wanted: str, checkpoints: Path | None) -> bool:
+    for folder in reversed(complete_checkpoints(checkpoints) if checkpoints else []):
         # a broken checkpoint is passed over, as the start itself does
         with suppress(OSError, ValueError, KeyError, TypeError):
             return bool(
@@ -85,7 +89,7 @@ def _went_on(wanted: str, checkpoints: Path | None) -> bool:
     return False
 
 
-def whole_in(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoint folders in `folder` that have a manifest, oldest first.
 
     The manifest is written last, so each of them is complete.
@@ -96,19 +100,19 @@ def whole_in(folder: Path) -> list[Path]:
 def _newest(folder: Path) -> Path:
     if (folder / MANIFEST).is_file():
         return folder
-    found = whole_in(folder) or whole_in(folder / CHECKPOINTS)
-    if not found:
+    checkpoints = complete_checkpoints(folder) or complete_checkpoints(folder / CHECKPOINTS)
+    if not checkpoints:
         raise InputError(
             f"{folder} is not a checkpoint and contains none: give a run folder, or a folder with {MANIFEST} "
             f"and {WEIGHTS}"
         )
-    return found[-1]
+    return checkpoints[-1]
 
 
-def _ours(folder: Path) -> Trained:
+def _from_run(folder: Path) -> TrainedModel:
     try:
         job = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["job"]
-        return Trained(job["model"]["name"], str((folder / WEIGHTS).absolute()), job)
+        return TrainedModel(job["model"]["name"], str((folder / WEIGHTS).absolute()), job)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise InputError(
             f"{folder}: its {MANIFEST} cannot be read ({type(problem).__name__}: {problem}): give "
@@ -116,14 +120,14 @@ def _ours(folder: Path) -> Trained:
         ) from None
 
 
-def _theirs(weights: Path) -> Trained:
+def _from_open_clip(weights: Path) -> TrainedModel:
     """Returns the model of a weights file of open_clip_train.
 
     open_clip_train writes params.txt, with a line `model: NAME`, above its folder of checkpoints.
     """
-    parameters = weights.absolute().parent.parent / _THEIR_PARAMETERS
+    parameters = weights.absolute().parent.parent / _OPEN_CLIP_PARAMETERS
     lines = (
         parameters.read_text(encoding="utf-8", errors="replace").splitlines() if parameters.is_file() else []
     )
     names = [line.partition(": ")[2].strip() for line in lines if line.startswith("model: ")]
-    return Trained(names[0] if names else None, str(weights.absolute()))
+    return TrainedModel(names[0] if names else None, str(weights.absolute()))

@@ -52,14 +52,14 @@ class ExitFiles:
             remove_exit_files(self._folder, self._start)
 
     def _write(self, name: str, value: Mapping[str, Any]) -> str:
-        if self._folder is None or _is_anothers(self._folder, self._start):
+        if self._folder is None or _is_held_by_other(self._folder, self._start):
             return ""
         self._folder.mkdir(parents=True, exist_ok=True)  # it is missing if the ranks never met
         path = self._folder / name
         if _read(path).get("start") != self._start:  # the first supervisor of this start to write wins
-            own = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
-            write_json(own, {**masked_values(value), "start": self._start})
-            os.replace(own, path)
+            temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
+            write_json(temporary, {**masked_values(value), "start": self._start})
+            os.replace(temporary, path)
         return str(path)
 
 
@@ -69,7 +69,7 @@ def remove_exit_files(run_folder: Path, start: str) -> None:
     The lock file gets a new modification time, so that observers see the new start before its rank 0 has the
     lock.
     """
-    if not _is_anothers(run_folder, start):
+    if not _is_held_by_other(run_folder, start):
         for name in _FILES:
             (run_folder / name).unlink(missing_ok=True)
         with suppress(OSError):
@@ -86,7 +86,7 @@ def remove_other_exit_files(run_folder: Path, start: str) -> None:
             (run_folder / name).unlink(missing_ok=True)
 
 
-def _is_anothers(run_folder: Path, start: str) -> bool:
+def _is_held_by_other(run_folder: Path, start: str) -> bool:
     holder = who_holds(run_folder)
     return holder is not None and holder.start != start
 
@@ -96,9 +96,9 @@ def exit_record_of(run_folder: Path, start: str) -> ExitRecord | None:
 
     Returns None if its supervisors wrote nothing, or if the file is an older start's.
     """
-    found = _read(run_folder / EXIT_FILE)
+    record = _read(run_folder / EXIT_FILE)
     with suppress(TypeError):
-        return ExitRecord(**found) if found.get("start") == start else None
+        return ExitRecord(**record) if record.get("start") == start else None
     return None
 
 
@@ -111,7 +111,7 @@ async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Result | None] = loop.create_future()
 
-    def tell(value: Result | None) -> None:
+    def deliver(value: Result | None) -> None:
         if not result.done():
             result.set_result(value)
 
@@ -120,7 +120,7 @@ async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
         with suppress(OSError):
             value = work()
         with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
-            loop.call_soon_threadsafe(tell, value)
+            loop.call_soon_threadsafe(deliver, value)
 
     threading.Thread(target=attempt, daemon=True).start()
     with suppress(TimeoutError):
@@ -130,7 +130,7 @@ async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_plain(path))
+        record = json.loads(read_plain(path))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -14,7 +14,7 @@ from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE, LEFT_BEFORE
 from trainer.run.lock import who_holds
 
-_WAYS_ON = (
+_REMEDIES = (
     "choose another name with --set name=..., continue with the settings that it was started with, or move "
     "that folder away (`clipship run --fresh` does)"
 )
@@ -86,18 +86,19 @@ def _check_same_job(job: Job, folder: Path) -> None:
     if not file.exists():
         if {name for name in os.listdir(folder) if not name.startswith(".")} - LEFT_BEFORE:
             raise InputError(
-                f"run folder {folder} contains files but no {JOB_FILE}, so it is not a run: {_WAYS_ON}"
+                f"run folder {folder} contains files but no {JOB_FILE}, so it is not a run: {_REMEDIES}"
             )
         return
     try:
         before = load_job(file)
     except InputError as problem:
         raise InputError(
-            f"run folder {folder} contains a run whose job cannot be read: {_WAYS_ON}\n{problem}"
+            f"run folder {folder} contains a run whose job cannot be read: {_REMEDIES}\n{problem}"
         ) from None
-    found = list(differences(before.model_dump(), job.model_dump()))
-    if found:
-        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    changed = list(differences(before.model_dump(), job.model_dump()))
+    if changed:
+        more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise InputError(
-            f"run folder {folder} contains the run of another job: {'; '.join(found[:3])}{more}; {_WAYS_ON}"
+            f"run folder {folder} contains the run of another job: "
+            f"{'; '.join(changed[:3])}{more}; {_REMEDIES}"
         )

@@ -32,5 +32,5 @@ def is_own_folder(path: Path) -> bool:
 
     Raises OSError if nothing is there.
     """
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -22,7 +22,7 @@ from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory
-from trainer.sysinfo.shortage import allow_open_files, shortage
+from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.text.terminal import ShownFormatter, say, shown
 
 log = logging.getLogger("clipship")
@@ -38,14 +38,14 @@ def run_rank(stream: TextIO, work: Callable[[World, Heartbeat], None]) -> int:
         world = detect(os.environ, os.uname().nodename)
     except InputError as error:
         say(error)
-        leave_now(EXIT_BAD_INPUT)
-    speak(world, stream)
+        exit_now(EXIT_BAD_INPUT)
+    set_up_logging(world, stream)
     try:
-        allow_open_files()
+        raise_open_files_limit()
         work(world, heartbeat)
     except Preempted as error:
         log.info("%-12s %s", "preempted", error)
-        _leave(world, EXIT_PREEMPTED, str(error))
+        _exit(world, EXIT_PREEMPTED, str(error))
     except (InputError, MachineError) as error:
         _refuse(world, heartbeat, error)
     except Exception as error:
@@ -55,7 +55,7 @@ def run_rank(stream: TextIO, work: Callable[[World, Heartbeat], None]) -> int:
     return EXIT_DONE
 
 
-def speak(world: World, stream: TextIO) -> None:
+def set_up_logging(world: World, stream: TextIO) -> None:
     """Sends rank 0's log to the stream; of other ranks only errors go out, to stderr.
 
     Log files, which are opened later, get every line.
@@ -70,7 +70,7 @@ def speak(world: World, stream: TextIO) -> None:
     logging.raiseExceptions = False  # otherwise a full disk would print a traceback for every line
 
 
-def leave_now(exit_code: int) -> NoReturn:
+def exit_now(exit_code: int) -> NoReturn:
     """Ends the process without the interpreter's clean-up.
 
     That clean-up may wait for other ranks, or abort because of a library's threads.
@@ -91,7 +91,7 @@ def _refuse(world: World, heartbeat: Heartbeat, error: InputError | MachineError
         say(error)
     elif RANK_DIR not in os.environ and heartbeat.current_phase != "init":
         say(f"rank {world.rank} on {world.node}: {error}")
-    _leave(
+    _exit(
         world, EXIT_FAILED if isinstance(error, MachineError | StorageError) else EXIT_BAD_INPUT, str(error)
     )
 
@@ -107,7 +107,7 @@ def _fail(world: World, error: Exception) -> NoReturn:
             logging.getLogger().removeHandler(handler)
     log.error("rank %d on %s failed\n%s", world.rank, world.node, trace)
     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-    _leave(
+    _exit(
         world,
         EXIT_FAILED,
         f"out of memory: {reason}; {memory.hint()}" if memory.is_out_of_memory(error) else reason,
@@ -115,7 +115,7 @@ def _fail(world: World, error: Exception) -> NoReturn:
     )
 
 
-def _leave(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:
+def _exit(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:
     """Writes the reason into a file, then leaves at once.
 
     The other ranks wait for this one in a collective, and its clean-up may wait for them.
@@ -123,4 +123,4 @@ def _leave(world: World, exit_code: int, reason: str, details: str = "") -> NoRe
     record_exit(
         ExitRecord(world.rank, world.node, exit_code, shown(reason), time.time(), shown(details)), os.environ
     )
-    leave_now(exit_code)
+    exit_now(exit_code)

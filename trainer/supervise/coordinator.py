@@ -36,7 +36,7 @@ _STACKS = 16
 class Coordinator:
     """Decides once how the run ends.
 
-    `say` sends a message to every supervisor, this one included; `finish` ends the run.
+    `broadcast` sends a message to every supervisor, this one included; `finish` ends the run.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Coordinator:
         ranks: Sequence[int],
         limits: Limits,
         exit_files: ExitFiles,
-        say: Callable[[Message], None],
+        broadcast: Callable[[Message], None],
         finish: Callable[[ExitRecord], None],
         has_begun: Callable[[], bool] = lambda: True,
     ) -> None:
         """`has_begun` tells whether rank 0, and so perhaps others, has done anything that could be saved."""
         self._ranks, self.limits, self._exit_files = ranks, limits, exit_files
-        self._say, self._finish, self._has_begun = say, finish, has_begun
+        self._broadcast, self._finish, self._has_begun = broadcast, finish, has_begun
         self._nodes: dict[int, str] = {}
         self._done: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
@@ -71,7 +71,7 @@ class Coordinator:
     def _on_joined(self, message: Message) -> None:
         self._nodes[message["rank"]] = message["node"]
         if self._stop_at is not None:
-            self._tell_to_stop()
+            self._pass_on_stop()
 
     def _on_done(self, message: Message) -> None:
         self._done[message["rank"]] = message["code"]
@@ -79,7 +79,7 @@ class Coordinator:
         if len(self._done) == 1:
             self._spawn(self._all_done_in_time())
         if len(self._done) == len(self._ranks):
-            self._end_well()
+            self._end_done()
 
     async def _all_done_in_time(self) -> None:
         """Waits `shutdown_s` for all ranks to end after the first.
@@ -89,16 +89,16 @@ class Coordinator:
         await asyncio.sleep(self.limits.shutdown_s)
         # If the ranks were preempted, the state is saved and the reason known, so no diagnosis is needed.
         if EXIT_PREEMPTED in self._done.values():
-            self._end_well()
+            self._end_done()
         else:
             await self._collect(
                 f"{len(self._done)} of {len(self._ranks)} ranks are done; the others did not end within "
                 f"timeouts.shutdown_s = {self.limits.shutdown_s:g} s"
             )
 
-    def _end_well(self) -> None:
+    def _end_done(self) -> None:
         code = max(self._done.values())
-        rank = min(rank for rank, its in self._done.items() if its == code)
+        rank = min(rank for rank, other_code in self._done.items() if other_code == code)
         reason = self._reasons[rank] or ("asked to stop" if code == EXIT_PREEMPTED else "done")
         self._decide(ExitRecord(rank, self._nodes.get(rank, ""), code, reason, time.time()))
 
@@ -107,29 +107,29 @@ class Coordinator:
 
         With `waiting`, the rank failed inside a collective, so probably because another rank had ended.
         """
-        self._note(0.0 if not message["waiting"] else 2.0, ExitRecord(**message["record"]))
+        self._record_cause(0.0 if not message["waiting"] else 2.0, ExitRecord(**message["record"]))
 
     def _on_lost(self, message: Message) -> None:
         rank, node = message["rank"], message["node"]
         reason = f"its supervisor is gone: {message['reason']}; the node failed, or somebody killed it"
-        self._note(1.0, ExitRecord(rank, node, EXIT_FAILED, reason, time.time()))
+        self._record_cause(1.0, ExitRecord(rank, node, EXIT_FAILED, reason, time.time()))
 
     def _on_cut(self, message: Message) -> None:
         """Records a supervisor that reports itself as cut off.
 
         It cannot reach a neighbour, which may be well on the other side.
         """
-        self._note(
+        self._record_cause(
             1.0,
             ExitRecord(message["rank"], message["node"], EXIT_FAILED, cut_off(message["other"]), time.time()),
         )
 
-    def _note(self, weight: float, record: ExitRecord) -> None:
+    def _record_cause(self, weight: float, record: ExitRecord) -> None:
         self._causes.append((weight, record))
         if len(self._causes) == 1 and not self._collecting:
-            self._spawn(self._verdict())
+            self._spawn(self._decide_on_first_cause())
 
-    async def _verdict(self) -> None:
+    async def _decide_on_first_cause(self) -> None:
         await asyncio.sleep(SETTLE_S)
         self._decide(min(self._causes, key=lambda cause: (cause[0], cause[1].time))[1])
 
@@ -144,14 +144,14 @@ class Coordinator:
         if self._stop_at is None:
             self._stop_at = time.monotonic()
             self._spawn(self._stopped_in_time())
-            self._tell_to_stop()
+            self._pass_on_stop()
         elif message.get("again") or time.monotonic() - self._stop_at > REPEAT_S:
             reason = f"a second signal ({message['signal']}) ended the run at once, without saving"
             self._decide(
                 ExitRecord(message["rank"], message["node"], 128 + message["signal"], reason, time.time())
             )
 
-    def _tell_to_stop(self) -> None:
+    def _pass_on_stop(self) -> None:
         """Passes the request to stop to all.
 
         Before the first step is done there is nothing to save: once every supervisor has joined, all leave at
@@ -161,7 +161,7 @@ class Coordinator:
             reason = "asked to stop before there was anything to save; the run can be started again"
             self._decide(ExitRecord(0, self._nodes[self._ranks[0]], EXIT_PREEMPTED, reason, time.time()))
         else:
-            self._say({"kind": "stop"})
+            self._broadcast({"kind": "stop"})
 
     async def _stopped_in_time(self) -> None:
         limit = self.limits.checkpoint_s + self.limits.shutdown_s
@@ -176,36 +176,36 @@ class Coordinator:
         if self._collecting or self._decided:
             return
         self._collecting = True
-        self._say({"kind": "collect"})
+        self._broadcast({"kind": "collect"})
         await self._until(lambda: len(self._reports) == len(self._ranks), ANSWER_S)
         reports = [self._reports[rank] for rank in sorted(self._reports)]
         missing = [
             Missing(rank, self._nodes.get(rank, "")) for rank in self._ranks if rank not in self._reports
         ]
-        found = Diagnosis(what, reports, missing)
-        late = [report.rank for report in found.late][:_STACKS]
+        diagnosis = Diagnosis(what, reports, missing)
+        late = [report.rank for report in diagnosis.late][:_STACKS]
         waiting = [report.rank for report in reports if report.rank not in late][:1]
-        self._say({"kind": "stacks", "ranks": late + waiting})
+        self._broadcast({"kind": "stacks", "ranks": late + waiting})
         await self._until(lambda: {*late, *waiting} <= self._stacks.keys(), STACK_WAIT_S + 1.0)
-        self._decide(await self._timed_out(found, await ras_status()))
+        self._decide(await self._timed_out(diagnosis, await ras_status()))
 
-    async def _timed_out(self, found: Diagnosis, ras: str) -> ExitRecord:
+    async def _timed_out(self, diagnosis: Diagnosis, ras: str) -> ExitRecord:
         file = await self._exit_files.write(
-            DIAGNOSIS_FILE, {**found.to_json(EXIT_TIMED_OUT, self._stacks), "nccl_ras": ras}
+            DIAGNOSIS_FILE, {**diagnosis.to_json(EXIT_TIMED_OUT, self._stacks), "nccl_ras": ras}
         )
-        rank, node = next(iter(found.names()), (0, self._nodes.get(0, "")))
+        rank, node = next(iter(diagnosis.late_or_missing()), (0, self._nodes.get(0, "")))
         return ExitRecord(
             rank,
             node,
             EXIT_TIMED_OUT,
-            f"timed out: {found.what}",
+            f"timed out: {diagnosis.what}",
             time.time(),
-            text(found, self._stacks, file),
+            text(diagnosis, self._stacks, file),
         )
 
     def _on_report(self, message: Message) -> None:
-        found = RankReport(**message["report"])
-        self._reports[found.rank] = found
+        report = RankReport(**message["report"])
+        self._reports[report.rank] = report
 
     def _on_stack(self, message: Message) -> None:
         self._stacks[message["rank"]] = message["stack"]

@@ -45,7 +45,7 @@ class Diagnosis:
             else [report for report in self.reports if report.state in _STOPPED]
         )
 
-    def names(self) -> list[tuple[int, str]]:
+    def late_or_missing(self) -> list[tuple[int, str]]:
         """Returns rank and node of each missing or late rank."""
         return [(missing.rank, missing.node) for missing in self.missing] + [
             (report.rank, report.node) for report in self.late
@@ -56,7 +56,7 @@ class Diagnosis:
         return {
             "exit_code": exit_code,
             "what": self.what,
-            "late": [rank for rank, _ in self.names()],
+            "late": [rank for rank, _ in self.late_or_missing()],
             "missing": [missing.rank for missing in self.missing],
             "ranks": [{**report.to_json(), "stack": stacks.get(report.rank, "")} for report in self.reports],
         }
@@ -78,18 +78,19 @@ def late_ranks(reports: Sequence[RankReport]) -> list[RankReport]:
     return [report for report in reports if not report.waiting] or behind
 
 
-def text(found: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
+def text(diagnosis: Diagnosis, stacks: Mapping[int, str], file: str) -> str:
     """Returns the text that is printed last: the late ranks, what they did, and one rank that waited."""
-    lines = [_missing(missing) for missing in found.missing[:_NAMED]]
-    late = found.late
+    lines = [_missing(missing) for missing in diagnosis.missing[:_NAMED]]
+    late = diagnosis.late
     for report in late[:_NAMED]:
-        lines += [f"  late: {_doing(report)}", *_indented(stacks.get(report.rank, ""))]
-    if max(len(late), len(found.missing)) > _NAMED:
-        lines.append(f"  ... {len(late) + len(found.missing)} in all")
-    others = [report for report in found.reports if report not in late]
+        lines += [f"  late: {_describe(report)}", *_indented(stacks.get(report.rank, ""))]
+    if max(len(late), len(diagnosis.missing)) > _NAMED:
+        lines.append(f"  ... {len(late) + len(diagnosis.missing)} in all")
+    others = [report for report in diagnosis.reports if report not in late]
     if others:
         lines.append(
-            f"  not late: {_doing(others[0])}" + (f", and {len(others) - 1} more" if len(others) > 1 else "")
+            f"  not late: {_describe(others[0])}"
+            + (f", and {len(others) - 1} more" if len(others) > 1 else "")
         )
     if file:
         lines.append(f"  state of every rank: {file}")
@@ -108,7 +109,7 @@ def _missing(missing: Missing) -> str:
     )
 
 
-def _doing(report: RankReport) -> str:
+def _describe(report: RankReport) -> str:
     """Returns a line like `rank 1 on n2 (process 77, sleeping), 12 s in step, step 7; no collective yet`."""
     where = (
         f"{report.phase}" if report.phase in ("init", "shutdown") else f"{report.phase}, step {report.step}"

@@ -1,7 +1,7 @@
 """A rank's current phase, step and last collective, in a small file that it shares with its supervisor.
 
 The rank writes with `Heartbeat`, without a system call; the supervisor reads with `read` and sends a request
-with `ask_to_stop`. Both are on one machine, so they share the clock of `time.monotonic`. No torch.
+with `request_stop`. Both are on one machine, so they share the clock of `time.monotonic`. No torch.
 """
 
 import math
@@ -177,7 +177,7 @@ def limit_init(memory: mmap.mmap, init_s: float) -> None:
         struct.pack_into("=d", memory, _LIMIT_AT, init_s)
 
 
-def ask_to_stop(memory: mmap.mmap) -> None:
+def request_stop(memory: mmap.mmap) -> None:
     """Sets the flag that the rank reads as a request to stop."""
     memory[_STOP_AT] = 1
 

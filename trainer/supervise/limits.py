@@ -28,28 +28,28 @@ class Limits:
     run_folder: str = ""
 
 
-def read_limits(words: Sequence[str]) -> Limits:
+def read_limits(arguments: Sequence[str]) -> Limits:
     """Reads the limits from the rank's arguments and from overrides in the environment.
 
     The arguments are JOB [--set KEY=VALUE ...]. Call it before any thread is started, since it forks.
     """
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reading)
-        _child(words, writing)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        found = pipe.read() if select.select([pipe], [], [], READ_S)[0] else b""
-    if found:
+        os.close(read_end)
+        _child(arguments, write_end)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        text = pipe.read() if select.select([pipe], [], [], READ_S)[0] else b""
+    if text:
         os.waitpid(child, 0)
-    return Limits(**json.loads(found)) if found else Limits()
+    return Limits(**json.loads(text)) if text else Limits()
 
 
-def _child(words: Sequence[str], writing: int) -> None:
+def _child(arguments: Sequence[str], write_end: int) -> None:
     try:
         # It is imported in the child alone, so that the supervisor does not carry the job's model.
         reader = importlib.import_module(_READER)
-        os.write(writing, json.dumps(reader.limits_of_job(words)).encode())
+        os.write(write_end, json.dumps(reader.limits_of_job(arguments)).encode())
     finally:
         os._exit(0)

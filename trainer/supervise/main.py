@@ -15,18 +15,18 @@ from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.limits import read_limits
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import detect
-from trainer.sysinfo.shortage import allow_open_files
+from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
 
 
-def main(words: Sequence[str], module: str = "trainer.train") -> int:
+def main(arguments: Sequence[str], module: str = "trainer.train") -> int:
     """Supervises this rank of the job, which `module` runs.
 
     Returns the run's exit code, the same on every rank.
     """
     try:
-        allow_open_files()
+        raise_open_files_limit()
         world = detect(os.environ, os.uname().nodename)
     except (InputError, MachineError) as error:
         say(error)
@@ -34,8 +34,8 @@ def main(words: Sequence[str], module: str = "trainer.train") -> int:
     if world.rank == 0 and EXIT_DIR not in os.environ:  # `clipship run` has checked them already
         for problem in name_problems(os.environ, version("torch")):
             say(f"warning: {problem}")
-    command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *words]
-    return supervise(world, command, os.environ, partial(read_limits, words))
+    command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *arguments]
+    return supervise(world, command, os.environ, partial(read_limits, arguments))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def rank_variables(folder: Path) -> Mapping[str, str]:
     }
 
 
-async def flight_record(folder: Path, keep: Path) -> Path | None:
-    """Asks the rank for its flight record and copies it into the folder `keep`; returns its path.
+async def flight_record(folder: Path, target: Path) -> Path | None:
+    """Asks the rank for its flight record and copies it into the folder `target`; returns its path.
 
     Returns None if there is no recorder, or if it does not answer.
     """
@@ -47,26 +47,26 @@ async def flight_record(folder: Path, keep: Path) -> Path | None:
     for _ in range(int(_DUMP_S / 0.2)):
         await asyncio.sleep(0.2)
         if dump := next(folder.glob(f"{_DUMP}*"), None):
-            return await within(_DUMP_S, partial(_kept, dump, keep))
+            return await within(_DUMP_S, partial(_copied, dump, target))
     return None
 
 
-def _kept(dump: Path, keep: Path) -> Path:
-    keep.mkdir(parents=True, exist_ok=True)
-    (keep / dump.name).write_bytes(dump.read_bytes())
-    return keep / dump.name
+def _copied(dump: Path, target: Path) -> Path:
+    target.mkdir(parents=True, exist_ok=True)
+    (target / dump.name).write_bytes(dump.read_bytes())
+    return target / dump.name
 
 
 async def ras_status(address: tuple[str, int] = RAS_ADDRESS) -> str:
     """Returns NCCL's own view of all communicators of the run; "" if nothing answers."""
-    found = b""
+    answer = b""
     with suppress(OSError):  # TimeoutError is one
         async with asyncio.timeout(_RAS_S):
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"verbose status\n")
             try:
                 while chunk := await reader.read(65536):
-                    found += chunk
+                    answer += chunk
             finally:
                 writer.close()
-    return found.decode(errors="replace")
+    return answer.decode(errors="replace")

@@ -35,9 +35,9 @@ def rank_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
     Folders that killed supervisors left behind are removed first. The folder is in memory if possible: while
     a disk writes a page, the rank could not write to it.
     """
-    place = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    sweep(place)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    parent = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    sweep(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     with open(folder / _NOT_YET_LOCKED, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it when this process ends, however it ends
         # Under the new name, no folder of a living supervisor is ever seen unlocked.
@@ -48,18 +48,18 @@ def rank_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(place: Path) -> None:
+def sweep(parent: Path) -> None:
     """Removes the folders whose supervisors are gone, so that nobody holds their lock.
 
     Process ids would not tell, since containers share /dev/shm.
     """
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # it is another user's, or another process removed it
-            if _is_left(folder):
+            if _is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_left(folder: Path) -> bool:
+def _is_abandoned(folder: Path) -> bool:
     """Returns whether a supervisor of this user made the folder and is gone.
 
     Other users can write in its parent and make any folder there.

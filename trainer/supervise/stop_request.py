@@ -15,7 +15,7 @@ ANSWER_S = 2.0
 _LINE = 2**16
 
 
-def ask_to_stop(rendezvous: Rendezvous, number: int, *, again: bool = False) -> bool:
+def send_stop_request(rendezvous: Rendezvous, number: int, *, again: bool = False) -> bool:
     """Tells rank 0's supervisor that signal `number` came.
 
     Returns False if it does not answer, or another program does.

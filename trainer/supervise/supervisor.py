@@ -70,9 +70,9 @@ def supervise(
             publish_heartbeat(folder, env)
         rank = start_rank(command, {**env, RANK_DIR: str(folder), **rank_variables(folder)})
         try:
-            found = limits()
-            heartbeat.limit_init(memory, found.init_s)
-            return asyncio.run(Supervisor(world, rank, memory, folder, found, env).run(early))
+            job_limits = limits()
+            heartbeat.limit_init(memory, job_limits.init_s)
+            return asyncio.run(Supervisor(world, rank, memory, folder, job_limits, env).run(early))
         finally:
             for number in SIGNALS:  # one that comes now would only change the exit code
                 signal.signal(number, signal.SIG_IGN)
@@ -106,7 +106,7 @@ class Supervisor:
             None if rendezvous is None else Tree(rendezvous, world.rank, world.node, limits.silence_s)
         )
         self._coordinator = (
-            Coordinator(ranks, limits, self._exit_files, self._down, self._finish, self._has_begun)
+            Coordinator(ranks, limits, self._exit_files, self._send_down, self._finish, self._has_begun)
             if rendezvous is None or world.rank == 0
             else None
         )
@@ -119,9 +119,9 @@ class Supervisor:
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
         self._changed = asyncio.Event()
         self._ended: int | None = None
-        self._told = False
-        self._said_late = False
-        self._asked = False
+        self._reported_end = False
+        self._reported_late = False
+        self._report_requested = False
         self._orphaned = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -136,13 +136,13 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         if self._coordinator is not None:
             await self._exit_files.remove_old()
-            self._up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
+            self._send_up({"kind": "joined", "rank": self._world.rank, "node": self._world.node})
         if self._tree is not None:
             self._spawn(self._join(self._tree))
         for caught in early:
             self._on_signal(caught)
         while self._ended is None:
-            self._look()
+            self._inspect()
             before = time.monotonic()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), TICK_S)
@@ -185,33 +185,33 @@ class Supervisor:
     def _has_begun(self) -> bool:
         return self._rank_state().phase not in NOTHING_DONE
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         """Checks whether the rank has ended or has passed a limit."""
         code = self._rank.poll()
         if code is not None:
-            if not self._told:
-                self._told = True
-                self._tell_end(code)
+            if not self._reported_end:
+                self._reported_end = True
+                self._report_end(code)
             return
         state = self._rank_state()
-        if state.late and not self._said_late:
-            self._said_late = True
+        if state.late and not self._reported_late:
+            self._reported_late = True
             where = f"{state.phase}, step {state.step}," if state.step else state.phase
             limit = f"timeouts.{LIMIT_KEYS.get(state.phase, state.phase)} = {state.limit_s:g} s"
             what = f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"
-            self._up({"kind": "late", "what": what})
-            self._spawn(self._late_unheard(what))
-        self._said_late = state.late
+            self._send_up({"kind": "late", "what": what})
+            self._spawn(self._end_if_unheard(what))
+        self._reported_late = state.late
 
-    def _tell_end(self, code: int) -> None:
+    def _report_end(self, code: int) -> None:
         if code in (EXIT_DONE, EXIT_PREEMPTED):
-            said = first_cause(self._folder)
-            self._up(
+            cause = first_cause(self._folder)
+            self._send_up(
                 {
                     "kind": "done",
                     "rank": self._world.rank,
                     "code": code,
-                    "reason": said.reason if said else "",
+                    "reason": cause.reason if cause else "",
                 }
             )
             return
@@ -230,7 +230,7 @@ class Supervisor:
                 f"exited with code {code} in {where}",
                 time.time(),
             )
-        self._up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and state.waiting})
+        self._send_up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and state.waiting})
 
     def _killed(self, number: int, where: str) -> ExitRecord:
         name = signal.Signals(number).name
@@ -256,27 +256,27 @@ class Supervisor:
         """Handles a message that the coordinator sent to all."""
         match message["kind"]:
             case "stop":
-                heartbeat.ask_to_stop(self._memory)
+                heartbeat.request_stop(self._memory)
             case "collect":
-                self._asked = True
-                self._spawn(self._report())
+                self._report_requested = True
+                self._spawn(self._send_report())
             case "stacks" if self._world.rank in message["ranks"]:
-                self._spawn(self._tell_stack())
+                self._spawn(self._send_stack())
             case "orphaned" if not self._orphaned:
                 self._orphaned = True
                 self._spawn(self._leave_orphaned(message))
             case "end":
                 self._end(message["code"])
 
-    async def _report(self) -> None:
+    async def _send_report(self) -> None:
         """Sends this rank's report. NCCL's flight record is saved first, since the end may follow at once."""
-        found = report(self._world.rank, self._world.node, self._rank.pid, self._rank_state())
+        own = report(self._world.rank, self._world.node, self._rank.pid, self._rank_state())
         if self._limits.run_folder:
             await flight_record(self._folder, Path(self._limits.run_folder, FLIGHT_RECORDS))
-        self._up({"kind": "report", "report": found.to_json()})
+        self._send_up({"kind": "report", "report": own.to_json()})
 
-    async def _tell_stack(self) -> None:
-        self._up(
+    async def _send_stack(self) -> None:
+        self._send_up(
             {
                 "kind": "stack",
                 "rank": self._world.rank,
@@ -285,7 +285,9 @@ class Supervisor:
         )
 
     def _on_signal(self, number: int) -> None:
-        self._up({"kind": "stop", "signal": int(number), "rank": self._world.rank, "node": self._world.node})
+        self._send_up(
+            {"kind": "stop", "signal": int(number), "rank": self._world.rank, "node": self._world.node}
+        )
 
     async def _leave_orphaned(self, lost: Message) -> None:
         """Ends this rank after its parent in the tree is gone.
@@ -310,12 +312,12 @@ class Supervisor:
         That folder may be on another network; it is left to supervisors that still reach each other.
         """
         if self._ended is None:
-            self._say(ExitRecord(self._world.rank, self._world.node, code, cut_off(other), time.time()))
+            self._print(ExitRecord(self._world.rank, self._world.node, code, cut_off(other), time.time()))
             self._end(code)
 
-    async def _late_unheard(self, what: str) -> None:
+    async def _end_if_unheard(self, what: str) -> None:
         await asyncio.sleep(UNHEARD_S)
-        if not self._asked and self._tree is not None and self._coordinator is None:
+        if not self._report_requested and self._tree is not None and self._coordinator is None:
             await self._end_alone(
                 EXIT_TIMED_OUT, f"timed out: {what}", Missing(0, self._tree.rendezvous.host)
             )
@@ -329,21 +331,21 @@ class Supervisor:
             return
         rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
         own = report(self._world.rank, self._world.node, self._rank.pid, self._rank_state())
-        found = Diagnosis(reason, [own], [missing] if missing else [])
-        record = ExitRecord(rank, node, code, reason, time.time(), text(found, {}, ""))
-        self._say(record)
+        diagnosis = Diagnosis(reason, [own], [missing] if missing else [])
+        record = ExitRecord(rank, node, code, reason, time.time(), text(diagnosis, {}, ""))
+        self._print(record)
         # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.
         await self._exit_files.write(EXIT_FILE, asdict(record))
-        await self._exit_files.write(DIAGNOSIS_FILE, found.to_json(code, {}))
+        await self._exit_files.write(DIAGNOSIS_FILE, diagnosis.to_json(code, {}))
         self._end(code)
 
-    def _up(self, message: Message) -> None:
+    def _send_up(self, message: Message) -> None:
         if self._coordinator is not None:
             self._coordinator.receive(message)
         elif self._tree is not None:
             self._tree.up(message)
 
-    def _down(self, message: Message) -> None:
+    def _send_down(self, message: Message) -> None:
         if self._tree is not None:
             self._tree.down(message)
         else:
@@ -355,10 +357,10 @@ class Supervisor:
         Every rank leaves with the cause's exit code, so that no launcher can choose another.
         """
         if record.exit_code:
-            self._say(record)
+            self._print(record)
         if self._tree is not None:
             self._tree.ending = True
-        self._down({"kind": "end", "code": record.exit_code})
+        self._send_down({"kind": "end", "code": record.exit_code})
 
     def _end(self, code: int) -> None:
         if self._tree is not None:
@@ -366,7 +368,7 @@ class Supervisor:
         self._ended = code if self._ended is None else self._ended
         self._changed.set()
 
-    def _say(self, record: ExitRecord) -> None:
+    def _print(self, record: ExitRecord) -> None:
         print(shown(record.headline()), file=sys.stderr, flush=True)
         # If the cause was recorded, the process that started the launcher shows the details, last.
         if not record_cause(record, self._env) and record.details:

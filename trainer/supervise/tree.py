@@ -28,7 +28,7 @@ RENDEZVOUS = "CLIPSHIP_SUPERVISORS"
 TOKEN = "CLIPSHIP_TOKEN"
 FANOUT = 32
 """Largest number of other nodes below a supervisor, besides the ranks of its own node."""
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 HANDSHAKE_S = 5.0
 OUTSIDER = -1
 """Rank of a caller that only makes a request: it is no part of the run and may leave at any time."""
@@ -127,7 +127,7 @@ class Link:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         self.rank, self.node = OUTSIDER, ""
 
     def send(self, message: Message) -> None:
@@ -142,7 +142,7 @@ class Link:
             message = json.loads(line)
         except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return None
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         return message if isinstance(message, dict) else None
 
     async def flush(self) -> None:
@@ -219,7 +219,7 @@ class Tree:
             self._spawn(self._receive_from_parent(self._parent))
             for message in self._unsent:
                 self._parent.send(message)
-        self._spawn(self._beat())
+        self._spawn(self._send_heartbeats())
 
     def up(self, message: Message) -> None:
         """Sends a message to the root; the root handles its own at once."""
@@ -241,7 +241,7 @@ class Tree:
         self.ending = True
         links = [*self._children, *([self._parent] if self._parent else [])]
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(link.flush() for link in links)), BEAT_S)
+            await asyncio.wait_for(asyncio.gather(*(link.flush() for link in links)), HEARTBEAT_S)
         for link in links:
             link.close()
         for task in self._tasks:
@@ -251,7 +251,7 @@ class Tree:
         await asyncio.wait(
             [asyncio.ensure_future(link.closed()) for link in links]
             or [asyncio.ensure_future(asyncio.sleep(0))],
-            timeout=BEAT_S,
+            timeout=HEARTBEAT_S,
         )
 
     def _spawn(self, work: Any) -> None:
@@ -394,18 +394,18 @@ class Tree:
         if not self.ending:
             self._parent_gone("its connection closed")
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Sends a sign of life to each neighbour once a second and reports silent ones."""
-        held_up = False
+        suspended = False
         while True:
             before = time.monotonic()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             # After a pause of this process, messages that came meanwhile are still to be read; the next round
             # will have read them.
-            held_up = time.monotonic() - before > 2 * BEAT_S and not held_up
+            suspended = time.monotonic() - before > 2 * HEARTBEAT_S and not suspended
             for link in [*self._children, *([self._parent] if self._parent else [])]:
                 link.send({})
-                if not held_up and time.monotonic() - link.heard > self._silence_s:
+                if not suspended and time.monotonic() - link.last_received > self._silence_s:
                     self._silent(link)
 
     def _silent(self, link: Link) -> None:

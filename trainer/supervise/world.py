@@ -157,9 +157,9 @@ def detect(env: Environment, hostname: str) -> World:
         world = World(0, 1, 0, 1, hostname, SINGLE)
     else:
         for other in claims:
-            _agree(chosen, other)
+            _check_agreement(chosen, other)
         world = _world(chosen, hostname)
-    _expect(world, env)
+    _check_expected_size(world, env)
     return world
 
 
@@ -299,7 +299,7 @@ def _refuse_incomplete(claims: Sequence[Claim]) -> None:
     )
 
 
-def _agree(chosen: Claim, other: Claim) -> None:
+def _check_agreement(chosen: Claim, other: Claim) -> None:
     if other.row.launcher in chosen.row.around:
         return
     for ours, theirs in zip(chosen.values, other.values, strict=True):
@@ -328,7 +328,7 @@ def _world(claim: Claim, hostname: str) -> World:
     return World(rank[1], size[1], local_rank[1], local_size[1], hostname, claim.row.launcher)
 
 
-def _expect(world: World, env: Environment) -> None:
+def _check_expected_size(world: World, env: Environment) -> None:
     if EXPECTED_SIZE not in env:
         return
     expected = _number(EXPECTED_SIZE, env[EXPECTED_SIZE])

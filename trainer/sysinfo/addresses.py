@@ -24,8 +24,8 @@ def listening_address(host: str) -> str | None:
     the address 127.0.1.1 on the machine itself; other machines know it by another address.
     """
     with suppress(OSError):
-        for family, _, _, _, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-            address = str(place[0])
+        for family, _, _, _, socket_address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            address = str(socket_address[0])
             if (is_loopback(host) or not is_loopback(address)) and is_own(address, family):
                 return address
     return None
@@ -34,10 +34,10 @@ def listening_address(host: str) -> str | None:
 def is_here(host: str) -> bool:
     """Returns whether the host, given by name or address, is this machine."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(is_own(str(place[0]), family) for family, _, _, _, place in found)
+    return any(is_own(str(socket_address[0]), family) for family, _, _, _, socket_address in candidates)
 
 
 def is_own(address: str, family: int) -> bool:
@@ -56,10 +56,10 @@ def address_towards(host: str, port: int = 9) -> str:
     Raises OSError if there is no route.
     """
     problem: OSError = OSError(errno.EHOSTUNREACH, f"no route to {host}")
-    for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+    for family, kind, _, _, socket_address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind) as probe:
-                probe.connect(place)
+                probe.connect(socket_address)
                 return str(probe.getsockname()[0])
         except OSError as error:
             problem = error

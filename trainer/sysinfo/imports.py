@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 
-def load(place: str) -> Any:
+def load(name: str) -> Any:
     """Import "module:attribute" and return the attribute. Raises ImportError."""
-    module, _, attribute = place.partition(":")
+    module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

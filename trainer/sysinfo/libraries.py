@@ -32,24 +32,24 @@ def nccl_facts() -> dict[str, str]:
 
     Raises RuntimeError if several are mapped.
     """
-    found = mapped("libnccl")
-    if len(found) > 1:
-        copies = ", ".join(f"{path} ({nccl_version(path)})" for path in found)
+    paths = mapped("libnccl")
+    if len(paths) > 1:
+        copies = ", ".join(f"{path} ({nccl_version(path)})" for path in paths)
         raise RuntimeError(
-            f"this process has loaded {len(found)} copies of NCCL, but torch and Horovod must share one: "
+            f"this process has loaded {len(paths)} copies of NCCL, but torch and Horovod must share one: "
             f"{copies}"
         )
-    return {"nccl_mapped": nccl_version(found[0]), "nccl_library": found[0]} if found else {}
+    return {"nccl_mapped": nccl_version(paths[0]), "nccl_library": paths[0]} if paths else {}
 
 
 def mpi_version() -> str:
     """Returns the first line of the version text of the mapped MPI library; "" if none is mapped."""
-    found = mapped("libmpi")
-    if not found:
+    paths = mapped("libmpi")
+    if not paths:
         return ""
     # MPI_MAX_LIBRARY_VERSION_STRING is 256 in Open MPI, 8192 in MPICH
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
-    ctypes.CDLL(found[0]).MPI_Get_library_version(text, ctypes.byref(length))
+    ctypes.CDLL(paths[0]).MPI_Get_library_version(text, ctypes.byref(length))
     return text.value.decode(errors="replace").split("\n")[0].strip()
 
 
@@ -59,7 +59,7 @@ def image_stack() -> dict[str, str]:
     They are in its stack.json. Returns an empty table outside an image.
     """
     try:
-        found: dict[str, str] = json.loads((Path(sys.prefix) / "stack.json").read_text())
+        stack: dict[str, str] = json.loads((Path(sys.prefix) / "stack.json").read_text())
     except FileNotFoundError:
         return {}
-    return found
+    return stack

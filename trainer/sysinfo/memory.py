@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-_WORDS = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
+_PHRASES = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
 _ADVICE = (
     "To need less memory, lower optim.max_batch_size_per_gpu (the gradient stays the same), set "
     "model.grad_checkpointing or lower data.workers; to get more memory, raise resources.mem_gb_per_gpu"
@@ -22,25 +22,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or any(word in text for word in _WORDS)
+        or any(phrase in text for phrase in _PHRASES)
     )
 
 
-def hint(most_kb: int | None = None) -> str:
+def hint(peak_kb: int | None = None) -> str:
     """Returns one sentence with the memory figures and what to do.
 
-    The figures are this rank's, or those of a dead rank that held `most_kb` KiB at its peak.
+    The figures are this rank's, or those of a dead rank that held `peak_kb` KiB at its peak.
     """
-    return f"{', '.join(_numbers(most_kb))}. {_ADVICE}"
+    return f"{', '.join(_numbers(peak_kb))}. {_ADVICE}"
 
 
-def _numbers(most_kb: int | None) -> Iterator[str]:
+def _numbers(peak_kb: int | None) -> Iterator[str]:
     status = _fields(Path("/proc/self/status"))
-    if most_kb is not None:
-        yield f"the rank held {most_kb / 2**20:.1f} GiB at its peak"
+    if peak_kb is not None:
+        yield f"the rank held {peak_kb / 2**20:.1f} GiB at its peak"
     elif "VmRSS" in status:
         yield f"the rank holds {_gb(status['VmRSS'])}"
-    if most_kb is None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+    if peak_kb is None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         yield (
             f"its address space is limited to {limit / 2**30:.1f} GiB (ulimit -v) and takes "
             f"{_gb(status.get('VmSize', '0 kB'))}"
@@ -57,9 +57,9 @@ def _cgroup_limit() -> int | None:
 
     Returns None if there is no limit.
     """
-    found = [int(text) for path in _limit_files() if (text := _text(path)).isdigit()]  # not "max"
+    limits = [int(text) for path in _limit_files() if (text := _text(path)).isdigit()]  # not "max"
     # cgroups v1 write "no limit" as a number larger than any machine's memory
-    return min((size for size in found if size < 2**60), default=None)
+    return min((size for size in limits if size < 2**60), default=None)
 
 
 def _limit_files() -> Iterator[Path]:
@@ -73,8 +73,12 @@ def _limit_files() -> Iterator[Path]:
             top, name = (
                 (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
             )
-            place = top / group.lstrip("/")
-            yield from (folder / name for folder in (place, *place.parents) if folder.is_relative_to(top))
+            group_folder = top / group.lstrip("/")
+            yield from (
+                folder / name
+                for folder in (group_folder, *group_folder.parents)
+                if folder.is_relative_to(top)
+            )
 
 
 def _text(path: Path) -> str:

@@ -20,12 +20,12 @@ _PREFETCHED = 2
 """Batches that each loader process of torch keeps ready."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
-_NO_FILES_WORDS = ("Too many open files", "items of ancdata")
+_NO_FILES_TEXTS = ("Too many open files", "items of ancdata")
 """Texts of the errors that torch raises if there are too many open files when it hands a batch to another
 process."""
 
 
-def allow_open_files() -> None:
+def raise_open_files_limit() -> None:
     """Raise the soft limit on open files if it is low and the hard limit allows it.
 
     Raises MachineError if the hard limit is too low as well.
@@ -70,7 +70,7 @@ def shortage(error: BaseException) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number in _DISK_FULL:
         return str(error)
-    if number in _NO_FILES or any(words in str(error) for words in _NO_FILES_WORDS):
+    if number in _NO_FILES or any(text in str(error) for text in _NO_FILES_TEXTS):
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too many open files ({error}): this process may open {soft}; raise `ulimit -n`"
     return ""

@@ -67,12 +67,12 @@ class Telemetry:
     """
 
     def __init__(
-        self, path: Path | None, steps: int, steps_done: int = 0, sinks: Sequence[MetricWriter] = ()
+        self, path: Path | None, steps: int, steps_done: int = 0, writers: Sequence[MetricWriter] = ()
     ) -> None:
-        self._steps, self._steps_done, self._sinks = steps, steps_done, sinks
-        self._said_lost = False
+        self._steps, self._steps_done, self._writers = steps, steps_done, writers
+        self._warned = False
         if path is not None:
-            forget_after(path, steps_done)
+            drop_after(path, steps_done)
         # `__exit__` closes the file.
         self._file: IO[str] | None = (
             open(path, "a", opener=open_plain) if path is not None else None  # noqa: SIM115
@@ -84,12 +84,12 @@ class Telemetry:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._or_lost():
+        with self._tolerating_full_disk():
             if self._file is not None:
                 self._file.close()
-        for sink in self._sinks:
-            with self._or_lost():
-                sink.close(error)
+        for writer in self._writers:
+            with self._tolerating_full_disk():
+                writer.close(error)
 
     def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> None:
         """Writes one record of the loop, with the figures about all ranks, and its console line."""
@@ -102,31 +102,31 @@ class Telemetry:
 
         It is a record, an evaluation or a checkpoint's cost; each has its `step`.
         """
-        with self._or_lost():
+        with self._tolerating_full_disk():
             if self._file is not None:
                 self._file.write(json_text(values) + "\n")
                 self._file.flush()
-        for sink in self._sinks:
-            with self._or_lost():
-                sink.write(values)
+        for writer in self._writers:
+            with self._tolerating_full_disk():
+                writer.write(values)
 
     @contextmanager
-    def _or_lost(self) -> Iterator[None]:
+    def _tolerating_full_disk(self) -> Iterator[None]:
         """Lets the run go on if the disk is full; the console still shows the numbers, and warns once."""
         try:
             yield
         except OSError as error:
-            if not self._said_lost:
+            if not self._warned:
                 log.warning(
                     "%-12s NOT WRITTEN: %s. The run goes on, "
                     "but metrics.jsonl and TensorBoard will have gaps",
                     "metrics",
                     error,
                 )
-            self._said_lost = True
+            self._warned = True
 
 
-def forget_after(path: Path, steps_done: int) -> None:
+def drop_after(path: Path, steps_done: int) -> None:
     """Removes the lines of steps after `steps_done`, which a killed run did and which come again.
 
     It also removes an unfinished line.
@@ -144,7 +144,7 @@ def forget_after(path: Path, steps_done: int) -> None:
 def last_loss(path: Path) -> float | None:
     """Returns the loss of the last record in metrics.jsonl; None if there is none."""
     losses = [
-        found["loss"] for line in read_plain(path).splitlines() if "loss" in (found := json.loads(line))
+        record["loss"] for line in read_plain(path).splitlines() if "loss" in (record := json.loads(line))
     ]
     return losses[-1] if losses else None
 

@@ -20,7 +20,7 @@ from trainer.comm.protocol import Comm
 from trainer.run.layout import RANK_STATS_FILE
 from trainer.safe_io.plain import open_plain
 from trainer.sysinfo.nvml import gpu_handle
-from trainer.telemetry.metrics import forget_after
+from trainer.telemetry.metrics import drop_after
 from trainer.telemetry.records import Lap
 
 _COLUMNS = (
@@ -48,7 +48,7 @@ class RankStats:
         self._peaks: dict[str, float] = {}
         self._path = folder / RANK_STATS_FILE if comm.world.rank == 0 else None
         if self._path is not None:
-            forget_after(self._path, steps_done)
+            drop_after(self._path, steps_done)
 
     def gather(self, step: int, lap: Lap) -> dict[str, Any]:
         """Collective: compares this rank's times since the last call with the others'.
@@ -64,17 +64,17 @@ class RankStats:
         ).tolist()
         self._comm.pop_bytes()  # leaves out the bytes of this all_gather itself
         self._write(step, table)
-        found = summarize(table)
+        figures = summarize(table)
         self._sent += sent
-        self._slowest[int(found["slowest_rank"])] += lap.steps
+        self._slowest[int(figures["slowest_rank"])] += lap.steps
         self._peaks = {
-            key: max(found.get(key, 0.0), self._peaks.get(key, 0.0))
+            key: max(figures.get(key, 0.0), self._peaks.get(key, 0.0))
             for key in ("rss_bytes_max", "gpu_bytes_max")
         }
         return {
             "comm_bytes": round(sent / max(1, lap.steps)),
             "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4),
-            **found,
+            **figures,
         }
 
     def summary(self) -> dict[str, float]:

@@ -35,7 +35,7 @@ class SlowRanks:
         self._own_s: float | None = None
         self._slow_times = [0] * world_size
 
-    def spent(self, own_s: float) -> None:
+    def record(self, own_s: float) -> None:
         """Records a step's own work, in seconds, averaged over the last EVERY steps."""
         self._own_s = own_s
 
@@ -49,18 +49,18 @@ class SlowRanks:
 
         Starts a new mean.
         """
-        told = [0.0] * self._size
-        told[self._rank], self._own_s = self._own_s or 0.0, None
-        return told
+        own_times = [0.0] * self._size
+        own_times[self._rank], self._own_s = self._own_s or 0.0, None
+        return own_times
 
-    def receive(self, told: Sequence[float]) -> list[SlowRank]:
+    def receive(self, own_times: Sequence[float]) -> list[SlowRank]:
         """Returns the ranks that have just become slow, or still are after as many exchanges again."""
-        median = statistics.median_low(told)  # the faster one of two ranks
-        for rank, own in enumerate(told):
+        median = statistics.median_low(own_times)  # the faster one of two ranks
+        for rank, own in enumerate(own_times):
             slow = own > self._factor * median and own - median > _NOTICEABLE_S
             self._slow_times[rank] = self._slow_times[rank] + 1 if slow else 0
         return [
-            SlowRank(rank, told[rank], median)
+            SlowRank(rank, own_times[rank], median)
             for rank, times in enumerate(self._slow_times)
             if times and times % _TIMES == 0
         ]

@@ -23,9 +23,9 @@ class StragglerDetector:
     def __init__(self, settings: Health, comm: Comm) -> None:
         """Collective, since it gathers the names of the nodes."""
         self._comm = comm
-        looks = settings.slow_rank_factor is not None and comm.world.size > 1
+        enabled = settings.slow_rank_factor is not None and comm.world.size > 1
         self._slow_ranks = (
-            SlowRanks(comm.world.rank, comm.world.size, settings.slow_rank_factor or 0.0) if looks else None
+            SlowRanks(comm.world.rank, comm.world.size, settings.slow_rank_factor or 0.0) if enabled else None
         )
         self._nodes = comm.all_gather_object(comm.world.node)
         self._on_gpu = comm.device.type == "cuda"
@@ -47,14 +47,14 @@ class StragglerDetector:
             self._own_s -= self._collect()
         if self._steps == EVERY:
             if self._slow_ranks is not None:
-                self._slow_ranks.spent(self._own_s / EVERY)
+                self._slow_ranks.record(self._own_s / EVERY)
             self._steps, self._own_s = 0, 0.0
 
     def pop_comm_s(self) -> float:
         """Returns the seconds of communication since the last call; call it between steps."""
         self._settle()
-        found, self._comm_s = self._comm_s, 0.0
-        return found
+        comm_s, self._comm_s = self._comm_s, 0.0
+        return comm_s
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -77,9 +77,9 @@ class StragglerDetector:
             self._slow_ranks.contribution() if self._slow_ranks is not None and self._slow_ranks.due else []
         )
 
-    def receive(self, told: Sequence[float]) -> Iterator[dict[str, Any]]:
+    def receive(self, own_times: Sequence[float]) -> Iterator[dict[str, Any]]:
         """Yields an event for each slow rank, from the numbers of all ranks."""
-        for slow in self._slow_ranks.receive(told) if told and self._slow_ranks else []:
+        for slow in self._slow_ranks.receive(own_times) if own_times and self._slow_ranks else []:
             node = self._nodes[slow.rank]
             self.slow_ranks[slow.rank] += 1
             if self._comm.world.rank == 0:

@@ -53,12 +53,12 @@ def open_writers(job: Job, folder: Path, steps_done: int) -> list[MetricWriter]:
     Raises InputError if W&B is not installed or knows no user.
     """
     check_installed(job.logging)
-    sinks: list[MetricWriter] = []
+    writers: list[MetricWriter] = []
     if job.logging.tensorboard:
-        sinks.append(TensorBoard(folder / TENSORBOARD, steps_done))
+        writers.append(TensorBoard(folder / TENSORBOARD, steps_done))
     if job.logging.wandb != "off":
-        sinks.append(Wandb(job, folder))
-    return sinks
+        writers.append(Wandb(job, folder))
+    return writers
 
 
 class TensorBoard:
@@ -90,7 +90,7 @@ class Wandb:
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._wandb = wandb = importlib.import_module("wandb")
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "project": job.logging.wandb_project,
             "name": job.name,
             "id": _wandb_id(folder / WANDB_ID_FILE),
@@ -103,7 +103,7 @@ class Wandb:
         }
         self._offline = job.logging.wandb == "offline"
         try:
-            self._run = wandb.init(mode=job.logging.wandb, **asked)
+            self._run = wandb.init(mode=job.logging.wandb, **arguments)
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise InputError(
                 f"W&B: {error} Without a W&B user, set logging.wandb=offline; without W&B, logging.wandb=off"
@@ -118,7 +118,7 @@ class Wandb:
             )
             wandb.teardown()  # its own process still holds the run
             self._offline = True
-            self._run = wandb.init(mode="offline", **asked)
+            self._run = wandb.init(mode="offline", **arguments)
         self._run.define_metric("*", step_metric="step")
 
     def write(self, values: Mapping[str, object]) -> None:

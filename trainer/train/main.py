@@ -42,7 +42,7 @@ from trainer.preflight.check import PreflightReport, preflight
 from trainer.run.folder import run_folder
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
-from trainer.supervise.console import leave_now, run_rank
+from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.sysinfo.shortage import shared_memory_for_loaders
@@ -226,7 +226,7 @@ def _say(what: str, text: str) -> None:
 )
 def command(job: Path, overrides: tuple[str, ...]) -> None:
     """Run one rank of JOB; its supervisor starts it."""
-    leave_now(main(job, overrides))
+    exit_now(main(job, overrides))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED
-from trainer.run.checkpoints import whole_in
+from trainer.run.checkpoints import complete_checkpoints
 from trainer.run.layout import ARTEFACTS, CHECKPOINTS, LAUNCHER_FILE
 from trainer.safe_io.atomic import write_json
 
@@ -61,7 +61,7 @@ def write_attempts(run_folder: Path, record: AttemptRecord) -> None:
 
 def newest_checkpoint(run_folder: Path) -> str:
     """Returns the name of the newest checkpoint's folder; "" if there is none."""
-    return max((path.name for path in whole_in(run_folder / CHECKPOINTS)), default="")
+    return max((path.name for path in complete_checkpoints(run_folder / CHECKPOINTS)), default="")
 
 
 def decide(

@@ -40,7 +40,7 @@ from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.layout import METRICS_FILE, Run
 from trainer.supervise.coordinator import REPEAT_S
-from trainer.supervise.stop_request import ask_to_stop
+from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
 from trainer.text.terminal import say, shown
 
@@ -144,7 +144,7 @@ class Launcher:
         """
         limit = self._job.timeouts.checkpoint_s + self._job.timeouts.shutdown_s
         for patience in (limit, REPEAT_S + 30.0):
-            if not ask_to_stop(self._rendezvous, signal.SIGTERM):
+            if not send_stop_request(self._rendezvous, signal.SIGTERM):
                 return True
             say("ranks of an earlier launcher still run: they are asked to save and exit")
             deadline = time.monotonic() + max(patience, REPEAT_S + 1.0)
@@ -212,7 +212,7 @@ class Launcher:
 
     def _pass_on(self, number: int) -> bool:
         self._asked = self._asked or number
-        return ask_to_stop(self._rendezvous, number)
+        return send_stop_request(self._rendezvous, number)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked = self._asked or number
