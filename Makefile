@@ -22,6 +22,9 @@ JOB ?=
 STACK ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
+# Two processes, each of which takes whole files; those with real ranks come first and the short ones fill the end.
+TEST_PROCESSES ?= 2
+PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 TEST_ARGS ?=
 HOROVOD_ARGS ?=
 
@@ -94,7 +97,7 @@ fmt: venv ## format the code and mend what the linter can
 
 test: venv horovod ## every test but the table of faults that needs no GPU and no cluster; TEST_ARGS='-k gather' picks some
 	@status=0
-	$(PY) -m pytest --ignore=tests/cluster --ignore-glob='*/test_ends_*' -m 'not gpu and not full' $(TEST_ARGS) || status=$$?
+	$(PY) -m pytest --ignore=tests/cluster --ignore-glob='*/test_ends_*' -m 'not gpu and not full' $(PARALLEL) $(TEST_ARGS) || status=$$?
 	if [[ -e $(NO_HOROVOD) ]]; then echo "Horovod's tests were SKIPPED: $$(<$(NO_HOROVOD))"; fi
 	exit $$status
 
