@@ -1,4 +1,4 @@
-"""What a job names is looked at before anything starts: files, tables, models, the run folder."""
+"""`clipship check`: files, tables, models and the run folder of a job are checked before anything starts."""
 
 import json
 import os
@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli import check as inputs
+from trainer.cli.check import check_job, check_without_files
 from trainer.config import Data, Eval, Job
 from trainer.config.loader import dump_job, load_job
+from trainer.data.sample_counts import check_data, recorded_sizes
+from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
-from trainer.model.catalog import check_pretrained, check_tag, check_trained
+from trainer.evaluate.inputs import check_evaluation, class_names, templates
+from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained, known_models
 from trainer.model.tags import clean_tag, known_tags
+from trainer.run.folder import check_run_folder, run_folder
 
 JOB = 'name = "run"\n[data]\ntrain = "*.tar"\n[optim]\nglobal_batch_size = 4\nsteps = 2\n'
 
@@ -39,17 +43,17 @@ def problem(call: object, *arguments: object) -> str:
 
 
 def test_globs_come_in_natural_order_and_patterns_in_the_order_given(folder: Path) -> None:
-    assert [Path(name).name for name in inputs.expand_shards([f"{folder}/*.tar"])] == [
+    assert [Path(name).name for name in expand_shards([f"{folder}/*.tar"])] == [
         "s-1.tar",
         "s-2.tar",
         "s-10.tar",
     ]
-    names = inputs.expand_shards([f"{folder}/s-10.tar", f"{folder}/s-{{2..1}}.tar"])
+    names = expand_shards([f"{folder}/s-10.tar", f"{folder}/s-{{2..1}}.tar"])
     assert [Path(name).name for name in names] == ["s-10.tar", "s-2.tar", "s-1.tar"]
 
 
 def test_names_that_are_no_paths_are_expanded_and_not_looked_for() -> None:
-    assert inputs.expand_shards(["s3://b/{00..01}.tar", "pipe:cat x.tar"]) == [
+    assert expand_shards(["s3://b/{00..01}.tar", "pipe:cat x.tar"]) == [
         "s3://b/00.tar",
         "s3://b/01.tar",
         "pipe:cat x.tar",
@@ -63,14 +67,12 @@ def test_a_job_in_a_folder_with_special_characters_finds_its_shards(tmp_path: Pa
     (folder / "x.tar").touch()
     (folder / "job.toml").write_text(JOB)
     for pattern in ("x.tar", "*.tar", "{x..x}.tar"):
-        assert inputs.expand_shards(job_in(folder, f"data.train='{pattern}'").data.train) == [
-            f"{folder}/x.tar"
-        ]
+        assert expand_shards(job_in(folder, f"data.train='{pattern}'").data.train) == [f"{folder}/x.tar"]
 
 
 def test_a_name_that_looks_like_a_pattern_is_the_file_if_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "a[1].tar").touch()
-    assert inputs.expand_shards([f"{tmp_path}/a[1].tar"]) == [f"{tmp_path}/a[1].tar"]
+    assert expand_shards([f"{tmp_path}/a[1].tar"]) == [f"{tmp_path}/a[1].tar"]
 
 
 @pytest.mark.parametrize(
@@ -98,21 +100,19 @@ def test_a_name_that_looks_like_a_pattern_is_the_file_if_there_is_one(tmp_path: 
 def test_a_pattern_that_finds_nothing_says_where_it_looked_and_what_is_there(
     folder: Path, pattern: str, expected: str
 ) -> None:
-    assert expected.format(folder=folder) in problem(inputs.expand_shards, [pattern.format(folder=folder)])
+    assert expected.format(folder=folder) in problem(expand_shards, [pattern.format(folder=folder)])
 
 
 def test_every_bad_pattern_is_told(folder: Path) -> None:
-    assert len(problem(inputs.expand_shards, ["", f"{folder}/x.tar", f"{folder}/y.tar"]).splitlines()) == 3
+    assert len(problem(expand_shards, ["", f"{folder}/x.tar", f"{folder}/y.tar"]).splitlines()) == 3
 
 
 def test_a_shard_named_twice_is_refused(folder: Path) -> None:
-    assert "s-2.tar: named more than once" in problem(
-        inputs.expand_shards, [f"{folder}/*.tar", f"{folder}/s-2.tar"]
-    )
+    assert "s-2.tar: named more than once" in problem(expand_shards, [f"{folder}/*.tar", f"{folder}/s-2.tar"])
 
 
 def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
-    assert f"the folder {tmp_path} is empty" in problem(inputs.expand_shards, [f"{tmp_path}/*.tar"])
+    assert f"the folder {tmp_path} is empty" in problem(expand_shards, [f"{tmp_path}/*.tar"])
 
 
 def table(folder: Path, content: str, *, images: int = 3) -> Data:
@@ -123,7 +123,7 @@ def table(folder: Path, content: str, *, images: int = 3) -> Data:
 
 
 def test_a_good_table_is_counted(tmp_path: Path) -> None:
-    assert inputs.check_data(table(tmp_path, "image,caption\n0.png,a\n1.png,b\n2.png,c\n")) == 3
+    assert check_data(table(tmp_path, "image,caption\n0.png,a\n1.png,b\n2.png,c\n")) == 3
 
 
 @pytest.mark.parametrize(
@@ -140,38 +140,36 @@ def test_a_good_table_is_counted(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_table_is_told_by_column_and_row(
     tmp_path: Path, content: str, expected: list[str]
 ) -> None:
-    found = problem(inputs.check_data, table(tmp_path, content))
+    found = problem(check_data, table(tmp_path, content))
     assert [part for part in expected if part not in found] == []
 
 
 def test_every_bad_table_is_told(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("x,y\n1,2\n")
-    found = problem(inputs.check_data, Data(train=(f"{tmp_path}/*.csv",), format="table"))
+    found = problem(check_data, Data(train=(f"{tmp_path}/*.csv",), format="table"))
     assert [line.split(":")[0] for line in found.splitlines()] == [f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"]
 
 
 def test_tables_among_shards_are_refused(folder: Path) -> None:
     table(folder, "image,caption\n0.png,a\n")
     assert "data.csv is a table among shards" in problem(
-        inputs.check_data, Data(train=(f"{folder}/*.tar", f"{folder}/data.csv"))
+        check_data, Data(train=(f"{folder}/*.tar", f"{folder}/data.csv"))
     )
 
 
 def test_shards_are_counted_where_every_one_is_recorded(folder: Path) -> None:
-    shards = inputs.expand_shards([f"{folder}/*.tar"])
-    assert inputs.recorded_sizes(shards) is None
+    shards = expand_shards([f"{folder}/*.tar"])
+    assert recorded_sizes(shards) is None
     (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 3, "s-2.tar": 4}))
-    assert inputs.recorded_sizes(shards) is None
+    assert recorded_sizes(shards) is None
     (folder / "s-10_stats.json").write_text(json.dumps({"successes": 5}))
-    assert sum(inputs.recorded_sizes(shards) or ()) == 12
+    assert sum(recorded_sizes(shards) or ()) == 12
 
 
 def test_fewer_samples_than_a_global_batch_are_refused(folder: Path) -> None:
     (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 1, "s-2.tar": 1, "s-10.tar": 1}))
-    assert "3 samples are fewer than optim.global_batch_size = 4" in problem(
-        inputs.check_job, job_in(folder), 1
-    )
+    assert "3 samples are fewer than optim.global_batch_size = 4" in problem(check_job, job_in(folder), 1)
 
 
 def test_known_models_are_those_of_open_clip() -> None:
@@ -180,7 +178,7 @@ def test_known_models_are_those_of_open_clip() -> None:
     packaged = [
         name for name in open_clip.list_models() if not name.startswith("tiny-")
     ]  # those that other tests add
-    assert inputs.known_models() == sorted(packaged)
+    assert known_models() == sorted(packaged)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +191,12 @@ def test_known_models_are_those_of_open_clip() -> None:
     ],
 )
 def test_an_unknown_model_is_refused_with_the_nearest_names(name: str, near: str) -> None:
-    assert near in problem(inputs.check_model, name)
+    assert near in problem(check_model, name)
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B/32", "hf-hub:org/model"])
 def test_models_that_open_clip_takes_are_taken(name: str) -> None:
-    inputs.check_model(name)
+    check_model(name)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +214,11 @@ def test_a_model_config_that_cannot_be_one_is_refused(
     path = tmp_path / "model.json"
     if content is not None:
         path.write_text(content)
-    assert expected in problem(inputs.check_model, str(path))
+    assert expected in problem(check_model, str(path))
 
 
 def test_a_folder_without_a_model_config_is_refused(tmp_path: Path) -> None:
-    assert "contains no open_clip_config.json" in problem(inputs.check_model, f"local-dir:{tmp_path}")
+    assert "contains no open_clip_config.json" in problem(check_model, f"local-dir:{tmp_path}")
 
 
 def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:
@@ -246,11 +244,9 @@ def test_the_tags_of_a_model_are_those_of_open_clip() -> None:
 )
 def test_an_unknown_tag_is_refused_with_the_nearest(folder: Path, name: str, tag: str, near: str) -> None:
     assert near in problem(check_tag, name, tag)
+    assert near in problem(check_job, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1)
     assert near in problem(
-        inputs.check_job, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1
-    )
-    assert near in problem(
-        inputs.check_without_files, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1
+        check_without_files, job_in(folder, f"model.name={name}", f"model.pretrained={tag}"), 1
     )
 
 
@@ -264,9 +260,9 @@ def test_tags_that_open_clip_takes_are_taken(name: str) -> None:
 
 def test_a_model_that_writes_captions_is_refused_for_training_and_not_for_evaluation(folder: Path) -> None:
     assert "coca_ViT-B-32 also writes captions (CoCa)" in problem(
-        inputs.check_job, job_in(folder, "model.name=coca_ViT-B-32"), 1
+        check_job, job_in(folder, "model.name=coca_ViT-B-32"), 1
     )
-    inputs.check_model("coca_ViT-B-32")
+    check_model("coca_ViT-B-32")
     config = {"embed_dim": 1, "vision_cfg": {}, "text_cfg": {}, "multimodal_cfg": {}}
     (folder / "mine.json").write_text(json.dumps(config))
     assert "mine.json also writes captions" in problem(check_trained, f"{folder}/mine.json")
@@ -282,8 +278,8 @@ def evaluation(folder: Path, **values: object) -> Eval:
 
 def test_class_names_and_templates_come_from_files_or_the_job(folder: Path) -> None:
     (folder / "names.txt").write_text("cat\ndog \n\n")
-    assert inputs.class_names(evaluation(folder, class_names=f"{folder}/names.txt")) == ("cat", "dog")
-    assert inputs.templates(evaluation(folder)) == ("a photo of a {}.",)
+    assert class_names(evaluation(folder, class_names=f"{folder}/names.txt")) == ("cat", "dog")
+    assert templates(evaluation(folder)) == ("a photo of a {}.",)
 
 
 @pytest.mark.parametrize(
@@ -302,63 +298,61 @@ def test_a_bad_file_of_lines_is_named_with_its_line(
     path = folder / "names.txt"
     if content is not None:
         path.write_text(content)
-    found = problem(inputs.check_evaluation, evaluation(folder, **{key: str(path)}))
+    found = problem(check_evaluation, evaluation(folder, **{key: str(path)}))
     assert expected in found
     assert found.startswith(f"eval.{key}: ")
 
 
 @pytest.mark.parametrize("template", ["a {style} photo of a {}", "{} and {}", "a } of a {}", "a {} {0}"])
 def test_a_template_that_no_class_name_fits_is_refused(folder: Path, template: str) -> None:
-    found = problem(inputs.check_evaluation, evaluation(folder, templates=("a {}", template)))
+    found = problem(check_evaluation, evaluation(folder, templates=("a {}", template)))
     assert f"eval.templates: {template!r}: a template has the class name once" in found
-    inputs.check_evaluation(evaluation(folder, templates=("a {} in {{braces}}",)))
+    check_evaluation(evaluation(folder, templates=("a {} in {{braces}}",)))
 
 
 def test_the_evaluations_shards_are_looked_for(folder: Path) -> None:
-    assert problem(inputs.check_evaluation, evaluation(folder, zero_shot=(f"{folder}/x.tar",))).startswith(
+    assert problem(check_evaluation, evaluation(folder, zero_shot=(f"{folder}/x.tar",))).startswith(
         "eval.zero_shot: "
     )
-    inputs.check_evaluation(evaluation(folder))
+    check_evaluation(evaluation(folder))
 
 
 def test_a_run_folder_with_the_same_job_is_taken_wherever_it_runs(folder: Path) -> None:
     job = job_in(folder)
-    inputs.check_run_folder(job)
-    inputs.run_folder(job).mkdir(parents=True)
-    inputs.check_run_folder(job)
-    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
-    inputs.check_run_folder(job)
-    inputs.check_run_folder(job_in(folder, "resources.nodes=2", "logging.every_steps=1"))
+    check_run_folder(job)
+    run_folder(job).mkdir(parents=True)
+    check_run_folder(job)
+    (run_folder(job) / "job.toml").write_text(dump_job(job))
+    check_run_folder(job)
+    check_run_folder(job_in(folder, "resources.nodes=2", "logging.every_steps=1"))
 
 
 def test_the_checkpoint_that_a_run_was_taken_back_to_may_be_gone_once_it_went_on(folder: Path) -> None:
     gone = f"{folder}/step-00000012"
     job = job_in(folder, f"checkpoint.resume={gone}")
-    assert "there is no checkpoint at" in problem(inputs.check_job, job, 1)
+    assert "there is no checkpoint at" in problem(check_job, job, 1)
     for step, resume in ((12, "auto"), (14, gone)):
-        saved = inputs.run_folder(job) / f"checkpoints/step-{step:08d}"
+        saved = run_folder(job) / f"checkpoints/step-{step:08d}"
         saved.mkdir(parents=True)
         (saved / "manifest.json").write_text(json.dumps({"job": {"checkpoint": {"resume": resume}}}))
-    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
-    inputs.check_job(job, 1)
-    assert "there is no checkpoint at" in problem(
-        inputs.check_job, job_in(folder, f"checkpoint.resume={gone}3"), 1
-    )
+    (run_folder(job) / "job.toml").write_text(dump_job(job))
+    check_job(job, 1)
+    assert "there is no checkpoint at" in problem(check_job, job_in(folder, f"checkpoint.resume={gone}3"), 1)
     with pytest.raises(
         InputError, match="there is no checkpoint at"
     ):  # what the run went on to will be set aside
-        inputs.check_job(job, 1, fresh=True)
-    broken = inputs.run_folder(job) / "checkpoints/step-00000016"
+        check_job(job, 1, fresh=True)
+    broken = run_folder(job) / "checkpoints/step-00000016"
     broken.mkdir()
     (broken / "manifest.json").write_text('{"job": {"checkp')
-    inputs.check_job(job, 1)
+    check_job(job, 1)
 
 
 def test_what_changes_no_sample_may_change_when_a_run_goes_on(folder: Path) -> None:
     job = job_in(folder)
-    inputs.run_folder(job).mkdir(parents=True)
-    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
-    inputs.check_run_folder(
+    run_folder(job).mkdir(parents=True)
+    (run_folder(job) / "job.toml").write_text(dump_job(job))
+    check_run_folder(
         job_in(
             folder,
             "data.max_bad_share=0.5",
@@ -372,8 +366,8 @@ def test_what_changes_no_sample_may_change_when_a_run_goes_on(folder: Path) -> N
 def test_a_run_folder_that_a_start_left_before_it_was_a_run_is_taken(folder: Path) -> None:
     job = job_in(folder)
     for name in ("flight-records", "logs", ".exit.json.of-3"):
-        (inputs.run_folder(job) / name).mkdir(parents=True)
-    inputs.check_run_folder(job)
+        (run_folder(job) / name).mkdir(parents=True)
+    check_run_folder(job)
 
 
 def test_a_retrieval_set_has_no_weights_of_the_training_data(folder: Path) -> None:
@@ -386,9 +380,9 @@ def test_a_retrieval_set_has_no_weights_of_the_training_data(folder: Path) -> No
 
 def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) -> None:
     job = job_in(folder)
-    inputs.run_folder(job).mkdir(parents=True)
-    (inputs.run_folder(job) / "job.toml").write_text(dump_job(job))
-    found = problem(inputs.check_run_folder, job_in(folder, "optim.lr=0.25", "optim.grad_clip_norm=1.0"))
+    run_folder(job).mkdir(parents=True)
+    (run_folder(job) / "job.toml").write_text(dump_job(job))
+    found = problem(check_run_folder, job_in(folder, "optim.lr=0.25", "optim.grad_clip_norm=1.0"))
     assert (
         "optim.lr is 0.0005 there and 0.25 here; optim.grad_clip_norm is not set there and 1.0 here;" in found
     )
@@ -400,14 +394,14 @@ def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) 
 )
 def test_a_run_folder_that_holds_something_else_is_left_alone(folder: Path, name: str, expected: str) -> None:
     job = job_in(folder)
-    inputs.run_folder(job).mkdir(parents=True)
-    (inputs.run_folder(job) / name).write_text("x")
-    assert expected in problem(inputs.check_run_folder, job)
+    run_folder(job).mkdir(parents=True)
+    (run_folder(job) / name).write_text("x")
+    assert expected in problem(check_run_folder, job)
 
 
 def test_a_run_folder_below_a_file_is_refused(folder: Path) -> None:
-    assert "is a file" in problem(inputs.check_run_folder, job_in(folder, "logging.runs=s-1.tar"))
-    assert "is a file" in problem(inputs.check_run_folder, job_in(folder, "logging.runs=.", "name=s-1.tar"))
+    assert "is a file" in problem(check_run_folder, job_in(folder, "logging.runs=s-1.tar"))
+    assert "is a file" in problem(check_run_folder, job_in(folder, "logging.runs=.", "name=s-1.tar"))
 
 
 @pytest.fixture
@@ -425,7 +419,7 @@ def test_a_run_folder_without_permission_is_refused(folder: Path, request: pytes
     job = job_in(folder)
     (folder / "runs").mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
     request.getfixturevalue("_without_roots_rights")
-    assert "no permission to write" in problem(inputs.check_run_folder, job)
+    assert "no permission to write" in problem(check_run_folder, job)
 
 
 def test_all_problems_of_a_job_are_told_together(folder: Path) -> None:
@@ -437,7 +431,7 @@ def test_all_problems_of_a_job_are_told_together(folder: Path) -> None:
         "logging.runs=s-1.tar",
         "optim.global_batch_size=5",
     )
-    found = problem(inputs.check_job, job, 2).splitlines()
+    found = problem(check_job, job, 2).splitlines()
     assert [line.split(" ")[0] for line in found] == [
         "data.train:",
         "optim.global_batch_size",

@@ -21,8 +21,7 @@ from tests.support.jobs import tiny_job
 from tests.support.range_server import Ranges, serving
 from trainer.cli.index import command
 from trainer.comm.protocol import Comm
-from trainer.data import distributed_index as share
-from trainer.data import files, index
+from trainer.data import distributed_index, files, index
 from trainer.data.files import Files
 from trainer.data.index import (
     catalogue_file,
@@ -339,9 +338,9 @@ def test_a_job_opens_what_it_has_indexed_whatever_others_make_of_the_catalogue(
         write_catalogue(folder, selection, entries)
         catalogue_file(folder, selection).unlink()
 
-    monkeypatch.setattr(share, "write_catalogue", overwritten)
+    monkeypatch.setattr(distributed_index, "write_catalogue", overwritten)
     job = tiny_job(data={"train": tuple(shards), "format": "webdataset", "index": str(tmp_path / "index")})
-    assert len(share.open_together(job, alone)) == 9
+    assert len(distributed_index.open_together(job, alone)) == 9
 
 
 def test_many_shards_that_are_not_there_are_waited_for_together(

@@ -1,4 +1,4 @@
-"""Looking at shards: numbers that are those of the shards, and a sheet that shows each picture."""
+"""`clipship data`: statistics that are those of the shards, and a sheet that shows each picture."""
 
 import io
 import json

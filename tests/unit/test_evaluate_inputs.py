@@ -12,7 +12,6 @@ from PIL import Image
 from tests.support.jobs import VIT, tiny_job
 from trainer.checkpoint import files
 from trainer.checkpoint.weights import with_loss_of_weights
-from trainer.cli import check as inputs
 from trainer.cli import main as cli
 from trainer.cli.evaluate import evaluation_job
 from trainer.comm.protocol import Comm
@@ -21,6 +20,7 @@ from trainer.config.batch_plan import plan
 from trainer.data.retrieval_blocks import retrieval_blocks
 from trainer.data.source import open_images, open_labelled
 from trainer.errors import InputError
+from trainer.evaluate.inputs import check_evaluation, class_names
 from trainer.evaluate.rank import evaluate
 from trainer.model import build as model
 from trainer.model.catalog import check_pretrained
@@ -246,8 +246,8 @@ def classes(tmp_path: Path) -> Path:
 
 def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: Path) -> None:
     settings = Eval(zero_shot=(str(classes),))
-    inputs.check_evaluation(settings)
-    assert inputs.class_names(settings) == ("ant", "dog", "tabby cat")
+    check_evaluation(settings)
+    assert class_names(settings) == ("ant", "dog", "tabby cat")
     source = open_labelled(settings)
     found = [(raw.key, raw.label, raw.image) for raw in map(source.read, range(len(source)))]
     assert found == [
@@ -259,9 +259,9 @@ def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: P
 
 
 def test_names_given_for_class_folders_must_be_as_many(classes: Path) -> None:
-    assert inputs.class_names(Eval(zero_shot=(str(classes),), class_names=("x", "y", "z"))) == ("x", "y", "z")
+    assert class_names(Eval(zero_shot=(str(classes),), class_names=("x", "y", "z"))) == ("x", "y", "z")
     with pytest.raises(InputError, match=r"gives 2 names, but .* holds 3 class folders"):
-        inputs.check_evaluation(Eval(zero_shot=(str(classes),), class_names=("x", "y")))
+        check_evaluation(Eval(zero_shot=(str(classes),), class_names=("x", "y")))
 
 
 def test_class_folders_without_an_image_are_refused(tmp_path: Path) -> None:

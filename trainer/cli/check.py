@@ -8,36 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
-from trainer.data.sample_counts import check_data, check_streams, recorded_sizes
-from trainer.data.shard_names import expand_seekable, expand_shards
+from trainer.data.sample_counts import check_data, check_streams
+from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
-from trainer.evaluate.inputs import check_evaluation, check_retrieval, class_names, lines, templates
-from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained, known_models
+from trainer.evaluate.inputs import check_evaluation, check_retrieval
+from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages
 from trainer.run.checkpoints import check_resume
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
 from trainer.telemetry.writers import check_installed
-
-__all__ = [
-    "check_data",
-    "check_evaluated",
-    "check_evaluation",
-    "check_model",
-    "check_retrieval",
-    "check_run_folder",
-    "check_without_files",
-    "class_names",
-    "expand_seekable",
-    "expand_shards",
-    "known_models",
-    "lines",
-    "problems_of",
-    "recorded_sizes",
-    "run_folder",
-    "templates",
-]
 
 
 def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
