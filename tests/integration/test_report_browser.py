@@ -38,7 +38,7 @@ def charts(page: Browser) -> dict[str, int]:
 def test_every_chart_has_its_points(page: Browser, tmp_path: Path) -> None:
     page.open(write_report(long_run(tmp_path / "run", steps=2000, every=20)))
     training = dict.fromkeys(
-        ["Loss", "Learning rate", "Throughput", "Time of a step", "Gradient norm", "Logit scale"], 101
+        ["Loss", "Learning rate", "Throughput", "Step time", "Gradient norm", "Logit scale"], 101
     )
     assert charts(page).items() >= training.items()
     measured = dict.fromkeys(

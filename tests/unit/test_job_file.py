@@ -187,7 +187,7 @@ FORM = """expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar
         ("optim.lr=-1", "--set optim.lr: must be greater than 0 (given -1)"),
         ("optim.rl=1", "--set optim.rl: unknown key; did you mean optim.lr?"),
         ("optim.epochs=1", "--set optim.epochs: optim: give either epochs or steps"),
-        ("data.train.x=1", "--set data.train.x: data.train is a value, it has no keys of its own"),
+        ("data.train.x=1", "--set data.train.x: data.train is a value and has no keys"),
         ("optim.lr", f"--set 'optim.lr': {FORM}"),
         ("=1", f"--set '=1': {FORM}"),
         ("a..b=1", f"--set 'a..b=1': {FORM}"),

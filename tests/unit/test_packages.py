@@ -81,5 +81,5 @@ def test_check_says_which_package_an_image_of_another_job_lacks() -> None:
     keys = {"slurm": {"container": "pyxis"}, "image": {"tag": "ours/clip:1"}}
     said = [text for text in warnings(job(SIGLIP, **keys), None) if "transformers" in text]
     assert len(said) == 1
-    assert 'an image of another job only with image.pip_packages = ["transformers"]' in said[0]
+    assert 'an image of another job needs image.pip_packages = ["transformers"]' in said[0]
     assert not [text for text in warnings(job("ViT-B-32", **keys), None) if "transformers" in text]

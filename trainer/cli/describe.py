@@ -109,7 +109,7 @@ def _not_in_the_image(job: Job) -> Iterator[str]:
     if lacking := not_named(job):
         need = f"model.name = {job.model.name} needs {', '.join(lacking)} ({needed(job.model.name).reason})"
         yield (
-            f"{need}: an image that is built from this job has it, an image of another job only with "
+            f"{need}: an image that is built from this job has it, an image of another job needs "
             f"image.pip_packages = {json.dumps(lacking)}"
         )
     paths = [*job.data.train, *job.eval.retrieval, *job.eval.zero_shot]

@@ -35,7 +35,7 @@ def _say_what_is_left_out() -> None:
     if names := left_out():
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         print(
-            f"clipship: warning: git does not track {shown}: the image will lack what is not added (git add)",
+            f"clipship: warning: git does not track {shown}: the image is built without them (git add)",
             file=sys.stderr,
         )
 

@@ -17,7 +17,7 @@ _IMAGE_KINDS = {
     "dockerfile": ("trainer.image.dockerfile:dockerfile", "The container image's Dockerfile."),
     "apptainer": (
         "trainer.image.apptainer:definition",
-        "The definition file for Apptainer, and what enroot is told.",
+        "The definition file for Apptainer, with the commands for enroot.",
     ),
 }
 KINDS = _IMAGE_KINDS | {row.name: (row.render, row.rendered) for row in SCHEDULERS.values()}

@@ -90,7 +90,7 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[Override]) -> Non
             if not isinstance(section, dict):
                 shown = ".".join(override.key)
                 raise InputError(
-                    f"--set {shown}: {'.'.join(override.key[:depth])} is a value, it has no keys of its own"
+                    f"--set {shown}: {'.'.join(override.key[:depth])} is a value and has no keys"
                 )
         if override.value is None:
             section.pop(override.key[-1], None)

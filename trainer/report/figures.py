@@ -45,7 +45,7 @@ def training_charts(records: Sequence[Numbers]) -> list[Chart]:
             )
             for part in shares
         ]
-        charts.insert(3, share_chart("Time of a step", parts, note="rank 0"))
+        charts.insert(3, share_chart("Step time", parts, note="rank 0"))
     return charts
 
 
