@@ -27,7 +27,7 @@ from trainer.launch.templates import FOLDER
 
 
 def test_a_name_with_a_digest_is_not_pushed() -> None:
-    with pytest.raises(InputError, match="pushed already"):
+    with pytest.raises(InputError, match="already been pushed"):
         push("registry.example/team/clipship@sha256:" + "0" * 64)
 
 
@@ -36,7 +36,7 @@ def test_a_full_disk_is_told_before_the_build_with_its_numbers(tmp_path: Path) -
     connected = _daemon_at("http+docker://localhost", tmp_path)
     check_disk(connected, needed_gb=0)
     with pytest.raises(
-        ClusterError, match=rf"{tmp_path} has \d+ GB free and a build needs {free_gb + 1000:.0f}.*--any-disk"
+        ClusterError, match=rf"{tmp_path} has \d+ GB free, but a build needs {free_gb + 1000:.0f}.*--any-disk"
     ):
         check_disk(connected, needed_gb=round(free_gb + 1000))
 
@@ -193,6 +193,6 @@ def test_what_a_job_adds_is_held_to_what_is_there_and_brings_nothing_twice(tmp_p
     ]
     refused = subprocess.run([sys.executable, *pip, "nvidia-nccl-cu13"], capture_output=True, text=True)
     assert refused.returncode != 0
-    assert "an NCCL of their own" in (
+    assert "a second Horovod or NCCL" in (
         likely_cause(f"Step 1/1 : RUN x\n{refused.stdout}{refused.stderr}") or ""
     )

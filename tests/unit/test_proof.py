@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from trainer.image import selftest as proof
-from trainer.image import verify as inside
+from trainer.image import selftest, verify
 
 FOUND = {"torch": "2.9.0a0", "cuda": "13.0", "nccl": "2.27.7", "archs": ["8.0", "9.0"]}
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, **expected: str) -> dict[str, Any]:
-    monkeypatch.setattr(proof, "_output", lambda command: json.dumps(FOUND))
-    return proof._checked_libraries(expected)
+    monkeypatch.setattr(selftest, "_output", lambda command: json.dumps(FOUND))
+    return selftest._checked_libraries(expected)
 
 
 @pytest.mark.parametrize(
@@ -36,18 +35,18 @@ def test_libraries_that_are_what_was_said_are_reported(
 @pytest.mark.parametrize(
     ("expected", "said"),
     [
-        ({"torch": "2.9.0"}, "torch is 2.9.0a0, the stack says 2.9.0"),
+        ({"torch": "2.9.0"}, "torch is 2.9.0a0, but the stack has 2.9.0"),
         ({"torch_min": "2.10.0"}, "the trainer needs 2.10.0 or newer"),
         ({"gpus": "8.0,10.0"}, "no code for 10.0"),
         ({"archs": "8.6"}, "no code for 8.6"),
-        ({"nccl": "2.30.7"}, "nccl is 2.27.7, the stack says 2.30.7"),
+        ({"nccl": "2.30.7"}, "nccl is 2.27.7, but the stack has 2.30.7"),
     ],
     ids=str,
 )
 def test_libraries_that_are_not_what_was_said_are_named(
     monkeypatch: pytest.MonkeyPatch, expected: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(proof.Unproven, match=said):
+    with pytest.raises(selftest.SelfTestFailed, match=said):
         checked(monkeypatch, **expected)
 
 
@@ -80,6 +79,6 @@ def test_libraries_that_are_not_what_was_said_are_named(
 def test_verify_asks_for_what_the_labels_promise(
     monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], words: list[str]
 ) -> None:
-    monkeypatch.setattr(inside, "labels", lambda image: labels)
-    assert inside._expectations("any") == words
-    assert inside.has_own_torch("any") == (labels.get("org.clipship.torch") == "base")
+    monkeypatch.setattr(verify, "labels", lambda image: labels)
+    assert verify._expectations("any") == words
+    assert verify.has_own_torch("any") == (labels.get("org.clipship.torch") == "base")

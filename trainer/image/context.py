@@ -32,7 +32,7 @@ def check_files(site: Site) -> None:
     _site(site)
     for name, path in site.secrets.items():
         if not Path(path).is_file():
-            raise InputError(f"image.site.{name}: there is no file {path}")
+            raise InputError(f"image.site.{name}: the file {path} does not exist")
 
 
 def write_tar(entries: Mapping[str, Entry], file: BinaryIO) -> None:
@@ -114,22 +114,22 @@ def _certificate(path: Path) -> bytes:
         raise InputError(f"image.site.certificates: {path}: {problem.strerror}") from None
     if b"-----BEGIN CERTIFICATE-----" not in text:
         raise InputError(
-            f"image.site.certificates: {path} holds no certificate in PEM form (-----BEGIN CERTIFICATE-----)"
+            f"image.site.certificates: {path} has no certificate in PEM form (-----BEGIN CERTIFICATE-----)"
         )
     return text.rstrip(b"\n") + b"\n"
 
 
 def _wheels(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.glob("*") if path.name.endswith((".whl", ".tar.gz")))
-    lost = [path for path in found if not path.is_file()]
-    if lost:
-        raise InputError(f"image.site.wheelhouse: {lost[0]} leads to no file")
-    if not found:
+    packages = sorted(path for path in folder.glob("*") if path.name.endswith((".whl", ".tar.gz")))
+    broken = [path for path in packages if not path.is_file()]
+    if broken:
+        raise InputError(f"image.site.wheelhouse: {broken[0]} is a link to a missing file")
+    if not packages:
         raise InputError(
             f"image.site.wheelhouse: {folder} has no wheels; `clipship image wheelhouse JOB {folder}` "
             "fills it"
         )
-    return found
+    return packages
 
 
 def _pip_conf(site: Site) -> str:

@@ -113,24 +113,24 @@ def buildkit_command() -> str:
     It has the plugin buildx, or is older than that plugin. Raises ClusterError if there is none.
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = dict.fromkeys(path for folder in folders if (path := shutil.which("docker", path=folder)))
-    for command in found:
-        version = _says(command, "version", "--format", "{{.Client.Version}}")
+    commands = dict.fromkeys(path for folder in folders if (path := shutil.which("docker", path=folder)))
+    for command in commands:
+        version = _first_line(command, "version", "--format", "{{.Client.Version}}")
         if (
-            _says(command, "buildx", "version")
+            _first_line(command, "buildx", "version")
             or 0 < int(version.partition(".")[0] or 0) < _FIRST_WITHOUT_BUILDKIT
         ):
             return command
-    if found:
+    if commands:
         raise ClusterError(
-            f"{next(iter(found))} has no plugin buildx, which BuildKit needs: install docker-buildx"
+            f"{next(iter(commands))} lacks the plugin buildx, which BuildKit needs: install docker-buildx"
         )
     raise ClusterError(
-        "BuildKit is reached through the command docker, which is not installed (Debian, Ubuntu: docker.io)"
+        "BuildKit needs the command docker, which is not installed (Debian, Ubuntu: package docker.io)"
     )
 
 
-def _says(*command: str) -> str:
+def _first_line(*command: str) -> str:
     """Returns the first line of the command's stdout; "" if there is none.
 
     The exit code is ignored: without a daemon a client prints its version and exits with 1.
@@ -155,6 +155,6 @@ def check_disk(connected: Any, needed_gb: int = BUILD_GB) -> None:
         return  # this machine does not see the daemon's folder: it is rootless, or in a virtual machine
     if free_gb < needed_gb:
         raise ClusterError(
-            f"the disk of {root} has {free_gb:.0f} GB free and a build needs {needed_gb}: "
-            "`docker system prune` frees what is unused; or go on at your own risk with --any-disk"
+            f"the disk of {root} has {free_gb:.0f} GB free, but a build needs {needed_gb}: "
+            "`docker system prune` deletes unused data; or continue at your own risk with --any-disk"
         )

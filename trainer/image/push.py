@@ -14,7 +14,7 @@ def push(tag: str) -> str:
     """
     if "@" in tag:
         raise InputError(
-            f"image.tag: {tag} names an image that was pushed already; push under a name: --set "
+            f"image.tag: {tag} is a digest, so this image has already been pushed; give a name: --set "
             "image.tag=NAME:TAG"
         )
     name, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
@@ -25,7 +25,7 @@ def push(tag: str) -> str:
                 raise ClusterError(f"{tag} was not pushed: {message['error']}. {_ADVICE}")
             digest = message.get("aux", {}).get("Digest", digest)
     if not digest:
-        raise ClusterError(f"{tag} was pushed, and the registry named no digest")
+        raise ClusterError(f"{tag} was pushed, but the registry returned no digest")
     return f"{name}@{digest}"
 
 

@@ -57,8 +57,8 @@ class Recipe:
     /etc/os-release."""
     own_base: bool
     """True if the base is a site's own, which may hold more than its name tells."""
-    proof: tuple[str, ...]
-    """Options of the self-test, which hold the image to its versions."""
+    selftest_options: tuple[str, ...]
+    """Options of the self-test with the versions that the image must have."""
     promise: str
     """Expected versions of torch, CUDA and NCCL as JSON; empty if none is known."""
     mpi_origin: str
@@ -140,7 +140,7 @@ def recipe(job: Job) -> Recipe:
         row=row,
         system=system,
         own_base=not base_of(job, known).says_all,
-        proof=_proof(job, row, known),
+        selftest_options=_selftest_options(job, row, known),
         promise=json.dumps(promised) if (promised := _versions(job, row)) else "",
         mpi_origin=_mpi(job, distribution),
         toolkit=kind,
@@ -161,9 +161,9 @@ def recipe(job: Job) -> Recipe:
     )
 
 
-def _proof(job: Job, row: Row | None, known: Table) -> tuple[str, ...]:
+def _selftest_options(job: Job, row: Row | None, known: Table) -> tuple[str, ...]:
     compiler = ("--compiler",) if job.compiler_in_image else ()
-    versions = tuple(word for name, value in _versions(job, row).items() for word in (f"--{name}", value))
+    versions = tuple(option for name, value in _versions(job, row).items() for option in (f"--{name}", value))
     if row:
         return (*versions, "--archs", ",".join(row.archs), *compiler)
     return (

@@ -30,27 +30,27 @@ _RANK_MINUTES = 5
 _SAME = 1e-4
 
 
-class Unproven(Exception):
+class SelfTestFailed(Exception):
     """One check failed; the text says what was found and what was expected."""
 
 
 @click.command()
-@click.option("--torch", metavar="VERSION", help="What torch must be.")
-@click.option("--cuda", metavar="VERSION", help="What CUDA torch must be built for.")
-@click.option("--nccl", metavar="VERSION", help="What the one NCCL of the process must be.")
+@click.option("--torch", metavar="VERSION", help="Required version of torch.")
+@click.option("--cuda", metavar="VERSION", help="CUDA version that torch must be built for.")
+@click.option("--nccl", metavar="VERSION", help="Required version of the only NCCL in the process.")
 @click.option(
-    "--archs", metavar="LIST", help="Compute capabilities that torch must have code for, as 8.0,9.0."
+    "--archs", metavar="LIST", help="Compute capabilities that torch must have code for, such as 8.0,9.0."
 )
 @click.option(
-    "--gpus", metavar="LIST", help="Compute capabilities of the GPUs that torch must run on, as 8.0,8.9."
+    "--gpus", metavar="LIST", help="Compute capabilities of the GPUs that torch must run on, such as 8.0,8.9."
 )
-@click.option("--torch-min", metavar="VERSION", help="What torch must be at least.")
-@click.option("--compiler", is_flag=True, help="There must be a compiler, with which torch.compile works.")
+@click.option("--torch-min", metavar="VERSION", help="Oldest allowed version of torch.")
+@click.option("--compiler", is_flag=True, help="Require a compiler with which torch.compile works.")
 @click.option(
     "--libraries",
     is_flag=True,
     hidden=True,
-    help="Print what a process has after its imports, and nothing else.",
+    help="Print only the libraries of a process after its imports.",
 )
 def main(libraries: bool, compiler: bool, **expected: str | None) -> None:
     """Verify this environment; without options the versions are recorded and not compared."""
@@ -58,39 +58,39 @@ def main(libraries: bool, compiler: bool, **expected: str | None) -> None:
         print(json.dumps(_libraries()))
         return
     try:
-        facts = dict(_proofs({name: value for name, value in expected.items() if value}, compiler=compiler))
-    except Unproven as problem:
-        print(f"proof: FAILED: {problem}", file=sys.stderr)
+        facts = dict(_checks({name: value for name, value in expected.items() if value}, compiler=compiler))
+    except SelfTestFailed as problem:
+        print(f"self-test: FAILED: {problem}", file=sys.stderr)
         sys.exit(1)
     print(json.dumps(facts, indent=2))
 
 
-def _proofs(expected: dict[str, str], *, compiler: bool) -> Iterator[tuple[str, Any]]:
-    yield "horovod", _said("Horovod has", _check_build)
-    libraries = _said("libraries", lambda: _checked_libraries(expected))
+def _checks(expected: dict[str, str], *, compiler: bool) -> Iterator[tuple[str, Any]]:
+    yield "horovod", _report("Horovod has", _check_build)
+    libraries = _report("libraries", lambda: _checked_libraries(expected))
     yield from libraries.items()
-    yield "mpi", _said("MPI", _mpi)
+    yield "mpi", _report("MPI", _mpi)
     losses = {
-        "clipship": _said(
+        "clipship": _report(
             "loss of a step by two ranks under clipship run", lambda: _step("clipship", "torch")
         ),
-        "mpirun": _said(
+        "mpirun": _report(
             "loss of a step by two ranks under mpirun, over Horovod", lambda: _step("mpirun", "horovod")
         ),
     }
     if compiler:
-        losses["compiled"] = _said(
+        losses["compiled"] = _report(
             "loss of a step with torch.compile", lambda: _step("clipship", "torch", compiled=True)
         )
     if max(losses.values()) - min(losses.values()) > _SAME:
-        raise Unproven(f"the same step was trained to different losses: {losses}")
+        raise SelfTestFailed(f"the losses of the same step differ between launchers: {losses}")
     yield "losses", losses
 
 
-def _said(what: str, prove: Callable[[], Any]) -> Any:
-    found = prove()
-    print(f"proof: {what}: {found}", file=sys.stderr, flush=True)
-    return found
+def _report(what: str, check: Callable[[], Any]) -> Any:
+    result = check()
+    print(f"self-test: {what}: {result}", file=sys.stderr, flush=True)
+    return result
 
 
 def _check_build() -> list[str]:
@@ -98,7 +98,9 @@ def _check_build() -> list[str]:
     has = re.findall(r"\[X\] (\S+)", _output(["horovodrun", "--check-build"]))
     missing = [name for name in _HOROVOD_FEATURES if name not in has]
     if missing:
-        raise Unproven(f"horovodrun --check-build shows no {', '.join(missing)}; it shows {', '.join(has)}")
+        raise SelfTestFailed(
+            f"horovodrun --check-build does not list {', '.join(missing)}; it lists {', '.join(has)}"
+        )
     return has
 
 
@@ -112,19 +114,20 @@ def _checked_libraries(expected: dict[str, str]) -> dict[str, Any]:
     )
     for name in ("torch", "cuda", "nccl"):
         if name in expected and facts[name] != expected[name]:
-            raise Unproven(f"{name} is {facts[name]}, the stack says {expected[name]}")
+            raise SelfTestFailed(f"{name} is {facts[name]}, but the stack has {expected[name]}")
     if facts["cuda"] and not facts["nccl"]:
-        raise Unproven(
-            "no libnccl is loaded with torch and Horovod: this torch has an NCCL built in, which Horovod "
-            "cannot use"
+        raise SelfTestFailed(
+            "torch and Horovod load no libnccl: this torch has NCCL built in, which Horovod cannot use"
         )
     if "torch_min" in expected and _minor(facts["torch"]) < _minor(expected["torch_min"]):
-        raise Unproven(f"torch is {facts['torch']}, the trainer needs {expected['torch_min']} or newer")
+        raise SelfTestFailed(
+            f"torch is {facts['torch']}, but the trainer needs {expected['torch_min']} or newer"
+        )
     lacking = [arch for arch in _listed(expected, "archs") if arch not in facts["archs"]]
     lacking += [gpu for gpu in _listed(expected, "gpus") if not has_code(facts["archs"], gpu)]
     if lacking:
-        raise Unproven(
-            f"torch has no code for {', '.join(lacking)}, the stack says it has; it has "
+        raise SelfTestFailed(
+            f"torch has no code for {', '.join(lacking)}, which the stack requires; it has code for "
             f"{', '.join(facts['archs'])}"
         )
     return facts
@@ -176,7 +179,7 @@ def _step(
     launcher: Literal["clipship", "mpirun"], backend: Literal["torch", "horovod"], *, compiled: bool = False
 ) -> float:
     """Returns the loss of one step of the demo's model, trained by two ranks on synthetic samples."""
-    with tempfile.TemporaryDirectory(prefix="proof-") as name:
+    with tempfile.TemporaryDirectory(prefix="selftest-") as name:
         folder = Path(name)
         (folder / "model.json").write_text(files("trainer.demo").joinpath("digits-clip.json").read_text())
         table: dict[str, Any] = {
@@ -192,30 +195,34 @@ def _step(
                 "TRITON_CACHE_DIR": str(folder / "triton"),
             },
         }
-        job = job_from_table(table, "the proof's job")
+        job = job_from_table(table, "the self-test's job")
         path = folder / JOB_FILE
         path.write_text(dump_job(job))
         with stdout_is_stderr():
             code = run(path, job, (), nproc=2, hosts=None)
         if code != 0:
-            raise Unproven(f"two ranks under {launcher} ended with {code}; their logs stand above")
+            raise SelfTestFailed(
+                f"two ranks under {launcher} ended with exit code {code}; see their logs above"
+            )
         return float(json.loads((folder / launcher / RESULT_FILE).read_text())["loss"])
 
 
 def _tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise Unproven(f"there is no {name} on PATH")
-    return found
+    path = shutil.which(name)
+    if path is None:
+        raise SelfTestFailed(f"{name} is not on PATH")
+    return path
 
 
 def _output(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RANK_MINUTES * 60)
     except (FileNotFoundError, subprocess.TimeoutExpired) as problem:
-        raise Unproven(f"{command[0]}: {problem}") from None
+        raise SelfTestFailed(f"{command[0]}: {problem}") from None
     if done.returncode != 0:
-        raise Unproven(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SelfTestFailed(
+            f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 

@@ -39,8 +39,8 @@ def left_out(root: Path = ROOT) -> list[str]:
     """Returns files of Clipship's kinds that the image will lack: git neither tracks nor ignores them."""
     if not by_git(root):
         return []
-    found = _git(root, "--others", "--exclude-standard", "--", *_FOLDERS)
-    return [name for name in found if name.endswith(_KINDS)]
+    others = _git(root, "--others", "--exclude-standard", "--", *_FOLDERS)
+    return [name for name in others if name.endswith(_KINDS)]
 
 
 def by_git(root: Path = ROOT) -> bool:
@@ -55,21 +55,21 @@ def _tracked(root: Path) -> list[str]:
     return sorted(there, key=_place)
 
 
-def _git(root: Path, *words: str) -> list[str]:
+def _git(root: Path, *arguments: str) -> list[str]:
     answer = subprocess.run(
-        ["git", "-C", str(root), "ls-files", "-z", *words], capture_output=True, check=False
+        ["git", "-C", str(root), "ls-files", "-z", *arguments], capture_output=True, check=False
     )
     if answer.returncode:
-        said = answer.stderr.decode(errors="replace").strip()
+        message = answer.stderr.decode(errors="replace").strip()
         raise InputError(
-            f"an image is built from the files of {root} that git tracks, and git cannot list them: {said}"
+            f"an image is built from the files of {root} that git tracks, but git cannot list them: {message}"
         )
     return [name.decode() for name in answer.stdout.split(b"\0") if name]
 
 
 def _of_our_kinds(root: Path) -> list[str]:
-    found = [path for folder in _FOLDERS for path in (root / folder).rglob("*")]
-    ours = [path for path in found if path.is_symlink() or (path.is_file() and path.name.endswith(_KINDS))]
+    paths = [path for folder in _FOLDERS for path in (root / folder).rglob("*")]
+    ours = [path for path in paths if path.is_symlink() or (path.is_file() and path.name.endswith(_KINDS))]
     return sorted([*_FILES, *(path.relative_to(root).as_posix() for path in ours)], key=_place)
 
 

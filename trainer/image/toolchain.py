@@ -26,12 +26,12 @@ def toolkit(job: Job, known: Table) -> str:
     }
     if wanted == "auto":
         has["base"] = has["base"] and base.says_all
-        fitting = [kind for kind, fits in has.items() if fits]
+        sources = [source for source, available in has.items() if available]
     else:
-        fitting = [wanted] if has[wanted] else []
-    if not fitting:
+        sources = [wanted] if has[wanted] else []
+    if not sources:
         raise InputError(_no_toolkit(row, wanted, known))
-    return fitting[0]
+    return sources[0]
 
 
 def _no_toolkit(row: Row, wanted: str, known: Table) -> str:
@@ -41,13 +41,13 @@ def _no_toolkit(row: Row, wanted: str, known: Table) -> str:
         "base": f'image.toolkit = "base" on {base_with_nvcc(row, known)}',
     }
     given = (
-        "nothing says where nvcc comes from"
+        "no setting says where nvcc comes from"
         if wanted == "auto"
         else f'image.toolkit = "{wanted}" has no nvcc for it'
     )
     offers = known.cuda[row.cuda].nvcc
     return (
-        f"stack.torch: torch {row.torch} needs nvcc of CUDA {row.cuda} and {given}; take "
+        f"stack.torch: torch {row.torch} needs nvcc of CUDA {row.cuda}, but {given}; use "
         f"{' or '.join(ways[offer] for offer in offers)}"
     )
 
@@ -59,9 +59,9 @@ def base_with_nvcc(row: Row, known: Table) -> str:
         for release, nccl in known.nvidia_cuda_images.items()
         if nccl == row.nccl and number(release)[0] == row.cuda_major
     ]
-    fitting = [release for release in same if number(release) >= _FIRST_CUDA_ON_UBUNTU_24_04]
-    if fitting:
-        return f"nvidia/cuda:{fitting[-1]}-devel-ubuntu24.04"
+    releases = [release for release in same if number(release) >= _FIRST_CUDA_ON_UBUNTU_24_04]
+    if releases:
+        return f"nvidia/cuda:{releases[-1]}-devel-ubuntu24.04"
     if row.cuda_major >= 13:
         return f"nvidia/cuda:{max(row.cuda, '13.1', key=number)}.*-devel-ubuntu24.04"
     if number(row.cuda) < _FIRST_CUDA_ON_UBUNTU_24_04:

@@ -13,7 +13,7 @@ from trainer.image.daemon import daemon
 from trainer.image.stack_table import Row, table
 
 _PYTHON = "/opt/clipship/bin/python"
-_PROOF = ("-P", "-m", "trainer.image.selftest")
+_SELFTEST = ("-P", "-m", "trainer.image.selftest")
 _OF_BASE = "base"  # the value of stack.torch for it
 _SHARED_MEMORY = 2**30
 """Bytes of a container's /dev/shm, through which ranks communicate; Docker's default of 64 MiB is too
@@ -26,7 +26,7 @@ def verify(image: str) -> tuple[dict[str, Any], Row | None]:
     The row is None if none matches. Raises ClusterError if a check fails.
     """
     expected = _expectations(image)
-    output = _run(image, [_PYTHON, *_PROOF, *expected])
+    output = _run(image, [_PYTHON, *_SELFTEST, *expected])
     facts: dict[str, Any] = json.loads(output)
     return facts, table().matching(facts["torch"], facts["cuda"], facts["nccl"])
 
@@ -50,27 +50,27 @@ def labels(image: str) -> Mapping[str, str]:
         from docker.errors import ImageNotFound
 
         try:
-            found: Mapping[str, str] = connected.images.get(image).labels
+            stored: Mapping[str, str] = connected.images.get(image).labels
         except ImageNotFound:
             raise ClusterError(
-                f"there is no image {image} on this machine: build or pull it; `docker images` lists what "
-                "is here"
+                f"there is no image {image} on this machine: build or pull it; `docker images` lists the "
+                "images that are here"
             ) from None
-    return found
+    return stored
 
 
 def _expectations(image: str) -> Sequence[str]:
     """Returns the options of the self-test for what the image's labels promise."""
-    found = labels(image)
-    said = {name: found.get(f"org.clipship.{name}") for name in ("torch", "cuda", "nccl")}
-    row = table().matching(*(said[name] or "" for name in ("torch", "cuda", "nccl")))
+    promised = labels(image)
+    versions = {name: promised.get(f"org.clipship.{name}") for name in ("torch", "cuda", "nccl")}
+    row = table().matching(*(versions[name] or "" for name in ("torch", "cuda", "nccl")))
     archs = {"archs": ",".join(row.archs)} if row else {}
-    compiler = ["--compiler"] if "org.clipship.compiler" in found else []
+    compiler = ["--compiler"] if "org.clipship.compiler" in promised else []
     return [
-        word
-        for name, value in {**said, **archs}.items()
+        argument
+        for name, value in {**versions, **archs}.items()
         if value and value != _OF_BASE
-        for word in (f"--{name}", value)
+        for argument in (f"--{name}", value)
     ] + compiler
 
 
@@ -81,8 +81,7 @@ def _run(image: str, command: Sequence[str]) -> str:
     """
     if "org.clipship.torch" not in labels(image):
         raise ClusterError(
-            f"{image} is no image of `clipship image build`, nor made from one: there is nothing in it to "
-            "look with"
+            f"{image} was not made by `clipship image build` or from such an image, so it has no self-test"
         )
     with daemon(image) as connected:
         container = connected.containers.create(
@@ -96,10 +95,10 @@ def _run(image: str, command: Sequence[str]) -> str:
         finally:
             container.remove(force=True)
     if code != 0:
-        said = "\n".join(f"{output}{errors}".splitlines()[-25:])
-        cause = likely_cause(said)
+        last_lines = "\n".join(f"{output}{errors}".splitlines()[-25:])
+        cause = likely_cause(last_lines)
         raise ClusterError(
-            f"{image}: {command[-1]} ended with {code}:\n{said}"
+            f"{image}: {command[-1]} ended with exit code {code}:\n{last_lines}"
             + (f"\nlikely cause: {cause}" if cause else "")
         )
     return output

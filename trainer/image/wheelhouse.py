@@ -105,7 +105,7 @@ def _index(site: Site, scratch: Path) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value}
 
 
-def _pip(folder: Path, index: dict[str, str], *words: str) -> None:
+def _pip(folder: Path, index: dict[str, str], *arguments: str) -> None:
     command = [
         sys.executable,
         "-m",
@@ -114,12 +114,12 @@ def _pip(folder: Path, index: dict[str, str], *words: str) -> None:
         "--disable-pip-version-check",
         "--dest",
         str(folder),
-        *words,
+        *arguments,
     ]
     done = subprocess.run(command, stdout=sys.stderr, env={**os.environ, **index})
     if done.returncode != 0:
         free_gb = shutil.disk_usage(folder).free / 1e9
         raise ClusterError(
-            f"pip could not fill {folder} ({free_gb:.0f} GB free); what it said stands above. Run the same "
-            "again: it goes on"
+            f"pip could not fill {folder} ({free_gb:.0f} GB free); see its messages above. Run the same "
+            "command again to continue"
         )
