@@ -91,7 +91,8 @@ def test_launcher_follows_from_backend_and_hosts(
 
 
 @pytest.mark.parametrize(
-    ("backend", "several", "reason"), [("horovod", False, "meets over MPI"), ("torch", True, "one host only")]
+    ("backend", "several", "reason"),
+    [("horovod", False, "connect over MPI"), ("torch", True, "one host only")],
 )
 def test_starting_ranks_itself_is_refused_where_it_cannot_work(
     backend: str, several: bool, reason: str

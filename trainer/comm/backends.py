@@ -27,9 +27,9 @@ class BackendRow:
     """Class that implements the protocol, as "module:class"; called with job, world, device and heartbeat."""
     missing: str
     """Advice at the end of the message that its library cannot be imported."""
-    meets_at_store: bool
-    """True if ranks meet at MASTER_ADDR and MASTER_PORT; else MPI or the launcher's server connects them."""
-    how_it_meets: str
+    uses_master_address: bool
+    """True if ranks connect at MASTER_ADDR and MASTER_PORT; else MPI or a launcher's server connects them."""
+    how_ranks_connect: str
     """Part of a message that explains why a launcher is not among `launchers`."""
     launchers: tuple[Launcher, ...]
     """Launchers that can start its ranks."""
@@ -111,8 +111,8 @@ _TORCH = BackendRow(
     name="torch",
     implementation="trainer.comm.torch_backend:TorchBackend",
     missing="`pip install torch` brings it",
-    meets_at_store=True,
-    how_it_meets="which meets at MASTER_ADDR",
+    uses_master_address=True,
+    how_ranks_connect="whose ranks connect at MASTER_ADDR",
     launchers=("clipship", "mpirun", "horovodrun"),
     launcher_here=lambda _comm: "clipship",
     bound_to=lambda _comm: None,
@@ -123,8 +123,8 @@ _HOROVOD = BackendRow(
     name="horovod",
     implementation="trainer.comm.horovod_backend:HorovodBackend",
     missing="`make horovod` builds it, or use backend = torch",
-    meets_at_store=False,
-    how_it_meets="which meets over MPI or Horovod's own Gloo server",
+    uses_master_address=False,
+    how_ranks_connect="whose ranks connect over MPI or Horovod's own Gloo server",
     launchers=("mpirun", "horovodrun"),
     launcher_here=lambda comm: "mpirun" if comm.horovod.cpu_operations == "mpi" else "horovodrun",
     bound_to=lambda comm: (

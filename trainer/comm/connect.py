@@ -56,7 +56,7 @@ def _backend(
         raise InputError(
             f"comm.backend = {row.name}, but its library cannot be imported ({error}): {row.missing}"
         ) from None
-    if row.meets_at_store and world.size > 1:
+    if row.uses_master_address and world.size > 1:
         _check_resolvable(*master_address(env, world))
     comm: Comm = implementation(job, world, device, heartbeat)
     return comm

@@ -155,7 +155,7 @@ def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
         )
     if launcher not in row.launchers:
         raise InputError(
-            f"comm.launcher = {launcher} cannot start comm.backend = {row.name}, {row.how_it_meets}: "
+            f"comm.launcher = {launcher} cannot start comm.backend = {row.name}, {row.how_ranks_connect}: "
             f"use auto, {' or '.join(row.launchers)}"
         )
     if launcher == "clipship" and several_hosts:
@@ -186,7 +186,7 @@ def _variables(job: Job, launcher: Launcher, all_hosts: Sequence[Host], here: bo
     if here and ranks > cores:
         # A rank that spins while it waits takes the core from the rank that it waits for.
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    if row_of(job).meets_at_store:
+    if row_of(job).uses_master_address:
         address, port = _free_address(all_hosts, here)
         variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     return variables

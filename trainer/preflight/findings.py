@@ -14,7 +14,7 @@ CLOCK_S = 2.0
 order.
 """
 GPU_FREE = 0.9
-"""Share of a GPU's memory that a run finds free if nobody else uses it."""
+"""Share of a GPU's memory that is free if no other process uses the GPU."""
 
 
 _RDMA_ADVICE = (
@@ -134,10 +134,10 @@ def _links(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Find
     if len(best) < 3:
         return
     middle = statistics.median(best.values())
-    for place, speed in best.items():
+    for node_or_rank, speed in best.items():
         if speed < SLOW * middle:
             text = (
-                f"{place}: {rate(speed)} to its best partner, but the median is {rate(middle)}; "
+                f"{node_or_rank}: {rate(speed)} to its best partner, but the median is {rate(middle)}; "
                 "check its network adapter and cable"
             )
             yield Finding("warning", "link", text)
@@ -151,10 +151,12 @@ def pair_speeds(measurements: Sequence[Measurements]) -> dict[str, float]:
     several = len({r.node for r in measurements}) > 1
     speeds: dict[str, dict[str, float]] = {}
     for r in measurements:
-        of_place = speeds.setdefault(r.node if several else f"rank {r.rank}", {})
+        by_partner = speeds.setdefault(r.node if several else f"rank {r.rank}", {})
         for partner, timing in r.pairs.items():
-            of_place[partner] = of_place.get(partner, 0.0) + timing.bytes_per_s
-    return {place: max(by_partner.values()) for place, by_partner in speeds.items() if by_partner}
+            by_partner[partner] = by_partner.get(partner, 0.0) + timing.bytes_per_s
+    return {
+        node_or_rank: max(by_partner.values()) for node_or_rank, by_partner in speeds.items() if by_partner
+    }
 
 
 def _rdma(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:

@@ -36,7 +36,10 @@ def shared_memory_bytes() -> int | None:
 
 def disk_bytes(folder: Path) -> int | None:
     """Returns the free bytes of the file system that holds the folder, or would hold it."""
-    return next((_free(place) for place in (folder, *folder.parents) if place.exists()), None)
+    return next(
+        (_free(path) for path in (folder, *folder.parents) if path.exists()),
+        None,
+    )
 
 
 def open_files() -> int:

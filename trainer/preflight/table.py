@@ -25,7 +25,7 @@ def lines(
         not any(r.wrong for r in measurements)
     )
     rows += list(_speeds(measurements))
-    rows += list(_places(measurements))
+    rows += list(_hosts(measurements))
     rows += [("not measured", f"{', '.join(left_out)}: time ran out (health.preflight_s)")] * bool(left_out)
     rows += [(finding.severity, f"{finding.check}: {finding.text}") for finding in findings]
     rows += [("result", headline)]
@@ -48,17 +48,17 @@ def _speeds(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
             )
     speeds = pair_speeds(measurements)
     if speeds:
-        slowest_place = min(speeds, key=lambda place: speeds[place])
+        slowest_unit = min(speeds, key=lambda node_or_rank: speeds[node_or_rank])
         yield (
             "pairs",
             (
-                f"{rate(speeds[slowest_place])} ({slowest_place}) to {rate(max(speeds.values()))}, "
+                f"{rate(speeds[slowest_unit])} ({slowest_unit}) to {rate(max(speeds.values()))}, "
                 "each in its best pair"
             ),
         )
 
 
-def _places(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
+def _hosts(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
     shm = [(r.shm_bytes, r) for r in measurements if r.shm_bytes is not None]
     if shm:
         least, where = min(shm, key=lambda free: free[0])

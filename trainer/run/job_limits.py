@@ -20,7 +20,7 @@ def limits_of_job(arguments: Sequence[str]) -> dict[str, float | str]:
     Returns an empty table if the job cannot be read: the rank itself reports why.
     """
     overrides = [value for option, value in pairwise(arguments) if option == "--set"]
-    overrides += [word.partition("=")[2] for word in arguments if word.startswith("--set=")]
+    overrides += [argument.partition("=")[2] for argument in arguments if argument.startswith("--set=")]
     try:
         job = load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *overrides])
     except InputError:

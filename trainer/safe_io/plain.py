@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def open_plain(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """Opens a regular file that is no link; returns its descriptor, as an `opener` of Python's `open` does.
+    """Opens a regular file that is not a link; returns its descriptor, as an `opener` of `open` does.
 
     Raises OSError if something else is there: EINVAL for a FIFO, a device or a folder, ELOOP for a link.
     """

@@ -48,7 +48,7 @@ class Coordinator:
         finish: Callable[[ExitRecord], None],
         has_begun: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`has_begun` tells whether rank 0, and so perhaps others, has done anything that could be saved."""
+        """`has_begun` returns whether rank 0, and so maybe others, has done anything that could be saved."""
         self._ranks, self.limits, self._exit_files = ranks, limits, exit_files
         self._broadcast, self._finish, self._has_begun = broadcast, finish, has_begun
         self._nodes: dict[int, str] = {}
@@ -111,7 +111,7 @@ class Coordinator:
 
     def _on_lost(self, message: Message) -> None:
         rank, node = message["rank"], message["node"]
-        reason = f"its supervisor is gone: {message['reason']}; the node failed, or somebody killed it"
+        reason = f"its supervisor is gone: {message['reason']}; its node failed, or the process was killed"
         self._record_cause(1.0, ExitRecord(rank, node, EXIT_FAILED, reason, time.time()))
 
     def _on_cut(self, message: Message) -> None:

@@ -184,7 +184,7 @@ def request_stop(memory: mmap.mmap) -> None:
 
 def _unpack(memory: mmap.mmap) -> RankState:
     _, phase, limit_s, step, began, collectives, name, waiting = _BLOCK.unpack(memory[: _BLOCK.size])
-    if not began:  # nobody made it: the rank has no supervisor
+    if not began:  # no supervisor made it
         return RankState("init", math.inf, 0, time.monotonic(), 0, "", False)
     return RankState(_text(phase), limit_s, step, began, collectives, _text(name), waiting)
 

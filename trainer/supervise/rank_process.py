@@ -51,7 +51,7 @@ def rank_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
 def sweep(parent: Path) -> None:
     """Removes the folders whose supervisors are gone, so that nobody holds their lock.
 
-    Process ids would not tell, since containers share /dev/shm.
+    Process ids do not show that, since containers share /dev/shm.
     """
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # it is another user's, or another process removed it

@@ -20,7 +20,7 @@ def send_stop_request(rendezvous: Rendezvous, number: int, *, again: bool = Fals
 
     Returns False if it does not answer, or another program does.
 
-    `again` means that somebody sent it a second time, knowingly, and does not wait for anything to be saved.
+    `again` means that the user repeated the signal on purpose, so nothing is saved any more.
     """
     # TimeoutError is an OSError; another program may send anything.
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):

@@ -1,6 +1,6 @@
 """Supervises one rank: starts it as a child, watches it from outside, ends it when the coordinator says so.
 
-No torch. It is no rank itself: when the rank is stopped, or stuck in a library, the supervisor still
+No torch. It is not a rank itself: when the rank is stopped, or stuck in a library, the supervisor still
 receives, reports and kills. If it is killed itself, the kernel ends its rank (prctl), and its neighbours in
 the tree notice.
 """
@@ -303,7 +303,7 @@ class Supervisor:
         elif lost["cut"]:
             self._end_cut_off(own, f"rank {lost['rank']} on {lost['node']}")
         else:
-            reason = f"its supervisor is gone: {lost['reason']}; the node failed, or somebody killed it"
+            reason = f"its supervisor is gone: {lost['reason']}; its node failed, or the process was killed"
             await self._end_alone(own, reason, Missing(lost["rank"], lost["node"]))
 
     def _end_cut_off(self, code: int, other: str) -> None:

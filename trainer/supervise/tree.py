@@ -31,7 +31,7 @@ FANOUT = 32
 HEARTBEAT_S = 1.0
 HANDSHAKE_S = 5.0
 OUTSIDER = -1
-"""Rank of a caller that only makes a request: it is no part of the run and may leave at any time."""
+"""Rank of a caller that only makes a request: it is not part of the run and may leave at any time."""
 _LINE = 2**20
 _BACKLOG = 1024
 
@@ -280,13 +280,13 @@ class Tree:
             if link is not None and parent is None:
                 return link
             if time.monotonic() > deadline:
-                place = f"{self.rendezvous.host}, port {self.rendezvous.port}"
+                address = f"{self.rendezvous.host}, port {self.rendezvous.port}"
                 another = (
                     ": another program answers there, which does not know this run's token"
                     if self._stranger
                     else ""
                 )
-                raise TimeoutError(f"rank 0's supervisor does not answer at {place}{another}")
+                raise TimeoutError(f"rank 0's supervisor does not answer at {address}{another}")
             await asyncio.sleep(0.2)
 
     async def _call(self, address: Address) -> tuple[Link | None, Address | None]:

@@ -1,4 +1,4 @@
-"""Rank, size and place of this process, read from what its launcher exports.
+"""Rank, world size and local rank of this process, read from what its launcher exports.
 
 All functions are pure; this module imports no torch and no launcher code. A launcher is a row of `ROWS`; the
 first complete row is believed. Launchers nest (`srun torchrun`, mpirun within a Slurm step), and the
@@ -78,7 +78,7 @@ def _is_hydra(env: Environment) -> bool:
 def _is_slurm_step(env: Environment) -> bool:
     """Returns whether srun started this process as a task.
 
-    The shell of a batch script or of salloc has Slurm's variables too, but it is no rank.
+    The shell of a batch script or of salloc has Slurm's variables too, but it is not a rank.
     """
     step = env.get("SLURM_STEP_ID", "batch")
     # -5 is the batch script's id, since Slurm 26.
@@ -147,7 +147,7 @@ ROWS = (
 def detect(env: Environment, hostname: str) -> World:
     """Returns the world that the launcher's variables describe; a single process if there are none.
 
-    Raises InputError, which names variables and values, if they are no numbers, are incomplete, are out of
+    Raises InputError, which names variables and values, if they are not numbers, are incomplete, are out of
     range, contradict each other, or differ from the size that `CLIPSHIP_WORLD_SIZE` expects.
     """
     claims = [claim for row in ROWS if (claim := _claim(row, env)) is not None]
@@ -185,7 +185,7 @@ def device_index(world: World, visible: int) -> int | None:
 def devices_given(env: Environment) -> str:
     """Returns `NAME=VALUE` of the variable by which a launcher gave this process GPUs; "" if there is none.
 
-    CUDA_VISIBLE_DEVICES decides if it is set. `all` is no launcher's word: images set it for every machine.
+    CUDA_VISIBLE_DEVICES decides if it is set. `all` comes from an image, not from a launcher.
     """
     names = [name for name in _DEVICE_VARIABLES if name in env][
         : 1 if "CUDA_VISIBLE_DEVICES" in env else None

@@ -219,7 +219,7 @@ class Manifest:
         """
         first = f"{self.name}-worker-0.{self.name}"
         store = {"MASTER_ADDR": first, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
-        backend = store if row_of(self.job).meets_at_store else {}
+        backend = store if row_of(self.job).uses_master_address else {}
         devices = _NO_GPU if self.k8s.gpu_resource == "none" else {}
         variables = (
             self._meeting | backend | devices | rank_environment(self.job, self.job.resources.world_size)

@@ -130,7 +130,7 @@ def _context(job: Job) -> SbatchContext:
         created_folders=_created_folders(job) if slurm.container != "none" else (),
         apptainer_gpus="" if _gpu_request(job) == "none" else "--nv ",
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
-        mpi="none" if row_of(job).meets_at_store else slurm.mpi,
+        mpi="none" if row_of(job).uses_master_address else slurm.mpi,
         without_pmix=_without_pmix(job),
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
         wait_s=_WAIT_S,
@@ -210,7 +210,7 @@ def _variables(job: Job) -> dict[str, str]:
         # images say "all", and enroot's hook would look for a driver
         variables = {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
     # PMIx in a container has no munge, and no memory shared with the server outside.
-    if not row_of(job).meets_at_store:
+    if not row_of(job).uses_master_address:
         variables = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native", **variables}
     if job.slurm.container == "apptainer":
         return {f"{_PREFIX}{name}": _in_double_quotes(value) for name, value in variables.items()}
@@ -223,7 +223,7 @@ def _without_pmix(job: Job) -> str:
     Returns "" for ranks that do not need it.
     """
     slurm = job.slurm
-    if row_of(job).meets_at_store or (slurm.launcher, slurm.mpi) != ("srun", "pmix"):
+    if row_of(job).uses_master_address or (slurm.launcher, slurm.mpi) != ("srun", "pmix"):
         return ""
     pmi2 = 'slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'
     # mpirun starts no pyxis container
