@@ -84,11 +84,11 @@ def verify(image: str) -> None:
     own = has_own_torch(image)
     click.echo(json.dumps({"stack": "base" if own else row and row.torch, **facts}, indent=2))
     if own:
-        said = (
+        sentence = (
             f"stack base: torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, as the "
             "image's base brought them"
         )
-        click.echo(said, err=True)
+        click.echo(sentence, err=True)
     elif row is not None:
         click.echo(
             f"stack {row.torch}: CUDA {row.cuda}, NCCL {row.nccl}; `clipship stacks explain {row.torch}` "

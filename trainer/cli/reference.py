@@ -182,8 +182,8 @@ def _complete(place: dict[str, Any], key: Key, field: FieldInfo) -> None:
         _accept_shorthands(place, _declaring(key), key[-1])
         if field.default_factory is not None:
             place["default"] = field.get_default(call_default_factory=True)
-        if (its := unit(name)) and "boolean" not in _types(place):
-            place["x-unit"] = its
+        if (key_unit := unit(name)) and "boolean" not in _types(place):
+            place["x-unit"] = key_unit
         if (mark := path_of(field)) is not None:
             place["x-path"] = mark.kind
     place["x-resumed-run-may-change"] = _may_change(key)

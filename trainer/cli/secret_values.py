@@ -52,8 +52,10 @@ def _secrets(key: str, value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         # a variable of a pod, in [kubernetes.patch]
         named = str(value["name"]) if {"name", "value"} <= value.keys() else ""
-        for inner, its in value.items():
-            yield from _secrets(f"{key}.{inner}" if key else inner, its, named if inner == "value" else inner)
+        for inner, part in value.items():
+            yield from _secrets(
+                f"{key}.{inner}" if key else inner, part, named if inner == "value" else inner
+            )
     elif isinstance(value, list):
         yield from dict.fromkeys(secret for item in value for secret in _secrets(key, item, name))
     elif isinstance(value, str) and (why := looks_secret(name, value)):

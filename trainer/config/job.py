@@ -87,7 +87,9 @@ class Job(Section):
             return ""
         if self.resources.device == "gpu":
             return 'resources.device = "gpu"'
-        if self.resources.gpus_per_node is None or any(its.without_gpus for its in self.schedulers.values()):
+        if self.resources.gpus_per_node is None or any(
+            section.without_gpus for section in self.schedulers.values()
+        ):
             return ""
         return f"resources.gpus_per_node = {self.resources.gpus_per_node}"
 

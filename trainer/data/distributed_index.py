@@ -45,12 +45,12 @@ def open_together(job: Job, comm: Comm) -> Source:
     selection = Selection(tuple(data.image_key), data.caption_key)
     if data.streams:
         return _open_streams(job, comm, paths, selection)
-    place, missing, told = comm.broadcast_object(
+    folder_name, missing, encoded = comm.broadcast_object(
         _plan(job, paths, selection) if comm.world.rank == 0 else None
     )
-    if problem := decode_error(told):
+    if problem := decode_error(encoded):
         raise problem
-    folder = Path(place)
+    folder = Path(folder_name)
     fresh = _index(comm, missing, selection, folder) if missing else {}
     return open_indexed(
         open_index(paths, selection, folder, fresh), "captions", Allowed.by(data), data.max_member_bytes
@@ -112,13 +112,14 @@ def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Pat
     gathered = comm.all_gather_object(
         ({name: asdict(entry) for name, entry in entries.items()}, encode_error(problem))
     )
-    problems = [told for _, told in gathered if told]
+    encoded = [problem for _, problem in gathered if problem]
     every = {name: Entry(**entry) for of_rank, _ in gathered for name, entry in of_rank.items()}
-    if not problems and comm.world.rank == 0:
+    if not encoded and comm.world.rank == 0:
         try:
             write_catalogue(folder, selection, every)
         except InputError as error:
-            problems = [encode_error(error)]
-    problems = [decode_error(told) for told in comm.broadcast_object(problems)]
+            encoded = [encode_error(error)]
+    decoded = map(decode_error, comm.broadcast_object(encoded))
+    problems = [error for error in decoded if isinstance(error, InputError)]
     raise_all(problems, shown=len(problems))  # each problem is a rank's own list
     return every

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from open_clip import tokenizer as theirs
+from open_clip import tokenizer as open_clip_tokenizer
 from torch import Tensor
 
 Tokenizer = Callable[[list[str]], Tensor]
@@ -23,7 +23,10 @@ Captions never stop bringing new words.
 
 def quick(tokenizer: Tokenizer) -> Tokenizer:
     """Returns a faster tokenizer that gives the same tokens if there is one, else the tokenizer itself."""
-    simple = type(tokenizer) is theirs.SimpleTokenizer and getattr(tokenizer, "reduction_fn", None) is None
+    simple = (
+        type(tokenizer) is open_clip_tokenizer.SimpleTokenizer
+        and getattr(tokenizer, "reduction_fn", None) is None
+    )
     return QuickTokenizer(tokenizer) if simple else tokenizer
 
 
@@ -53,7 +56,7 @@ class QuickTokenizer:
         # ftfy and html.unescape change nothing in printable ASCII without an ampersand, but take half the
         # time.
         if (
-            self._simple.clean_fn is theirs._clean_lower
+            self._simple.clean_fn is open_clip_tokenizer._clean_lower
             and text.isascii()
             and text.isprintable()
             and "&" not in text
