@@ -1,4 +1,4 @@
-"""What is refused before anything is built, and what is said to fit instead."""
+"""Problems that are refused before anything is built, and the compatible choices that the messages name."""
 
 import re
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.errors import InputError
-from trainer.image import compatibility as fit
+from trainer.image import compatibility
 from trainer.image.base import STAGES
 from trainer.image.compatibility import check_stack
 from trainer.image.dockerfile import dockerfile
@@ -228,7 +228,7 @@ def _with_system(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     changed = replace(
         known, systems={**known.systems, "debian-12": replace(known.systems["debian-12"], **facts)}
     )
-    monkeypatch.setattr(fit, "table", lambda: changed)
+    monkeypatch.setattr(compatibility, "table", lambda: changed)
 
 
 def test_a_base_whose_glibc_is_too_old_for_the_wheels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What `trainer.image.selftest` holds an environment to, and what an image's labels make `clipship image verify` ask of it."""
+"""Checks of `trainer.image.selftest`, and the options that `clipship image verify` derives from labels."""
 
 import json
 from typing import Any
