@@ -1,9 +1,12 @@
-"""Prints, for pip, what the packages that a job adds cannot change: each release that is here, and none of what may come only once."""
+"""Prints constraints for pip, so that the packages of a job change no installed package.
+
+They also exclude a second copy of a package that an image has exactly once.
+"""
 
 import re
 from importlib.metadata import distributions
 
-# The wheels of NCCL for each CUDA lay the library at one path. Horovod is built in another stage.
+# The NCCL wheels of all CUDA versions install the library at one path. Horovod is built in another stage.
 ONCE = ("horovod", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 found = {re.sub(r"[-_.]+", "-", package.name).lower(): package.version for package in distributions()}
