@@ -28,7 +28,7 @@ from trainer.data.pictures import decode
 from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.source import open_labelled
 from trainer.evaluate.evaluation import Metrics
-from trainer.model import build as model
+from trainer.model.build import untrained
 from trainer.supervise.world import World
 
 NAME = Path(VIT).stem
@@ -70,7 +70,7 @@ def digit(number: int) -> PackedSample:
 @pytest.fixture(scope="module")
 def weights(folder: Path) -> Path:
     """A model that knows a part of the digits: a linear map from its untrained image tower to the names, fitted to every other digit."""
-    clip = model.untrained(tiny_job())
+    clip = untrained(tiny_job())
     network: Any = clip.model.eval()
     source = open_labelled(Eval(zero_shot=(str(folder / "shards" / "*.tar"),), class_names=CLASSES))
     raws = [source.read(number) for number in range(0, len(source), 2)]

@@ -18,7 +18,7 @@ from tests.support.runs import TinyRun
 from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
 from trainer.config.loader import load_job
 from trainer.launch.hosts import free_port
-from trainer.model import build as model
+from trainer.model.build import untrained
 
 STEPS = 6
 MANY_STEPS = 30
@@ -300,7 +300,7 @@ def test_batch_norm_over_two_ranks_trains_as_in_one_process(
 def test_locked_tower_keeps_its_weights_while_the_other_learns(tmp_path: Path, backend: str) -> None:
     run = run_of(tmp_path, backend, 2, model={"lock_image": True}, optim={"max_batch_size_per_gpu": 4})
     trained = torch.load(newest(run.run / "checkpoints") / WEIGHTS, weights_only=True)
-    before = model.untrained(load_job(tmp_path / "tiny.toml")).model.state_dict()
+    before = untrained(load_job(tmp_path / "tiny.toml")).model.state_dict()
     changed = {name for name in trained if not torch.equal(trained[name], before[name])}
     assert "text_projection" in changed
     assert [name for name in changed if name.startswith("visual.")] == []

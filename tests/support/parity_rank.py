@@ -20,7 +20,7 @@ from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.model import build as model
+from trainer.model.build import build_model, untrained
 from trainer.model.optimizer import build_optimizer
 from trainer.supervise.world import detect
 from trainer.train.step import MicroBatch, TrainStep
@@ -82,7 +82,7 @@ def _worst_error(job: Job, comm: Comm) -> float:
     A gradient that is zero but for rounding (the bias of attention's keys) is held against the whole gradient's norm.
     """
     batch_plan = plan(job, comm.world.size)
-    clip = model.build_model(job, batch_plan, comm).model.double().train()
+    clip = build_model(job, batch_plan, comm).model.double().train()
     images, tokens = _whole_batch(clip)
     expected = _reference(job, images, tokens)
     step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
@@ -116,7 +116,7 @@ def _whole_batch(clip: Any) -> tuple[Tensor, Tensor]:
 
 def _reference(job: Job, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     """Gradients by name, of the whole batch in this process alone."""
-    clip = model.untrained(job).model.double().train()
+    clip = untrained(job).model.double().train()
     out = clip(images, tokens)
     losses = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
     losses[job.optim.loss](*out).backward()

@@ -19,7 +19,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.model import build as model
+from trainer.model.build import build_model, untrained
 from trainer.model.optimizer import build_optimizer
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -29,7 +29,7 @@ SAMPLES = 64
 def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
     job = job or tiny_job()
     batch_plan = plan(job, 1)
-    clip = model.build_model(job, batch_plan, comm).model.train()
+    clip = build_model(job, batch_plan, comm).model.train()
     train = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
     for step in range(steps):
         train([MicroBatch(torch.randn(16, 3, 32, 32), torch.randint(1, 1000, (16, 16)))], step)
@@ -276,7 +276,7 @@ def test_a_run_goes_back_to_an_older_checkpoint_of_its_own(tmp_path: Path, alone
 
 def _of_open_clip_train(path: Path, epoch: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A file as open_clip_train writes it after an epoch; the model and the optimizer in it."""
-    theirs = model.untrained(tiny_job()).model
+    theirs = untrained(tiny_job()).model
     free = [
         p
         for n, p in theirs.named_parameters()

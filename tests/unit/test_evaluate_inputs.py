@@ -22,7 +22,7 @@ from trainer.data.source import open_images, open_labelled
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names
 from trainer.evaluate.rank import evaluate
-from trainer.model import build as model
+from trainer.model.build import build_model, untrained
 from trainer.model.catalog import check_pretrained
 from trainer.run import checkpoints
 from trainer.run.checkpoints import TrainedModel, find_trained
@@ -50,7 +50,7 @@ def ours(tmp_path: Path) -> Path:
         comm={"backend": "horovod"},
     )
     weights = tmp_path / "weights.pt"
-    torch.save(model.untrained(job).model.state_dict(), weights)
+    torch.save(untrained(job).model.state_dict(), weights)
     content = weights.read_bytes()
     seal = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     for step in (9, 10):
@@ -153,7 +153,7 @@ def with_weights(path: Path) -> Job:
 def test_the_loss_is_read_from_the_weights(tmp_path: Path, alone: Comm, loss: str, prefix: str) -> None:
     """A model of the one cannot load weights of the other."""
     path = tmp_path / "epoch_1.pt"
-    state = model.untrained(tiny_job(optim={"loss": loss})).model.state_dict()
+    state = untrained(tiny_job(optim={"loss": loss})).model.state_dict()
     torch.save(
         {"epoch": 1, "state_dict": {f"{prefix}{name}": tensor for name, tensor in state.items()}}, path
     )
@@ -203,7 +203,7 @@ def test_a_run_begins_from_a_checkpoint_folder_of_another(ours: Path) -> None:
     folder = ours / "checkpoints/step-00000009"
     check_pretrained(str(folder))
     wanted = torch.load(folder / "model.pt", weights_only=True)
-    begun = model.untrained(with_weights(folder)).model.state_dict()
+    begun = untrained(with_weights(folder)).model.state_dict()
     assert all(torch.equal(begun[name], tensor) for name, tensor in wanted.items())
     with pytest.raises(
         InputError, match=r"checkpoints is a folder without manifest\.json: give a checkpoint"
@@ -217,13 +217,13 @@ def test_a_tag_that_open_clip_does_not_know_is_bad_input(alone: Comm, pretrained
     with pytest.raises(
         InputError, match=rf"{pretrained} cannot be loaded as .*: .*not a known tag or valid file path"
     ):
-        model.build_model(job, plan(job, 1), alone)
+        build_model(job, plan(job, 1), alone)
 
 
 def test_weights_of_the_siglip_loss_are_refused_for_the_loss_clip(tmp_path: Path) -> None:
-    torch.save(model.untrained(tiny_job(optim={"loss": "siglip"})).model.state_dict(), tmp_path / "w.pt")
+    torch.save(untrained(tiny_job(optim={"loss": "siglip"})).model.state_dict(), tmp_path / "w.pt")
     with pytest.raises(InputError, match=r"w\.pt was trained with optim\.loss = siglip"):
-        model.untrained(with_weights(tmp_path / "w.pt"))
+        untrained(with_weights(tmp_path / "w.pt"))
 
 
 @pytest.fixture

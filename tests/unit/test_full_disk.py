@@ -11,7 +11,7 @@ from tests.support.jobs import VIT, tiny_job
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
 from trainer.evaluate.evaluation import Evaluation
-from trainer.model import build as model
+from trainer.model.build import untrained
 from trainer.telemetry.profiler import Profiler
 from trainer.train.non_finite import NonFinite, NonFiniteGuard
 from trainer.train.step import StepResult
@@ -53,6 +53,6 @@ def test_an_evaluation_whose_board_cannot_be_written_has_its_metrics(
     (tmp_path / "t.csv").write_text("image,caption\na.png,one\nb.png,two\n")
     job = tiny_job(config=VIT, eval={"retrieval": (str(tmp_path / "t.csv"),), "batch_size": 2})
     with caplog.at_level(logging.WARNING):
-        metrics = Evaluation(job, alone, no_folder)(model.untrained(job))
+        metrics = Evaluation(job, alone, no_folder)(untrained(job))
     assert "retrieval_t2i_r1" in metrics
     assert "the retrieval board is NOT WRITTEN: " in caplog.text

@@ -16,7 +16,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.evaluate import rank
-from trainer.model import build as model
+from trainer.model.build import untrained
 from trainer.model.loading import loading
 
 
@@ -53,7 +53,7 @@ def test_broken_weights_are_refused_without_advice_to_run_their_code(tmp_path: P
     BROKEN[name](tmp_path / name)
     job = _with_weights(tmp_path / name)
     with pytest.raises(InputError, match=name) as refusal:
-        model.untrained(job)
+        untrained(job)
     said = str(refusal.value)
     assert "weights_only" not in said
     assert "trust" not in said
@@ -75,19 +75,19 @@ def test_a_config_that_makes_no_model_is_refused(tmp_path: Path, change: dict[st
     path = tmp_path / "odd.json"
     path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), **change}))
     with pytest.raises(InputError, match=r"model\.name: open_clip cannot build the model .*odd\.json: "):
-        model.untrained(tiny_job(config=str(path)))
+        untrained(tiny_job(config=str(path)))
 
 
 UNREACHABLE = """
 import sys
 from tests.support.jobs import tiny_job
-from trainer.model import build as model
+from trainer.model.build import untrained
 from trainer.errors import InputError, StorageError
 job = tiny_job(config=sys.argv[1])
 if len(sys.argv) > 2:
     job = job.model_copy(update={"model": job.model.model_copy(update={"pretrained": sys.argv[2]})})
 try:
-    model.untrained(job)
+    untrained(job)
 except InputError as error:
     print(type(error) is StorageError, error)
 """
@@ -138,7 +138,7 @@ def test_an_evaluation_blames_the_user_for_nothing_that_the_machines_did(
     def build(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(model, "build_model", build)
+    monkeypatch.setattr(rank, "build_model", build)
     with pytest.raises(type(error)) as raised:
         rank._build(tiny_job(), alone)
     assert raised.value is error

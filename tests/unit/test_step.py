@@ -15,7 +15,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.model import build as model
+from trainer.model.build import build_model, untrained
 from trainer.model.optimizer import build_optimizer
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -24,7 +24,7 @@ SAMPLES = 16
 
 def _step(job: Job, comm: Comm) -> TrainStep:
     batch_plan = plan(job, 1)
-    clip = model.build_model(job, batch_plan, comm).model.train()
+    clip = build_model(job, batch_plan, comm).model.train()
     return TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
 
 
@@ -216,7 +216,7 @@ def test_a_locked_tower_keeps_the_statistics_of_its_batch_norm(
 ) -> None:
     """And its names, its output, and with them every use of its checkpoints; micro-batches may be accumulated."""
     job = _accumulating(4, config=timm_model if timm else RESNET)
-    plain = model.untrained(job).model
+    plain = untrained(job).model
     step = _step(_with_model(job, lock_image=True), alone)
     batches = _batches(step.model, 4)
     assert _differing(_state(plain), step.model) == []

@@ -19,7 +19,7 @@ from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
 from trainer.data.processes import start_process_server
 from trainer.evaluate.evaluation import Evaluation
-from trainer.model import build as model
+from trainer.model.build import Clip, build_model
 from trainer.model.loading import loading
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import exit_now, run_rank
@@ -70,8 +70,8 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
     return evaluation(clip, lambda: comm.heartbeat.stop_requested)
 
 
-def _build(job: Job, comm: Comm) -> model.Clip:
-    clip = model.build_model(job, plan(job, comm.world.size), comm)
+def _build(job: Job, comm: Comm) -> Clip:
+    clip = build_model(job, plan(job, comm.world.size), comm)
     if job.model.name.startswith(_HUB):  # if the hub has no weights, open_clip uses random ones
         with loading(job, None):
             download_pretrained_from_hf(job.model.name.removeprefix(_HUB), cache_dir=job.model.cache_dir)

@@ -33,7 +33,7 @@ from trainer.data.sample import Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
 from trainer.evaluate.evaluation import Evaluation
-from trainer.model import build as model
+from trainer.model.build import Clip, build_model
 from trainer.model.compile import compile_blocks
 from trainer.model.host_compiler import check_compiler
 from trainer.model.optimizer import build_optimizer
@@ -108,7 +108,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         start_process_server()
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
-    clip = model.build_model(job, batch_plan, comm)
+    clip = build_model(job, batch_plan, comm)
     _check_shared_memory(job, batch_plan, clip, source, comm)
     if job.health.preflight:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
@@ -142,9 +142,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     )
 
 
-def _check_shared_memory(
-    job: Job, batch_plan: BatchPlan, clip: model.Clip, source: Source, comm: Comm
-) -> None:
+def _check_shared_memory(job: Job, batch_plan: BatchPlan, clip: Clip, source: Source, comm: Comm) -> None:
     """Collective: checks that each node's shared memory is large enough for its loader processes.
 
     Raises MachineError on the ranks of a node where it is too small.

@@ -1,4 +1,4 @@
-"""Everything that watches one start of a run: times, slow ranks, traces, gradients, bad samples, metrics."""
+"""Monitors of one start of a run: times, slow ranks, profiles, gradients, bad samples and metrics."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from trainer.train.setup import TrainSetup
 
 @dataclass(frozen=True)
 class Monitors:
-    """Monitors of one start, which the loop calls around its steps; each rank has its own."""
+    """Objects that measure and record one start; the loop calls them around its steps."""
 
     skipped: Skipped
     clock: Clock
