@@ -76,7 +76,7 @@ def test_a_second_start_of_a_run_is_refused_with_the_first_ones_name(tmp_path: P
     first.reached(3)
     second = begin(tmp_path, "torch", "clipship", variables={"LOCK_WAIT_S": "2"}).end()
     assert second.code == 1, second.errors
-    assert "ended the run with exit code 1: the run folder" in second.errors
+    assert "is writing to the run folder" in second.errors
     assert f" on {NODE} since 20" in second.errors
     assert first.process.poll() is None
     assert not (first.folder / "exit.json").exists(), "it is the first one's, which has not ended"
