@@ -273,7 +273,7 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         ("self-test: FAILED: nccl is 2.29.7, but the stack has 2.30.7", "nccl is 2.29.7"),
         (
             "base: its torch 2.5.0 is built without CUDA",
-            "the base does not fit: its torch 2.5.0 is built without CUDA",
+            "the base cannot be used: its torch 2.5.0 is built without CUDA",
         ),
         ("#12 3.456 the base has an MPI of its own: image.mpi", "the base has an MPI of its own: image.mpi"),
         (

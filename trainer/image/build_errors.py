@@ -78,7 +78,7 @@ _CAUSES = (
     (r"DO NOT MATCH THE HASHES", _HASHES),
     (r"No matching distribution found|Could not find a version", _WHEEL),
     (r"Unable to locate package|has no installation candidate|E: Version .* was not found", _PACKAGE),
-    (r"(?m)^(?:#\d+ )?(?:[\d.]+ )?base: (its .*)", r"the base does not fit: \1"),
+    (r"(?m)^(?:#\d+ )?(?:[\d.]+ )?base: (its .*)", r"the base cannot be used: \1"),
     (r"(?m)^(?:#\d+ )?(?:[\d.]+ )?(the base has an MPI of its own: .*)", r"\1"),
     (r"unsupported GNU version", _NEW_COMPILER),
     (r"C\+\+20 or later|strong_ordering", _OLD_COMPILER),

@@ -19,17 +19,20 @@ def main() -> int:
     """Print each difference; returns 1 if there is one or if the index does not answer."""
     known, index = table(), _index_url()
     try:
-        found = list(_differences(known, index))
+        differences = list(_differences(known, index))
     except OSError as problem:  # the errors of urllib are OSErrors
         print(
             f"check-stacks: {index} does not answer: {problem}; PIP_INDEX_URL names another index",
             file=sys.stderr,
         )
         return 1
-    for line in found:
+    for line in differences:
         print(line)
-    print(f"check-stacks: {len(known.rows)} rows, {len(found)} differences from the index", file=sys.stderr)
-    return 1 if found else 0
+    print(
+        f"check-stacks: {len(known.rows)} rows, {len(differences)} differences from the index",
+        file=sys.stderr,
+    )
+    return 1 if differences else 0
 
 
 def _differences(known: Table, index_url: str) -> Iterator[str]:
@@ -51,20 +54,20 @@ def _differences(known: Table, index_url: str) -> Iterator[str]:
             yield from _compare_vision(row, release(row.torchvision, visions[row.torchvision]))
 
 
-def compare(row: Row, found: Release) -> Iterator[str]:
+def compare(row: Row, wheel: Release) -> Iterator[str]:
     """Yields a sentence for each value in which the row differs from the wheel."""
     declared = {
-        "python": f"{found.pythons[0]} to {found.pythons[-1]}",
-        "nccl": _pin(found, r"nvidia-nccl-cu\d+"),
-        "cudnn": _pin(found, r"nvidia-cudnn-cu\d+"),
-        "triton": _pin(found, "triton"),
-        "setuptools": _bound(found, "setuptools"),
+        "python": f"{wheel.pythons[0]} to {wheel.pythons[-1]}",
+        "nccl": _pin(wheel, r"nvidia-nccl-cu\d+"),
+        "cudnn": _pin(wheel, r"nvidia-cudnn-cu\d+"),
+        "triton": _pin(wheel, "triton"),
+        "setuptools": _bound(wheel, "setuptools"),
         "cuda": ".".join(
-            (_pin(found, "cuda-toolkit") or _pin(found, r"nvidia-cuda-runtime-cu\d+")).split(".")[:2]
+            (_pin(wheel, "cuda-toolkit") or _pin(wheel, r"nvidia-cuda-runtime-cu\d+")).split(".")[:2]
         ),
     }
-    if found.glibc:
-        declared["glibc"] = found.glibc
+    if wheel.glibc:
+        declared["glibc"] = wheel.glibc
     ours = {name: getattr(row, name) for name in declared} | {"python": " to ".join(row.python)}
     for name, value in declared.items():
         if value != ours[name]:
@@ -74,9 +77,9 @@ def compare(row: Row, found: Release) -> Iterator[str]:
             )
 
 
-def _compare_vision(row: Row, found: Release) -> Iterator[str]:
+def _compare_vision(row: Row, wheel: Release) -> Iterator[str]:
     wanted = next(
-        (requirement for requirement in found.requires if re.match(r"torch\b(?!vision)", requirement)), ""
+        (requirement for requirement in wheel.requires if re.match(r"torch\b(?!vision)", requirement)), ""
     )
     versions = re.findall(r"([=>]=)\s*([\d.]+)", wanted)
     for comparison, version in versions:
@@ -84,19 +87,19 @@ def _compare_vision(row: Row, found: Release) -> Iterator[str]:
             yield f"torch {row.torch}: torchvision {row.torchvision} wants {wanted}"
 
 
-def _requirement(found: Release, name: str) -> str:
+def _requirement(wheel: Release, name: str) -> str:
     return next(
-        (text.partition(";")[0] for text in found.requires if re.match(rf"{name}(?![\w-])", text)), ""
+        (text.partition(";")[0] for text in wheel.requires if re.match(rf"{name}(?![\w-])", text)), ""
     )
 
 
-def _pin(found: Release, name: str) -> str:
-    pinned = re.search(r"[=~]=\s*([\d.]+)", _requirement(found, name))
+def _pin(wheel: Release, name: str) -> str:
+    pinned = re.search(r"[=~]=\s*([\d.]+)", _requirement(wheel, name))
     return pinned[1] if pinned else ""
 
 
-def _bound(found: Release, name: str) -> str:
-    bound = re.search(r"[<>]=?\s*[\d.]+", _requirement(found, name))
+def _bound(wheel: Release, name: str) -> str:
+    bound = re.search(r"[<>]=?\s*[\d.]+", _requirement(wheel, name))
     return bound[0] if bound else ""
 
 

@@ -23,7 +23,7 @@ _OF_CUDA = re.compile(r"nvidia-.*-cu(\d+)")
 def check_stack(job: Job) -> None:
     """Raises InputError that lists everything in [stack] and [image] that cannot work.
 
-    It names for each what fits instead.
+    It names a compatible choice for each.
     """
     known = table()
     if job.stack.torch == "base":
@@ -294,7 +294,7 @@ def _other_libraries(base: Base, row: Row, known: Table) -> Iterator[str]:
 
 
 def _torches(known: Table, is_compatible: Callable[[Row], bool]) -> str:
-    """Returns the torch releases that fit, in words; first those for which a plain base is enough."""
+    """Returns the compatible torch releases, in words; first those for which a plain base is enough."""
     compatible = [row for row in known.rows if is_compatible(row) and known.trains(row)]
     return _alternatives(
         [row.torch for row in sorted(compatible, key=lambda row: not bases(row, known))], "torch"

@@ -22,8 +22,8 @@ def installed() -> list[Package]:
 
 
 def _python() -> Iterator[Package]:
-    for found in metadata.distributions():
-        yield "python", found.name, found.version, _licence(found.metadata)
+    for package in metadata.distributions():
+        yield "python", package.name, package.version, _licence(package.metadata)
 
 
 def _licence(about: metadata.PackageMetadata) -> str:

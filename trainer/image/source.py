@@ -94,7 +94,7 @@ def _of_package(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _recorded(root: Path) -> list[str]:
-    package = next((found for found in distributions(path=[str(root)]) if _is_clipship(found)), None)
+    package = next((entry for entry in distributions(path=[str(root)]) if _is_clipship(entry)), None)
     names = [file.as_posix() for file in package.files or ()] if package else []
     wanted = ["/".join((*_TEMPLATES, _PROJECT, name)) for name in _FILES]
     if not set(wanted) <= set(names):

@@ -79,7 +79,7 @@ def cuda_of(job: Job, row: Row | None, known: Table) -> Cuda | None:
 
 
 def compiler(system: System, row: Row | None, cuda: Cuda | None) -> int | None:
-    """Returns the g++ to build with; None if none fits.
+    """Returns the g++ to build with; None if none is compatible.
 
     It is the system's default, or else the newest that nvcc takes and torch's headers allow. `row` None means
     the base's torch, for which any g++ of the table's systems works.

@@ -39,13 +39,13 @@ def releases(index_url: str, package: str) -> Iterator[tuple[str, dict[str, str]
     base = f"{index_url.rstrip('/')}/{package}/"
     page = _get(base).decode()
     pattern = re.compile(_LINUX_WHEEL.format(name=package))
-    found: dict[str, dict[str, str]] = {}
+    versions: dict[str, dict[str, str]] = {}
     for href, name in re.findall(r'<a [^>]*href="([^"]+)"[^>]*>([^<]+)</a>', page):
         match = pattern.fullmatch(name.strip())
         if match:
             address = urllib.parse.urljoin(base, html.unescape(href)).partition("#")[0]
-            found.setdefault(match["version"], {})[match["python"]] = address
-    yield from found.items()
+            versions.setdefault(match["version"], {})[match["python"]] = address
+    yield from versions.items()
 
 
 def release(version: str, wheels: dict[str, str]) -> Release:
