@@ -24,8 +24,8 @@ from benchmarks.rank import MARK, cpu_s
 from tests.support.jobs import tiny_job
 from tests.support.start import start
 from trainer.config.loader import dump_job
-from trainer.launch.hosts import free_port
 from trainer.supervise.tree import FANOUT, Link, Message, Rendezvous, Tree
+from trainer.sysinfo.addresses import free_port
 
 WORKERS = 4
 MEASURE_S = 10.0

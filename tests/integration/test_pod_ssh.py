@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.ssh_hosts import listening, missing_program
-from trainer.launch.hosts import free_port
 from trainer.launch.kubernetes.pod.launcher import ssh_variables
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host
+from trainer.sysinfo.addresses import free_port
 
 IMAGE = Path(__file__).parents[2] / "docker"
 ADDRESS = "127.0.0.1"

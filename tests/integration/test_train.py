@@ -17,8 +17,8 @@ from tests.support.jobs import RESNET, VIT
 from tests.support.runs import TinyRun
 from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
 from trainer.config.loader import load_job
-from trainer.launch.hosts import free_port
 from trainer.model.build import untrained
+from trainer.sysinfo.addresses import free_port
 
 STEPS = 6
 MANY_STEPS = 30

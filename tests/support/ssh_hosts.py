@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from trainer.launch.hosts import free_port
+from trainer.sysinfo.addresses import free_port
 
 ADDRESSES = {"node-a": "127.0.0.1", "node-b": "127.0.0.2"}
 

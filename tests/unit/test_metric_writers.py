@@ -17,7 +17,7 @@ from tests.unit.test_telemetry import RECORD
 from trainer.cli.check import check_job
 from trainer.config import Job
 from trainer.errors import InputError
-from trainer.launch.hosts import free_port
+from trainer.sysinfo.addresses import free_port
 from trainer.telemetry import writers as metric_writers
 from trainer.telemetry.metrics import Telemetry
 from trainer.telemetry.writers import check_installed, open_writers

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from trainer.launch.hosts import free_port
 from trainer.supervise.tree import Rendezvous
+from trainer.sysinfo.addresses import free_port
 
 RANK = """
 import os, sys, time

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.listeners import listeners, outer_address
-from trainer.launch.hosts import free_port
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Message, Rendezvous, Tree, TreePlan, signed
+from trainer.sysinfo.addresses import free_port
 
 
 def rendezvous() -> Rendezvous:

@@ -3,11 +3,8 @@
 Asks ssh, whose config names users, ports and keys. Imports no torch.
 """
 
-import errno
-import random
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +12,7 @@ from dataclasses import dataclass
 
 from trainer.errors import InputError
 from trainer.launch.commands import answer_of
-from trainer.sysinfo.addresses import address_towards, is_here, is_loopback
+from trainer.sysinfo.addresses import PORTS, address_family, address_towards, free_port, is_here, is_loopback
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 """Options of ssh that prevent a hang at the start: nobody sees the password prompt of a launcher's ssh,
@@ -24,18 +21,15 @@ and a dead host does not answer."""
 _HOST = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<slots>[0-9]{1,5}))?"
 )
-_PORTS = range(20_000, 32_768)
-"""Ports below those that Linux gives to outgoing connections, which might take a port between the check
-and its use."""
 _FREE_PORT = f"""\
 import random, socket, sys
-for port in random.sample(range({_PORTS.start}, {_PORTS.stop}), 100):
+for port in random.sample(range({PORTS.start}, {PORTS.stop}), 100):
     try:
         socket.create_server((sys.argv[1], port), family=int(sys.argv[2])).close()
     except OSError:
         continue
     sys.exit(print(port))
-sys.exit("100 ports below {_PORTS.stop} are taken")
+sys.exit("100 ports below {PORTS.stop} are taken")
 """
 
 
@@ -116,24 +110,8 @@ def address_as_seen_by(hosts: Sequence[Host]) -> str:
     return next((address for address in addresses if not is_loopback(address)), addresses[0])
 
 
-def free_port(address: str) -> int:
-    """Returns a TCP port that is free on this machine's `address`.
-
-    Raises OSError if the address belongs to another machine.
-    """
-    for port in random.sample(_PORTS, 100):
-        try:
-            socket.create_server((address, port), family=_family(address)).close()
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return port
-    raise OSError(errno.EADDRINUSE, f"100 ports of {address} below {_PORTS.stop} are taken")
-
-
 def _free_port_there(host: Host, address: str) -> int:
-    question = shlex.join([sys.executable, "-c", _FREE_PORT, address, f"{_family(address):d}"])
+    question = shlex.join([sys.executable, "-c", _FREE_PORT, address, f"{address_family(address):d}"])
     answer = _ssh(*SSH_OPTIONS, host.name, question)
     if answer.returncode or not answer.stdout.strip().isdigit():
         raise InputError(
@@ -149,7 +127,3 @@ def _ssh(*arguments: str) -> subprocess.CompletedProcess[str]:
         return answer_of("ssh", *arguments)
     except FileNotFoundError:
         raise InputError("--hosts needs ssh, which is not on PATH: install openssh-client") from None
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

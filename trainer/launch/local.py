@@ -22,7 +22,7 @@ from trainer.config import STANDARD_INPUT, Comm, Job
 from trainer.config.overrides import as_variable
 from trainer.errors import InputError
 from trainer.launch.commands import answer_of
-from trainer.launch.hosts import SSH_OPTIONS, Host, address_as_seen_by, free_port, rendezvous_address
+from trainer.launch.hosts import SSH_OPTIONS, Host, address_as_seen_by, rendezvous_address
 from trainer.launch.interrupt import line_for_signal
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
@@ -32,7 +32,7 @@ from trainer.run.folder import run_folder
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
-from trainer.sysinfo.addresses import loopback_interface
+from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.terminal import shown
 

@@ -5,8 +5,13 @@ They let a listener bind where only those who need it can connect. Imports no to
 
 import errno
 import ipaddress
+import random
 import socket
 from contextlib import suppress
+
+PORTS = range(20_000, 32_768)
+"""Ports below those that Linux gives to outgoing connections, which might take a port between the check
+and its use."""
 
 
 def is_loopback(host: str) -> bool:
@@ -70,3 +75,24 @@ def loopback_interface() -> str | None:
     """Returns the name of the loopback interface, `lo` on Linux and `lo0` on macOS; None if there is none."""
     names = {name for _, name in socket.if_nameindex()}
     return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def free_port(address: str) -> int:
+    """Returns a TCP port that is free on this machine's `address`.
+
+    Raises OSError if the address belongs to another machine.
+    """
+    for port in random.sample(PORTS, 100):
+        try:
+            socket.create_server((address, port), family=address_family(address)).close()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return port
+    raise OSError(errno.EADDRINUSE, f"100 ports of {address} below {PORTS.stop} are taken")
+
+
+def address_family(address: str) -> socket.AddressFamily:
+    """Returns the address family of a literal address: IPv6 if it has a colon, else IPv4."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

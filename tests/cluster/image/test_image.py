@@ -26,7 +26,7 @@ from tests.cluster.image.images import (
 )
 from trainer.demo.__main__ import prepare as prepare_demo
 from trainer.image.stack_table import table
-from trainer.launch.hosts import free_port
+from trainer.sysinfo.addresses import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]
 

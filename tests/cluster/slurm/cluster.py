@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.launch.hosts import free_port
+from trainer.sysinfo.addresses import free_port
 
 NODES = ("n1", "n2", "n3")
 """The last one is a spare: a job of two nodes starts on the first two that are up."""
