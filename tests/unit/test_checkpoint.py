@@ -309,10 +309,10 @@ def test_a_checkpoint_of_open_clip_train_goes_on_with_its_optimizer(tmp_path: Pa
     )
     assert step == 3 * (SAMPLES // 16)
     names = {id(p): name for name, p in theirs.named_parameters()}
-    expected = {names[id(p)]: found["exp_avg"] for p, found in optimizer.state.items()}
+    expected = {names[id(p)]: moments["exp_avg"] for p, moments in optimizer.state.items()}
     ours = {id(p): name for name, p in train.model.named_parameters()}
-    for parameter, found in train.optimizer.state.items():
-        assert torch.equal(found["exp_avg"], expected[ours[id(parameter)]])
+    for parameter, moments in train.optimizer.state.items():
+        assert torch.equal(moments["exp_avg"], expected[ours[id(parameter)]])
     assert train.optimizer.param_groups[0]["weight_decay"] == 0.2
 
 

@@ -75,10 +75,10 @@ def ours(tmp_path: Path) -> Path:
 def test_a_run_its_checkpoints_one_of_them_and_its_weights_are_found(
     ours: Path, given: str, step: int
 ) -> None:
-    found = find_trained(str(ours / given))
-    assert found.pretrained == str(ours / f"checkpoints/step-{step:08d}/model.pt")
-    assert found.model == VIT
-    assert found.job is not None
+    trained = find_trained(str(ours / given))
+    assert trained.pretrained == str(ours / f"checkpoints/step-{step:08d}/model.pt")
+    assert trained.model == VIT
+    assert trained.job is not None
 
 
 def test_weights_of_others_take_their_model_from_open_clip_trains_parameters(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ((), "Missing argument 'CHECKPOINT'"),
         (("no.pt",), "no.pt: no such file or folder: give a run folder"),
@@ -130,14 +130,18 @@ def test_a_checkpoint_of_ours_is_evaluated_as_its_job_says_and_anywhere(ours: Pa
     ],
 )
 def test_bad_input_of_eval_is_told_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str, capsys: Capture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    expected: str,
+    capsys: Capture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("w.pt", "0.png", "a.tar"):
         Path(name).touch()
     Path("a.csv").write_text("image,caption\n0.png,a\n")
     Path("empty").mkdir()
-    assert cli.main(["eval", *words]) == 2
+    assert cli.main(["eval", *arguments]) == 2
     shown = capsys.readouterr()
     assert expected in shown.err
     assert shown.out == ""
@@ -249,8 +253,8 @@ def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: P
     check_evaluation(settings)
     assert class_names(settings) == ("ant", "dog", "tabby cat")
     source = open_labelled(settings)
-    found = [(raw.key, raw.label, raw.image) for raw in map(source.read, range(len(source)))]
-    assert found == [
+    samples = [(raw.key, raw.label, raw.image) for raw in map(source.read, range(len(source)))]
+    assert samples == [
         ("dog/deep/c.jpg", 1, b"dog/deep/c.jpg"),
         ("tabby_cat/a.png", 2, b"tabby_cat/a.png"),
         ("tabby_cat/b.JPEG", 2, b"tabby_cat/b.JPEG"),

@@ -72,11 +72,11 @@ def test_ranks_are_those_of_a_stable_sort_of_all_pairs_in_any_cut(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_exact_features_are_whole_steps_near_the_unit_vector(dtype: torch.dtype) -> None:
     given = torch.randn(50, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
-    found = exact(given).double()
-    steps = found / ranking.STEP
+    rounded = exact(given).double()
+    steps = rounded / ranking.STEP
     assert torch.equal(steps, steps.round())
     unit = torch.nn.functional.normalize(given.double(), dim=1)
-    assert float((found - unit).abs().max()) <= ranking.STEP / 2
+    assert float((rounded - unit).abs().max()) <= ranking.STEP / 2
 
 
 def test_cosines_do_not_depend_on_the_order_of_adding() -> None:

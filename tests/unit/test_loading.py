@@ -54,11 +54,11 @@ def test_broken_weights_are_refused_without_advice_to_run_their_code(tmp_path: P
     job = _with_weights(tmp_path / name)
     with pytest.raises(InputError, match=name) as refusal:
         untrained(job)
-    said = str(refusal.value)
-    assert "weights_only" not in said
-    assert "trust" not in said
-    assert not said.isspace()
-    assert len(said.splitlines()) <= 2
+    message = str(refusal.value)
+    assert "weights_only" not in message
+    assert "trust" not in message
+    assert not message.isspace()
+    assert len(message.splitlines()) <= 2
     assert not (tmp_path / "trapped").exists()
 
 
@@ -93,11 +93,11 @@ except InputError as error:
 """
 
 
-@pytest.mark.parametrize("words", [["hf-hub:nobody/nothing"], ["ViT-B-32", "laion2b_s34b_b79k"]])
-def test_a_hub_that_does_not_answer_is_no_bad_input(tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["hf-hub:nobody/nothing"], ["ViT-B-32", "laion2b_s34b_b79k"]])
+def test_a_hub_that_does_not_answer_is_no_bad_input(tmp_path: Path, arguments: list[str]) -> None:
     env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", UNREACHABLE, *words], capture_output=True, text=True, check=False, env=env
+        [sys.executable, "-c", UNREACHABLE, *arguments], capture_output=True, text=True, check=False, env=env
     )
     assert done.stdout.startswith("True "), done.stdout + done.stderr
     assert "the hub does not answer" in done.stdout

@@ -61,10 +61,10 @@ def gives_up() -> Metrics:
 
 
 def manifest(setup: TrainSetup, step: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+    content: dict[str, Any] = json.loads(
         (setup.run.checkpoints / files.folder_name(step) / files.MANIFEST).read_text()
     )
-    return found
+    return content
 
 
 def evaluations(setup: TrainSetup) -> list[int]:

@@ -82,5 +82,5 @@ def open_clip_trains_rule() -> Callable[[str, nn.Parameter], bool]:
     rule = next(
         line for line in source.read_text().splitlines() if line.strip().startswith("exclude = lambda")
     )
-    found: Callable[[str, nn.Parameter], bool] = eval(rule.partition("=")[2].strip())
-    return found
+    decays_there: Callable[[str, nn.Parameter], bool] = eval(rule.partition("=")[2].strip())
+    return decays_there

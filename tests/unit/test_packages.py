@@ -79,7 +79,7 @@ def test_the_image_of_a_job_brings_what_its_model_needs_once() -> None:
 
 def test_check_says_which_package_an_image_of_another_job_lacks() -> None:
     keys = {"slurm": {"container": "pyxis"}, "image": {"tag": "ours/clip:1"}}
-    said = [text for text in warnings(job(SIGLIP, **keys), None) if "transformers" in text]
-    assert len(said) == 1
-    assert 'an image of another job needs image.pip_packages = ["transformers"]' in said[0]
+    matches = [text for text in warnings(job(SIGLIP, **keys), None) if "transformers" in text]
+    assert len(matches) == 1
+    assert 'an image of another job needs image.pip_packages = ["transformers"]' in matches[0]
     assert not [text for text in warnings(job("ViT-B-32", **keys), None) if "transformers" in text]

@@ -65,10 +65,10 @@ def test_a_process_that_is_not_what_its_image_promises_is_named(
     (tmp_path / "stack.json").write_text(json.dumps({"torch": torch}))
     assert check_same(tiny_job(), alone) == ""
     (tmp_path / "stack.json").write_text(json.dumps({"torch": "2.1.0"}))
-    said = f"their image was built and verified with:\n  torch {torch}, the image has 2.1.0: rank 0"
-    with pytest.raises(InputError, match=re.escape(said)):
+    message = f"their image was built and verified with:\n  torch {torch}, the image has 2.1.0: rank 0"
+    with pytest.raises(InputError, match=re.escape(message)):
         check_same(tiny_job(), alone)
-    assert said in check_same(tiny_job(health={"same_environment": "warn"}), alone)
+    assert message in check_same(tiny_job(health={"same_environment": "warn"}), alone)
     assert check_same(tiny_job(health={"same_environment": "off"}), alone) == ""
 
 
