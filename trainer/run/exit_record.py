@@ -17,6 +17,8 @@ EXIT_DIR = "CLIPSHIP_EXIT_DIR"
 RANK_DIR = "CLIPSHIP_RANK_DIR"
 """Variable with the folder in which a supervisor and its rank exchange files; unset for a rank without a
 supervisor."""
+SUPERVISOR_LOST = "its supervisor is gone"
+"""Beginning of the reason of a run that lost one; batch scripts then ask whether its node is lost."""
 _RECORD = "rank-{:05d}.json"
 
 
@@ -46,6 +48,11 @@ class ExitRecord:
     def text(self) -> str:
         """Returns the headline followed by the details."""
         return "\n".join([self.headline(), *self.details.splitlines()])
+
+
+def supervisor_lost(how: str) -> str:
+    """Returns the reason of a run that lost a supervisor; `how` says how the others noticed."""
+    return f"{SUPERVISOR_LOST}: {how}; its node failed, or the process was killed"
 
 
 def record_exit(record: ExitRecord, env: Mapping[str, str]) -> bool:

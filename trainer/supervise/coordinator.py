@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exit_record import ExitRecord
+from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.limits import Limits
@@ -111,7 +111,7 @@ class Coordinator:
 
     def _on_lost(self, message: Message) -> None:
         rank, node = message["rank"], message["node"]
-        reason = f"its supervisor is gone: {message['reason']}; its node failed, or the process was killed"
+        reason = supervisor_lost(message["reason"])
         self._record_cause(1.0, ExitRecord(rank, node, EXIT_FAILED, reason, time.time()))
 
     def _on_cut(self, message: Message) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exit_record import RANK_DIR, ExitRecord, first_cause, record_cause
+from trainer.run.exit_record import RANK_DIR, ExitRecord, first_cause, record_cause, supervisor_lost
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, FLIGHT_RECORDS
 from trainer.supervise import heartbeat
 from trainer.supervise.coordinator import Coordinator
@@ -303,7 +303,7 @@ class Supervisor:
         elif lost["cut"]:
             self._end_cut_off(own, f"rank {lost['rank']} on {lost['node']}")
         else:
-            reason = f"its supervisor is gone: {lost['reason']}; its node failed, or the process was killed"
+            reason = supervisor_lost(lost["reason"])
             await self._end_alone(own, reason, Missing(lost["rank"], lost["node"]))
 
     def _end_cut_off(self, code: int, other: str) -> None:

@@ -19,6 +19,7 @@ from trainer.launch.image_name import for_enroot
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.slurm.validate import validate
 from trainer.launch.templates import render
+from trainer.run.exit_record import SUPERVISOR_LOST
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
@@ -57,6 +58,8 @@ class SbatchContext:
     """Option of apptainer that gives access to the GPUs, with a trailing space; "" for ranks on CPUs."""
     python: str
     mpi: str
+    supervisor_lost: str
+    """Beginning of the reason in exit.json of a run that lost a supervisor, and so perhaps a node."""
     without_pmix: str
     """Keys that start the ranks on a cluster without PMIx; "" if the ranks do not need it."""
     mem_bind: str
@@ -131,6 +134,7 @@ def _context(job: Job) -> SbatchContext:
         apptainer_gpus="" if _gpu_request(job) == "none" else "--nv ",
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
         mpi="none" if row_of(job).uses_master_address else slurm.mpi,
+        supervisor_lost=SUPERVISOR_LOST,
         without_pmix=_without_pmix(job),
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
         wait_s=_WAIT_S,
