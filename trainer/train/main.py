@@ -44,7 +44,7 @@ from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import World
+from trainer.supervise.world import SINGLE, World
 from trainer.sysinfo.shortage import shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
@@ -181,7 +181,8 @@ def _announce(
     tail = f" ({many(remainder, 'sample')} of each epoch left out)" if remainder else ""
     _say("run folder", str(run.folder))
     here = f", {world.local_size} of them" if world.local_size < world.size else ""
-    _say("world", f"{many(world.size, 'rank')}{here} on {world.node}, started by {world.launcher}")
+    how = "as a single process" if world.launcher == SINGLE else f"by {world.launcher}"
+    _say("world", f"{many(world.size, 'rank')}{here} on {world.node}, started {how}")
     _say(
         "backend",
         f"{comm.name} on {comm.device} "
