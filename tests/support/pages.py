@@ -1,0 +1,193 @@
+"""The shell commands that README and docs/ show, with the output below each, and how to run them.
+
+A fenced block marked `console` holds commands: a line that begins with `$ ` is one, lines that begin with `> ` right
+below continue it, and what follows is its output. In output, `...` stands for any text, a line of `...` for any lines.
+A comment above a block says more: `<!-- needs: slurm -->` that a laptop alone cannot run it, `<!-- file: job.toml -->`
+that the reader saves the block under that name, `<!-- append: job.toml -->` that it goes to that file's end.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HOME = "/home/me"
+"""Folder that pages show in place of the one in which a session runs."""
+_MARK = re.compile(r"<!-- (needs|file|append): (\S+) -->")
+_FENCE = re.compile(r"(`{3,})(\S*)")
+_STATE = """[[ ! -e {state} ]] || . {state}
+cd "${{PAGE_FOLDER:-.}}"
+{command}
+status=$?
+PAGE_FOLDER=$PWD
+export PAGE_FOLDER
+export -p >{state}
+exit $status
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    """Line of its first content."""
+    language: str
+    mark: tuple[str, str]
+    """Kind and value of the comment above; both empty if there is none."""
+    lines: tuple[str, ...]
+
+    @property
+    def needs(self) -> str:
+        """What a laptop lacks for it; empty if nothing."""
+        return self.mark[1] if self.mark[0] == "needs" else ""
+
+    @property
+    def file(self) -> str:
+        """File of the session that this block is written or appended to; empty if none."""
+        return self.mark[1] if self.mark[0] in ("file", "append") else ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a console block."""
+
+    block: Block
+    line: int
+    text: str
+    shown: tuple[str, ...]
+    """Its output on the page; empty if the page shows none."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.block.page.relative_to(ROOT)}:{self.line}: $ {self.text}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yields the fenced blocks of a page, from top to bottom."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    above, at = "", 0
+    while at < len(lines):
+        fence = _FENCE.fullmatch(lines[at])
+        if fence:
+            end = lines.index(fence[1], at + 1)
+            mark = _MARK.fullmatch(above)
+            kind, value = mark.groups() if mark else ("", "")
+            yield Block(page, at + 2, fence[2], (kind, value), tuple(lines[at + 1 : end]))
+            at = end
+        above = lines[at]
+        at += 1
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """Yields the commands of a page's console blocks, from top to bottom."""
+    for block in blocks(page):
+        yield from commands_of(block)
+
+
+def commands_of(block: Block) -> Iterator[Command]:
+    """Yields the commands of one block; none if it is no console block."""
+    if block.language != "console":
+        return
+    starts = [at for at, line in enumerate(block.lines) if line.startswith("$ ")]
+    if not starts or starts[0] != 0:
+        raise ValueError(f"{block.page.name}:{block.line}: a console block begins with `$ COMMAND`")
+    for start, end in pairwise([*starts, len(block.lines)]):
+        yield _command(block, start, end)
+
+
+def _command(block: Block, start: int, end: int) -> Command:
+    text = [block.lines[start].removeprefix("$ ")]
+    at = start + 1
+    while at < end and re.match(r">( |$)", block.lines[at]):
+        text.append(block.lines[at][2:])
+        at += 1
+    return Command(block, block.line + start, "\n".join(text), block.lines[at:end])
+
+
+class Session:
+    """Runs the commands of one page, one after the other, in one folder.
+
+    The folder and the exported variables of a command are those of the next.
+    """
+
+    def __init__(self, folder: Path, limit_s: float) -> None:
+        self.folder = folder.resolve()
+        self.limit_s = limit_s
+        self._state = self.folder.parent / f"{self.folder.name}.state"
+
+    def save(self, block: Block) -> None:
+        """Write the block's lines into its file, or append them to it."""
+        with (self.folder / block.file).open("a" if block.mark[0] == "append" else "w") as file:
+            file.write("\n".join(block.lines) + "\n")
+
+    def run(self, text: str) -> tuple[int, list[str]]:
+        """Returns the command's exit code and the lines of its output, stdout and stderr as they come."""
+        script = _STATE.format(state=shlex.quote(str(self._state)), command=text)
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=self._variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            printed, _ = process.communicate(timeout=self.limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed = process.communicate()[0] + f"\n(killed after {self.limit_s:.0f} s)"
+        lines = printed.replace(str(self.folder), HOME).splitlines()
+        return process.returncode, [line.rstrip() for line in lines]
+
+    def _variables(self) -> dict[str, str]:
+        bins = Path(sys.executable).parent
+        return os.environ | {
+            "PATH": f"{bins}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "COLUMNS": "100",
+            "CUDA_VISIBLE_DEVICES": "",  # pages show runs on the CPU
+            "HF_HUB_OFFLINE": "1",
+        }
+
+
+def line_matches(shown: str, printed: str) -> bool:
+    """Compares a line of a page with a printed one; `...` stands for any text."""
+    return (
+        re.fullmatch(".*".join(re.escape(part) for part in shown.rstrip().split("...")), printed) is not None
+    )
+
+
+def matches(shown: tuple[str, ...], printed: list[str]) -> bool:
+    """Compares the output on a page with a printed one; a line of `...` stands for any number of lines."""
+    at = position = back = 0
+    star: int | None = None  # index of the last line of `...`; `back` is where its text ends at present
+    while position < len(printed):
+        if at < len(shown) and shown[at].strip() == "...":
+            star, back = at, position
+            at += 1
+        elif at < len(shown) and line_matches(shown[at], printed[position]):
+            at += 1
+            position += 1
+        elif star is not None:
+            back += 1
+            at, position = star + 1, back
+        else:
+            return False
+    return all(line.strip() == "..." for line in shown[at:])
+
+
+def masked(shown: tuple[str, ...], printed: list[str]) -> list[str]:
+    """Returns what was printed, each line as the page has it where the page has one that matches."""
+    patterns = [line for line in shown if line.strip() != "..."]
+    return [next((line for line in patterns if line_matches(line, text)), text) for text in printed]
