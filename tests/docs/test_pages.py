@@ -190,6 +190,13 @@ def test_output_matches_with_dots_for_what_varies() -> None:
     assert not matches(("a", "...", "z"), ["a", "y"])
 
 
+def test_rewriting_keeps_the_dots_of_a_page() -> None:
+    shown = ("a ...", "...", "z", "end")
+    assert masked(shown, ["a 1", "b", "c", "z", "the end"]) == ["a ...", "...", "z", "the end"]
+    assert masked(shown, ["a 1", "b", "y", "end"]) == ["a ...", "b", "y", "end"]
+    assert masked(("...", "z"), ["a", "z"]) == ["...", "z"]
+
+
 def test_session_keeps_folder_and_variables(tmp_path: Path) -> None:
     session = Session(tmp_path, 60.0)
     session.run("mkdir inner; cd inner; export COLOUR='light green'")

@@ -188,6 +188,16 @@ def matches(shown: tuple[str, ...], printed: list[str]) -> bool:
 
 
 def masked(shown: tuple[str, ...], printed: list[str]) -> list[str]:
-    """Returns what was printed, each line as the page has it where the page has one that matches."""
+    """Returns what was printed, each line as the page has it where the page has one that matches.
+
+    What a line of `...` stands for between two lines that are still printed is that line again.
+    """
     patterns = [line for line in shown if line.strip() != "..."]
-    return [next((line for line in patterns if line_matches(line, text)), text) for text in printed]
+    seen = [next((line for line in patterns if line_matches(line, text)), text) for text in printed]
+    for at, line in enumerate(shown):
+        above, below = shown[at - 1 : at], shown[at + 1 : at + 2]
+        if line.strip() == "..." and {*above, *below} <= set(seen):
+            start = seen.index(above[0]) + 1 if above else 0
+            stop = seen.index(below[0]) if below else len(seen)
+            seen[start:stop] = ["..."] if start < stop else seen[start:stop]
+    return seen
