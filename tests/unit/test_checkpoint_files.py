@@ -62,7 +62,9 @@ def test_a_best_one_that_somebody_removed_is_none(tmp_path: Path) -> None:
     assert files.best_so_far(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"step": "2"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"step": "2"}', '{"step": 2, "metric": "loss", "value": "low"}']
+)
 def test_a_malformed_note_of_the_best_one_is_none(tmp_path: Path, text: str) -> None:
     publish(tmp_path, 2)
     (tmp_path / files.BEST).write_text(text)

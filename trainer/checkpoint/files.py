@@ -192,7 +192,10 @@ def _read_best(checkpoints: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     whole = (
-        isinstance(best, dict) and isinstance(best.get("step"), int) and {"metric", "value"} <= best.keys()
+        isinstance(best, dict)
+        and isinstance(best.get("step"), int)
+        and isinstance(best.get("metric"), str)
+        and isinstance(best.get("value"), int | float)
     )
     return best if whole else None
 
