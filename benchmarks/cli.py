@@ -1,7 +1,8 @@
-"""`make bench-cli`: the time to render a batch script, against TorchX's dry run on the same machine; the last line is JSON.
+"""`make bench-cli`: the time to render a batch script, against TorchX's dry run on the same machine.
 
-Each is installed as pip installs it, in an environment of its own outside the checkout: clipship as a wheel of this checkout, with the
-packages that it needs from the environment that runs this. Both are timed from the command line's start to its end, in turns.
+Each is installed as pip installs it, in an environment of its own outside the checkout: clipship as a wheel
+of this checkout, with the packages that it needs from the environment that runs this. Both are timed from the
+command line's start to its end, in turns. The last line is JSON.
 """
 
 import json

@@ -1,10 +1,14 @@
-"""Our loader against open_clip_train's, on the same shards, in turns, each pinned to one core: `make bench-data`.
+"""Our loader against open_clip_train's, on the same shards: `make bench-data`.
 
-Then two of our loader processes against one, where two cores are theirs.
+They take turns, each pinned to one core. Then two of our loader processes run against one, where two cores
+are theirs.
 
-Photographs of two sizes are packed once; open_clip_torch's trainer is installed once, in an environment of its own, with the webdataset
-that it asks for and the torch, Pillow and numpy of this one. The last line on stdout is JSON.
-Where others use the machine too, `--clock cpu` counts the processor time of a side's processes instead of the wall's.
+Photographs of two sizes are packed once; open_clip_torch's trainer is installed once, in an environment of
+its own, with the webdataset that it asks for and the torch, Pillow and numpy of this one. The last line on
+stdout is JSON.
+
+Where others use the machine too, `--clock cpu` counts the processor time of a side's processes instead of the
+wall's.
 """
 
 import io
@@ -35,7 +39,7 @@ WORDS = """the of on in near old new red blue white green temple flower roof tre
 
 
 def photographs(width: int, height: int, count: int) -> Iterator[PackedSample]:
-    """Random cuts of scikit-learn's two photographs, each other than the rest, with captions of 5 to 15 words."""
+    """Cuts pictures at random from scikit-learn's two photographs, each with a caption of 5 to 15 words."""
     from sklearn.datasets import load_sample_images
 
     pictures = [Image.fromarray(picture) for picture in load_sample_images().images]
@@ -87,7 +91,10 @@ def their_python(folder: Path) -> Path:
 
 
 def measured(command: list[str], cores: set[int], clock: str) -> float:
-    """What the command prints, run on those cores alone: images per second by the wall's clock or in processor time."""
+    """Runs the command on those cores alone and returns the number that it prints.
+
+    The number is images per second, by the wall clock or in processor time.
+    """
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "OMP_NUM_THREADS": "1"
     }
@@ -122,7 +129,10 @@ def compare(size: int, folder: Path, turns: int, batches: int, core: int, clock:
 
 
 def two_processes(size: int, folder: Path, turns: int, batches: int, cores: set[int]) -> dict[str, float]:
-    """Medians over the turns, in images per second by the wall's clock, of one and of two loader processes on two cores."""
+    """Returns the medians over the turns of one and of two loader processes on two cores.
+
+    The unit is images per second by the wall clock.
+    """
     words = [shards(folder, size), str(batches)]
     sides: dict[str, Callable[[], float]] = {
         "one": lambda: measured([*OURS, "loader", *words], cores, "wall"),

@@ -2,7 +2,8 @@
 
 Prints the seconds that it takes and the MB of the whole process.
 
-The index is generated: its catalogue is whole, the files of rows are links to one. No shard exists, so nothing can be read but the index.
+The index is generated: its catalogue is whole, the files of rows are links to one. No shard exists, so
+nothing can be read but the index.
 """
 
 import json

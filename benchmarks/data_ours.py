@@ -1,6 +1,7 @@
-"""Our loader, and the decoder alone, on shards: `python -m benchmarks.data_ours loader|loader2|decoder PATTERN BATCHES`.
+"""Our loader, and the decoder alone, on shards.
 
-Prints images per second, by the wall and of processor time.
+`python -m benchmarks.data_ours loader|loader2|decoder PATTERN BATCHES` prints images per second, by the wall
+clock and of processor time.
 """
 
 import os

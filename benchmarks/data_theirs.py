@@ -1,6 +1,7 @@
 """open_clip_train's own loader on shards: `python bench_data_theirs.py PATTERN SAMPLES BATCHES`.
 
-Prints images per second, by the wall and of processor time. Runs in an environment of its own, so it imports nothing of this project.
+Prints images per second, by the wall and of processor time. Runs in an environment of its own, so it imports
+nothing of this project.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""An environment for one side of a benchmark: its own packages first, then those of the environment that runs this."""
+"""An environment for one side of a benchmark.
+
+Python looks first in its own packages, then in those of the environment that runs this.
+"""
 
 import sysconfig
 import venv

@@ -1,8 +1,10 @@
-"""What the supervisors cost, measured here: `python -m benchmarks.heartbeat [NODES ...]`.
+"""Measures the cost of supervisors: `python -m benchmarks.heartbeat [NODES ...]`.
 
-For each number of nodes the whole tree runs on this machine, one endpoint a node with its real sockets on loopback: the root in a process
-of its own, the others in a few. Then one leaf's connections break, and the news travels up and the end down. Last, a real run of two
-ranks: what a step takes, what its heartbeats take, and what a supervisor takes of a core in the same steps. The last line is JSON.
+For each number of nodes the whole tree runs on this machine, one endpoint for each node with its real sockets
+on loopback: the root in a process of its own, the others in a few. Then one leaf's connections break; the
+news travels up and the order to end travels down. Last comes a real run of two ranks: the seconds of a step,
+the time of its heartbeats in it, and the share of a core that a supervisor takes in the same steps. The last
+line is JSON.
 """
 
 import asyncio
@@ -31,7 +33,7 @@ WORKERS = 4
 MEASURE_S = 10.0
 JOIN_S = 300.0
 STEPS = 23
-"""Of the real run; the first ones, which begin slowly, do not count."""
+"""Steps of the real run; the first ones, which begin slowly, do not count."""
 _AT_ONCE = 50
 """Newcomers of one worker that meet the root at the same time."""
 
@@ -45,7 +47,7 @@ class Measured:
     root_messages_per_s: float
     root_cpu: float
     others_cpu: float
-    """Of all other endpoints together; a node's own share is this divided by their number."""
+    """Share of a core that all other endpoints take; a node's own share is this divided by their number."""
     detected_s: float
     ended_s: float
 
@@ -177,7 +179,10 @@ def _children() -> float:
 
 
 def real_steps() -> dict[str, float]:
-    """Of the rank whose supervisor took most: seconds of a step, and what watching it took, as shares of that."""
+    """Returns the seconds of a step and the shares of it that watching took.
+
+    The figures are those of the rank whose supervisor took most.
+    """
     with tempfile.TemporaryDirectory() as folder:
         job = tiny_job(
             name="watched",

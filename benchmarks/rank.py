@@ -1,6 +1,7 @@
-"""The real trainer under its supervisor, which at its last step prints what a step cost and what watching it cost, in one run.
+"""The real trainer under its supervisor, which measures a step and the cost of watching it.
 
-`python -m benchmarks.rank JOB` is a supervisor and its rank, as `python -m trainer.rank JOB` is.
+Both come from one run and are printed at its last step. `python -m benchmarks.rank JOB` is a supervisor and
+its rank, as `python -m trainer.rank JOB` is.
 """
 
 import json
@@ -22,7 +23,11 @@ MARK = "watched "
 
 
 class Watched:
-    """The same stretch of steps: the wall clock, the rank's time in its heartbeat and in its monitoring, and its supervisor's CPU time."""
+    """Times of the same stretch of steps.
+
+    These are the wall clock, the rank's time in its heartbeat and in its monitoring, and its supervisor's CPU
+    time.
+    """
 
     def __init__(self, last_step: int) -> None:
         self._last = last_step
@@ -48,7 +53,7 @@ class Watched:
         self._install_around_monitoring()
 
     def _install_around_monitoring(self) -> None:
-        """What looks at steps and writes of them, waiting for other ranks in it included."""
+        """Times the functions that inspect and record steps; waiting for other ranks in them counts, too."""
         from trainer.telemetry.metrics import Telemetry
         from trainer.telemetry.rank_stats import RankStats
         from trainer.telemetry.stragglers import StragglerDetector
@@ -98,7 +103,7 @@ class Watched:
 
 
 def cpu_s(pid: int) -> float:
-    """Of a process so far, its children's left out."""
+    """Returns the CPU seconds of a process so far, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

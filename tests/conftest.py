@@ -1,4 +1,7 @@
-"""Skips what a machine cannot run: tests marked `horovod` where Horovod was not built. Whole-text goldens. No torch."""
+"""Skips tests marked `horovod` where Horovod is not built, and compares whole texts with goldens.
+
+Imports no torch.
+"""
 
 import importlib.util
 import signal
@@ -16,7 +19,10 @@ settings.load_profile("busy-machine")
 
 
 def pytest_configure() -> None:
-    """Ctrl-C reaches what the tests start, also where a shell has put them into the background: it starts those with it ignored."""
+    """Lets Ctrl-C reach the processes that tests start.
+
+    A shell that runs the tests in the background starts them with SIGINT ignored.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,7 @@
-"""Which TCP sockets listen in a tree of processes, read from /proc; and a stranger who plants a pickle wherever a torch store answers."""
+"""TCP sockets that listen in a tree of processes, read from /proc.
+
+A stranger is here, too: it plants a pickle wherever a torch store answers.
+"""
 
 import base64
 import ipaddress
@@ -18,8 +21,11 @@ from trainer.sysinfo.addresses import address_towards
 _LISTEN = "0A"  # TCP_LISTEN of the kernel's net/tcp_states.h
 _RENDEZVOUS = "torch.rendezvous."
 _ANSWER_S = 60.0
-"""Time for a process to import torch and for a store to answer it. A port that is no store may never answer, and
-torch's client then waits without a limit, deaf to signals: hence a process for each."""
+"""Time for a process to import torch and for a store to answer it.
+
+A port that is no store may never answer, and torch's client then waits without a limit and ignores signals.
+Therefore each port gets a process of its own.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,12 @@ class Listener:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """True if only this machine can reach the socket."""
         return ipaddress.ip_address(self.address).is_loopback
 
 
 def listeners(root: int) -> list[Listener]:
-    """Of the process and all that descends from it."""
+    """Returns the listening sockets of the process and of all its descendants."""
     places = {inode: place for name in ("tcp", "tcp6") for inode, place in _places(Path("/proc/net", name))}
     return [
         Listener(_command(pid), *places[inode])
@@ -56,8 +62,11 @@ def outer_address() -> str:
 
 
 def plant(found: list[Listener], outer: str, mark: Path) -> int:
-    """As a stranger: at every port that answers as a torch store, put a pickle that makes the file `mark` where torch's rendezvous keeps
-    its state. Returns the number of values planted."""
+    """Plays a stranger: puts a pickle into every port that answers as a torch store.
+
+    The pickle stands where torch's rendezvous keeps its state and makes the file `mark`. Returns the number
+    of values planted.
+    """
     strangers = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.listeners", address, str(listener.port), str(mark)],

@@ -1,7 +1,8 @@
-"""`make parity`: the gradient on 1, 2 and 4 ranks, both backends, every launcher, against one process that holds the whole batch.
+"""`make parity`: the gradient of ranks against that of one process that holds the whole batch.
 
-Prints a line a case and ends with one line of JSON; exit code 1 where a case is above the bound. Without Horovod its half is left out,
-and the last line says so.
+It compares on 1, 2 and 4 ranks, both backends and every launcher. Prints a line for each case and ends with
+one line of JSON; the exit code is 1 if a case is above the bound. Without Horovod its half is left out, and
+the last line says so.
 """
 
 import importlib.util

@@ -15,7 +15,10 @@ from tests.cluster.slurm.cluster import Cluster, missing_programs
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Cluster]:
-    """Two nodes. Not in /tmp, of which each has its own. What is not there fails the tests: nobody asks for them by chance."""
+    """Two nodes. Not in /tmp, of which each has its own.
+
+    What is not there fails the tests: nobody asks for them by chance.
+    """
     if os.geteuid():
         pytest.fail("these tests start Slurm's daemons in namespaces of their own, and need root for it")
     if missing := missing_programs():

@@ -1,6 +1,7 @@
-"""Each shell command that README and docs/ show does what its page shows; what needs a cluster is checked in form.
+"""Each shell command that README and docs/ show does what its page shows.
 
-`pytest tests/docs --rewrite-goldens` writes the printed output into the pages; read the diff.
+Commands that need a cluster are checked in form. `pytest tests/docs --rewrite-goldens` writes the printed
+output into the pages; read the diff.
 """
 
 import difflib
@@ -18,9 +19,9 @@ PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 LANGUAGES = {"console", "csv", "json", "python", "text", "toml"}
 NEEDS = {"checkout", "docker", "horovod", "hosts", "kubernetes", "minutes", "slurm"}
-"""What a block may need: the repository with its Makefile, a daemon, Horovod, other machines, a cluster, minutes."""
+"""Needs that a block may name: a checkout, a daemon, Horovod, other machines, a cluster, minutes."""
 SLOW = {"", "horovod", "minutes"}
-"""What `-m full` runs for real; `make test` leaves out all but the first."""
+"""Needs of the blocks that `-m full` runs for real; `make test` runs only the first."""
 LIMIT_S = 600.0
 SITE_PAGES = [page for page in PAGES if page.parent != ROOT]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

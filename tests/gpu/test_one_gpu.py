@@ -1,4 +1,7 @@
-"""What only a GPU can show: NCCL, the gradient scaler, fused AdamW, memory layouts, kernels. One rank on one GPU: `make test-gpu`."""
+"""Tests that need a GPU: NCCL, the gradient scaler, fused AdamW, memory layouts, kernels.
+
+`make test-gpu` runs one rank on one GPU.
+"""
 
 import json
 import re

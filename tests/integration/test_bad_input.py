@@ -1,4 +1,7 @@
-"""What a user can get wrong, through the real command: one message, exit code 2, no traceback, nothing written. Without ranks, and with."""
+"""Mistakes of a user, through the real command, before ranks start and in them.
+
+Each ends with one message and exit code 2, without a traceback, and nothing is written.
+"""
 
 import io
 import os
@@ -35,7 +38,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def refused(folder: Path, job: Path, *words: str) -> str:
-    """What `clipship run` of two ranks says on stderr, having written nothing."""
+    """Returns stderr of `clipship run` with two ranks, which must refuse the job and write nothing."""
     before = files(folder)
     done = subprocess.run(
         [CLIPSHIP, "run", str(job), "--nproc", "2", *words],
@@ -198,7 +201,7 @@ def test_too_many_bad_samples_end_the_run_with_examples(tmp_path: Path) -> None:
 def test_a_run_that_asked_for_gpus_does_not_train_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """CUDA_VISIBLE_DEVICES hides what the machine has, so that torch finds no GPU here or on a machine with some."""
+    """CUDA_VISIBLE_DEVICES hides all GPUs, so that torch finds none on any machine."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = TinyRun(tmp_path)
     job = run.write(resources={"gpus_per_node": 2}, comm={"backend": backend}, optim={"steps": 1})

@@ -1,4 +1,7 @@
-"""Communication between real ranks: what each collective gives, and the trainer's gradient, on every pair of backend and launcher."""
+"""Communication between real ranks, on every pair of backend and launcher.
+
+The tests look at the result of each collective and at the trainer's gradient.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""A run of which nothing is left that could leave word: `status` and `logs` say so, and the command that they name goes on with it."""
+"""A run of which every process is dead, so that none could record the end.
+
+`status` and `logs` say so, and the command that they name resumes the run.
+"""
 
 import os
 import re

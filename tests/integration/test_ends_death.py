@@ -1,4 +1,7 @@
-"""The end of one rank, or of its supervisor, is the end of all; the first cause comes first, with the exit code that it deserves."""
+"""The end of one rank, or of its supervisor, ends all ranks.
+
+The first cause is reported first, and the exit code is the one of that cause.
+"""
 
 import json
 import os

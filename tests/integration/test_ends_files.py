@@ -1,4 +1,4 @@
-"""What a run reads breaks under it: shards behind a URL that fails, the newest checkpoint."""
+"""Runs whose input breaks while they train: shards behind a URL that fails, a damaged newest checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Sick runs that need not end, and those that must: slow ranks, loaders, full disks, gradients that are no numbers, memory."""
+"""Sick runs, some of which go on and some of which must end.
+
+The reasons: slow ranks, loaders, full disks, NaN or infinite gradients, memory.
+"""
 
 import json
 import os
@@ -168,7 +171,10 @@ def test_rank_that_runs_out_of_memory_is_named_with_the_numbers(
 def test_evaluation_that_one_of_four_ranks_takes_long_for_ends_nothing(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
-    """Each collective may last as long as the longest phase that can hold it up: no limit of a library comes first."""
+    """Each collective may last as long as the longest phase that can delay it.
+
+    No library's own limit may end it earlier.
+    """
     limits = {"eval_s": 100.0, "step_s": 35.0, "data_s": 30.0}
     end = begin(
         tmp_path, backend, launcher, "nap:3:evaluation:2", ranks=4, timeouts=limits, variables={"NAP_S": "40"}

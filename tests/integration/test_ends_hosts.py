@@ -1,4 +1,7 @@
-"""Ends of runs over several machines, each with its own network and name: who started the ranks runs none, and hears of them anyway."""
+"""Ends of runs over several machines, each with its own network and name.
+
+The machine that starts the ranks runs none of them, and still learns how they end.
+"""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""A rank that is late: past the phase's limit the run ends with 124, and the rank, its phase and its step are named."""
+"""A rank that is late: after the phase's limit the run ends with exit code 124.
+
+The message names the rank, its phase and its step.
+"""
 
 from collections.abc import Iterator
 from itertools import product

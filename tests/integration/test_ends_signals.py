@@ -1,4 +1,7 @@
-"""A request to stop: all ranks save at the same step and leave with 75, whoever was asked and under whatever launcher."""
+"""A request to stop: all ranks save at the same step and leave with exit code 75.
+
+This holds for every rank that is asked, and under every launcher.
+"""
 
 import json
 import os

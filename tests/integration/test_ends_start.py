@@ -1,4 +1,7 @@
-"""Ranks that cannot meet, or must not: the run ends at the init limit or at once, and says who is missing or what differs."""
+"""Ranks that cannot meet, or must not.
+
+The run ends at the init limit or at once, and says who is missing or what differs.
+"""
 
 import json
 import os

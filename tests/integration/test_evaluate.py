@@ -1,4 +1,7 @@
-"""Evaluation by several ranks gives what one process finds, and what open_clip itself finds; `clipship eval` from the command line."""
+"""Evaluation by several ranks gives the metrics of one process and of open_clip itself.
+
+`clipship eval` is tested from the command line.
+"""
 
 import importlib.util
 import io
@@ -37,7 +40,10 @@ SAMPLES = 83
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some digits: in shards with class and captions, in class folders, in a table of captions that all differ; and a table of two."""
+    """Digits as shards with class and captions, as class folders and as two tables.
+
+    The captions of one table all differ; the other table has two rows.
+    """
     folder = tmp_path_factory.mktemp("evaluate")
     samples = [digit(number) for number in range(SAMPLES)]
     (folder / "shards").mkdir()
@@ -69,7 +75,10 @@ def digit(number: int) -> PackedSample:
 
 @pytest.fixture(scope="module")
 def weights(folder: Path) -> Path:
-    """A model that knows a part of the digits: a linear map from its untrained image tower to the names, fitted to every other digit."""
+    """A model that recognizes some of the digits.
+
+    A linear map from its untrained image tower to the names is fitted to every other digit.
+    """
     clip = untrained(tiny_job())
     network: Any = clip.model.eval()
     source = open_labelled(Eval(zero_shot=(str(folder / "shards" / "*.tar"),), class_names=CLASSES))
@@ -89,7 +98,7 @@ def weights(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(weights: Path, folder: Path) -> Iterator[list[Metrics]]:
-    """What one process finds, here, with as many threads as there are cores."""
+    """Metrics of one process, which is the test itself and uses a thread for each core."""
     comm = connect(tiny_job(), World(0, 1, 0, 1, "here", "test"), os.environ)
     yield measure("torch", str(weights), folder, comm)
     comm.close()
@@ -185,7 +194,10 @@ def clipship_eval(*words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture(scope="module")
 def theirs(weights: Path, folder: Path) -> Path:
-    """The same weights as open_clip_train leaves them: one file with the wrapper's prefix, and the model's name above its folder."""
+    """The same weights as open_clip_train leaves them: one file with the wrapper's prefix.
+
+    The folder above it carries the model's name.
+    """
     (folder / "logs" / "checkpoints").mkdir(parents=True)
     (folder / "logs" / "params.txt").write_text(f"logs: ./logs\nmodel: {VIT}\nname: mine\n")
     state = {f"module.{name}": tensor for name, tensor in torch.load(weights, weights_only=True).items()}

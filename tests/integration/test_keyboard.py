@@ -1,4 +1,7 @@
-"""Ctrl-C at a real terminal, on a real run of two ranks: what happens now is said at once, in every part of a run's life."""
+"""Ctrl-C at a real terminal, on a real run of two ranks.
+
+In every part of a run's life, the terminal shows at once what happens next.
+"""
 
 import fcntl
 import os
@@ -19,7 +22,7 @@ from tests.support.ends import write_job
 from trainer.supervise.coordinator import REPEAT_S
 
 AT_ONCE_S = 2.0
-"""An answer that waits for any rank, or for a supervisor that does not answer, takes longer; it takes milliseconds."""
+"""Limit for an answer to a key. One that waits for no rank or supervisor takes milliseconds."""
 END_S = 120.0
 CTRL_C = b"\x03"
 
@@ -48,7 +51,7 @@ class Terminal:
         os.write(self._screen, key)
 
     def shows(self, pattern: str, within_s: float) -> re.Match[str]:
-        """What has been shown since the start, once the pattern is in it."""
+        """Waits until the pattern is in the text shown since the start, and returns the match."""
         limit = time.monotonic() + within_s
         while not (found := re.search(pattern, self.text)):
             self._read(0.01)

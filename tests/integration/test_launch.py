@@ -1,4 +1,7 @@
-"""`start_ranks` with real launchers: each rank finds its world and environment, and no rank outlives a failure, a signal or the call."""
+"""`start_ranks` with real launchers: each rank finds its world and environment.
+
+No rank outlives a failure, a signal or the call.
+"""
 
 import importlib.util
 import json
@@ -41,7 +44,7 @@ def job_for(launcher: str) -> Job:
 
 
 def records(output: str) -> list[dict[str, Any]]:
-    """What the probes printed, by rank."""
+    """Returns the JSON records that the probes printed, sorted by rank."""
     lines = [line[line.index("{") :] for line in output.splitlines() if '{"rank"' in line]
     return sorted((json.loads(line) for line in lines), key=lambda record: int(record["rank"]))
 
@@ -175,7 +178,10 @@ sys.exit(start_ranks([*PROBE, "wait", "nobody"], job, **where, overrides=[f"env.
 
 
 def assert_no_secret_is_shown(*words: str) -> None:
-    """Starts two ranks that wait, and looks at the command line of every process on this machine meanwhile, and when both are there."""
+    """Starts two ranks that wait, and reads the command line of every process on this machine.
+
+    It reads them while the ranks start and once more when both are there.
+    """
     shown: set[bytes] = set()
     with subprocess.Popen([sys.executable, "-c", START_WITH_SECRETS, *words], stdout=subprocess.PIPE) as run:
         assert run.stdout is not None

@@ -1,4 +1,7 @@
-"""On one machine nothing of a run listens where another machine reaches it, and nothing unpickles what a stranger says."""
+"""On one machine, no socket of a run listens where another machine reaches it.
+
+No part of a run unpickles what a stranger sends.
+"""
 
 import os
 import subprocess
@@ -27,7 +30,10 @@ needs_list_keys = pytest.mark.skipif(
 
 @contextmanager
 def training(folder: Path, backend: str, launcher: str) -> Iterator[tuple[TinyRun, int]]:
-    """A run of two ranks with loader processes in the middle of its steps, and its process number; killed afterwards."""
+    """A run of two ranks with loader processes in the middle of its steps, and its process number.
+
+    The run is killed afterwards.
+    """
     run = TinyRun(folder)
     run.write(
         data={"workers": 1, "synthetic_samples": 1024},

@@ -1,4 +1,7 @@
-"""The loader with real loader processes: the same batches, errors that name their cause, and ranks that MPI started."""
+"""The loader with real loader processes.
+
+Batches stay the same, errors name their cause, and ranks that MPI started can use it.
+"""
 
 import importlib.util
 import io
@@ -59,7 +62,7 @@ def load(source: Source, workers: int, rank: int = 0, epochs: int = 1) -> Iterat
 
 
 def digest(batches: Iterator[Batch]) -> str:
-    """Of every byte and every name in the batches, in order."""
+    """Returns the hash of every byte and every name in the batches, in order."""
     found = blake2b()
     for batch in batches:
         found.update(
@@ -132,7 +135,7 @@ def test_loader_processes_end_with_their_iterator(digits: DigitSet) -> None:
 
 
 def test_200_epochs_leave_memory_and_open_files_as_they_were(digits: DigitSet) -> None:
-    """Of the rank, and of its loader processes."""
+    """Memory and open files are counted for the rank and for its loader processes."""
     (shard, *_) = sorted(Path(digits.train).parent.glob("*.tar"))
     source = open_source(Data(train=(str(shard),)))
     stream = load(source, workers=2, epochs=200)

@@ -1,4 +1,7 @@
-"""The first processes of an MPIJob's pods, together on a root file system that is read-only: real sshd, mpirun and ranks."""
+"""The first processes of an MPIJob's pods, on a root file system that is read-only.
+
+sshd, mpirun and the ranks are real.
+"""
 
 import os
 import shutil
@@ -53,7 +56,8 @@ mount -o remount,ro,bind /
 ) &
 exec $3 "$4" -P -m trainer.launch.kubernetes.pod.worker /usr/sbin/sshd -De -f /mnt/sshd.conf -p 2022 >/mnt/worker.log 2>&1
 """
-"""Process 1 of a PID namespace is the worker; the launcher reaches it over ssh, as if it were in another pod."""
+"""Process 1 of a PID namespace is the worker; the launcher reaches it over ssh, as if it were in another pod.
+"""
 
 
 def test_ranks_train_where_only_volumes_can_be_written_and_few_rights_are_left(tmp_path: Path) -> None:
@@ -71,7 +75,10 @@ def test_ranks_train_where_only_volumes_can_be_written_and_few_rights_are_left(t
 
 
 def _volume(folder: Path) -> None:
-    """What the pods share: the job's key and file, the operator's list of workers, settings of the image's sshd."""
+    """Writes the folder that pods share.
+
+    It holds the job's key and file, the operator's list of workers and settings of the image's sshd.
+    """
     (folder / ".ssh").mkdir()
     key = folder / ".ssh" / "id_rsa"
     subprocess.run(

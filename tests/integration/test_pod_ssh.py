@@ -1,4 +1,7 @@
-"""Real sshd with the image's own settings: who is let in, whom the launcher believes, what cannot be reached through it."""
+"""Real sshd with the image's own settings.
+
+The tests show who is let in, whom the launcher believes and what cannot be reached through it.
+"""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""The report in a real browser: charts with points, values under the pointer, nothing loaded, nothing hostile run."""
+"""The report in a real browser.
+
+Charts have points, the pointer shows values, nothing is loaded, and hostile text does not run.
+"""
 
 import json
 from collections.abc import Iterator

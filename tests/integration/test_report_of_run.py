@@ -1,4 +1,7 @@
-"""What `clipship run` leaves for people to look at: the report's page and TensorBoard's events, also of a run that was killed."""
+"""Files that `clipship run` leaves for people: the report's page and TensorBoard's events.
+
+A run that was killed leaves them, too.
+"""
 
 from pathlib import Path
 

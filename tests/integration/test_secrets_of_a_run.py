@@ -1,4 +1,7 @@
-"""A real run whose job holds secrets: they are in the run's own job file, which is for its owner alone, and nowhere else."""
+"""A real run whose job holds secrets.
+
+They are in the run's own job file, which only its owner can read, and nowhere else.
+"""
 
 import stat
 from pathlib import Path

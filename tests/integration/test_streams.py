@@ -1,4 +1,7 @@
-"""Ranks that train from pipes: each sample of a pass once, and what a stream cannot promise is said at the start."""
+"""Ranks that train from pipes and see each sample of a pass once.
+
+The start says what a stream cannot promise.
+"""
 
 from pathlib import Path
 

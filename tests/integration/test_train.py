@@ -1,4 +1,7 @@
-"""`clipship run` of tiny jobs: what a run leaves behind, and that neither ranks nor backend nor launcher change what it learns."""
+"""`clipship run` of tiny jobs, and the files that a run leaves.
+
+Neither ranks nor backend nor launcher change what the model learns.
+"""
 
 import json
 import os
@@ -331,7 +334,10 @@ def test_half_precision_with_compressed_gradients_learns(
 
 
 def assert_learns(run: TinyRun, exact: TinyRun) -> None:
-    """From the same beginning in another precision; fp16's scaler finds its factor first, and leaves out the steps that this takes."""
+    """Training from the same weights in another precision learns as much.
+
+    fp16's scaler skips some steps until it has found its factor.
+    """
     losses, first = run.losses(), exact.losses()[1]
     assert losses[1] == pytest.approx(first, rel=1e-2)
     assert losses[1] != first

@@ -1,4 +1,7 @@
-"""Zero-shot classification on any number of ranks: the same counts on few images, many, and fewer than ranks."""
+"""Zero-shot classification on any number of ranks gives the same counts.
+
+The sets have few images, many images, and fewer images than ranks.
+"""
 
 import io
 import json

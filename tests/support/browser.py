@@ -1,4 +1,7 @@
-"""A real browser without a window, spoken to through its debugging pipe: opens a page, moves the pointer, sees errors and requests."""
+"""A real browser without a window, which tests drive through its debugging pipe.
+
+It opens a page, moves the pointer, and sees errors and requests.
+"""
 
 import json
 import os
@@ -64,7 +67,7 @@ class Browser:
         self.call("Runtime.evaluate", expression=_SHOWN, awaitPromise=True)
 
     def value(self, expression: str) -> Any:
-        """Of JavaScript, in the page."""
+        """Returns the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -74,14 +77,14 @@ class Browser:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def errors(self) -> list[Any]:
-        """What the console shows as one, exceptions and refused loads among them."""
+        """Returns the errors in the console, with exceptions and refused loads."""
         self.value("0")  # what was said until now has arrived with the answer
         logged = [event["params"]["entry"]["text"] for event in self._seen("Log.entryAdded")]
         printed = [event["params"]["args"] for event in self._seen("Runtime.consoleAPICalled")]
         return logged + printed + [event["params"] for event in self._seen("Runtime.exceptionThrown")]
 
     def requests(self) -> list[str]:
-        """Of what is no `data:`, the page itself among them."""
+        """Returns the URLs of requests, the page's own included; `data:` URLs are left out."""
         urls = [event["params"]["request"]["url"] for event in self._seen("Network.requestWillBeSent")]
         return [url for url in urls if not url.startswith("data:")]
 

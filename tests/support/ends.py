@@ -66,14 +66,14 @@ def starts(*often: Any) -> pytest.MarkDecorator:
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended."""
+    """The end of a run: its exit code, output, folder and time."""
 
     code: int
     output: str
     errors: str
     folder: Path
     seconds: float
-    """From the fault to the end of the launcher; nan where there was none."""
+    """Seconds from the fault to the end of the launcher; NaN if there was no fault."""
 
     @property
     def diagnosis(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def begin(
     steps: int = 6,
     **sections: Any,
 ) -> Running:
-    """Start the ranks of a job of a few steps, see `write_job`; `around` are words in front of the command."""
+    """Starts the ranks of a job of a few steps, see `write_job`; `around` are words before the command."""
     python: Path | None = sections.pop("python", None)
     hosts: str = sections.get("hosts", "")
     around: list[str] = sections.pop("around", [])
@@ -141,7 +141,10 @@ def begin(
 def write_job(
     tmp_path: Path, backend: str, launcher: str, fault: str = "", *, steps: int = 6, **sections: Any
 ) -> Path:
-    """A job file with a checkpoint and an evaluation every second step; `timeouts` hold from the start, `then` from the fault on."""
+    """Writes a job file with a checkpoint and an evaluation every second step.
+
+    `timeouts` hold from the start, `then` from the fault on.
+    """
     moment = tmp_path / "moment"
     moment.unlink(missing_ok=True)  # of an earlier start
     variables: dict[str, str] = {THEN: json.dumps(sections.pop("then", {})), **sections.pop("variables", {})}

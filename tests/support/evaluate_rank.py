@@ -1,4 +1,7 @@
-"""A rank that only evaluates: `python -m tests.support.evaluate_rank BACKEND WEIGHTS FOLDER`. Rank 0 prints the metrics as JSON."""
+"""A rank that only evaluates: `python -m tests.support.evaluate_rank BACKEND WEIGHTS FOLDER`.
+
+Rank 0 prints the metrics as JSON.
+"""
 
 import json
 import os
@@ -19,7 +22,10 @@ CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def evaluating_jobs(backend: str, weights: str, folder: Path) -> list[Job]:
-    """Many images with the same captions, in shards; a folder for each class, and fewer images than ranks, in a table."""
+    """Writes many images with the same captions in shards, a folder for each class and a table.
+
+    The table has fewer images than there are ranks.
+    """
     held_out, words = (
         str(folder / "shards" / "*.tar"),
         {"class_names": CLASSES, "templates": TEMPLATES, "batch_size": 8},

@@ -1,6 +1,7 @@
-"""A pytest plugin, `-p tests.support.faults`: the table of faults, with the times that were measured, and a last line of JSON.
+"""A pytest plugin, `-p tests.support.faults`: prints the table of faults and the measured times.
 
-A test of a fault has the mark `fault(ROW)`; several tests and their parameters may belong to a row.
+The last line is JSON. A test of a fault has the mark `fault(ROW)`; several tests and their parameters may
+belong to a row.
 """
 
 import json
@@ -15,7 +16,7 @@ measured: list[float] = []
 
 @dataclass
 class Row:
-    """What the tests of one row found."""
+    """Outcomes of the tests of one row, and the times that they measured."""
 
     outcomes: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

@@ -1,14 +1,22 @@
 """The real trainer, one rank of which does something bad at a given moment.
 
-`FAULT` says what: DEED:RANK:PHASE:STEP, from the job's [env]. `python -m tests.support.faulty_rank JOB` is a supervisor and its rank,
-as `python -m trainer.rank JOB` is. Deeds: kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7), freeze (its supervisor too),
-orphan (kills its supervisor), signal (SIGUSR2 to its supervisor), signal-all (so does every rank), term (SIGTERM to its supervisor),
-nap (sleeps 12 s, or NAP_S), lag (sleeps a second now and at every later step), memory (asks for more than it may have),
-fill (the run folder's disk, once a checkpoint is whole), unplug (its machine's network),
-worker-kill and worker-stop (a loader process), nan (this rank's loss of that step is no number).
-Before the supervisor begins, with the phase `start`: absent (the rank never comes), port and meeting (another process has the port),
-unreachable (MASTER_ADDR leads nowhere), path (OTHER_PATH comes first for its modules).
-LOCK_WAIT_S, with or without a fault: how long a start waits for the run folder.
+`python -m tests.support.faulty_rank JOB` is a supervisor and its rank, as `python -m trainer.rank JOB` is.
+The variable `FAULT` in the job's [env] is DEED:RANK:PHASE:STEP. Deeds:
+
+- kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7);
+- freeze (stops its supervisor, too), orphan (kills its supervisor);
+- signal (SIGUSR2 to its supervisor), signal-all (every rank does so), term (SIGTERM to its supervisor);
+- nap (sleeps 12 s, or NAP_S), lag (sleeps a second now and at every later step);
+- memory (asks for more than it may have), fill (the run folder's disk, once a checkpoint is whole);
+- unplug (its machine's network), worker-kill and worker-stop (a loader process);
+- nan (this rank's loss of that step is NaN).
+
+Deeds of the phase `start`, before the supervisor begins:
+
+- absent (the rank never comes), port and meeting (another process has the port);
+- unreachable (MASTER_ADDR leads nowhere), path (OTHER_PATH comes first for its modules).
+
+LOCK_WAIT_S, with or without a fault, is the time for which a start waits for the run folder.
 """
 
 import json

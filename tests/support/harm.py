@@ -1,4 +1,4 @@
-"""What befalls checkpoints on a disk."""
+"""Damage that a disk does to checkpoints."""
 
 from pathlib import Path
 

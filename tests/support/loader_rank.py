@@ -1,4 +1,7 @@
-"""A rank that only loads: `python -m tests.support.loader_rank BACKEND SHARDS`. Rank 0 prints what all ranks got, by rank, as JSON."""
+"""A rank that only loads: `python -m tests.support.loader_rank BACKEND SHARDS`.
+
+Rank 0 prints what all ranks got, by rank, as JSON.
+"""
 
 import json
 import os

@@ -1,6 +1,7 @@
-"""Two machines and a third that starts the ranks, on this one: networks, names and a folder for temporary files of their own.
+"""Two machines and a third that starts the ranks, all of them on this one.
 
-They share the other folders, as nodes of a cluster do, but not what the third machine keeps for itself. Needs root.
+Each has a network, a name and a folder for temporary files of its own. They share the other folders, as nodes
+of a cluster do, but not what the third machine keeps for itself. Needs root.
 """
 
 import os
@@ -19,7 +20,7 @@ _PORT = 2222
 
 
 def missing() -> str | None:
-    """What this machine lacks for it, None where all is there."""
+    """Names what this machine lacks for such hosts; None if it lacks nothing."""
     if os.geteuid() != 0:
         return "root"
     lacks = next((name for name in ("ip", "unshare") if shutil.which(name) is None), None)

@@ -1,6 +1,7 @@
-"""A Python beside which there is no mpirun, so that Debian's Open MPI 4 is taken, and whose Horovod was built against that.
+"""An environment without an mpirun of its own, so that Debian's Open MPI 4 is used.
 
-It has the packages of the environment that runs the tests; wheel and environment are kept outside of the checkout.
+Its Horovod is built against that Open MPI. It has the packages of the environment that runs the tests; wheel
+and environment are kept outside of the checkout.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ BUILD_TOOLS = ("cmake", "ninja")
 
 
 def missing() -> str | None:
-    """What Debian's packages would bring, None where all is there."""
+    """Names a program of Debian's packages that is missing; None if all are there."""
     return next((name for name in ("mpirun", "mpicxx") if not Path("/usr/bin", name).exists()), None)
 
 

@@ -1,6 +1,7 @@
-"""Checks commands of pages without running them: each program has a rule that knows its subcommands and options.
+"""Checks commands of pages without running them, by one rule for each program.
 
-It is for what a laptop lacks: a cluster, Docker, GPUs, hours. A program without a rule is a problem of its own.
+A rule knows the program's subcommands and options. Such checks are for what a laptop lacks: a cluster,
+Docker, GPUs, hours. A program without a rule is a problem of its own.
 """
 
 import importlib.util
@@ -33,7 +34,7 @@ _STARTERS = {
     "horovodrun": ({"--gloo": 0, "-np": 1}, "program"),
     "torchrun": ({"--standalone": 0, "--nproc-per-node": 1, "--no-python": 0, "-m": 0}, "module"),
 }
-"""For each launcher the options that pages use, with the number of their words, and what comes behind them."""
+"""Options of each launcher that pages use, with the number of their words, and what comes after them."""
 
 
 def problems(text: str) -> list[str]:
@@ -95,7 +96,7 @@ def _clipship(words: Words) -> list[str]:
 
 
 def _options(command: click.Command, context: click.Context, words: list[str]) -> list[str]:
-    """What click says of the words; files need not be there."""
+    """Returns the problems that click finds in the words; files need not be there."""
     try:
         values, _, _ = command.make_parser(context).parse_args(list(words))
         for parameter in command.get_params(context):

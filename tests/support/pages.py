@@ -1,9 +1,12 @@
 """The shell commands that README and docs/ show, with the output below each, and how to run them.
 
-A fenced block marked `console` holds commands: a line that begins with `$ ` is one, lines that begin with `> ` right
-below continue it, and what follows is its output. In output, `...` stands for any text, a line of `...` for any lines.
-A comment above a block says more: `<!-- needs: slurm -->` that a laptop alone cannot run it, `<!-- file: job.toml -->`
-that the reader saves the block under that name, `<!-- append: job.toml -->` that it goes to that file's end.
+A fenced block marked `console` holds commands. A line that begins with `$` and a blank is one, lines below it
+that begin with `>` and a blank continue it, and its output follows. In output, `...` stands for any text, a
+line of `...` for any lines. A comment above a block says more:
+
+- `<!-- needs: slurm -->`: a laptop alone cannot run it;
+- `<!-- file: job.toml -->`: the reader saves the block under that name;
+- `<!-- append: job.toml -->`: the block goes to that file's end.
 """
 
 import os
@@ -47,7 +50,7 @@ class Block:
 
     @property
     def needs(self) -> str:
-        """What a laptop lacks for it; empty if nothing."""
+        """Name of what a laptop lacks for this block; empty if it lacks nothing."""
         return self.mark[1] if self.mark[0] == "needs" else ""
 
     @property

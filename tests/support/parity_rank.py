@@ -1,7 +1,8 @@
-"""One rank of `make parity`: the gradient of the trainer's own step against one process that holds the whole batch.
+"""One rank of `make parity`, which compares a gradient with that of one process.
 
-Started by a launcher, like a rank of a real run. The reference knows nothing of ranks: open_clip's model and loss, one backward pass.
-Rank 0 prints a JSON line for each case.
+The gradient is that of the trainer's own step, and the one process holds the whole batch. A launcher starts
+this rank like a rank of a real run. The reference knows nothing of ranks: open_clip's model and loss, one
+backward pass. Rank 0 prints a JSON line for each case.
 """
 
 import json
@@ -77,9 +78,10 @@ def _job(backend: str, name: str, loss: str, micro_batch: int) -> Job:
 
 
 def _worst_error(job: Job, comm: Comm) -> float:
-    """The largest relative error, in norm, of any parameter's gradient; float64, so that rounding hides nothing.
+    """The largest relative error, in norm, of any parameter's gradient.
 
-    A gradient that is zero but for rounding (the bias of attention's keys) is held against the whole gradient's norm.
+    It is computed in float64, so that rounding hides nothing. A gradient that is zero but for rounding (the
+    bias of attention's keys) is compared with the whole gradient's norm.
     """
     batch_plan = plan(job, comm.world.size)
     clip = build_model(job, batch_plan, comm).model.double().train()

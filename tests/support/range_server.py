@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 class Ranges(BaseHTTPRequestHandler):
-    """Serves byte ranges of the files below `root`, for a folder its index.html; the first `failures` requests are answered with 503."""
+    """Serves byte ranges of the files below `root`, and for a folder its index.html.
+
+    The first `failures` requests are answered with 503.
+    """
 
     root: Path
     failures = 0

@@ -1,6 +1,7 @@
-"""What ranks do in the tests of communication: `python -m tests.support.rank_cases BACKEND CASE ...`, one case after the other.
+"""Cases that ranks run in the tests of communication, one after the other.
 
-Each case asserts on every rank; rank 0 says which ones have passed.
+`python -m tests.support.rank_cases BACKEND CASE ...` runs them. Each case asserts on every rank; rank 0
+prints the names of those that have passed.
 """
 
 import os
@@ -46,7 +47,7 @@ def collectives(comm: Comm) -> None:
 
 
 def objects(comm: Comm) -> None:
-    """Of another type and size on each rank, as where only one rank has something to say."""
+    """Each rank sends an object of another type and size; some ranks send None."""
     rank, size = comm.world.rank, comm.world.size
     own = [None, "text" * 1000, {"from": rank}][rank % 3]
     for root in range(size):
@@ -55,7 +56,10 @@ def objects(comm: Comm) -> None:
 
 
 def gradients_through_collectives(comm: Comm) -> None:
-    """Each rank's loss is a share of a sum: what every share owes to a row arrives at the rank that owns it, added up, not averaged."""
+    """Each rank's loss is a share of a sum.
+
+    The gradients that all shares owe to a row are added up, not averaged, on the rank that owns the row.
+    """
     rank, size = comm.world.rank, comm.world.size
     own = torch.full((2, 1), float(rank), dtype=torch.float64, device=comm.device, requires_grad=True)
     weights = torch.arange(2.0 * size, dtype=torch.float64, device=comm.device)[:, None]
@@ -120,7 +124,10 @@ def unused_parameters(comm: Comm) -> None:
 
 
 def replicas(comm: Comm) -> None:
-    """Different weights and optimizer states become rank 0's; then one bit changes on the last rank, and everybody names it."""
+    """Different weights and optimizer states become those of rank 0.
+
+    Then one bit changes on the last rank, and every rank names that rank.
+    """
     torch.manual_seed(comm.world.rank)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(comm.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (comm.world.rank + 1))
@@ -142,7 +149,10 @@ def replicas(comm: Comm) -> None:
 
 
 def barrier_times_out(comm: Comm) -> None:
-    """Rank 0 never comes; rank 1 stops waiting, which rank 0 waits for. Ends without leaving the group in order: it is broken."""
+    """Rank 0 never comes to the collective, and rank 1 stops waiting for it.
+
+    The case ends without leaving the group in order, because the group is broken.
+    """
     folder = comm.broadcast_object(tempfile.mkdtemp() if comm.world.rank == 0 else "")
     stopped = Path(folder, "stopped")
     if comm.world.rank == 0:

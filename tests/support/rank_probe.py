@@ -1,7 +1,9 @@
-"""A rank that trains nothing and needs no torch: prints its world and some of its environment as one line of JSON, then does as told.
+"""A rank that trains nothing and needs no torch.
 
-Nothing: leave. `fail RANK CODE`: that rank records why and leaves. `hold RANK CODE`: so it does, and the others ignore SIGTERM.
-`leave RANK CODE`: leaves without a record. `die RANK`: is killed. `wait NOBODY`. The other ranks stay for good.
+It prints its world and some of its environment as one line of JSON, then does what its words say. Without
+words it leaves. `fail RANK CODE`: that rank records why and leaves. `hold RANK CODE`: it does the same, and
+the others ignore SIGTERM. `leave RANK CODE`: it leaves without a record. `die RANK`: it is killed.
+`wait NOBODY`: all ranks stay. Ranks that the words do not name stay for good.
 """
 
 import json

@@ -38,7 +38,7 @@ def long_run(
     ranks: int = 4,
     finished: bool = True,
 ) -> Path:
-    """Records, evaluations, checkpoints, environment, logs, a board; a run that does not finish has no result."""
+    """Records, evaluations, checkpoints, environment, logs and a board; an unfinished run has no result."""
     (folder / "logs").mkdir(parents=True)
     (folder / "job.toml").write_text(JOB.format(name=json.dumps(name), steps=steps))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events(steps, every)))

@@ -1,4 +1,7 @@
-"""Two hosts on one machine: an sshd each, with keys, config and ports of their own, known to ssh as node-a and node-b."""
+"""Two hosts on one machine, which ssh knows as node-a and node-b.
+
+Each has an sshd with keys, config and a port of its own.
+"""
 
 import os
 import shutil
@@ -14,13 +17,16 @@ ADDRESSES = {"node-a": "127.0.0.1", "node-b": "127.0.0.2"}
 
 
 def missing_program() -> str | None:
-    """What openssh-client and openssh-server would bring, None where all is there."""
+    """Names a program of openssh-client or openssh-server that is missing; None if all are there."""
     return next((name for name in ("ssh", "ssh-keygen", "sshd") if _program(name) is None), None)
 
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[Path]:
-    """Starts both; gives a folder to put first on PATH, whose `ssh` knows them, as a user's ~/.ssh/config would."""
+    """Starts both hosts and gives a folder to put first on PATH.
+
+    The `ssh` in it knows the hosts, as a user's ~/.ssh/config would.
+    """
     make_keys(folder)
     with ExitStack() as running:
         places = {}
@@ -31,7 +37,7 @@ def two_hosts(folder: Path) -> Iterator[Path]:
 
 
 def make_keys(folder: Path) -> None:
-    """Of the hosts and of who calls them."""
+    """Makes the key of the hosts and the key of their client."""
     for key in ("host_key", "client_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
 

@@ -1,4 +1,7 @@
-"""Starts a test program's ranks the way `clipship run` starts a job's: `python -m tests.support.start BACKEND LAUNCHER RANKS MODULE [WORD ...]`."""
+"""Starts a test program's ranks the way `clipship run` starts a job's.
+
+`python -m tests.support.start BACKEND LAUNCHER RANKS MODULE [WORD ...]`.
+"""
 
 import subprocess
 import sys

@@ -1,6 +1,7 @@
 """A scheduler in sixty lines: `[nohup]` runs a job's script in the background of this machine.
 
-`python -m tests.support.toy_scheduler ...` is the command `clipship` with one more row in the table of schedulers.
+`python -m tests.support.toy_scheduler ...` is the command `clipship` with one more row in the table of
+schedulers.
 """
 
 import datetime

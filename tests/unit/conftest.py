@@ -1,4 +1,4 @@
-"""What one-process tests share."""
+"""Fixtures that several unit tests share."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other arrives as it was, and nothing that arrives is run."""
+"""Objects that ranks send each other arrive unchanged, and nothing that arrives is executed."""
 
 import math
 import pickle

@@ -1,4 +1,7 @@
-"""torch.compile for the blocks of a model: which they are, what they compute, and what a machine must have for it."""
+"""torch.compile for the blocks of a model.
+
+The tests show which blocks these are, what they compute, and what a machine must have for it.
+"""
 
 import json
 from collections.abc import Iterator

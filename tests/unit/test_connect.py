@@ -1,4 +1,7 @@
-"""How ranks meet and part: a name server that fails for a while is asked again, a name that is none is refused; every group ends."""
+"""Ranks meet and part, and every process group ends.
+
+A name server that fails for a while is asked again; a name that does not exist is refused.
+"""
 
 import socket
 import time

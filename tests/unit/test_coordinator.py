@@ -1,4 +1,7 @@
-"""What rank 0's supervisor decides, told by messages: the first cause, exit codes, requests to stop, diagnoses."""
+"""Decisions that rank 0's supervisor makes from messages.
+
+The subjects: the first cause, exit codes, requests to stop, diagnoses.
+"""
 
 import asyncio
 import json

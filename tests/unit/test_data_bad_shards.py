@@ -1,4 +1,4 @@
-"""What reading headers finds wrong with shards, and what the job says to that: go on and count, or end."""
+"""Damage that reading headers finds in shards; the job decides whether it is counted or ends the run."""
 
 import json
 import logging

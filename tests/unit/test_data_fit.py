@@ -1,4 +1,4 @@
-"""Shards that others write train as they are: webdataset's ShardWriter, and the files that img2dataset leaves."""
+"""Shards of webdataset's ShardWriter and of img2dataset train as they are."""
 
 import io
 import json
@@ -41,7 +41,11 @@ def test_shards_of_webdatasets_own_writer_train_as_they_are(tmp_path: Path) -> N
 
 
 def test_what_img2dataset_leaves_trains_as_it_is_and_its_statistics_count(tmp_path: Path) -> None:
-    """Its webdataset output: jpg, txt and json by key, a parquet table and a `_stats.json` a shard; an image that failed has no members."""
+    """Writes img2dataset's webdataset output.
+
+    Each key has jpg, txt and json members, each shard a parquet table and a `_stats.json`; an image that
+    failed has no members.
+    """
     for shard in range(2):
         with tarfile.open(tmp_path / f"{shard:05d}.tar", "w") as tar:
             for number in range(3):

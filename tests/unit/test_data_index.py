@@ -1,4 +1,7 @@
-"""The index on disk: the same samples as reading the shards, only what is new is read, damage is found, URLs are read by range."""
+"""The index on disk gives the same samples as reading the shards.
+
+Only new shards are read, damage is found, and URLs are read by range.
+"""
 
 import io
 import json

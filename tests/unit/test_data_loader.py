@@ -1,4 +1,7 @@
-"""Which samples a rank gets, in one process: shares, micro-batches, evaluation blocks, random numbers, errors."""
+"""Samples that a rank gets, tested in one process.
+
+The subjects: shares, micro-batches, evaluation blocks, random numbers, errors.
+"""
 
 from itertools import islice
 
@@ -165,7 +168,10 @@ def test_starting_in_the_middle_gives_what_was_left(epoch: int, batch: int) -> N
 def test_kills_and_other_worlds_change_no_global_batch(
     sizes: list[int], starts: list[tuple[int, int]]
 ) -> None:
-    """Each start has a world of its own, does so many global batches and is killed; the last one does what is left of three epochs."""
+    """Each start has another world, does some global batches and is killed.
+
+    The last one finishes the three epochs.
+    """
     source = Dots(*sizes)
     an_epoch = sum(sizes) // 8
     whole = in_order([rank_batches(source, make_plan(1, 8), 0, pixels=noisy, epochs=3)])

@@ -1,4 +1,7 @@
-"""What becomes of an image: crops that follow from the seed, pixels near Pillow's, every odd kind of file, and what is refused."""
+"""Decoding of images: crops that follow from the seed, and pixels close to Pillow's.
+
+Unusual files of every kind are decoded or refused.
+"""
 
 import io
 import pickle

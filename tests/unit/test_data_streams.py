@@ -1,4 +1,7 @@
-"""Streams: what comes out of a pipe, over and over, shared by ranks and loader processes; what is wrong with one is said by its name."""
+"""Streams read a pipe again and again, and ranks and loader processes share them.
+
+A message about a bad stream names it.
+"""
 
 import os
 import pickle

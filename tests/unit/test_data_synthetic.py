@@ -18,7 +18,10 @@ def test_a_sample_follows_from_its_number() -> None:
 
 
 def test_what_a_caption_says_is_what_the_picture_shows() -> None:
-    """Pictures of one caption differ by noise below 64 only; pictures of different captions differ in the shape's pixels."""
+    """Pictures of one caption differ only by noise below 64.
+
+    Pictures of different captions differ in the shape's pixels.
+    """
     source = SyntheticSource(200)
     samples = [source.read(number) for number in range(200)]
     assert len({sample.captions for sample in samples}) == 100

@@ -1,4 +1,7 @@
-"""Members and files that are larger than anybody means: bad samples whose bytes are never read, from shards, streams and tables alike."""
+"""Members and files that are larger than anybody means are bad samples.
+
+Their bytes are never read, from shards, streams and tables alike.
+"""
 
 import bz2
 import gzip

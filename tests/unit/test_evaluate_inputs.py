@@ -1,4 +1,7 @@
-"""What `clipship eval` and `[eval]` take: checkpoints of all kinds, folders of classes, tables with several rows for an image."""
+"""Inputs of `clipship eval` and `[eval]`.
+
+These are checkpoints of all kinds, folders of classes, and tables with several rows for an image.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Ranks among images and texts: exact, ties by number, the same in any cut, and never a matrix of all pairs."""
+"""Ranks among images and texts: exact, ties by number, the same in any cut, never a matrix of all pairs."""
 
 import subprocess
 import sys
@@ -140,6 +140,9 @@ print(used)
 
 
 def test_100_000_pairs_of_512_features_are_ranked_within_1_gb() -> None:
-    """One block of rows meets all columns; further blocks need no more memory. Some of its rows are counted again in one piece."""
+    """One block of rows meets all columns, and further blocks need no more memory.
+
+    Some rows of a block are counted again in one piece.
+    """
     ran = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(ran.stdout) < 1000

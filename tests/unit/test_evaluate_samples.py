@@ -1,4 +1,7 @@
-"""Samples that an evaluation meets: larger than usual, and of a class without a name. Before the end of a run, not only at it."""
+"""Evaluation samples that are larger than usual or whose class has no name.
+
+They are found before the end of a run, not only at it.
+"""
 
 import io
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""What a start leaves behind: the first word counts, an older start's does not, and a file system that hangs holds nobody up."""
+"""Files that a start leaves when it ends: the first record counts, not one of an earlier start.
+
+A file system that hangs delays nobody.
+"""
 
 import asyncio
 import json

@@ -56,7 +56,7 @@ def job_of(arguments: str, tmp_path: Path, gpus: int | None = None) -> Job:
 
 
 def table_of(arguments: str, gpus: int | None = 8) -> dict[str, Any]:
-    """What the job file says, by dotted key."""
+    """Returns the values of the job file by dotted key."""
     return dict(_dotted(tomllib.loads(job_file(shlex.split(arguments), gpus)[0])))
 
 

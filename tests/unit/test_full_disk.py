@@ -1,4 +1,7 @@
-"""What a run leaves beside its result may find no room: it says so, and the run goes on. Here a file stands where the folder would be."""
+"""A run goes on, and says so, if there is no room for a file beside its result.
+
+In these tests a file stands where the folder would be.
+"""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Job files of every kind: `check`, `render` and `submit` answer or refuse each in words, with no traceback and no hang."""
+"""Job files of every kind: `check`, `render` and `submit` accept each or refuse it in words.
+
+None of them hangs or shows a traceback.
+"""
 
 import json
 import math
@@ -30,7 +33,10 @@ BASE = {
 }
 SECRET = "s3cr3t"
 LIMIT_S = 2.0
-"""Of one command on one job file: CPU time of this process, which no other process can lengthen."""
+"""Limit for one command on one job file, in CPU time of this process.
+
+Other processes cannot lengthen CPU time.
+"""
 HOSTILE = [
     "",
     " ",

@@ -1,4 +1,7 @@
-"""Parts of `clipship image` that need no daemon: what is asked of pip and of BuildKit, what is refused before, and the lists of pins."""
+"""Parts of `clipship image` that need no daemon.
+
+These are the commands for pip and BuildKit, the refusals before them, and the lists of pins.
+"""
 
 import hashlib
 import json
@@ -154,7 +157,10 @@ def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path
 
 
 def test_what_a_job_adds_is_held_to_what_is_there_and_brings_nothing_twice(tmp_path: Path) -> None:
-    """`docker/constraints.py`, in an environment of its own with some packages; pip itself reads what it prints."""
+    """`docker/constraints.py` runs in an environment of its own with some packages.
+
+    pip itself reads the output.
+    """
     (tmp_path / "Torch-2.6.0.dist-info").mkdir()
     (tmp_path / "Torch-2.6.0.dist-info/METADATA").write_text("Name: Torch\nVersion: 2.6.0\n")
     (tmp_path / "nvidia_nccl_cu12-2.21.5.dist-info").mkdir()

@@ -1,4 +1,7 @@
-"""What a build is given: this checkout's code and the site's files, the same bytes each time; and what is said of a failed build."""
+"""Context of an image build: this checkout's code and the site's files, the same bytes each time.
+
+Messages about a failed build are tested here, too.
+"""
 
 import io
 import os
@@ -75,7 +78,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def _commit(folder: Path, names: Iterable[str]) -> None:
-    """What git tracks from now on."""
+    """Makes a git repository that tracks these files."""
     for words in (["init", "--quiet"], ["add", "--", *names]):
         subprocess.run(["git", "-C", str(folder), *words], check=True)
 
@@ -123,7 +126,7 @@ def test_an_installed_wheel_gives_the_files_of_its_checkout(tmp_path: Path) -> N
 
 
 def _contents(root: Path) -> dict[str, bytes]:
-    """Of each file below, through links."""
+    """Returns the bytes of each file below the folder; links are followed."""
     found = [
         path
         for top, _, names in os.walk(root, followlinks=True)

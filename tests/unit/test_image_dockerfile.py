@@ -1,4 +1,7 @@
-"""What `clipship render dockerfile` and `apptainer` print: whole texts, and that no value of a job file becomes anything but data."""
+"""Output of `clipship render dockerfile` and `apptainer`, as whole texts.
+
+No value of a job file becomes anything but data.
+"""
 
 import io
 import json
@@ -178,7 +181,10 @@ def test_a_driver_that_gke_mounts_is_found_after_what_the_base_and_the_job_name(
 
 
 def test_no_package_in_the_users_home_comes_before_the_images() -> None:
-    """apptainer mounts the home, whose ~/.local Python searches where the image's Python takes the system's packages."""
+    """apptainer mounts the home folder.
+
+    Python searches its ~/.local for packages, also where the image's Python takes the system's packages.
+    """
     assert variables(dockerfile(image_job()))["PYTHONNOUSERSITE"] == "1"
 
 

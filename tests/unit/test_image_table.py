@@ -1,4 +1,4 @@
-"""How the table is compared with what wheels declare."""
+"""The table of stacks is compared with what wheels declare."""
 
 import shutil
 import zipfile

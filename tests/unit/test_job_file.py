@@ -32,7 +32,7 @@ def job_path(tmp_path: Path) -> Path:
 
 
 def problems(path: Path, content: str, *overrides: str) -> list[str]:
-    """What load says about the content, with the folder's name cut off."""
+    """Returns the problems that load_job finds in the content, with the folder's name cut off."""
     path.write_text(content)
     with pytest.raises(InputError) as caught:
         load_job(path, overrides)

@@ -1,4 +1,7 @@
-"""Every key of the job file says what it is where it is declared; paths, mounts and the resume rule follow."""
+"""Every key of the job file says what it is where it is declared.
+
+Paths, mounts and the resume rule follow from the declaration.
+"""
 
 from pathlib import Path
 from typing import Any

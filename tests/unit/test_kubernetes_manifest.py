@@ -1,4 +1,7 @@
-"""The MPIJob: its whole text, what its values become, what it refuses. tests/cluster/kubernetes has a real cluster."""
+"""The MPIJob: its whole text, what its values become, what it refuses.
+
+tests/cluster/kubernetes has a real cluster.
+"""
 
 import json
 from collections.abc import Callable
@@ -82,7 +85,10 @@ def test_workers_of_a_job_that_means_the_cpu_ask_for_no_gpu(resources: dict[str,
 
 
 def test_open_mpi_5_finds_the_operators_hostfile() -> None:
-    """The operator sets OMPI_MCA_orte_default_hostfile only, which Open MPI 5 ignores: every rank would run in the launcher."""
+    """The operator sets only OMPI_MCA_orte_default_hostfile, which Open MPI 5 ignores.
+
+    Without a variable for Open MPI 5, every rank would run in the launcher.
+    """
     found = variables(pods(kubernetes_job())[0])
     assert found["PRTE_MCA_prte_default_hostfile"] == "/etc/mpi/hostfile"
     assert found["PRTE_MCA_prte_keep_fqdn_hostnames"] == "1"

@@ -1,4 +1,7 @@
-"""What people read of a cluster: its refusals, and an MPIJob's state. tests/cluster/kubernetes asks a real one for most of them."""
+"""Messages about a cluster: its refusals, and the state of an MPIJob.
+
+tests/cluster/kubernetes asks a real cluster for most of them.
+"""
 
 import json
 from typing import Any

@@ -1,4 +1,7 @@
-"""[timeouts] and [env] of a job: relations that are refused with their reason, what follows from them, what a supervisor reads."""
+"""[timeouts] and [env] of a job: relations that are refused with their reason.
+
+The values that follow from them, and those that a supervisor reads, are tested, too.
+"""
 
 import asyncio
 import os

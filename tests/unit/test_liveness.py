@@ -1,4 +1,7 @@
-"""Whether a run lives, by what its folder shows: a real process holds the lock, is killed, and `status` and `logs` say so."""
+"""A run's folder shows whether the run is alive.
+
+A real process holds the lock and is killed, and `status` and `logs` say so.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Weights, configs and hubs that a model cannot be made from: one sentence, the right exit code, never advice to run a file's code."""
+"""Weights, configs and hubs from which no model can be made.
+
+Each gives one sentence and the right exit code, and never the advice to run a file's code.
+"""
 
 import json
 import os

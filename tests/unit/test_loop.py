@@ -1,4 +1,4 @@
-"""The training loop's order: what is saved before what, which checkpoint is the best. One rank, a few steps."""
+"""The training loop's order, on one rank: what is saved before what, which checkpoint is the best."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ STEPS = 4
 
 @pytest.fixture(autouse=True)
 def stop_signal() -> Iterator[None]:
-    """What a loop does on a request to stop ends with the test."""
+    """Puts the handler back that a loop replaces to receive a request to stop."""
     before = signal.getsignal(signal.SIGUSR2)
     yield
     signal.signal(signal.SIGUSR2, before)
@@ -100,7 +100,7 @@ def test_a_start_at_the_last_step_evaluates_only_and_the_best_is_noted(tmp_path:
 def test_the_best_is_the_step_that_was_measured_whether_it_was_due_or_not(
     tmp_path: Path, alone: Comm, every_steps: int
 ) -> None:
-    """Of four steps the second is the best and is due by itself; or is saved only because it is the best."""
+    """The second of four steps is the best. It is saved because it is due, or only because it is the best."""
     values = iter([0.1, 0.9, 0.3, 0.2])
     settings = {"best": "zero_shot_top1", "every_steps": every_steps, "keep": 1}
     setup = setup_of(
@@ -124,7 +124,10 @@ def test_a_request_to_stop_leaves_the_evaluation_out_and_saves(tmp_path: Path, a
     measured: list[Metrics] = []
 
     def once() -> Metrics:
-        """The request comes while the first step is evaluated, so that all hear of it at the third: rank 0 tells it at the second."""
+        """The request comes while the first step is evaluated.
+
+        Rank 0 sends it at the second step, so that all ranks receive it at the third.
+        """
         signal.raise_signal(signal.SIGUSR2)
         measured.append({"zero_shot_top1": 0.5})
         return measured[-1]

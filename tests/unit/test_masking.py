@@ -1,4 +1,7 @@
-"""Secrets are found in every form in which job files hold them, and are in nothing that is shown or kept for others."""
+"""Secrets are found in every form in which job files hold them.
+
+Nothing that is shown or kept for others contains them.
+"""
 
 import logging
 import time

@@ -168,7 +168,10 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 
 def records(path: Path) -> Iterator[Any]:
-    """A file of W&B is a log of LevelDB's: blocks of 32 KiB, in which each piece has its checksum, length and kind before it."""
+    """Reads a file of W&B, which has the format of LevelDB's log.
+
+    It consists of blocks of 32 KiB; each piece has its checksum, length and kind before it.
+    """
     Record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
 
     content, place, whole = path.read_bytes(), 7, b""

@@ -75,7 +75,10 @@ def test_swins_tables_of_biases_do_not_decay_as_in_open_clip_train() -> None:
 
 
 def open_clip_trains_rule() -> Callable[[str, nn.Parameter], bool]:
-    """Whether open_clip_train's main.py lets a parameter be, as its source says it: there is no function to call."""
+    """Returns open_clip_train's rule for parameters without weight decay.
+
+    The rule is taken from the source of its main.py, which has no function to call.
+    """
     package = importlib.util.find_spec("open_clip_train")
     assert package is not None
     source = Path(str(package.origin)).with_name("main.py")  # not imported: it wants more packages

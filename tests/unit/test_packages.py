@@ -1,4 +1,7 @@
-"""Packages that a model of open_clip needs beside Clipship's own: known before a run starts, and in the image."""
+"""Packages that a model of open_clip needs beside Clipship's own.
+
+They are known before a run starts, and the image has them.
+"""
 
 import importlib.util
 import json
@@ -35,7 +38,7 @@ def job(model: str, **sections: object) -> Job:
 
 @without_transformers
 def test_models_whose_tokenizer_open_clip_cannot_make_here_are_those_that_need_packages() -> None:
-    """Of the others one in ten is tried, for their tokenizer is the same."""
+    """One in ten of the other models is tried, for their tokenizer is the same."""
     plain = [name for name in known_models() if not needed(name).packages]
     for name in set(known_models()) - set(plain):
         with pytest.raises(ImportError):

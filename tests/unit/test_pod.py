@@ -1,4 +1,7 @@
-"""The first processes of pods: what a rank inherits, what follows from an end, and how a worker goes. tests/cluster has real pods."""
+"""The first processes of pods: what a rank inherits, what follows from an end, how a worker goes.
+
+tests/cluster has real pods.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the preflight makes of measurements, and how it looks at the wire."""
+"""Conclusions that the preflight draws from measurements, and its view of the network."""
 
 import json
 from collections.abc import Iterator

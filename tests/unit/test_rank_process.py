@@ -1,4 +1,7 @@
-"""The folder of a supervisor and its rank: what a killed supervisor leaves is swept by the next, what lives is not."""
+"""The folder of a supervisor and its rank.
+
+The next supervisor removes the folder of one that was killed, but not that of a living one.
+"""
 
 import os
 import signal

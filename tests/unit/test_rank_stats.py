@@ -1,4 +1,4 @@
-"""What the ranks' figures say together."""
+"""The figures of all ranks, and what they say together."""
 
 import json
 from pathlib import Path

@@ -17,7 +17,7 @@ JOB = {"name": "n", "data": {"format": "synthetic"}, "optim": {"global_batch_siz
 
 
 def schema_of(key: str) -> dict[str, Any]:
-    """What the schema says of a dotted key."""
+    """Returns the schema's entry for a dotted key."""
     place = job_schema()
     for name in key.split("."):
         place = place["properties"][name]
@@ -25,7 +25,7 @@ def schema_of(key: str) -> dict[str, Any]:
 
 
 def problems(job: dict[str, Any]) -> list[str]:
-    """What an editor would underline."""
+    """Returns the errors that an editor would underline."""
     job = json.loads(json.dumps(job))
     return [error.message for error in jsonschema.Draft7Validator(job_schema()).iter_errors(job)]
 

@@ -13,7 +13,10 @@ DISTINCT = {name for name in NAMES if "." in name or "-" in name} - {layout.JOB_
 
 
 def spelled(path: Path) -> set[str]:
-    """Names of the run folder that stand in a file: distinct ones anywhere, the others where a path is built from them."""
+    """Returns the names of the run folder that stand in a file.
+
+    Distinct names count anywhere, the others only where a path is built from them.
+    """
     found = set()
     tree = ast.parse(path.read_text())
     formatted = {

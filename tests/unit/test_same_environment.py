@@ -1,4 +1,7 @@
-"""What ranks compare at the start: only differences are named, with who has them."""
+"""Comparison of the ranks' environments at the start.
+
+Only differences are named, with the ranks that have them.
+"""
 
 import json
 import re

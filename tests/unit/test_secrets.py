@@ -1,4 +1,7 @@
-"""Secrets of a job: in no record that others read, named by `check`, refused where they would enter an image."""
+"""Secrets of a job stand in no record that others read.
+
+`check` names them, and they are refused where they would enter an image.
+"""
 
 import json
 import stat

@@ -1,4 +1,7 @@
-"""What a machine runs out of beside memory, each in one sentence with the numbers; shared memory and open files for real."""
+"""Shortages of a machine other than memory, each told in one sentence with the numbers.
+
+Shared memory and open files run out for real.
+"""
 
 import errno
 import os
@@ -82,7 +85,10 @@ def test_a_run_that_may_open_too_few_files_says_how_many_it_needs(tmp_path: Path
 
 
 def test_a_low_limit_that_may_be_raised_is_raised(tmp_path: Path) -> None:
-    """A desktop's soft limit is often low; the hard one is not. The least that is allowed is enough for loader processes."""
+    """A desktop's soft limit is often low, but its hard limit is not.
+
+    The lowest limit that is accepted is enough for loader processes.
+    """
     run = TinyRun(tmp_path)
     run.write(optim={"steps": 2}, data={"workers": 1})
     done = limited("-Hn 256; ulimit -Sn 32", run)

@@ -1,4 +1,7 @@
-"""What `submit`, `status` and `cancel` make of the answers of Slurm's commands, where a real Slurm does not give them at will."""
+"""`submit`, `status` and `cancel` with answers of Slurm's commands.
+
+A real Slurm does not give these answers at will, so that stand-ins give them.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The batch script: its whole text, what it does with hostile values, what it refuses. tests/cluster has a real Slurm."""
+"""The batch script: its whole text, what it does with hostile values, what it refuses.
+
+tests/cluster has a real Slurm.
+"""
 
 import re
 import shlex
@@ -172,7 +175,10 @@ def test_folders_that_a_run_makes_are_there_before_a_container_mounts_them() -> 
 
 
 def in_bash(program: str, folder: Path, sections: dict[str, Any] | None = None, **commands: str) -> str:
-    """What functions of a job's script say, where these are the commands of Slurm; stderr is a file, as in a batch job."""
+    """Returns what functions of a job's script print, with these commands in place of Slurm's.
+
+    stderr is a file, as in a batch job.
+    """
     for name, text in commands.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
@@ -252,7 +258,7 @@ echo "JobId=7 JobName=x StartTime=2026-01-01T12:00:00 EndTime=2026-01-01T13:00:0
 
 
 def start(folder: Path, srun: str, *, preempted: str = "None", **sections: Any) -> list[str]:
-    """What a whole start of the script says, on a cluster that these commands are."""
+    """Returns the lines that a whole start of the script prints, with these commands as the cluster."""
     none = {"squeue": "", "getent": "", "ip": ""}
     said = in_bash(
         "main", folder, {"slurm": PYXIS, **sections}, srun=srun, scontrol=QUEUE.format(preempted), **none

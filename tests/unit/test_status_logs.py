@@ -1,4 +1,7 @@
-"""`clipship status`, `logs` and `cancel` on run folders as they may be found. No scheduler here: tests/cluster has real ones."""
+"""`clipship status`, `logs` and `cancel` on run folders as they may be found.
+
+No scheduler here: tests/cluster has real ones.
+"""
 
 import json
 import threading

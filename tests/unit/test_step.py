@@ -1,4 +1,7 @@
-"""One optimizer step in one process: accumulation, randomness, precision, clipping, locked towers, batch norm."""
+"""One optimizer step in one process.
+
+The subjects: accumulation, randomness, precision, clipping, locked towers, batch norm.
+"""
 
 import copy
 import json
@@ -121,7 +124,10 @@ def test_logit_scale_stays_between_one_and_its_limit(alone: Comm, keys: dict[str
 
 
 def test_the_logit_scale_of_siglip_weights_above_one_hundred_moves_by_its_gradient_alone(alone: Comm) -> None:
-    """Released SigLIP weights have about 117: a clamp would change the model at the first step of fine-tuning."""
+    """Released SigLIP weights have a logit scale of about 117.
+
+    A clamp would change the model at the first step of fine-tuning.
+    """
     step = _step(tiny_job(optim={"loss": "siglip", "lr": 1e-6}), alone)
     scale = step.model.get_parameter("logit_scale")
     with torch.no_grad():
@@ -214,7 +220,10 @@ def timm_model(tmp_path: Path) -> str:
 def test_a_locked_tower_keeps_the_statistics_of_its_batch_norm(
     alone: Comm, timm_model: str, timm: bool
 ) -> None:
-    """And its names, its output, and with them every use of its checkpoints; micro-batches may be accumulated."""
+    """A locked tower keeps its parameters' names and its output, too, so that its checkpoints stay usable.
+
+    Micro-batches may be accumulated.
+    """
     job = _accumulating(4, config=timm_model if timm else RESNET)
     plain = untrained(job).model
     step = _step(_with_model(job, lock_image=True), alone)

@@ -1,4 +1,7 @@
-"""What counts as a rank's own work on a GPU, whose communication is known only when it is asked for."""
+"""Time that counts as a rank's own work on a GPU.
+
+The time of communication there is known only when it is asked for.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -232,7 +232,10 @@ def test_stranger_that_talks_nonsense_does_no_harm(line: bytes, caplog: pytest.L
 
 @asynccontextmanager
 async def squatter(place: Rendezvous, answer: bytes) -> AsyncIterator[list[bytes]]:
-    """A stranger at the port where rank 0's supervisor should be, who lets everybody in; what it was told after that."""
+    """A stranger at the port where rank 0's supervisor should be, who lets everybody in.
+
+    Gives the messages that the stranger received after that.
+    """
     told: list[bytes] = []
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

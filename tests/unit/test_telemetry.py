@@ -1,4 +1,4 @@
-"""What a run says while it trains."""
+"""Console lines and metrics of a run while it trains."""
 
 import json
 import time

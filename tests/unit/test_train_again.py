@@ -16,7 +16,7 @@ from trainer.train.main import prepare, train
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """What a rank does to its process ends with the test."""
+    """Undoes after the test what a rank changes in its process."""
     handlers, level, on_stop = (
         list(logging.getLogger().handlers),
         logging.getLogger().level,

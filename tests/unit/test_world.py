@@ -1,4 +1,7 @@
-"""`trainer.supervise.world`: each launcher's variables give the world they describe, and everything else is refused by name."""
+"""`trainer.supervise.world`: each launcher's variables give the world that they describe.
+
+Everything else is refused by name.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -176,7 +179,7 @@ def test_slurm_tasks_per_node_are_counted_in_its_short_form(node: str, tasks: in
 
 
 def test_open_mpi_5_on_unequal_hosts_is_believed_about_ranks() -> None:
-    """Every node is told the local size of the last one (observed with 5.0.11 on hosts with 3 and 1 slots)."""
+    """Every node gets the local size of the last one (observed with 5.0.11 on hosts with 3 and 1 slots)."""
     env = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     assert detect(env, "n1") == World(5, 8, 2, 3, "n1", "Open MPI")
 

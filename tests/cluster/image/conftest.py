@@ -15,7 +15,10 @@ DEFAULT = "clipship-test:openmpi4"
 
 @pytest.fixture(scope="session")
 def docker_folder() -> Iterator[Path]:
-    """A running daemon, and a folder on the same disk. What is missing fails the tests: nobody asks for them by chance."""
+    """A running daemon, and a folder on the same disk.
+
+    What is missing fails the tests: nobody asks for them by chance.
+    """
     if missing := [
         name for name in ("docker", "dockerd", "debootstrap", "docker-registry") if shutil.which(name) is None
     ]:

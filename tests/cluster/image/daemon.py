@@ -1,4 +1,6 @@
-"""A Docker daemon for tests: the machine's own where one runs, else one that is started here; and bases made with debootstrap."""
+"""A Docker daemon for tests: the machine's own where one runs, else one that is started here; and bases made
+with debootstrap.
+"""
 
 import os
 import re
@@ -57,7 +59,10 @@ def images() -> set[str]:
 
 
 def remove(identities: set[str]) -> None:
-    """Those images and their names, and no other: what they began with stays. In rounds, for children go first."""
+    """Those images and their names, and no other: what they began with stays.
+
+    In rounds, for children go first.
+    """
     while identities:
         subprocess.run(
             ["docker", "rmi", "--force", "--no-prune", *identities], capture_output=True, check=False

@@ -75,7 +75,10 @@ def clipship(*words: str, root: Path = ROOT, **variables: str) -> "subprocess.Co
 
 
 def build(job: Path, tag: str, root: Path = ROOT) -> Built:
-    """Raises with the builder's last lines where it fails. Layers of before need little new room, so none is asked for."""
+    """Raises with the builder's last lines where it fails.
+
+    Layers of before need little new room, so none is asked for.
+    """
     started = time.monotonic()
     done = clipship("image", "build", str(job), "--any-disk", root=root)
     assert done.returncode == 0, done.stderr[-6000:]
@@ -84,7 +87,9 @@ def build(job: Path, tag: str, root: Path = ROOT) -> Built:
 
 
 def build_stage(name: str, job: Path, tag: str) -> None:
-    """A stage of a job's image, from the cache of its build: of the very same bytes, as the builder compares them."""
+    """A stage of a job's image, from the cache of its build: of the very same bytes, as the builder compares
+    them.
+    """
     with tempfile.TemporaryFile(dir=job.parent) as file:
         write_tar(context(load_job(job)), file)
         file.seek(0)

@@ -1,4 +1,6 @@
-"""The default stack's image, built for real and used: what is in it, who can run it, how it trains, what a change costs."""
+"""The default stack's image, built for real and used: what is in it, who can run it, how it trains, what a
+change costs.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack whole, a compiler, a build without an index, Apptainer."""
+"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack whole, a compiler, a build without an
+index, Apptainer.
+"""
 
 import re
 import subprocess

@@ -1,6 +1,8 @@
-"""Builds the images that the tests run in, and hands each to a command: `python -m tests.cluster.kubernetes.images COMMAND [WORD ...]`.
+"""Builds the images that the tests run in, and hands each to a command:
+`python -m tests.cluster.kubernetes.images COMMAND [WORD ...]`.
 
-The command gets the image's name as its last word and brings it to the cluster: `cluster load`, `kind load docker-image`, ...
+The command gets the image's name as its last word and brings it to the cluster: `cluster load`,
+`kind load docker-image`, ...
 """
 
 import subprocess

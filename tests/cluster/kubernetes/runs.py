@@ -25,7 +25,9 @@ from trainer.launch.kubernetes.state import pods_of
 LIMIT_S = 600.0
 """For one job on a busy machine; no test says how long one takes."""
 CHECKOUT = os.environ.get("CLIPSHIP_TEST_PATCH", "")
-"""A [kubernetes.patch] as JSON for every job here: how to run the trainer of a checkout in an image that holds an older one."""
+"""A [kubernetes.patch] as JSON for every job here: how to run the trainer of a checkout in an image that
+holds an older one.
+"""
 DONE = ("succeeded", "failed")
 
 

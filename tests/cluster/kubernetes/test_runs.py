@@ -1,4 +1,6 @@
-"""Real MPIJobs: the demo on both backends and both Open MPIs, as root and not; and each way in which pods and ranks are lost."""
+"""Real MPIJobs: the demo on both backends and both Open MPIs, as root and not; and each way in which pods and
+ranks are lost.
+"""
 
 import json
 from itertools import product
@@ -24,7 +26,9 @@ PAIRS = {
 EVERY_5 = {"every_steps": 5}
 SHORT = {"epochs": 6, "warmup_steps": 4}
 PATIENT = {"OMPI_MCA_mpi_yield_when_idle": "1"}
-"""The pods share this machine's cores: a rank that spins while it waits takes the core from the one it waits for."""
+"""The pods share this machine's cores: a rank that spins while it waits takes the core from the one it waits
+for.
+"""
 HOSTILE = {
     "LIST": "a,b=c d",
     "QUOTES": "'\"`$(HOME)`\\",

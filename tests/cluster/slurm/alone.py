@@ -1,4 +1,5 @@
-"""Starts the tests' Slurm and opens in it what the tests open: `python3 -m tests.cluster.slurm.alone`, for tests/alone.sh.
+"""Starts the tests' Slurm and opens in it what the tests open: `python3 -m tests.cluster.slurm.alone`, for
+tests/alone.sh.
 
 Needs Python's standard library and the packages of packages.sh, and nothing else.
 """

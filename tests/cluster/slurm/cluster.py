@@ -1,6 +1,9 @@
-"""A real Slurm on this machine: a controller and three nodes, each with its own host name, /tmp and /dev/shm. Needs root.
+"""A real Slurm on this machine: a controller and three nodes, each with its own host name, /tmp and /dev/shm.
 
-Everything lies in one folder, keys and sockets too; no file of /etc is touched, and `stop` leaves nothing behind. Programs come from PATH.
+Needs root.
+
+Everything lies in one folder, keys and sockets too; no file of /etc is touched, and `stop` leaves nothing
+behind. Programs come from PATH.
 """
 
 import ctypes
@@ -138,7 +141,9 @@ class Cluster:
         self.processes.pop(node).wait()
 
     def members(self, node: str) -> list[int]:
-        """All processes of the node: those of a job are no descendants of slurmd, but they share its host name."""
+        """All processes of the node: those of a job are no descendants of slurmd, but they share its host
+        name.
+        """
         mark = _host_name_space(self.processes[node].pid)
         return [
             pid for entry in Path("/proc").glob("[0-9]*") if _host_name_space(pid := int(entry.name)) == mark

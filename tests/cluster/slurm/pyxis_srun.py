@@ -1,7 +1,9 @@
-"""Stands in for srun with NVIDIA's pyxis: takes its documented options alone, and does to a task's environment what pyxis was seen to do.
+"""Stands in for srun with NVIDIA's pyxis: takes its documented options alone, and does to a task's
+environment what pyxis was seen to do.
 
-The image wins for names that both have, unless --container-env names them; PATH, LD_LIBRARY_PATH and the locale never come from the job.
-There is no container: the files are the node's. Called as `python pyxis_srun.py SRUN IMAGE.json WORD ...`.
+The image wins for names that both have, unless --container-env names them; PATH, LD_LIBRARY_PATH and the
+locale never come from the job. There is no container: the files are the node's. Called as
+`python pyxis_srun.py SRUN IMAGE.json WORD ...`.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Ranks in containers of a real apptainer, on Debian's sid: `tests/cluster/slurm/newer.sh sid`, for no release carries the package.
+"""Ranks in containers of a real apptainer, on Debian's sid: `tests/cluster/slurm/newer.sh sid`, for no
+release carries the package.
 
 The image is sid's own root file system as a sandbox, with this machine's Python mounted into it.
 """

@@ -1,7 +1,8 @@
-"""Ranks in containers of a real pyxis and enroot, which pyxis.sh has built into the folder that CLIPSHIP_PYXIS names.
+"""Ranks in containers of a real pyxis and enroot, which pyxis.sh has built into the folder that
+CLIPSHIP_PYXIS names.
 
-The image is a minimal Debian with Python's libraries; this machine's Python and this checkout are mounted into it.
-As NVIDIA's images do, it asks for all GPUs.
+The image is a minimal Debian with Python's libraries; this machine's Python and this checkout are mounted
+into it. As NVIDIA's images do, it asks for all GPUs.
 """
 
 import subprocess
