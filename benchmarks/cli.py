@@ -56,7 +56,8 @@ def main(sizes: Sequence[int], repeats: int) -> None:
         found = {nodes: _pair(clipship, torchx, Path(folder), nodes, repeats) for nodes in sizes}
     for nodes, (ours, theirs) in found.items():
         print(
-            f"{nodes:>5} nodes of 8 GPUs: clipship {ours:.3f} s, TorchX {TORCHX} {theirs:.3f} s, ratio {ours / theirs:.2f}"
+            f"{nodes:>5} nodes of 8 GPUs: clipship {ours:.3f} s, TorchX {TORCHX} {theirs:.3f} s, "
+            f"ratio {ours / theirs:.2f}"
         )
     seconds = {
         str(nodes): {"clipship_s": round(ours, 4), "torchx_s": round(theirs, 4)}

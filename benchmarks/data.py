@@ -34,8 +34,9 @@ OURS = [sys.executable, "-m", "benchmarks.data_ours"]
 SAMPLES = 1536
 PER_SHARD = 256
 QUALITY = 80
-WORDS = """the of on in near old new red blue white green temple flower roof tree sky water stone garden petals gold morning summer
-    photograph closeup view street china travel people walking beautiful architecture detail ornament hill lake"""
+WORDS = """the of on in near old new red blue white green temple flower roof tree sky water stone garden
+    petals gold morning summer photograph closeup view street china travel people walking beautiful
+    architecture detail ornament hill lake"""
 
 
 def photographs(width: int, height: int, count: int) -> Iterator[PackedSample]:

@@ -54,8 +54,10 @@ class Measured:
     def line(self) -> str:
         each = self.others_cpu / (self.nodes - 1)
         return (
-            f"{self.nodes:>7} nodes: joined in {self.join_s:.1f} s; root hears {self.root_messages_per_s:.0f} messages/s with "
-            f"{self.root_cpu:.2%} of a core, another node takes {each:.3%}; a broken leaf is known after {self.detected_s * 1e3:.0f} ms, "
+            f"{self.nodes:>7} nodes: joined in {self.join_s:.1f} s; "
+            f"root hears {self.root_messages_per_s:.0f} messages/s with "
+            f"{self.root_cpu:.2%} of a core, another node takes {each:.3%}; "
+            f"a broken leaf is known after {self.detected_s * 1e3:.0f} ms, "
             f"and all have the end after {self.ended_s * 1e3:.0f} ms"
         )
 
@@ -158,8 +160,10 @@ def _break(tree: Tree) -> None:
 def one_supervisor() -> str:
     """A supervisor whose rank sleeps: its memory, and the share of a core that it takes."""
     program = (
-        "import os; from trainer.supervise.limits import Limits; from trainer.supervise.supervisor import supervise; "
-        "from trainer.supervise.world import World; supervise(World(0, 1, 0, 1, 'here', 'bench'), ['sleep', '20'], os.environ, Limits)"
+        "import os; from trainer.supervise.limits import Limits; "
+        "from trainer.supervise.supervisor import supervise; "
+        "from trainer.supervise.world import World; "
+        "supervise(World(0, 1, 0, 1, 'here', 'bench'), ['sleep', '20'], os.environ, Limits)"
     )
     started = _children()
     process = subprocess.Popen([sys.executable, "-c", program])
@@ -170,7 +174,10 @@ def one_supervisor() -> str:
     status = Path(f"/proc/{process.pid}/status").read_text()
     rss = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
     process.wait()
-    return f"one supervisor: {int(rss) / 1024:.0f} MB, {share:.3%} of a core; {_children() - started:.2f} s of CPU in all, its start included"
+    return (
+        f"one supervisor: {int(rss) / 1024:.0f} MB, {share:.3%} of a core; "
+        f"{_children() - started:.2f} s of CPU in all, its start included"
+    )
 
 
 def _children() -> float:
@@ -221,7 +228,8 @@ def main(sizes: list[int]) -> None:
     print(one_supervisor())
     cost = real_steps()
     print(
-        f"a real step of {cost['step_s']:.3f} s: {cost['heartbeats']:.0f} heartbeats take {cost['heartbeat_share']:.4%} of it, "
+        f"a real step of {cost['step_s']:.3f} s: {cost['heartbeats']:.0f} heartbeats take "
+        f"{cost['heartbeat_share']:.4%} of it, "
         f"the supervisor {cost['supervisor_share']:.4%} of a core meanwhile, "
         f"monitoring with a record every 10 steps {cost['monitoring_share']:.4%}"
     )

@@ -21,7 +21,8 @@ RANKS = (1, 2, 4)
 def main() -> int:
     has_horovod = importlib.util.find_spec("horovod") is not None
     print(
-        f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'accumulation':>12} {'relative error':>15}"
+        f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'accumulation':>12} "
+        f"{'relative error':>15}"
     )
     rows = [
         row
@@ -42,7 +43,8 @@ def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
         done = start(backend, launcher, ranks, "tests.support.parity_rank", backend)
         if done.returncode:
             raise SystemExit(
-                f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n{done.stdout}{done.stderr}"
+                f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n"
+                f"{done.stdout}{done.stderr}"
             )
         rows = [
             json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)

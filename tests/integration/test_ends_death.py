@@ -41,7 +41,8 @@ def test_killed_rank_ends_all_and_is_named_first(
     assert end.code == 1, end.errors
     first = end.errors[end.errors.index("clipship: ") :]
     assert first.startswith(
-        f"clipship: rank {victim} on {NODE} ended the run with exit code 1: killed by SIGKILL in {phase}, step {step}"
+        f"clipship: rank {victim} on {NODE} ended the run with exit code 1: "
+        f"killed by SIGKILL in {phase}, step {step}"
     )
     assert "Traceback" not in end.errors, "the other rank's failure in a collective is noise"
     assert end.seconds < DEATH_S
@@ -97,9 +98,9 @@ def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     end = running.end()
     assert end.code == 1, end.errors
     assert (
-        f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone: it has been silent for 8 s"
-        in end.errors
-    )
+        f"rank {victim} on {NODE} ended the run with exit code 1: its supervisor is gone: "
+        f"it has been silent for 8 s"
+    ) in end.errors
     if (
         victim == 0
     ):  # a failure of rank 0's node leaves a diagnosis too: by whoever can still reach the run folder

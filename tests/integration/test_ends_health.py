@@ -90,7 +90,10 @@ def test_full_disk_leaves_the_checkpoint_before_and_follows_the_policy(
 ) -> None:
     disk = tmp_path / "runs"
     disk.mkdir()
-    script = 'mount -t tmpfs -o size=64m none "$0" && "$@"; code=$?; rm -f "$0/filling"; cp -r "$0" "$0.after"; exit $code'
+    script = (
+        'mount -t tmpfs -o size=64m none "$0" && "$@"; code=$?; rm -f "$0/filling"; cp -r "$0" "$0.after"; '
+        "exit $code"
+    )
     end = begin(
         tmp_path,
         "torch",

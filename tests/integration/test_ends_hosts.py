@@ -75,9 +75,9 @@ def test_node_that_is_cut_off_ends_the_run_on_the_other_and_is_named(
     name = ("node-a", "node-b")[victim]
     assert end.code == 1, end.errors
     assert (
-        f"rank {victim} on {name} ended the run with exit code 1: its supervisor is gone: it has been silent for {SILENCE_S:g} s"
-        in end.errors
-    )
+        f"rank {victim} on {name} ended the run with exit code 1: its supervisor is gone: "
+        f"it has been silent for {SILENCE_S:g} s"
+    ) in end.errors
     word = json.loads((end.folder / "exit.json").read_text())
     assert word["node"] == name
     assert word["time"] - float(running.moment.read_text()) < DEATH_S

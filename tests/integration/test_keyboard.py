@@ -115,7 +115,10 @@ def test_ctrl_c_says_at_which_step_the_run_saves_and_leaves(
     terminal = start(checkpoint={"every_steps": 1000})
     terminal.until(lambda: steps_logged(tmp_path) > 3)
     terminal.press(CTRL_C)
-    pattern = r"Ctrl-C in (?:the \w+ of )?step (\d+): saving at about step (\d+), then exiting; press Ctrl-C again to exit at once"
+    pattern = (
+        r"Ctrl-C in (?:the \w+ of )?step (\d+): saving at about step (\d+), then exiting; "
+        r"press Ctrl-C again to exit at once"
+    )
     said = terminal.shows(pattern, AT_ONCE_S)
     assert terminal.end() == 75, terminal.text
     saved = int(terminal.shows(r"asked to stop: step (\d+) of", 1)[1])

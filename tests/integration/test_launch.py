@@ -172,7 +172,8 @@ from trainer.launch.hosts import parse_hosts
 from trainer.launch.local import start_ranks
 job = job_for(sys.argv[1]).model_copy(update={"env": {"OF_THE_JOB": SECRETS[0]}})
 os.environ["OF_THE_SHELL"] = SECRETS[2]
-where = {"nproc": None, "hosts": parse_hosts(sys.argv[2])} if len(sys.argv) > 2 else {"nproc": 2, "hosts": None}
+hosts = parse_hosts(sys.argv[2]) if len(sys.argv) > 2 else None
+where = {"nproc": None if hosts else 2, "hosts": hosts}
 sys.exit(start_ranks([*PROBE, "wait", "nobody"], job, **where, overrides=[f"env.OTHER={SECRETS[1]}"]))
 """
 

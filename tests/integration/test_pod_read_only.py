@@ -54,7 +54,8 @@ mount -o remount,ro,bind /
     echo $code >/mnt/code
     kill -TERM 1
 ) &
-exec $3 "$4" -P -m trainer.launch.kubernetes.pod.worker /usr/sbin/sshd -De -f /mnt/sshd.conf -p 2022 >/mnt/worker.log 2>&1
+exec $3 "$4" -P -m trainer.launch.kubernetes.pod.worker \
+/usr/sbin/sshd -De -f /mnt/sshd.conf -p 2022 >/mnt/worker.log 2>&1
 """
 """Process 1 of a PID namespace is the worker; the launcher reaches it over ssh, as if it were in another pod.
 """

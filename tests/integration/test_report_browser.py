@@ -19,7 +19,10 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium on this machine (tests/debian-packages.txt)"
 )
 
-HOSTILE = """</script><script>window.broken = 1</script><img src="http://example.invalid/x" onerror="window.broken = 1">'"&"""
+HOSTILE = (
+    "</script><script>window.broken = 1</script>"
+    """<img src="http://example.invalid/x" onerror="window.broken = 1">'"&"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,8 @@ def charts(page: Browser) -> dict[str, int]:
     figures = "[...document.querySelectorAll('.chart')]"
     title = "f.querySelector('figcaption').firstChild.textContent.trim()"
     found: dict[str, int] = page.value(
-        f"Object.fromEntries({figures}.map(f => [{title}, JSON.parse(f.querySelector('script').text).x.length]))"
+        f"Object.fromEntries({figures}.map(f => [{title}, "
+        f"JSON.parse(f.querySelector('script').text).x.length]))"
     )
     return found
 
@@ -49,7 +53,8 @@ def test_every_chart_has_its_points(page: Browser, tmp_path: Path) -> None:
     )
     assert charts(page) == training | measured
     widths = page.value(
-        "[...document.querySelectorAll('.plot svg')].map(s => s.querySelector('.line, .area').getBBox().width)"
+        "[...document.querySelectorAll('.plot svg')]"
+        ".map(s => s.querySelector('.line, .area').getBBox().width)"
     )
     assert len(widths) == 10
     assert min(widths) > 900
@@ -59,7 +64,8 @@ def test_every_chart_has_its_points(page: Browser, tmp_path: Path) -> None:
 def test_pointer_shows_the_value_of_the_nearest_step(page: Browser, tmp_path: Path) -> None:
     page.open(write_report(long_run(tmp_path / "run", steps=100, every=50)))
     frame = page.value(
-        "(() => { const b = document.querySelector('.plot').getBoundingClientRect(); return [b.left, b.top, b.width] })()"
+        "(() => { const b = document.querySelector('.plot').getBoundingClientRect(); "
+        "return [b.left, b.top, b.width] })()"
     )
     assert page.value("document.querySelector('.tip').hidden") is True
     page.point_at(frame[0] + 0.6 * frame[2], frame[1] + 20)

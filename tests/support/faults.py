@@ -43,7 +43,8 @@ _rows: dict[str, Row] = {}
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
     mark = item.get_closest_marker("fault")
-    if mark is not None and (report.when == "call" or report.outcome != "passed"):  # type: ignore[attr-defined]
+    counts = report.when == "call" or report.outcome != "passed"  # type: ignore[attr-defined]
+    if mark is not None and counts:
         row = _rows.setdefault(str(mark.args[0]), Row())
         row.outcomes.append(report.outcome)  # type: ignore[attr-defined]
         row.seconds += measured

@@ -48,14 +48,18 @@ def three_machines(folder: Path) -> Iterator[Third]:
     (folder / "names").write_text(f"127.0.0.1 localhost\n{names}")  # gloo looks its own host's name up
     with ExitStack() as running:
         third = running.enter_context(_network(f"third-{os.getpid()}"))
-        # Named as the others' cards are: horovodrun looks on its own machine for the interface over which the hosts reach each other.
+        # Named as the others' cards are: horovodrun looks on its own machine for the interface over which the
+        # hosts reach each other.
         _ip("-n", third, "link", "add", INTERFACE, "type", "bridge")
         _ip("-n", third, "addr", "add", "10.231.0.1/24", "dev", INTERFACE)
         _ip("-n", third, "link", "set", INTERFACE, "up")
         for name, address in ADDRESSES.items():
             network = running.enter_context(_network(f"{name}-{os.getpid()}"))
             _plug(third, network, name, address)
-            hidden = f'mount -t tmpfs none {folder}/own && mount --bind {folder}/names /etc/hosts && hostname {name} && exec "$@"'
+            hidden = (
+                f"mount -t tmpfs none {folder}/own && mount --bind {folder}/names /etc/hosts && "
+                f'hostname {name} && exec "$@"'
+            )
             around = ["ip", "netns", "exec", network, "unshare", "-m", "-u", "sh", "-c", hidden, "sh"]
             running.enter_context(ssh_hosts.sshd(folder, name, address, _PORT, around))
         programs = ssh_hosts.client(folder, {name: (address, _PORT) for name, address in ADDRESSES.items()})

@@ -91,8 +91,9 @@ def timed_out_run(folder: Path) -> Path:
 
 
 WAITING: dict[str, Any] = {
-    "pid": 7, "phase": "step", "step": 401, "phase_s": 300.2, "limit_s": 300.0, "collectives": 1603, "collective": "all_gather",
-    "waiting": True, "state": "sleeping", "kernel": "", "stack": "",
+    "pid": 7, "phase": "step", "step": 401, "phase_s": 300.2, "limit_s": 300.0,
+    "collectives": 1603, "collective": "all_gather", "waiting": True,
+    "state": "sleeping", "kernel": "", "stack": "",
 }  # fmt: skip
 
 

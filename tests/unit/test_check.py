@@ -80,7 +80,10 @@ def test_a_name_that_looks_like_a_pattern_is_the_file_if_there_is_one(tmp_path: 
     [
         (
             "{folder}/*.csv",
-            "{folder}/*.csv: no file matches; the folder {folder} holds job.toml, s-1.tar, s-2.tar and 1 more",
+            (
+                "{folder}/*.csv: no file matches; the folder {folder} holds job.toml, s-1.tar, "
+                "s-2.tar and 1 more"
+            ),
         ),
         ("{folder}/no/*.tar", "{folder}/no/*.tar: no file matches; there is no folder {folder}/no"),
         ("{folder}/a.tar", "{folder}/a.tar: no such file; the folder {folder} holds"),

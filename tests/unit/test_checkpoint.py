@@ -325,7 +325,10 @@ def test_a_checkpoint_of_open_clip_train_that_leaves_nothing_to_train_is_refused
     end, key = (6, "steps") if length["steps"] else (12, "epochs")
     with pytest.raises(
         InputError,
-        match=rf"after epoch 3, which is step 12 here, but this job ends at step {end}: raise optim\.{key}, or .*pretrained",
+        match=(
+            rf"after epoch 3, which is step 12 here, but this job ends at step {end}: "
+            rf"raise optim\.{key}, or .*pretrained"
+        ),
     ):
         _resumed(tmp_path / "run", alone, tiny_job(checkpoint={"resume": str(path)}, optim=length))
 

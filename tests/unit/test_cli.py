@@ -13,7 +13,10 @@ from trainer.cli.presets import preset_names, preset_text, schema_line
 
 Capture = pytest.CaptureFixture[str]
 
-SYNTHETIC = 'name = "x"\n[data]\nformat = "synthetic"\n[model]\nname = "ViT-S-32-alt"\n[optim]\nglobal_batch_size = 32\nepochs = 2\n'
+SYNTHETIC = (
+    'name = "x"\n[data]\nformat = "synthetic"\n[model]\nname = "ViT-S-32-alt"\n[optim]\n'
+    "global_batch_size = 32\nepochs = 2\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -396,7 +399,10 @@ def test_one_node_of_a_cluster_is_not_this_machine(
     tmp_path: Path, capsys: Capture, section: str, launcher: str
 ) -> None:
     path = tmp_path / "job.toml"
-    head = 'name = "one"\n[data]\ntrain = "/far/0.tar"\n[optim]\nglobal_batch_size = 32\nsteps = 1\n[resources]\ngpus_per_node = 2\n'
+    head = (
+        'name = "one"\n[data]\ntrain = "/far/0.tar"\n[optim]\nglobal_batch_size = 32\nsteps = 1\n'
+        "[resources]\ngpus_per_node = 2\n"
+    )
     path.write_text(f'{head}[image]\ntag = "a/b:1"\n[logging]\nruns = "/tmp/runs"\n{section}\n')
     assert cli.main(["check", "--no-data", str(path)]) == 0
     shown = capsys.readouterr().out

@@ -305,7 +305,8 @@ from trainer.data.index import Entry, write_catalogue
 from trainer.data.source import IMAGE_ENDINGS
 from trainer.data.tar import Selection
 for number in range(20):
-    write_catalogue(Path(sys.argv[1]), Selection(IMAGE_ENDINGS, "txt"), {f"{sys.argv[2]}-{number}.tar": Entry(1, "", 1, "", {}, {})})
+    entries = {f"{sys.argv[2]}-{number}.tar": Entry(1, "", 1, "", {}, {})}
+    write_catalogue(Path(sys.argv[1]), Selection(IMAGE_ENDINGS, "txt"), entries)
 """
 
 

@@ -104,7 +104,10 @@ def test_position_seeds_differ_by_each_argument() -> None:
 
 
 def test_ordering_needs_no_torch() -> None:
-    program = "import sys, trainer.data.order, trainer.data.source, trainer.data.pack; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, trainer.data.order, trainer.data.source, trainer.data.pack; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

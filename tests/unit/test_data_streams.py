@@ -87,7 +87,9 @@ def test_a_stream_without_a_usable_sample_ends_with_what_it_holds(tmp_path: Path
         found.read(0)
     with pytest.raises(
         InputError,
-        match=r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of \.jpg and a \.txt",
+        match=(
+            r"no usable sample\. Found \.caption \(1\), \.png \(1\); a sample needs one of \.jpg and a \.txt"
+        ),
     ):
         found.read(0)
 

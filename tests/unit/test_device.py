@@ -89,7 +89,8 @@ def test_a_job_cannot_ask_for_a_gpu_and_for_none() -> None:
 )
 def test_a_rank_beside_a_gpu_takes_it_unless_the_cpu_is_meant(resources: str, device: str) -> None:
     program = (
-        "from tests.support.jobs import tiny_job; from tests.unit.test_device import HERE; from trainer.comm.device import rank_device; "
+        "from tests.support.jobs import tiny_job; from tests.unit.test_device import HERE; "
+        "from trainer.comm.device import rank_device; "
         f"print(rank_device(tiny_job(resources={resources}), HERE, {{}}))"
     )
     done = subprocess.run(

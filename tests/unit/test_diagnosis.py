@@ -41,10 +41,16 @@ def test_text_names_rank_node_phase_step_collective_and_stack() -> None:
     stack = others + 'Current thread 0x2 (most recent call first):\n  File "b.py", line 9 in load'
     shown = text(Diagnosis("what", [WAITING, COMPUTING], []), {1: stack}, "runs/x/diagnosis.json")
     assert shown.splitlines() == [
-        "  late: rank 1 on n2 (process 10, running), 300 s in step, step 7; has passed collective 30 (all_gather)",
+        (
+            "  late: rank 1 on n2 (process 10, running), 300 s in step, step 7; "
+            "has passed collective 30 (all_gather)"
+        ),
         "        Current thread 0x2 (most recent call first):",
         '        File "b.py", line 9 in load',
-        "  not late: rank 0 on n1 (process 10, sleeping in futex_wait), 300 s in step, step 7; waits in collective 31 (all_gather)",
+        (
+            "  not late: rank 0 on n1 (process 10, sleeping in futex_wait), 300 s in step, step 7; "
+            "waits in collective 31 (all_gather)"
+        ),
         "  state of every rank: runs/x/diagnosis.json",
     ]
 
@@ -52,9 +58,9 @@ def test_text_names_rank_node_phase_step_collective_and_stack() -> None:
 def test_text_tells_a_node_that_is_gone_from_a_rank_that_never_came() -> None:
     shown = text(Diagnosis("what", [WAITING], [Missing(1, "n2"), Missing(2, "")]), {}, "")
     assert (
-        "late: rank 1 on n2: its supervisor does not answer; the node has failed, is frozen or has lost the network"
-        in shown
-    )
+        "late: rank 1 on n2: its supervisor does not answer; "
+        "the node has failed, is frozen or has lost the network"
+    ) in shown
     assert "late: rank 2, which never joined" in shown
 
 

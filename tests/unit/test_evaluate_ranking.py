@@ -134,7 +134,8 @@ used = used_mb() - before
 for row in range(first, first + ROWS, 100):
     cosines = texts.double() @ images[row].double()
     assert int(ahead_images[row]) == int((cosines > cosines[row]).sum())
-    assert int(ahead_texts[row]) == int((images[first : first + ROWS].double() @ texts[row].double() > cosines[row]).sum())
+    of_text = images[first : first + ROWS].double() @ texts[row].double()
+    assert int(ahead_texts[row]) == int((of_text > cosines[row]).sum())
 print(used)
 """
 

@@ -60,7 +60,10 @@ def test_images_of_an_evaluation_may_have_as_many_pixels_as_the_job_allows(
 def test_a_sample_of_a_class_without_a_name_is_named(shard: str, alone: Comm) -> None:
     with pytest.raises(
         InputError,
-        match=r"eval.zero_shot: .*\.tar.*: sample 3 has class number 3, but eval.class_names gives 3 names, for the numbers from 0 to 2",
+        match=(
+            r"eval.zero_shot: .*\.tar.*: sample 3 has class number 3, but eval.class_names gives 3 names, "
+            r"for the numbers from 0 to 2"
+        ),
     ):
         evaluate(alone, zero_shot=(shard,), class_names=("a", "b", "c"))
 

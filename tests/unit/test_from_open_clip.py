@@ -91,7 +91,10 @@ def test_every_flag_of_the_real_parser_has_a_row_that_reads_it_alike(theirs: arg
         "",
         SHARDS,
         "--train-data a.csv --model ViT-B-16 --lr 1e-3 --beta2=0.95",
-        "--train-data a.tar --batch-si 32 --aug-cfg scale=(0.4,1.0) color_jitter_prob=0.8 re_mode=pixel --siglip",
+        (
+            "--train-data a.tar --batch-si 32 --aug-cfg scale=(0.4,1.0) color_jitter_prob=0.8 re_mode=pixel "
+            "--siglip"
+        ),
         "--image-mean 0.5 0.5 0.5 --force-image-size 256 --opt adamw --model RN50",
     ],
 )
@@ -113,7 +116,9 @@ BASE = f"{SHARDS} --model ViT-B-32"
 EFFECTS = {
     "--train-data": "--train-data other.tar --train-num-samples 2905954 --model ViT-B-32",
     "--train-data-upsampling-factors": f"{BASE} --train-data-upsampling-factors 2",
-    "--train-num-samples": "--train-data cc3m/{0000..0331}.tar --train-num-samples 100000000 --model ViT-B-32",
+    "--train-num-samples": (
+        "--train-data cc3m/{0000..0331}.tar --train-num-samples 100000000 --model ViT-B-32"
+    ),
     "--dataset-type": f"{BASE} --dataset-type csv",
     "--csv-separator": f"{BASE} --val-data v.csv --csv-separator ;",
     "--csv-img-key": f"{BASE} --val-data v.csv --csv-img-key i",
@@ -408,7 +413,10 @@ def test_steps_are_those_that_open_clip_train_makes(
 def test_the_learning_rate_of_every_step_is_open_clip_trains(flags: str, tmp_path: Path) -> None:
     from open_clip_train.scheduler import const_lr, cosine_lr
 
-    arguments = f"--train-data {{0..9}}.tar --train-num-samples 160 --batch-size 8 --workers 1 --epochs 1 --lr 3e-4 {flags}"
+    arguments = (
+        f"--train-data {{0..9}}.tar --train-num-samples 160 --batch-size 8 --workers 1 --epochs 1 --lr 3e-4 "
+        f"{flags}"
+    )
     line, job = read(shlex.split(arguments), 1), job_of(arguments, tmp_path, 1)
     assert job.optim.steps == 20
     make = const_lr if line["--lr-scheduler"] == "const" else cosine_lr

@@ -243,6 +243,7 @@ def test_any_job_file_gets_an_answer_or_a_refusal(
 
     try_one()
     print(
-        f"answered {checked[EXIT_DONE]}, refused {checked[EXIT_BAD_INPUT]}; the slowest took {slowest[0]:.2f} s: {slowest[1]}"
+        f"answered {checked[EXIT_DONE]}, refused {checked[EXIT_BAD_INPUT]}; "
+        f"the slowest took {slowest[0]:.2f} s: {slowest[1]}"
     )
     assert min(checked.values()) > examples / 100, "the generator makes both kinds"

@@ -148,7 +148,8 @@ def test_the_script_builds_the_table_s_horovod() -> None:
 def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path: Path) -> None:
     file = tmp_path / "copyright"
     file.write_text(
-        "Format: x\nLicense: GPL-2+\tor Artistic\n full text\n\nFiles: *\nLicense: Expat\n\nLicense: Expat\n text\n"
+        "Format: x\nLicense: GPL-2+\tor Artistic\n full text\n\nFiles: *\nLicense: Expat\n\nLicense: Expat\n"
+        " text\n"
     )
     assert _licences_of(file) == "GPL-2+ or Artistic, Expat"
     file.write_text("This is free software.\n")

@@ -302,7 +302,10 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
             "image.base",
         ),
         (
-            "#10 [a 1/2] RUN x\n#10 CANCELED\n------\n > [wheels 5/6] RUN y:\n0.512 base: its torch 2.5 is old",
+            (
+                "#10 [a 1/2] RUN x\n#10 CANCELED\n------\n > [wheels 5/6] RUN y:\n"
+                "0.512 base: its torch 2.5 is old"
+            ),
             "its torch 2.5 is old",
         ),
         ("connect: Connection refused\nself-test: FAILED: mpi", "differs from its stack: mpi"),
@@ -323,7 +326,10 @@ def test_a_daemon_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         ("E: Version '9.9' for 'numactl' was not found", "image.apt_packages"),
         ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.", "has no network"),
         (
-            "Dockerfile:99\n 98 | RUN echo 'nvidia-nccl-cu12<0'\n 99 | RUN apt-get install numactll\nE: Unable to locate package numactll",
+            (
+                "Dockerfile:99\n 98 | RUN echo 'nvidia-nccl-cu12<0'\n 99 | RUN apt-get install numactll\n"
+                "E: Unable to locate package numactll"
+            ),
             "image.apt_packages",
         ),
         (

@@ -40,7 +40,10 @@ def problems(path: Path, content: str, *overrides: str) -> list[str]:
 
 
 def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None:
-    content = 'name = "x"\nseed = "1"\n\n[data]\ntrain = "a.tar"\nworkers = 300\n[optim]\nglobal_batch_size = 0\nlr = -0.1\nsteps = 1\n'
+    content = (
+        'name = "x"\nseed = "1"\n\n[data]\ntrain = "a.tar"\nworkers = 300\n[optim]\nglobal_batch_size = 0\n'
+        "lr = -0.1\nsteps = 1\n"
+    )
     assert problems(job_path, content) == [
         'job.toml:2: seed: expected a whole number (given "1")',
         "job.toml:6: data.workers: must be at most 256 (given 300)",
@@ -178,7 +181,10 @@ def test_an_override_brings_no_lines_of_its_own(job_path: Path) -> None:
     assert load_job(job_path, ["logging.runs='a'\nseed = 7"]).seed == 0
 
 
-FORM = """expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
+FORM = (
+    "expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar "
+    """or 'kubernetes.mounts."/data"=pvc:data'"""
+)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +201,18 @@ FORM = """expected key=value, for example optim.lr=1e-3, data.train=shards/*.tar
         ("name=[1]", "--set name: expected text in quotes (given [1])"),
         (
             "stack.torch=latest",
-            '--set stack.torch: "latest" is not a release of torch; expected one of `clipship stacks`, such as "2.14.1", or "base"',
+            (
+                '--set stack.torch: "latest" is not a release of torch; '
+                'expected one of `clipship stacks`, such as "2.14.1", or "base"'
+            ),
         ),
         ("stack.cuda=cu128", '--set stack.cuda: expected a version such as "2.14.1" (given "cu128")'),
         (
             'env."a b"=1',
-            '--set env.a b: env: expected the name of a variable: letters, digits and underscores, not beginning with a digit (given "a b")',
+            (
+                "--set env.a b: env: expected the name of a variable: "
+                'letters, digits and underscores, not beginning with a digit (given "a b")'
+            ),
         ),
     ],
 )

@@ -334,12 +334,18 @@ def test_a_patch_merges_as_kubectl_does() -> None:
         ),
         (
             {"spec": {"volumes": ["a"]}},
-            "worker.spec.volumes: 'a' must be a table with the key name, which identifies the members of this list",
+            (
+                "worker.spec.volumes: 'a' must be a table with the key name, "
+                "which identifies the members of this list"
+            ),
         ),
         ({"spec": "x"}, "worker.spec is a table in the manifest, but a single value in the patch"),
         (
             {"spec": {"terminationGracePeriodSeconds": ["9"]}},
-            "worker.spec.terminationGracePeriodSeconds is a single value in the manifest, but a list in the patch",
+            (
+                "worker.spec.terminationGracePeriodSeconds is a single value in the manifest, "
+                "but a list in the patch"
+            ),
         ),
         (
             {"spec": {"containers": [{"name": "worker", "env": "A=1"}]}},

@@ -96,7 +96,10 @@ def mpijob(*conditions: str, completed: bool = False, **metadata: str) -> dict[s
     [
         (
             mpijob(),
-            "waiting: the MPI Operator has not started it yet (does the operator run, and watch this namespace?)",
+            (
+                "waiting: the MPI Operator has not started it yet (does the operator run, "
+                "and watch this namespace?)"
+            ),
         ),
         (mpijob("Created"), "waiting, for "),
         (mpijob("Created", "Running"), "running, for "),

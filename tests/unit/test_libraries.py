@@ -15,7 +15,10 @@ def test_a_library_that_is_mapped_is_found_and_others_are_not() -> None:
 
 
 def test_torch_maps_the_one_nccl_that_its_wheel_pins() -> None:
-    code = "import torch; from trainer.sysinfo.libraries import nccl_facts; print(nccl_facts().get('nccl_mapped'))"
+    code = (
+        "import torch; from trainer.sysinfo.libraries import nccl_facts; "
+        "print(nccl_facts().get('nccl_mapped'))"
+    )
     said = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()

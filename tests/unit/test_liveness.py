@@ -31,7 +31,8 @@ start = f"---- start of rank 0 of 2 on {sys.argv[2]}, process {os.getpid()}, by 
 lines = [f"2026-01-01 00:00:00,000 INFO {start}", "2026-01-01 00:00:01,000 INFO step 40/100 loss 1", ""]
 (folder / "logs" / "rank-00000.log").write_text("\\n".join(lines))
 (folder / "metrics.jsonl").write_text("".join(
-    json.dumps({"step": step, "epoch": 0, "loss": 2.5, "samples_per_s": 100.0, "step_s": 0.5}) + "\\n" for step in (20, 40)))
+    json.dumps({"step": step, "epoch": 0, "loss": 2.5, "samples_per_s": 100.0, "step_s": 0.5}) + "\\n"
+    for step in (20, 40)))
 print("begun", flush=True)
 time.sleep(600)
 """
@@ -43,7 +44,8 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "mine"
     (folder / "logs").mkdir(parents=True)
     (folder / "job.toml").write_text(
-        'name = "mine"\n[optim]\nsteps = 100\n[timeouts]\ninit_s = 300.0\nfirst_step_s = 600.0\neval_s = 90.0\n'
+        'name = "mine"\n[optim]\nsteps = 100\n[timeouts]\ninit_s = 300.0\nfirst_step_s = 600.0\n'
+        "eval_s = 90.0\n"
     )
     (folder / "environment.json").write_text(
         json.dumps([{"rank": str(rank), "node": HERE, "launcher": "clipship run"} for rank in (0, 1)])
@@ -111,7 +113,8 @@ def test_the_job_file_stands_in_the_command_where_the_user_named_it(
 ) -> None:
     job = tmp_path / "job.toml"
     job.write_text(
-        f'name = "mine"\n[data]\nformat = "synthetic"\n[optim]\nglobal_batch_size = 2\nsteps = 1\n[logging]\nruns = "{folder.parent}"\n'
+        f'name = "mine"\n[data]\nformat = "synthetic"\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
+        f'[logging]\nruns = "{folder.parent}"\n'
     )
     kill(rank_0)
     assert (
@@ -149,9 +152,9 @@ def test_a_run_on_another_node_is_dead_once_its_files_are_older_than_its_limits_
     aged(folder, 300 + 600 + 90 + 1800 + 10)
     rows = status(capsys, str(folder))
     assert (
-        f"process {process.pid} on far-away, another machine, has written nothing since, for longer than [timeouts] allows, and no rank"
-        in rows["dead"]
-    )
+        f"process {process.pid} on far-away, another machine, has written nothing since, "
+        f"for longer than [timeouts] allows, and no rank"
+    ) in rows["dead"]
     assert "`dmesg` on far-away says whether memory ran out" in rows["why"]
 
 
@@ -218,7 +221,10 @@ def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(folder: Path) ->
     (folder / "logs" / "rank-00003.log").write_text(
         "2026 INFO ---- start of rank 3 of 4 on n1, process 4711, by clipship run\n"
     )
-    kernel = "[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB\n[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)\n"
+    kernel = (
+        "[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB\n"
+        "[2.0] Memory cgroup out of memory: Killed process 9 (cc1plus)\n"
+    )
     assert "the kernel killed rank 3, process 4711 (python)" in killed_for_memory(folder, kernel)
     assert "it names process 9 (cc1plus), for which memory ran out" in killed_for_memory(
         folder, kernel.splitlines()[1]

@@ -136,7 +136,8 @@ def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_ha
     idle = Rdma(tuple(f"mlx5_{number} 400 Gb/s" for number in range(8)), opened=False)
     (text,) = _texts([replace(r, rdma=idle) for r in _readings()])
     assert text.startswith(
-        "warning RDMA: n0, n1, n2, n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s, mlx5_1 400 Gb/s, mlx5_2 400 Gb/s "
+        "warning RDMA: n0, n1, n2, n3: NCCL uses TCP instead of the node's mlx5_0 400 Gb/s, "
+        "mlx5_1 400 Gb/s, mlx5_2 400 Gb/s "
         "and 5 more; a container needs /dev/infiniband"
     )
     refused = replace(idle, refused_by="NCCL_IB_DISABLE=1")
@@ -166,7 +167,8 @@ def test_a_small_disk_is_a_matter_of_the_run_folder_alone() -> None:
     measurements = [replace(r, disk_bytes=1 << 20) for r in _readings()]
     (text,) = _texts(measurements)
     assert text.startswith(
-        "warning disk: n0: 1 MiB are free in the run folder's file system, but 4 checkpoints need about 4.0 GiB"
+        "warning disk: n0: 1 MiB are free in the run folder's file system, "
+        "but 4 checkpoints need about 4.0 GiB"
     )
 
 

@@ -25,9 +25,9 @@ from trainer.report.headline import metric_rows, not_finite, status, tiles
 from trainer.report.page import page, write_report
 
 KEYS = (
-    "loss", "lr", "samples", "epoch", "samples_per_s", "compute_s", "data_s", "zero_shot_top1", "checkpoint", "checkpoint_bytes", "write_s",
-    "reason", "exit_code", "steps", "seconds", "world_size", "rank", "node", "details", "late", "ranks", "stack", "image",
-    "texts", "scores", "own",
+    "loss", "lr", "samples", "epoch", "samples_per_s", "compute_s", "data_s", "zero_shot_top1", "checkpoint",
+    "checkpoint_bytes", "write_s", "reason", "exit_code", "steps", "seconds", "world_size", "rank", "node",
+    "details", "late", "ranks", "stack", "image", "texts", "scores", "own",
 )  # fmt: skip
 
 
@@ -318,7 +318,10 @@ def test_bad_input_is_one_message_and_nothing_is_written(
 
 def test_report_is_made_without_torch(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run")
-    code = "import sys; from trainer.cli import main as cli; cli.main(); assert not {'torch', 'numpy', 'tensorboard'} & sys.modules.keys()"
+    code = (
+        "import sys; from trainer.cli import main as cli; cli.main(); "
+        "assert not {'torch', 'numpy', 'tensorboard'} & sys.modules.keys()"
+    )
     command = [sys.executable, "-c", code, "report", str(folder)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ""}

@@ -55,7 +55,10 @@ def test_shared_memory_that_is_too_small_is_told_with_what_is_missing(
     shortage.shared_memory_for_loaders("n1", 2, 4, free // 32)
     with pytest.raises(
         MachineError,
-        match=r"of n1 has .* MB free of .*, and 2 ranks with data\.workers = 4 may keep .*: make it .* MB larger",
+        match=(
+            r"of n1 has .* MB free of .*, and 2 ranks with data\.workers = 4 may keep .*: "
+            r"make it .* MB larger"
+        ),
     ):
         shortage.shared_memory_for_loaders("n1", 2, 4, free)
     shortage.shared_memory_for_loaders("n1", 2, 0, free)

@@ -202,7 +202,10 @@ def test_the_jobs_of_an_array_are_counted_by_state(folder: Path, capsys: Capture
     answers(
         folder,
         "squeue",
-        "echo 'PENDING|0:00|1:00|1|JobArrayTaskLimit|'; echo 'RUNNING|0:05|1:00|1|None|n1'; echo 'COMPLETED|1:00|1:00|1|None|n1'",
+        (
+            "echo 'PENDING|0:00|1:00|1|JobArrayTaskLimit|'; echo 'RUNNING|0:05|1:00|1|None|n1'; "
+            "echo 'COMPLETED|1:00|1:00|1|None|n1'"
+        ),
     )
     shown = status(folder, capsys)
     assert "state       PENDING, RUNNING, COMPLETED\n" in shown

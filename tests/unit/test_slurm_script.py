@@ -233,7 +233,10 @@ def test_a_step_that_cannot_start_is_not_blamed_on_the_run_folder(
 
 
 def test_bindings_of_the_session_that_submitted_do_not_reach_the_ranks(tmp_path: Path) -> None:
-    program = "export SLURM_CPU_BIND=quiet,mask_cpu:0x1 SLURM_CPU_BIND_LIST=0x1 SLURM_MEM_BIND_TYPE=x; environment; env"
+    program = (
+        "export SLURM_CPU_BIND=quiet,mask_cpu:0x1 SLURM_CPU_BIND_LIST=0x1 SLURM_MEM_BIND_TYPE=x; "
+        "environment; env"
+    )
     assert "_BIND" not in in_bash(program, tmp_path)
 
 
@@ -253,7 +256,8 @@ for ((try = 0; try < 300; try++)); do {signal}; sleep 0.1; done
 QUEUE = """
 [[ $1 != requeue ]] || exec echo requeue >&2
 [[ $* == *hostnames* ]] && exec printf 'n1\\nn2\\n'
-echo "JobId=7 JobName=x StartTime=2026-01-01T12:00:00 EndTime=2026-01-01T13:00:00 PreemptEligibleTime=2026-01-01T12:00:00 PreemptTime={} x"
+echo "JobId=7 JobName=x StartTime=2026-01-01T12:00:00 EndTime=2026-01-01T13:00:00 \
+PreemptEligibleTime=2026-01-01T12:00:00 PreemptTime={} x"
 """
 
 
@@ -284,7 +288,10 @@ def test_a_start_that_is_cancelled_while_its_image_is_unpacked_is_not_queued_aga
 def test_a_time_limit_before_the_ranks_start_starts_none(tmp_path: Path) -> None:
     said = start(
         tmp_path,
-        '[[ $* == *trainer.rank* ]] && echo STARTED; [[ $* != *"run folder"* ]] || { kill -USR2 $PPID; exit 1; }',
+        (
+            "[[ $* == *trainer.rank* ]] && echo STARTED; "
+            '[[ $* != *"run folder"* ]] || { kill -USR2 $PPID; exit 1; }'
+        ),
     )
     assert said[-3:] == ["clipship: stopped before the start; queued again", "requeue", "exit 75"], said
     assert "STARTED" not in said
@@ -296,7 +303,10 @@ def test_an_image_that_cannot_be_unpacked_is_not_queued_again(tmp_path: Path) ->
     assert said[-1] == "exit 1"
 
 
-NO_PMIX = "[[ $* != *trainer.rank* ]] || { echo 'srun: error:  mpi/pmix_v4: init: can not load PMIx library' >&2; exit 1; }"
+NO_PMIX = (
+    "[[ $* != *trainer.rank* ]] || "
+    "{ echo 'srun: error:  mpi/pmix_v4: init: can not load PMIx library' >&2; exit 1; }"
+)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def test_a_job_whose_cluster_is_not_known_here_is_told_both(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     job = tmp_path / "job.toml"
     job.write_text(
-        'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n[kubernetes]\n'
+        'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
+        "[kubernetes]\n"
     )
     assert main(["status", str(job)]) == 2
     said = capsys.readouterr().err
@@ -177,7 +178,8 @@ def test_a_run_whose_folder_is_here_needs_no_cluster(
     job = tmp_path / "job.toml"
     head = 'name = "mine"\n[data]\ntrain = ["/far/0.tar"]\n[optim]\nglobal_batch_size = 2\nsteps = 1\n'
     job.write_text(
-        f'{head}[logging]\nruns = "{run.parent}"\n[kubernetes]\nmounts = {{ "{run.parent}" = "host:{run.parent}" }}\n'
+        f'{head}[logging]\nruns = "{run.parent}"\n[kubernetes]\n'
+        f'mounts = {{ "{run.parent}" = "host:{run.parent}" }}\n'
     )
     assert _status(capsys, str(job))["run"] == str(run)
 

@@ -28,7 +28,8 @@ def limits():
     os.kill(os.getpid(), signal.SIGTERM)
     return Limits()
 
-sys.exit(supervise(World(0, 1, 0, 1, "here", "by hand"), [sys.executable, "-c", sys.argv[1]], os.environ, limits))
+command = [sys.executable, "-c", sys.argv[1]]
+sys.exit(supervise(World(0, 1, 0, 1, "here", "by hand"), command, os.environ, limits))
 """
 
 

@@ -18,7 +18,8 @@ RECORD = Record(
 
 def test_console_line_has_everything_in_fixed_order() -> None:
     assert console_line(RECORD, 1000) == (
-        "step   20/1000  epoch 1  loss 1.2500  lr 5.00e-04  grad 0.500  scale 14.30  320 samples/s  data 10% comm 20% ckpt 0%  ETA 1:38"
+        "step   20/1000  epoch 1  loss 1.2500  lr 5.00e-04  grad 0.500  scale 14.30  320 samples/s  data "
+        "10% comm 20% ckpt 0%  ETA 1:38"
     )
 
 
@@ -75,5 +76,8 @@ def test_full_disk_costs_the_numbers_and_says_so_once(caplog: pytest.LogCaptureF
         for step in (1, 2):
             telemetry.event({"step": step})
     assert [record.message for record in caplog.records if "NOT WRITTEN" in record.message] == [
-        "metrics      NOT WRITTEN: [Errno 28] No space left on device. The run goes on, but metrics.jsonl and TensorBoard will have gaps"
+        (
+            "metrics      NOT WRITTEN: [Errno 28] No space left on device. "
+            "The run goes on, but metrics.jsonl and TensorBoard will have gaps"
+        )
     ]

@@ -105,7 +105,8 @@ def build_stage(name: str, job: Path, tag: str) -> None:
 def over_ssh(tag: str, command: str, sshd: Sshd) -> str:
     """What a command says that the holder of the job's key runs over ssh in a container of the image."""
     script = f"""set -e
-        mkdir -p {sshd.home}/.ssh; cd {sshd.home}/.ssh; ssh-keygen -q -t ecdsa -N '' -f id_rsa; cp id_rsa.pub authorized_keys
+        mkdir -p {sshd.home}/.ssh; cd {sshd.home}/.ssh
+        ssh-keygen -q -t ecdsa -N '' -f id_rsa; cp id_rsa.pub authorized_keys
         {sshd.command} 2>/tmp/sshd.log &
         for _ in $(seq 600); do (: </dev/tcp/localhost/{sshd.port}) 2>/dev/null && break; sleep 0.1; done
         ssh -p {sshd.port} localhost {shlex.quote(command)} || {{ cat /tmp/sshd.log; exit 1; }}"""

@@ -70,7 +70,8 @@ def test_verify_names_the_row_of_the_table(default_image: Built) -> None:
 def test_no_compiler_cache_toolkit_or_site_is_in_the_image(default_image: Built) -> None:
     look = r"""
         for tool in cc gcc g++ c++ make cmake nvcc ptxas; do command -v $tool; done
-        ls -d /site /docker /layer /clipship /build /etc/apt/apt.conf.d/99site /root/.cache /etc/ssh/ssh_host_* 2>/dev/null
+        ls -d /site /docker /layer /clipship /build /etc/apt/apt.conf.d/99site /root/.cache \
+            /etc/ssh/ssh_host_* 2>/dev/null
         find /opt/clipship -name '*.a' -o -name nvcc
         find /var/lib/apt/lists /var/cache/apt /tmp -type f
         true"""
@@ -228,7 +229,8 @@ def test_an_image_goes_to_a_registry_and_comes_back_by_its_digest(bookworm: str,
     config = docker_folder / "registry.yml"
     port = free_port("127.0.0.1")
     config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {docker_folder}/registry}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {docker_folder}/registry}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n"
     )
     tag = f"127.0.0.1:{port}/team/base:1"
     docker("tag", bookworm, tag)
@@ -287,6 +289,8 @@ def _measured(full: Built, again: Built) -> tuple[float, str]:
     steps = len(re.findall(r"^Step ", full.output, re.MULTILINE))
     cached = full.output.count("Using cache")
     return image / own, (
-        f"image {image / 1e9:.2f} GB; torch, torchvision and what they need {own / 1e9:.2f} GB in it: {image / own:.3f} times\n"
-        f"build {full.seconds:.0f} s with {cached} of {steps} steps in the cache; after a change in the trainer {again.seconds:.0f} s"
+        f"image {image / 1e9:.2f} GB; torch, torchvision and what they need {own / 1e9:.2f} GB in it: "
+        f"{image / own:.3f} times\n"
+        f"build {full.seconds:.0f} s with {cached} of {steps} steps in the cache; "
+        f"after a change in the trainer {again.seconds:.0f} s"
     )

@@ -56,7 +56,9 @@ def test_open_mpi_5_of_pypi_is_in_the_image_and_shares_the_wheels_layers(
 def test_two_builds_without_a_cache_give_the_same_packages(
     default_image: Built, bookworm: str, tmp_path: Path
 ) -> None:
-    """BuildKit has a cache of its own, and here a secret as well: a build from nothing by the other builder."""
+    """BuildKit has a cache of its own, and here a secret as well: a build from nothing by the
+    other builder.
+    """
     conf = tmp_path / "pip.conf"
     conf.write_text("[global]\ntimeout = 97\n")
     tag = "clipship-test:buildkit"
@@ -78,14 +80,18 @@ def test_an_older_stack_is_built_on_debian_13_with_its_own_cuda(docker_folder: P
     assert table().row("2.6.0").nccl in done.stdout
 
 
-# The default's own build stage, rearranged as NVIDIA's images are: torch, CUDA and NCCL in the system's folders, a toolkit, a user 1000.
+# The default's own build stage, rearranged as NVIDIA's images are: torch, CUDA and NCCL in the system's
+# folders, a toolkit, a user 1000.
 _OWN_TORCH = r"""FROM {stage}
-RUN set -e; to=/usr/local/lib/python3.11/dist-packages; cd /opt/clipship/lib/python3.11/site-packages; mkdir -p $to; \
+RUN set -e; to=/usr/local/lib/python3.11/dist-packages; cd /opt/clipship/lib/python3.11/site-packages; \
+    mkdir -p $to; \
     mv torch* functorch* triton* nvidia* cuda* sympy* mpmath* networkx* $to; \
     cp -r jinja2* markupsafe* filelock* fsspec* typing_extensions* numpy* pillow* PIL $to; \
-    mv $to/nvidia/nccl/lib/libnccl.so.2 /usr/lib/x86_64-linux-gnu/; mv $to/nvidia/nccl/include/nccl.h /usr/include/; \
+    mv $to/nvidia/nccl/lib/libnccl.so.2 /usr/lib/x86_64-linux-gnu/; \
+    mv $to/nvidia/nccl/include/nccl.h /usr/include/; \
     rm -r $to/nvidia/nccl $to/nvidia_nccl*; ldconfig; \
-    ln -s $to/nvidia/cu13 /usr/local/cuda; userdel --remove clipship; useradd --uid 1000 --user-group --create-home ubuntu; \
+    ln -s $to/nvidia/cu13 /usr/local/cuda; userdel --remove clipship; \
+    useradd --uid 1000 --user-group --create-home ubuntu; \
     rm -r /opt/clipship /docker /layer /workspace /build
 ENV PIP_CONSTRAINT=/etc/constraint.txt
 RUN echo numpy==1.26.4 >/etc/constraint.txt
@@ -183,7 +189,8 @@ def test_apptainer_builds_the_image_and_runs_it(
         apt-get install -qq --no-install-recommends apptainer >/dev/null
         apptainer build --sandbox /var/tmp/box /work/clipship.def
         apptainer exec /var/tmp/box clipship --version"""
-    # What apptainer needs, rather than --privileged: root on this machine may lack a capability, and may not give it then.
+    # What apptainer needs, rather than --privileged: root on this machine may lack a capability, and may not
+    # give it then.
     capabilities = (
         "--cap-add=SYS_ADMIN",
         "--cap-add=DAC_READ_SEARCH",

@@ -21,7 +21,8 @@ def cluster() -> Iterator[Cluster]:
     """What is not there fails the tests: nobody asks for them by chance."""
     if "KUBECONFIG" not in os.environ:
         pytest.fail(
-            "KUBECONFIG names no cluster: these tests need a Kubernetes with the MPI Operator, one node of it this machine"
+            "KUBECONFIG names no cluster: these tests need a Kubernetes with the MPI Operator, "
+            "one node of it this machine"
         )
     found = connect(f"clipship-test-{os.getpid()}")
     with found.asking("make a namespace"):

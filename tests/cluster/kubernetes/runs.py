@@ -47,7 +47,9 @@ class Demo:
         return cls(cluster, folder, images)
 
     def write(self, name: str, **sections: Mapping[str, Any]) -> Path:
-        """A job file of the demo's training, on two workers of one rank each, with keys of sections replaced."""
+        """A job file of the demo's training, on two workers of one rank each, with keys of
+        sections replaced.
+        """
         job: dict[str, Any] = tomllib.loads((self.folder / "job.toml").read_text())
         job |= {
             "name": name,

@@ -23,7 +23,8 @@ from trainer.sysinfo.addresses import free_port
 
 NODES = ("n1", "n2", "n3")
 """The last one is a spare: a job of two nodes starts on the first two that are up."""
-_ADDRESS = "127.0.0.1"  # of both: srun listens on its node's address, and is called back at the one that its request came from
+# Of both: srun listens on its node's address, and is called back at the one that its request came from.
+_ADDRESS = "127.0.0.1"
 _GPU_FILES = ("null", "zero")
 GPUS, CPUS, MEMORY_MB = len(_GPU_FILES), 8, 9000
 """Of a node, as Slurm sees it: there is no such hardware, and nobody looks for it."""
@@ -71,14 +72,16 @@ PartitionName=all Nodes=n[1-3] Default=YES MaxTime=60 State=UP PriorityTier=2
 PartitionName=low Nodes=n[1-3] MaxTime=60 State=UP PriorityTier=1 GraceTime=60
 """
 
-# In namespaces of its own, so that the mounts are gone with the process. What is shared and lies in /tmp is moved over the new /tmp.
+# In namespaces of its own, so that the mounts are gone with the process. What is shared and lies in /tmp is
+# moved over the new /tmp.
 _NODE = """\
 set -e
 node=$1 folder=$2; shift 2
 hostname "$node"
 mount --make-rprivate /
 mount --bind "$folder/hosts" /etc/hosts
-for shared in "$@"; do mkdir -p "$folder/kept-$node$shared"; mount --rbind "$shared" "$folder/kept-$node$shared"; done
+for shared in "$@"; do \
+mkdir -p "$folder/kept-$node$shared"; mount --rbind "$shared" "$folder/kept-$node$shared"; done
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /tmp; chmod 1777 /tmp /dev/shm
 for shared in "$@"; do mkdir -p "$shared"; mount --rbind "$KEPT/kept-$node$shared" "$shared"; done
@@ -104,7 +107,8 @@ class Cluster:
             for name, value in os.environ.items()
             if not name.startswith(("SLURM_", "SBATCH_", "CLIPSHIP_", "OMPI_", "PYTEST"))
         }
-        # Both nodes are the loopback interface, which Open MPI 4 passes over unless told; Open MPI 5 takes no loopback at all.
+        # Both nodes are the loopback interface, which Open MPI 4 passes over unless told; Open MPI 5 takes no
+        # loopback at all.
         open_mpi = {
             "OMPI_MCA_btl_tcp_if_include": "lo",
             "OMPI_MCA_oob_tcp_if_include": "lo",
@@ -204,7 +208,8 @@ class Cluster:
         self.folder.chmod(0o755)
         own, *ports = _free_ports(1 + len(NODES))
         nodes = "\n".join(
-            f"NodeName={name} NodeAddr={_ADDRESS} NodeHostname={name} Port={port} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
+            f"NodeName={name} NodeAddr={_ADDRESS} NodeHostname={name} Port={port} CPUs={CPUS} Boards=1 "
+            f"SocketsPerBoard=1 "
             f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={MEMORY_MB} Gres=gpu:{GPUS} State=UNKNOWN"
             for name, port in zip(NODES, ports, strict=True)
         )

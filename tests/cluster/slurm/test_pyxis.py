@@ -29,7 +29,9 @@ exec /usr/bin/unsquashfs "$@"
 
 @pytest.fixture(scope="module")
 def container(demo: Demo) -> dict[str, object]:
-    """Keys of [slurm]; where a file `slow` lies beside the demo, it takes half a minute to unpack the image."""
+    """Keys of [slurm]; where a file `slow` lies beside the demo, it takes half a minute to unpack the
+    image.
+    """
     assert demo.cluster.pyxis, "CLIPSHIP_PYXIS names no folder: `make test-pyxis` builds one"
     root, image = demo.folder / "root", demo.folder / "image.sqsh"
     libraries = "libssl3,libffi8,libsqlite3-0,libreadline8,libbz2-1.0,liblzma5"
