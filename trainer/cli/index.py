@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from trainer.cli.options import caption_key_option, image_key_option, processes_option
+from trainer.sysinfo.parent import end_with_parent
 from trainer.text.wording import many
 
 
@@ -65,7 +66,9 @@ def command(
             task = bar.add_task("reading headers", total=len(missing))
             # Headers are parsed in Python, so threads would share one core.
             pool = ProcessPoolExecutor(
-                min(len(missing), processes or cpu_count() or 1), mp_context=get_context("forkserver")
+                min(len(missing), processes or cpu_count() or 1),
+                mp_context=get_context("forkserver"),
+                initializer=end_with_parent,
             )
             entries = index_shards(
                 missing, selection, folder.absolute(), lambda done, _: bar.update(task, completed=done), pool

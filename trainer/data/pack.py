@@ -30,6 +30,7 @@ from trainer.data.tables import Table, list_rows, missing_images, read_table
 from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.safe_io.atomic import write_json, write_whole
+from trainer.sysinfo.parent import end_with_parent
 
 BAD_ROWS = "bad-rows.tsv"
 PLAN = "plan.json"
@@ -178,7 +179,8 @@ def _mapper(processes: int) -> Iterator[Callable[..., Iterator[None]]]:
     if processes <= 1:
         yield map
         return
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("forkserver")) as pool:
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_parent) as pool:
         yield pool.map
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainer.errors import InputError, MachineError
+from trainer.sysinfo.parent import end_with_parent
 
 Loaded = TypeVar("Loaded")
 # Modules that a loader process needs. They are imported once, in the server that forks the processes, instead
@@ -52,7 +53,7 @@ def load(
         collate_fn=_unchanged,
         pin_memory=pin_memory,
         multiprocessing_context=_process_context() if workers else None,
-        worker_init_fn=_ignore_stop,
+        worker_init_fn=_prepare_process,
         # It gets its own generator: else the loader would draw its base seed from the model's.
         generator=torch.Generator(),
     )
@@ -71,12 +72,14 @@ def empty_to_send(count: int, channels: int, height: int, width: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape).permute(0, 3, 1, 2)
 
 
-def _ignore_stop(_worker: int) -> None:
-    """Ignores SIGTERM, which Slurm sends to every process of a step.
+def _prepare_process(_worker: int) -> None:
+    """Prepares a loader process: it ignores SIGTERM and ends when its rank is gone.
 
-    torch makes its loader processes end by that signal, but the rank still needs them.
+    Slurm sends SIGTERM to every process of a step, and torch makes its loader processes end by it, but the
+    rank still needs them.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
 
 
 def _process_context() -> multiprocessing.context.BaseContext:
