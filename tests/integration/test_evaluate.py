@@ -24,6 +24,7 @@ from sklearn.datasets import load_digits
 
 from tests.support.evaluate_rank import CLASSES, TEMPLATES, measure
 from tests.support.jobs import VIT, tiny_job
+from tests.support.processes import ended_on_failure
 from tests.support.start import start
 from trainer.comm.connect import connect
 from trainer.config import Eval
@@ -248,7 +249,7 @@ def test_an_evaluation_that_is_asked_to_stop_leaves_with_75_and_blames_nobody(
         "data.workers=0",
     )
     command = [sys.executable, "-m", "trainer.cli.main", "eval", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+    with ended_on_failure(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as running:
         assert running.stderr is not None
         said = ""
         while "world" not in said:  # the ranks have met; from here on they have nothing to save

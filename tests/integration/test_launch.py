@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.processes import ended_on_failure
 from tests.support.ssh_hosts import missing_program, two_hosts
 from trainer.config import Job
 from trainer.errors import InputError
@@ -149,7 +150,8 @@ sys.exit(start_ranks([*PROBE, "wait", "nobody"], job_for(sys.argv[1]), nproc=2, 
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_no_rank_outlives_a_signal_to_the_run(launcher: str, number: int, code: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", START, launcher], stdout=subprocess.PIPE, text=True) as run:
+    command = [sys.executable, "-c", START, launcher]
+    with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as run:
         assert run.stdout is not None
         found = records(run.stdout.readline() + run.stdout.readline())
         run.send_signal(number)
@@ -184,7 +186,8 @@ def assert_no_secret_is_shown(*words: str) -> None:
     It reads them while the ranks start and once more when both are there.
     """
     shown: set[bytes] = set()
-    with subprocess.Popen([sys.executable, "-c", START_WITH_SECRETS, *words], stdout=subprocess.PIPE) as run:
+    command = [sys.executable, "-c", START_WITH_SECRETS, *words]
+    with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE)) as run:
         assert run.stdout is not None
         printed = ""
         while printed.count("\n") < 2:

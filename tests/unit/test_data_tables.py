@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import ended_on_failure
 from trainer.config import Data
 from trainer.data.source import open_source
 from trainer.data.tables import Table, TableSource, list_rows, missing_images, read_table
@@ -114,9 +115,8 @@ def test_a_fifo_without_a_writer_and_a_device_end_at_once(tmp_path: Path) -> Non
 
 def test_a_table_may_come_through_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t.csv")
-    with subprocess.Popen(
-        ["sh", "-c", f"exec >'{tmp_path}/t.csv'; sleep 1; printf 'image,caption\\na.png,x\\n'"]
-    ):
+    writer = ["sh", "-c", f"exec >'{tmp_path}/t.csv'; sleep 1; printf 'image,caption\\na.png,x\\n'"]
+    with ended_on_failure(subprocess.Popen(writer)):
         file = os.open(tmp_path / "t.csv", os.O_RDONLY)  # until the writer is there
         table = read(tmp_path / "t.csv")
         os.close(file)

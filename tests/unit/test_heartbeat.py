@@ -8,8 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.processes import ended_on_failure
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import heartbeat
 from trainer.supervise.heartbeat import Heartbeat
@@ -109,14 +112,15 @@ def test_no_reader_sees_half_of_a_write(tmp_path: Path) -> None:
 SLEEPER = "import time; print('begun', flush=True); time.sleep(60)"
 
 
-def sleeper(folder: Path, program: str = SLEEPER) -> subprocess.Popen[bytes]:
+@contextmanager
+def sleeper(folder: Path, program: str = SLEEPER) -> Iterator[subprocess.Popen[bytes]]:
     (folder / "sleeper.py").write_text(program)
     command = [sys.executable, "-m", "trainer.supervise.rank_start", "sleeper"]
     env = {**os.environ, RANK_DIR: str(folder), "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"begun\n"
-    return process
+    with ended_on_failure(subprocess.Popen(command, env=env, stdout=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        yield process
 
 
 def test_stack_of_a_sleeping_process_names_its_line(tmp_path: Path) -> None:

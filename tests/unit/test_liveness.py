@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.processes import ended_on_failure
 from trainer.cli.main import main
 from trainer.launch.liveness import inspect, killed_for_memory
 from trainer.report.folder import read_run
@@ -60,11 +62,13 @@ def rank_0(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
         process.kill()
 
 
-def rank_on(node: str, folder: Path) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen([sys.executable, "-c", RANK_0, str(folder), node], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"begun\n"
-    return process
+@contextmanager
+def rank_on(node: str, folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    command = [sys.executable, "-c", RANK_0, str(folder), node]
+    with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        yield process
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
@@ -199,7 +203,8 @@ def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_do
 
 def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
     command = [sys.executable, "-m", "trainer.cli.main", "logs", "-f", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+    logs = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with ended_on_failure(logs) as following:
         assert following.stdout is not None
         assert "start of rank 0" in following.stdout.readline()
         assert following.poll() is None

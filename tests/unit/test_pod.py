@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import ended_on_failure
 from trainer.errors import InputError
 from trainer.launch.kubernetes.pod.attempts import (
     AttemptRecord,
@@ -211,28 +213,25 @@ def test_a_port_that_accepts_and_says_nothing_is_no_sshd() -> None:
 # How a worker goes
 
 
-def start_worker(*command: str) -> "subprocess.Popen[str]":
+def start_worker(*command: str) -> "AbstractContextManager[subprocess.Popen[str]]":
     words = [sys.executable, "-m", "trainer.launch.kubernetes.pod.worker", *command]
-    return subprocess.Popen(
-        words, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
-    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return ended_on_failure(subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env))
 
 
 def test_a_worker_whose_sshd_ends_fails_so_that_it_is_started_again() -> None:
-    worker = start_worker("sh", "-c", "exit 0")
-    assert worker.wait(60) == 1
-    assert worker.stderr is not None
-    assert "sh ended with exit code 0" in worker.stderr.read()
-    worker.stderr.close()
+    with start_worker("sh", "-c", "exit 0") as worker:
+        assert worker.wait(60) == 1
+        assert worker.stderr is not None
+        assert "sh ended with exit code 0" in worker.stderr.read()
 
 
 def ask_a_worker_to_go() -> None:
-    worker = start_worker("sh", "-c", "echo up >&2; exec sleep 600")
-    assert worker.stderr is not None
-    assert worker.stderr.readline() == "up\n"
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
-    worker.stderr.close()
+    with start_worker("sh", "-c", "echo up >&2; exec sleep 600") as worker:
+        assert worker.stderr is not None
+        assert worker.stderr.readline() == "up\n"
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
 
 
 def test_a_worker_asked_to_go_ends_the_listener_and_leaves_with_0() -> None:
@@ -250,25 +249,22 @@ def test_a_worker_asked_to_go_waits_for_its_ranks(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     command = f"{sys.executable} {script} -m trainer.rank {tmp_path} & echo >&2; exec sleep 600"
-    worker = start_worker("sh", "-c", command)
-    assert worker.stderr is not None
-    assert worker.stderr.readline() == "\n"
-    while not (tmp_path / "up").exists():
-        time.sleep(0.05)
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
-    worker.stderr.close()
+    with start_worker("sh", "-c", command) as worker:
+        assert worker.stderr is not None
+        assert worker.stderr.readline() == "\n"
+        while not (tmp_path / "up").exists():
+            time.sleep(0.05)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
     assert (tmp_path / "saved").exists(), "it left before its ranks had saved"
 
 
 def test_processes_that_are_not_its_own_are_left_alone(tmp_path: Path) -> None:
-    stranger = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)", "-m", "trainer.rank", str(tmp_path)]
-    )
-    ask_a_worker_to_go()
-    assert stranger.poll() is None
-    stranger.kill()
-    stranger.wait()
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", "trainer.rank", str(tmp_path)]
+    with ended_on_failure(subprocess.Popen(command)) as stranger:
+        ask_a_worker_to_go()
+        assert stranger.poll() is None
+        stranger.kill()
 
 
 # What the launcher sees

@@ -8,29 +8,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
+from tests.support.processes import ended_on_failure
 from trainer.supervise.rank_process import rank_folder, sweep
 
 HOLD = "import sys, time; from pathlib import Path; from trainer.supervise.rank_process import rank_folder\n"
 HOLD += "with rank_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(600)"
 
 
-def hold(place: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A process that has such a folder."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, Path(process.stdout.readline().strip())
+@contextmanager
+def hold(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has such a folder, and the folder."""
+    command = [sys.executable, "-c", HOLD, str(place)]
+    with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
 
 
 def test_killed_supervisors_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
-    process, folder = hold(tmp_path)
-    with process:
+    with hold(tmp_path) as (process, folder):
         sweep(tmp_path)
         assert folder.exists()
         process.send_signal(signal.SIGKILL)

@@ -5,11 +5,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.processes import ended_on_failure
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError, MachineError, Preempted
 from trainer.run.exit_files import ExitFiles, remove_other_exit_files
@@ -28,12 +31,14 @@ time.sleep(600)
 """
 
 
-def other_start(folder: Path) -> "subprocess.Popen[bytes]":
+@contextmanager
+def other_start(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
     """A process that holds the folder."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
-    return process
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
 
 
 def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Path) -> None:
