@@ -13,7 +13,8 @@ import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
 from trainer.sysinfo.parent import end_with_parent
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"), initializer=end_with_parent)
+    context = multiprocessing.get_context("forkserver")
+    pool = ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent)
     print(pool.submit(os.getpid).result(), flush=True)
     time.sleep(600)
 """
