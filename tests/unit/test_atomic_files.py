@@ -33,7 +33,7 @@ def test_write_that_fails_leaves_the_older_and_nothing_beside(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_json_does_not_have_becomes_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null_in_json(tmp_path: Path) -> None:
     value = {"norm": float("inf"), "rows": ({"loss": float("nan")}, [1.5, -float("inf")]), "step": 3}
     assert json.loads(json_text(value)) == {"norm": None, "rows": [{"loss": None}, [1.5, None]], "step": 3}
     write_json(tmp_path / "file", value)
@@ -53,7 +53,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     assert not (folder / "report.html").is_symlink()
 
 
-def test_a_link_that_is_planted_under_the_very_name_is_refused(
+def test_a_link_planted_at_the_temporary_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic, "token_hex", lambda _: "guessed")
@@ -65,14 +65,14 @@ def test_a_link_that_is_planted_under_the_very_name_is_refused(
     assert precious.read_text() == "mine"
 
 
-def test_a_name_of_the_longest_kind_can_be_written(tmp_path: Path) -> None:
+def test_a_file_name_of_maximum_length_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("é" * 127)
     write_whole(path, "text")
     assert path.read_text() == "text"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
-def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_anything_but_a_plain_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "exit.json"
     if kind == "fifo":
         os.mkfifo(path)

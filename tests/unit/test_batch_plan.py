@@ -16,7 +16,7 @@ def _job(global_batch: int, limit: int | None = None, **length: int) -> Job:
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 100))
-def test_every_cut_is_equal_and_within_the_limit(ranks: int, per_rank: int, limit: int) -> None:
+def test_micro_batches_are_equal_and_within_the_limit(ranks: int, per_rank: int, limit: int) -> None:
     batch_plan = plan(_job(ranks * per_rank, limit), ranks)
     assert (
         batch_plan.micro_batch_size * batch_plan.accumulation * batch_plan.world_size
@@ -27,13 +27,13 @@ def test_every_cut_is_equal_and_within_the_limit(ranks: int, per_rank: int, limi
 
 
 @given(st.integers(1, 64), st.integers(1, 100))
-def test_no_cut_is_finer_than_it_must_be(per_rank: int, limit: int) -> None:
+def test_micro_batches_are_no_smaller_than_they_must_be(per_rank: int, limit: int) -> None:
     batch_plan = plan(_job(per_rank, limit), 1)
     coarser = [k for k in range(1, batch_plan.accumulation) if per_rank % k == 0]
     assert all(per_rank // k > limit for k in coarser)
 
 
-def test_without_a_limit_a_share_passes_at_once() -> None:
+def test_without_a_limit_nothing_is_accumulated() -> None:
     assert plan(_job(4096), 8).accumulation == 1
 
 
@@ -58,7 +58,7 @@ def test_epochs_become_whole_steps() -> None:
     assert schedule(_job(32, epochs=3), 100).steps == 9
 
 
-def test_steps_go_before_epochs_of_data() -> None:
+def test_steps_take_precedence_over_epochs() -> None:
     assert schedule(_job(32, steps=1000), 100) == schedule(_job(32, steps=1000), 127)
 
 

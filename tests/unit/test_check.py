@@ -106,7 +106,7 @@ def test_a_pattern_that_finds_nothing_says_where_it_looked_and_what_is_there(
     assert expected.format(folder=folder) in problem(expand_shards, [pattern.format(folder=folder)])
 
 
-def test_every_bad_pattern_is_told(folder: Path) -> None:
+def test_every_bad_pattern_is_reported(folder: Path) -> None:
     assert len(problem(expand_shards, ["", f"{folder}/x.tar", f"{folder}/y.tar"]).splitlines()) == 3
 
 
@@ -140,14 +140,12 @@ def test_a_good_table_is_counted(tmp_path: Path) -> None:
         ("", ["empty"]),
     ],
 )
-def test_what_is_wrong_with_a_table_is_told_by_column_and_row(
-    tmp_path: Path, content: str, expected: list[str]
-) -> None:
+def test_problems_of_a_table_name_column_and_row(tmp_path: Path, content: str, expected: list[str]) -> None:
     found = problem(check_data, table(tmp_path, content))
     assert [part for part in expected if part not in found] == []
 
 
-def test_every_bad_table_is_told(tmp_path: Path) -> None:
+def test_every_bad_table_is_reported(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("x,y\n1,2\n")
     found = problem(check_data, Data(train=(f"{tmp_path}/*.csv",), format="table"))
@@ -198,7 +196,7 @@ def test_an_unknown_model_is_refused_with_the_nearest_names(name: str, near: str
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B/32", "hf-hub:org/model"])
-def test_models_that_open_clip_takes_are_taken(name: str) -> None:
+def test_models_that_open_clip_accepts_are_accepted(name: str) -> None:
     check_model(name)
 
 
@@ -256,7 +254,7 @@ def test_an_unknown_tag_is_refused_with_the_nearest(folder: Path, name: str, tag
 @pytest.mark.parametrize(
     "name", ["ViT-B-32", "ViT-B/32", "ViT-B-32-quickgelu", "hf-hub:org/model", "my-own.json"]
 )
-def test_tags_that_open_clip_takes_are_taken(name: str) -> None:
+def test_tags_that_open_clip_accepts_are_accepted(name: str) -> None:
     check_tag(name, "openai")
     check_tag(name, "OpenAI")
 
@@ -330,7 +328,7 @@ def test_a_run_folder_with_the_same_job_is_taken_wherever_it_runs(folder: Path) 
     check_run_folder(job_in(folder, "resources.nodes=2", "logging.every_steps=1"))
 
 
-def test_the_checkpoint_that_a_run_was_taken_back_to_may_be_gone_once_it_went_on(folder: Path) -> None:
+def test_a_run_that_went_back_and_saved_again_no_longer_needs_that_checkpoint(folder: Path) -> None:
     gone = f"{folder}/step-00000012"
     job = job_in(folder, f"checkpoint.resume={gone}")
     assert "there is no checkpoint at" in problem(check_job, job, 1)
@@ -351,7 +349,7 @@ def test_the_checkpoint_that_a_run_was_taken_back_to_may_be_gone_once_it_went_on
     check_job(job, 1)
 
 
-def test_what_changes_no_sample_may_change_when_a_run_goes_on(folder: Path) -> None:
+def test_keys_that_change_no_sample_may_change_on_resume(folder: Path) -> None:
     job = job_in(folder)
     run_folder(job).mkdir(parents=True)
     (run_folder(job) / "job.toml").write_text(dump_job(job))
@@ -366,7 +364,7 @@ def test_what_changes_no_sample_may_change_when_a_run_goes_on(folder: Path) -> N
     )
 
 
-def test_a_run_folder_that_a_start_left_before_it_was_a_run_is_taken(folder: Path) -> None:
+def test_a_run_folder_without_a_job_file_is_accepted(folder: Path) -> None:
     job = job_in(folder)
     for name in ("flight-records", "logs", ".exit.json.of-3"):
         (run_folder(job) / name).mkdir(parents=True)
@@ -425,7 +423,7 @@ def test_a_run_folder_without_permission_is_refused(folder: Path, request: pytes
     assert "no permission to write" in problem(check_run_folder, job)
 
 
-def test_all_problems_of_a_job_are_told_together(folder: Path) -> None:
+def test_all_problems_of_a_job_are_reported_together(folder: Path) -> None:
     job = job_in(
         folder,
         "data.train=no.tar",

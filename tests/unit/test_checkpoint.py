@@ -160,7 +160,7 @@ def _make_the_manifest_a_list(folder: Path) -> None:
         (_without("data_samples"), "malformed: it has no valid data_samples"),
     ],
 )
-def test_a_broken_one_is_named_and_the_one_before_it_used(
+def test_a_broken_checkpoint_is_named_and_the_previous_one_is_used(
     tmp_path: Path, alone: Comm, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None], named: str
 ) -> None:
     train = _train(alone)
@@ -173,7 +173,7 @@ def test_a_broken_one_is_named_and_the_one_before_it_used(
     assert named in caplog.text
 
 
-def test_a_write_that_fails_leaves_the_one_before_and_says_so(
+def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
     tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     train = _train(alone)
@@ -218,7 +218,7 @@ def test_keep_keeps_the_last_and_the_best(tmp_path: Path, alone: Comm) -> None:
         ({"data": {"shuffle_window": 3}}, "data.shuffle_window is 10000 there and 3 here"),
     ],
 )
-def test_a_job_that_changed_in_what_matters_is_refused_with_the_difference(
+def test_a_job_that_would_train_differently_is_refused_with_the_difference(
     tmp_path: Path, alone: Comm, sections: dict[str, dict[str, Any]], named: str
 ) -> None:
     _save(tmp_path, _train(alone), 1)
@@ -234,7 +234,7 @@ def test_other_data_and_another_model_are_refused(tmp_path: Path, alone: Comm) -
         _resumed(tmp_path, alone, tiny_job(config=RESNET))
 
 
-def test_what_may_change_may_change(tmp_path: Path, alone: Comm) -> None:
+def test_keys_that_may_change_on_resume_are_accepted(tmp_path: Path, alone: Comm) -> None:
     _save(tmp_path, _train(alone), 1)
     job = tiny_job(
         data={"workers": 3},
@@ -245,7 +245,9 @@ def test_what_may_change_may_change(tmp_path: Path, alone: Comm) -> None:
     assert _resumed(tmp_path, alone, job)[0] == 1
 
 
-def test_never_refuses_to_mix_two_runs_and_a_path_is_taken_at_its_word(tmp_path: Path, alone: Comm) -> None:
+def test_resume_never_refuses_to_mix_two_runs_and_a_path_is_used_as_given(
+    tmp_path: Path, alone: Comm
+) -> None:
     folder = _save(tmp_path / "old", _train(alone), 1)
     with pytest.raises(InputError, match="--fresh"):
         _resumed(tmp_path / "old", alone, tiny_job(checkpoint={"resume": "never"}))
@@ -345,7 +347,7 @@ def test_loading_runs_no_code(tmp_path: Path, alone: Comm) -> None:
     assert not (tmp_path / "trapped").exists()
 
 
-def test_manifest_says_what_it_is_of(tmp_path: Path, alone: Comm) -> None:
+def test_manifest_names_step_and_job(tmp_path: Path, alone: Comm) -> None:
     manifest = json.loads((_save(tmp_path, _train(alone), 5) / files.MANIFEST).read_text())
     assert manifest["step"] == 5
     assert manifest["job"]["name"] == "tiny"

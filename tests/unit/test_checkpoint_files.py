@@ -44,7 +44,7 @@ def test_a_run_that_goes_back_keeps_what_it_writes_and_what_it_left(tmp_path: Pa
     assert [path.name for path in files.set_aside(tmp_path, 950)] == ["aside-step-00001000-1"]
 
 
-def test_the_best_one_is_forgotten_with_the_steps_that_are_set_aside(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_forgotten_if_its_step_is_set_aside(tmp_path: Path) -> None:
     publish(tmp_path, 2, 4, 6)
     files.record_best(tmp_path, 4, "zero_shot_top1", 0.5)
     files.set_aside(tmp_path, 4)
@@ -55,7 +55,7 @@ def test_the_best_one_is_forgotten_with_the_steps_that_are_set_aside(tmp_path: P
     assert files.best_so_far(tmp_path) is None
 
 
-def test_a_best_one_that_somebody_removed_is_none(tmp_path: Path) -> None:
+def test_a_best_checkpoint_that_was_removed_counts_as_none(tmp_path: Path) -> None:
     publish(tmp_path, 2, 4)
     files.record_best(tmp_path, 2, "zero_shot_top1", 0.5)
     files.remove(tmp_path / "step-00000002")
@@ -65,13 +65,13 @@ def test_a_best_one_that_somebody_removed_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"step": "2"}', '{"step": 2, "metric": "loss", "value": "low"}']
 )
-def test_a_malformed_note_of_the_best_one_is_none(tmp_path: Path, text: str) -> None:
+def test_a_malformed_record_of_the_best_checkpoint_counts_as_none(tmp_path: Path, text: str) -> None:
     publish(tmp_path, 2)
     (tmp_path / files.BEST).write_text(text)
     assert files.best_so_far(tmp_path) is None
 
 
-def test_what_a_rank_tells_of_its_part_ends_the_wait_for_it(tmp_path: Path) -> None:
+def test_a_part_marked_as_failed_ends_the_wait_for_it(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 7)
     folder.write("mine", _content)
     folder.mark_failed(1, OSError(28, "No space left on device"))

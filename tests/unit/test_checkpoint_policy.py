@@ -96,7 +96,7 @@ def test_a_step_that_is_saved_gets_its_metrics_whether_it_is_the_best_or_not() -
         assert then == AfterEvaluation(save=False, record=True, best=best)
 
 
-def test_a_value_that_is_no_number_is_never_the_best() -> None:
+def test_a_nan_value_is_never_the_best() -> None:
     policy = policy_of(checkpoint={"best": TOP1})
     assert policy.after_evaluation(2, {TOP1: math.nan}, stop=False).best is None
     assert policy.after_evaluation(4, {TOP1: 0.1}, stop=False).best == (TOP1, 0.1)

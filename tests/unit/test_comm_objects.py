@@ -34,7 +34,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", torch.zeros(1), Path()])
-def test_what_is_no_plain_value_is_refused_where_it_is_told(value: Any) -> None:
+def test_an_object_that_is_no_plain_value_is_refused_at_the_sender(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be sent to other ranks"):
         encode([value])
 
@@ -47,7 +47,7 @@ class Touch:
         return Path.touch, (self.mark,)
 
 
-def test_a_pickle_is_not_run(tmp_path: Path) -> None:
+def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
     message = torch.frombuffer(bytearray(pickle.dumps(Touch(tmp_path / "ran"))), dtype=torch.uint8)
     with pytest.raises(ValueError, match="a message that no rank sends"):
         decode(message)
@@ -57,7 +57,7 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"other": 1}', '{"mapping": [[[], 1]]}', "{", '{"mapping": 7}']
 )
-def test_what_no_rank_sends_is_refused(text: str) -> None:
+def test_bytes_that_no_rank_sends_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a message that no rank sends"):
         decode(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
 

@@ -33,7 +33,7 @@ def test_a_name_server_that_fails_for_a_while_is_asked_again(monkeypatch: pytest
     assert len(asked) == 4
 
 
-def test_a_name_server_that_fails_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_that_keeps_failing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, socket.EAI_AGAIN, 10**9)
     monkeypatch.setattr(connect, "RESOLVE_S", 0.01)
     with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
@@ -49,7 +49,7 @@ def test_a_process_group_ends_right_behind_a_barrier_however_often() -> None:
         comm.close()
 
 
-def test_a_name_that_is_none_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = failing(monkeypatch, socket.EAI_NONAME, 10**9)
     with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
         connect._check_resolvable("node", 1)

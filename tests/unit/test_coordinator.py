@@ -70,7 +70,7 @@ def test_failure_outside_of_a_collective_comes_before_one_inside_whatever_arrive
     assert (record.rank, record.exit_code, record.reason) == (1, 2, "no such file")
 
 
-def test_of_like_failures_the_earlier_counts() -> None:
+def test_of_two_similar_failures_the_earlier_one_counts() -> None:
     def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         coordinator.receive(failed(0, 1, "later", waiting=False, at=2.0))
         coordinator.receive(failed(1, 7, "earlier", waiting=False, at=1.0))
@@ -140,7 +140,7 @@ def test_late_rank_makes_a_diagnosis_of_all(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "exit.json").read_text())["exit_code"] == 124
 
 
-def test_nobody_answers_and_the_run_ends_all_the_same(monkeypatch: Any) -> None:
+def test_the_run_ends_even_if_no_supervisor_answers(monkeypatch: Any) -> None:
     monkeypatch.setattr("trainer.supervise.coordinator.ANSWER_S", 0.2)
     record, _ = decided(
         lambda coordinator, broadcast: coordinator.receive({"kind": "late", "what": "init lasts too long"})
@@ -168,7 +168,7 @@ def test_repeated_signal_is_one_request_and_a_later_one_leaves_at_once(monkeypat
     assert record.exit_code == 143
 
 
-def test_stop_that_is_not_heeded_is_timed_out() -> None:
+def test_a_stop_request_that_ranks_ignore_times_out() -> None:
     begin = time.monotonic()
     record, _ = decided(
         lambda coordinator, broadcast: coordinator.receive(
@@ -190,7 +190,7 @@ def test_the_reason_of_a_stopped_run_is_the_rank_s_own() -> None:
     assert decided(send)[0].reason == "asked to stop during an evaluation"
 
 
-def test_rank_that_joins_after_the_request_hears_of_it() -> None:
+def test_a_rank_that_joins_after_a_stop_request_receives_it() -> None:
     def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         coordinator.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
         coordinator.receive({"kind": "joined", "rank": 1, "node": "n1"})
@@ -201,7 +201,7 @@ def test_rank_that_joins_after_the_request_hears_of_it() -> None:
     assert decided(send)[0].exit_code == 75
 
 
-def test_signal_that_somebody_repeats_knowingly_leaves_at_once() -> None:
+def test_a_signal_that_a_user_repeats_ends_the_run_at_once() -> None:
     def send(coordinator: Coordinator, broadcast: list[Message]) -> None:
         for again in (False, True):
             coordinator.receive({"kind": "stop", "signal": 2, "rank": 0, "node": "n0", "again": again})

@@ -89,7 +89,7 @@ def test_wherever_a_shard_is_cut_every_whole_sample_before_is_there_and_no_other
     assert keys(source)[:-1] == [f"0-{number}" for number in range(source.shard_sizes()[0])]
 
 
-def test_what_is_no_tar_is_a_shard_lost_unless_all_are(tmp_path: Path) -> None:
+def test_a_file_that_is_no_tar_is_a_lost_shard_unless_all_are(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 8, 8, 8)
     for path in paths[1:]:
         Path(path).write_bytes(b"")
@@ -125,7 +125,7 @@ def test_a_cut_shard_is_judged_by_the_others_of_its_folder(tmp_path: Path) -> No
     assert open_source(data(paths)).left_out.by_cause == {LOST: 1 + 3}, "none is whole: by the largest"
 
 
-def test_samples_that_lack_a_half_are_held_against_the_limit(tmp_path: Path) -> None:
+def test_incomplete_samples_count_against_the_limit(tmp_path: Path) -> None:
     path = str(
         write_tar(
             tmp_path / "0.tar", [*sample("a"), *((f"mute{number:02}.jpg", b"i") for number in range(11))]
@@ -174,7 +174,7 @@ def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
     )
 
 
-def test_a_catalogue_of_before_is_still_read(tmp_path: Path) -> None:
+def test_a_catalogue_of_an_older_version_is_still_read(tmp_path: Path) -> None:
     paths = shards_of(tmp_path, 2)
     write_catalogue(tmp_path, SELECTION, index_shards(paths, SELECTION, tmp_path))
     entry = read_catalogue(tmp_path, SELECTION)["0.tar"]

@@ -237,7 +237,7 @@ def test_storage_that_fails_for_a_while_is_asked_again_and_then_named(
         source.read(0)
 
 
-def test_a_server_that_is_away_at_the_start_is_no_bad_input_and_a_shard_that_it_has_not_is(
+def test_an_unreachable_server_is_no_bad_input_but_a_missing_shard_is(
     server: tuple[str, type[Ranges]],
 ) -> None:
     address, handler = server

@@ -204,14 +204,14 @@ def test_epochs_differ_in_order_captions_and_augmentation() -> None:
     assert sum(first[key][1] == second[key][1] for key in first) < 10
 
 
-def test_without_an_end_epochs_go_on() -> None:
+def test_without_a_number_of_epochs_loading_never_ends() -> None:
     stream = train_batches(
         Dots(8), plan=make_plan(1, 8), rank=0, seed=0, window=8, pixels=plain, tokenizer=lengths, workers=0
     )
     assert [batch.epoch for batch in islice(stream, 30)] == list(range(30))
 
 
-def test_a_place_beyond_the_epoch_is_a_bug_of_the_caller() -> None:
+def test_a_start_beyond_the_epoch_is_a_bug_of_the_caller() -> None:
     with pytest.raises(ValueError, match="start_batch 2 of 2"):
         rank_batches(Dots(16), make_plan(1, 8), 0, batch=2)
 

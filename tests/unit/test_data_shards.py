@@ -160,7 +160,9 @@ def test_an_empty_tar_is_no_damage_but_holds_nothing(tmp_path: Path) -> None:
         (b"\x01" * 2000, "invalid header"),
     ],
 )
-def test_what_is_no_tar_is_refused_with_what_was_found(tmp_path: Path, content: bytes, found: str) -> None:
+def test_a_file_that_is_no_tar_is_refused_with_its_actual_kind(
+    tmp_path: Path, content: bytes, found: str
+) -> None:
     path = tmp_path / "0.tar"
     path.write_bytes(content)
     message = refusal(path)

@@ -165,7 +165,7 @@ def test_standard_input_that_is_cut_is_not_called_ended(
         ({"train": ("pipe:cat a",), "stream_samples": 4, "weights": (1.0,)}, "weights"),
     ],
 )
-def test_what_streams_cannot_be_is_refused(keys_of_data: dict[str, object], said: str) -> None:
+def test_settings_that_streams_cannot_have_are_refused(keys_of_data: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Data.model_validate(keys_of_data)
 

@@ -33,7 +33,7 @@ def test_long_texts_are_cut_as_open_clip_cuts_them() -> None:
     assert torch.equal(OURS(texts), THEIRS(texts))
 
 
-def test_forgetting_words_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cache_of_words_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "MOST_WORDS", 3)
     texts = ["one two three four five", "<end_of_text> six seven one two"]
     ours = QuickTokenizer(SimpleTokenizer())
@@ -42,7 +42,7 @@ def test_forgetting_words_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(ours._known) <= 3
 
 
-def test_it_is_pickled_for_loader_processes() -> None:
+def test_the_tokenizer_is_pickled_for_loader_processes() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(OURS))(["a cat"]), THEIRS(["a cat"]))
 
 

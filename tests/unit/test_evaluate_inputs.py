@@ -75,9 +75,7 @@ def ours(tmp_path: Path) -> Path:
         ("checkpoints/step-00000009/model.pt", 9),
     ],
 )
-def test_a_run_its_checkpoints_one_of_them_and_its_weights_are_found(
-    ours: Path, given: str, step: int
-) -> None:
+def test_weights_are_found_from_every_path_that_belongs_to_a_run(ours: Path, given: str, step: int) -> None:
     trained = find_trained(str(ours / given))
     assert trained.pretrained == str(ours / f"checkpoints/step-{step:08d}/model.pt")
     assert trained.model == VIT
@@ -265,7 +263,7 @@ def test_a_folder_for_each_class_is_numbered_and_named_by_its_folders(classes: P
     assert list(source.left_out.by_cause.values()) == [1]
 
 
-def test_names_given_for_class_folders_must_be_as_many(classes: Path) -> None:
+def test_class_names_must_be_as_many_as_class_folders(classes: Path) -> None:
     assert class_names(Eval(zero_shot=(str(classes),), class_names=("x", "y", "z"))) == ("x", "y", "z")
     with pytest.raises(InputError, match=r"gives 2 names, but .* holds 3 class folders"):
         check_evaluation(Eval(zero_shot=(str(classes),), class_names=("x", "y")))

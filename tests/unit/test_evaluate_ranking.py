@@ -87,7 +87,7 @@ def test_cosines_do_not_depend_on_the_order_of_adding() -> None:
     assert torch.equal((images @ texts.T)[7:8, :90], images[7:8] @ texts[:90].T)
 
 
-def test_a_model_that_says_the_same_of_everything_finds_nothing() -> None:
+def test_a_model_with_equal_features_for_everything_finds_nothing() -> None:
     for broken in (torch.ones(100, 8), torch.full((100, 8), torch.nan), torch.full((100, 8), torch.inf)):
         pairs = Pairs(exact(broken), exact(broken), torch.arange(100))
         of_texts, of_images = ahead(pairs, [0])

@@ -25,7 +25,7 @@ def keep(files: ExitFiles, reason: str) -> str:
 
 
 @pytest.mark.parametrize("start", ["now", ""], ids=["by a launcher", "by hand"])
-def test_first_supervisor_to_leave_word_is_not_overwritten(tmp_path: Path, start: str) -> None:
+def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, start: str) -> None:
     assert keep(ExitFiles(str(tmp_path), start, 0), "first") == str(tmp_path / EXIT_FILE)
     keep(ExitFiles(str(tmp_path), start, 1), "second")
     found = exit_record_of(tmp_path, start)
@@ -34,7 +34,7 @@ def test_first_supervisor_to_leave_word_is_not_overwritten(tmp_path: Path, start
     assert [path.name for path in tmp_path.iterdir()] == [EXIT_FILE]
 
 
-def test_a_start_by_hand_forgets_what_the_one_before_it_left(tmp_path: Path) -> None:
+def test_a_start_by_hand_removes_the_exit_files_of_the_previous_one(tmp_path: Path) -> None:
     keep(ExitFiles(str(tmp_path)), "old")
     files = ExitFiles(str(tmp_path))
     asyncio.run(files.remove_old())
@@ -42,14 +42,14 @@ def test_a_start_by_hand_forgets_what_the_one_before_it_left(tmp_path: Path) -> 
     assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
 
 
-def test_word_of_an_older_start_is_replaced_and_never_taken_for_this_ones(tmp_path: Path) -> None:
+def test_an_exit_record_of_an_older_start_is_replaced_and_never_used(tmp_path: Path) -> None:
     keep(ExitFiles(str(tmp_path), "before"), "old")
     assert exit_record_of(tmp_path, "now") is None
     keep(ExitFiles(str(tmp_path), "now"), "new")
     assert json.loads((tmp_path / EXIT_FILE).read_text())["reason"] == "new"
 
 
-def test_what_is_no_record_is_no_end(tmp_path: Path) -> None:
+def test_a_file_that_is_no_exit_record_is_ignored(tmp_path: Path) -> None:
     for text in ("", "[]", '{"start": "now"}', '{"start": "now", "colour": 1}'):
         (tmp_path / EXIT_FILE).write_text(text)
         assert exit_record_of(tmp_path, "now") is None

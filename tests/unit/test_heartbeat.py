@@ -45,7 +45,7 @@ def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:
     assert (state.collectives, state.waiting) == (1, False)
 
 
-def test_limit_of_init_comes_too_late_for_a_rank_that_has_said_something(tmp_path: Path) -> None:
+def test_the_limit_of_init_does_not_change_a_later_phase(tmp_path: Path) -> None:
     memory = heartbeat.make(tmp_path)
     rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
     rank.limits = {"step": 9.0}
@@ -63,14 +63,14 @@ def test_request_to_stop_reaches_the_rank(tmp_path: Path) -> None:
     assert rank.stop_requested
 
 
-def test_rank_without_supervisor_has_a_pulse_that_nobody_reads() -> None:
+def test_a_rank_without_a_supervisor_has_a_heartbeat_that_nobody_reads() -> None:
     alone = Heartbeat.open({})
     alone.begin_phase("step", 1)
     alone.begin_collective("all_reduce")
     assert not alone.stop_requested
 
 
-def test_what_is_left_of_a_phase_counts_from_its_begin(tmp_path: Path) -> None:
+def test_time_left_in_a_phase_counts_from_its_begin(tmp_path: Path) -> None:
     heartbeat.make(tmp_path)
     rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
     assert rank.remaining_s == math.inf, "the job is not known yet"

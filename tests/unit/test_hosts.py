@@ -37,7 +37,7 @@ def test_hosts_are_names_with_numbers_of_ranks() -> None:
         ("a:1,b:1,a:2", "a is listed 2 times"),
     ],
 )
-def test_what_is_no_host_is_refused(text: str, message: str) -> None:
+def test_words_that_are_no_hosts_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_hosts(text)
     assert message in str(refused.value)
@@ -59,7 +59,7 @@ def test_no_text_becomes_an_option_of_ssh(text: str) -> None:
     assert all(not host.name.startswith("-") and not set(host.name) & set(" ;$'\"`\n@") for host in hosts)
 
 
-def test_first_host_that_means_myself_to_the_others_is_refused() -> None:
+def test_a_first_host_that_others_cannot_reach_by_its_name_is_refused() -> None:
     with pytest.raises(InputError, match=r"first host, localhost, has the address"):
         rendezvous_address((Host("localhost", 1), Host("elsewhere", 1)))
 

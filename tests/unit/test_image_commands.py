@@ -157,7 +157,7 @@ def test_licences_of_a_system_package_are_the_names_that_its_file_gives(tmp_path
     assert _licences_of(tmp_path / "none") == "not stated"
 
 
-def test_what_a_job_adds_is_held_to_what_is_there_and_brings_nothing_twice(tmp_path: Path) -> None:
+def test_packages_of_a_job_keep_installed_versions_and_bring_no_second_nccl(tmp_path: Path) -> None:
     """`docker/constraints.py` runs in an environment of its own with some packages.
 
     pip itself reads the output.

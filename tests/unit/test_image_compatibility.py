@@ -183,7 +183,7 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_with_what_fits(
+def test_impossible_combinations_are_refused_with_possible_ones(
     stack: dict[str, Any], image: dict[str, Any], said: list[str]
 ) -> None:
     message = refusal(stack, **image)

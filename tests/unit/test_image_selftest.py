@@ -26,7 +26,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, **expected: str) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_libraries_that_are_what_was_said_are_reported(
+def test_libraries_with_the_promised_versions_are_reported(
     monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]
 ) -> None:
     assert checked(monkeypatch, **expected) == FOUND
@@ -43,7 +43,7 @@ def test_libraries_that_are_what_was_said_are_reported(
     ],
     ids=str,
 )
-def test_libraries_that_are_not_what_was_said_are_named(
+def test_libraries_with_other_versions_are_named(
     monkeypatch: pytest.MonkeyPatch, expected: dict[str, str], said: str
 ) -> None:
     with pytest.raises(selftest.SelfTestFailed, match=said):

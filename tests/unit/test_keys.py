@@ -70,7 +70,7 @@ def test_a_relative_path_starts_at_the_job_files_folder(key: str, mark: JobPath)
         ("eval.retrieval", ("s3://bucket/{0..3}.tar",)),
     ],
 )
-def test_what_is_no_path_stays_as_it_is(key: str, value: object) -> None:
+def test_values_that_are_no_paths_stay_unchanged(key: str, value: object) -> None:
     job = with_paths_from(job_with(key, value), Path("/base"))
     assert value_of(job, key) == value
     assert list(rank_paths(job)) == [("/base/runs", PATHS["logging.runs"])]

@@ -63,7 +63,7 @@ def test_refusals_say_what_to_do(status: int, message: str | None, expected: str
 
 
 @pytest.mark.parametrize(("status", "advised"), [(403, True), (422, False)])
-def test_who_lacks_permission_is_told_how_the_job_does_without(status: int, advised: bool) -> None:
+def test_a_user_without_permission_learns_how_the_job_runs_without_it(status: int, advised: bool) -> None:
     said = 'networkpolicies is forbidden: User "u" cannot create resource "networkpolicies"'
     cluster = Cluster(None, "c", "team", "https://server")
     with (

@@ -127,7 +127,7 @@ def test_the_job_file_stands_in_the_command_where_the_user_named_it(
     )
 
 
-def test_the_log_that_complains_has_the_last_words(
+def test_the_last_line_comes_from_the_log_with_an_error(
     folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
     kill(rank_0)
@@ -215,7 +215,7 @@ def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Pop
     assert f"the run has died: `clipship status {folder}` says when, why, and how to resume it" in errors
 
 
-def test_another_users_lock_can_be_looked_at(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
+def test_another_users_lock_can_be_inspected(folder: Path, rank_0: "subprocess.Popen[bytes]") -> None:
     (folder / LOCK).chmod(0o444)
     held, holder = is_held(folder)
     assert (held, holder.process, holder.node) == (True, rank_0.pid, HERE)

@@ -34,7 +34,7 @@ def saved(setup: TrainSetup) -> list[int]:
     )
 
 
-def test_the_best_of_another_metric_is_no_measure(tmp_path: Path, alone: Comm) -> None:
+def test_the_best_value_of_another_metric_is_not_compared(tmp_path: Path, alone: Comm) -> None:
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     files.record_best(tmp_path / "checkpoints", 1, "zero_shot_top1", 0.6)
     setup = setup_of(

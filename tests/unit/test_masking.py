@@ -170,7 +170,7 @@ def test_tables_are_masked_by_name_and_by_value() -> None:
     }
 
 
-def test_no_character_that_acts_reaches_a_terminal() -> None:
+def test_no_control_character_reaches_a_terminal() -> None:
     assert (
         printable("a\x1b[2Jb\x00c\r\x9b1m\x7f\u202e\udcff\n\té")
         == "a\\u001b[2Jb\\u0000c\\u000d\\u009b1m\\u007f\\u202e\\udcff\n\té"

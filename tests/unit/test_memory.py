@@ -10,7 +10,7 @@ from trainer.sysinfo import memory
 from trainer.sysinfo.memory import hint, is_out_of_memory
 
 
-def test_each_library_says_it_in_its_own_way() -> None:
+def test_out_of_memory_errors_of_every_library_are_recognized() -> None:
     with pytest.raises(RuntimeError) as found:
         torch.empty(2**55)
     assert is_out_of_memory(found.value)
@@ -25,7 +25,7 @@ def test_each_library_says_it_in_its_own_way() -> None:
     [("0::", "", "memory.max"), ("7:memory:", "memory", "memory.limit_in_bytes")],
     ids=["new", "old"],
 )
-def test_the_least_limit_above_is_named(
+def test_the_smallest_limit_of_the_enclosing_cgroups_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, top: str, name: str
 ) -> None:
     (tmp_path / "own").write_text(f"{form}/slurm/job_7/step_0\n5:cpu,cpuacct:/elsewhere\n")

@@ -212,7 +212,7 @@ def test_collectives_of_one_rank_are_right(alone: Comm) -> None:
     assert network_probe.wrong_collectives(alone) == ()
 
 
-def test_collective_that_lies_is_named_with_what_it_gave(
+def test_a_collective_with_a_wrong_result_is_named_with_it(
     alone: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def zeros_in_the_middle(tensor: torch.Tensor) -> torch.Tensor:

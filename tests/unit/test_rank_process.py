@@ -54,7 +54,7 @@ def test_folder_without_lock_is_swept_only_when_it_is_old(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "clipship-rank-young"]
 
 
-def test_supervisors_that_start_together_sweep_nobody_away(tmp_path: Path) -> None:
+def test_supervisors_that_start_together_keep_each_others_folders(tmp_path: Path) -> None:
     def start(_: int) -> bool:
         with rank_folder(tmp_path) as folder:
             (folder / "heartbeat").touch()
@@ -78,7 +78,7 @@ def test_another_users_folder_is_neither_opened_nor_removed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lock", ["fifo", "link to a fifo", "folder"])
-def test_what_is_no_file_in_a_folder_of_ones_own_holds_up_no_start(tmp_path: Path, lock: str) -> None:
+def test_a_lock_that_is_no_plain_file_delays_no_start(tmp_path: Path, lock: str) -> None:
     folder = tmp_path / "clipship-rank-x"
     folder.mkdir()
     if lock == "folder":

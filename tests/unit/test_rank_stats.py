@@ -41,7 +41,7 @@ def test_laps_add_up() -> None:
     }
 
 
-def test_each_look_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tmp_path: Path) -> None:
+def test_each_record_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, tmp_path: Path) -> None:
     first = RankStats(alone, tmp_path)
     alone.all_gather(torch.zeros(10))
     about = first.gather(10, Lap(10, 1.0, 3.0, 1.0, 0.0))

@@ -80,14 +80,14 @@ def test_a_start_waits_no_longer_than_its_limit_allows(
     assert re.search(r"waiting up to [0-2] s for it to end", caplog.text)
 
 
-def test_a_start_that_waits_heeds_a_request_to_stop(tmp_path: Path) -> None:
+def test_a_waiting_start_obeys_a_request_to_stop(tmp_path: Path) -> None:
     with other_start(tmp_path) as other:
         with pytest.raises(Preempted, match=f"asked to stop while process {other.pid} .* was writing to"):
             hold(tmp_path, "n2", "second", 600.0, lambda _: None, lambda: True)
         other.kill()
 
 
-def test_the_last_words_in_a_folder_are_those_of_the_start_that_writes_it(tmp_path: Path) -> None:
+def test_only_the_start_that_holds_the_folder_writes_and_keeps_exit_files(tmp_path: Path) -> None:
     with other_start(tmp_path) as other:
         end = {"reason": "refused"}
         assert asyncio.run(ExitFiles(str(tmp_path), "second").write(EXIT_FILE, end)) == ""
@@ -103,6 +103,6 @@ def test_the_last_words_in_a_folder_are_those_of_the_start_that_writes_it(tmp_pa
     assert not (tmp_path / EXIT_FILE).exists()
 
 
-def test_a_folder_that_was_never_locked_is_nobodys(tmp_path: Path) -> None:
+def test_a_folder_that_was_never_locked_has_no_holder(tmp_path: Path) -> None:
     assert who_holds(tmp_path) is None
     assert not (tmp_path / LOCK).exists()

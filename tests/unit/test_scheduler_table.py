@@ -67,7 +67,7 @@ def test_a_toy_scheduler_renders_checks_submits_and_ends_a_job(tmp_path: Path) -
     assert "over" in clipship(tmp_path, "status", "toy run").stdout
 
 
-def test_what_a_scheduler_refuses_is_told_by_check(tmp_path: Path) -> None:
+def test_check_reports_what_a_scheduler_refuses(tmp_path: Path) -> None:
     refused = clipship(tmp_path, "check", toy_job(tmp_path), "--no-data", "--set", "resources.nodes=2")
     assert refused.returncode == 2
     assert "nohup has this node alone" in refused.stderr

@@ -19,13 +19,13 @@ def test_rank_that_stays_slow_is_named_with_its_time_and_the_median() -> None:
     assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == [], "not at each telling"
 
 
-def test_one_slow_telling_is_forgotten() -> None:
+def test_slow_steps_that_do_not_follow_each_other_are_forgotten() -> None:
     ranks = [SlowRanks(rank, 2, 1.5) for rank in range(2)]
     for seconds in ([1.0, 9.0], [1.0, 1.0], [1.0, 9.0]):
         assert ranks[1].receive(exchanged(ranks, seconds)) == []
 
 
-def test_milliseconds_are_no_matter() -> None:
+def test_differences_of_milliseconds_are_ignored() -> None:
     ranks = [SlowRanks(rank, 2, 1.5) for rank in range(2)]
     for _ in range(4):
         assert ranks[0].receive(exchanged(ranks, [0.001, 0.009])) == []

@@ -66,7 +66,7 @@ def test_submit_prints_the_jobs_id_alone_and_leaves_what_it_submitted(folder: Pa
     )  # and another run is free to go
 
 
-def test_what_a_site_says_before_the_jobs_number_is_no_number(folder: Path, capsys: Capture) -> None:
+def test_text_of_a_site_before_the_job_id_is_not_taken_for_it(folder: Path, capsys: Capture) -> None:
     answers(folder, "sbatch", "echo '-----'; echo 'Welcome to the 3 machines'; echo '1234567;big'")
     assert main(["submit", "job.toml", "--to", "slurm"]) == 0
     assert capsys.readouterr().out == "1234567\n"

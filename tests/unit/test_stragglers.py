@@ -39,9 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("logged_after", [None, 1, 3, EVERY])
-def test_communication_is_no_work_of_its_own_whenever_a_record_asks_for_it(
-    clock: Any, logged_after: int | None
-) -> None:
+def test_communication_never_counts_as_a_ranks_own_work(clock: Any, logged_after: int | None) -> None:
     comm = GpuComm()
     detector = StragglerDetector(Health(slow_rank_factor=1.5), cast(Comm, comm))
     logged = 0.0
@@ -56,7 +54,7 @@ def test_communication_is_no_work_of_its_own_whenever_a_record_asks_for_it(
     assert logged + detector.pop_comm_s() == pytest.approx(0.4 * EVERY)
 
 
-def test_what_is_communicated_aside_is_of_no_step_and_what_was_before_is_not_lost(clock: Any) -> None:
+def test_communication_outside_of_steps_counts_for_no_step(clock: Any) -> None:
     """An evaluation after the third step of a window."""
     comm = GpuComm()
     detector = StragglerDetector(Health(slow_rank_factor=1.5), cast(Comm, comm))

@@ -57,7 +57,7 @@ async def left(trees: list[Tree]) -> None:
         await tree.leave()
 
 
-def test_variables_bring_the_meeting_back() -> None:
+def test_the_rendezvous_is_restored_from_its_variables() -> None:
     for place in (Rendezvous("node-1", 4711, "t"), Rendezvous("fd00::2", 1, "t")):
         assert Rendezvous.from_env(place.variables()) == place
     assert Rendezvous.from_env({}) is None
@@ -101,7 +101,7 @@ def test_messages_reach_the_root_and_everybody() -> None:
     in_loop(story())
 
 
-def test_what_is_said_before_joining_is_not_lost() -> None:
+def test_messages_sent_before_joining_are_not_lost() -> None:
     async def story() -> None:
         place = rendezvous()
         early = Tree(place, 1, "b", 60.0)
@@ -181,7 +181,7 @@ def test_loss_of_the_root_is_told_to_all_below_at_once() -> None:
     in_loop(story())
 
 
-def test_who_does_not_know_the_token_is_sent_away() -> None:
+def test_a_peer_without_the_token_is_refused() -> None:
     async def story() -> None:
         place = rendezvous()
         trees, heard = await grown(place, ["a"])
@@ -334,11 +334,11 @@ def test_request_from_outside_reaches_the_root_and_its_leaving_is_no_loss() -> N
     in_loop(story())
 
 
-def test_nobody_to_ask_is_said_so() -> None:
+def test_a_stop_request_says_if_no_supervisor_is_there() -> None:
     assert not send_stop_request(rendezvous(), 15)
 
 
-def test_root_that_never_comes_is_waited_for_in_vain() -> None:
+def test_joining_fails_if_the_root_never_comes() -> None:
     async def story() -> None:
         place = rendezvous()
         tree = Tree(place, 1, "b", 60.0)

@@ -19,7 +19,7 @@ from trainer.sysinfo.variables import name_problems
         ("NCCL_QQQQQQQQ", "NCCL does not read it"),
     ],
 )
-def test_name_that_is_set_in_vain_is_flagged(name: str, problem: str) -> None:
+def test_a_variable_without_effect_is_flagged(name: str, problem: str) -> None:
     (found,) = name_problems([name], "2.14.1")
     assert found.startswith(f"{name} has no effect: ")
     assert problem in found

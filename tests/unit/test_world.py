@@ -160,7 +160,7 @@ def test_a_world_of_another_size_than_the_launcher_expects_is_refused(env: dict[
         ({"CLIPSHIP_WORLD_SIZE": "two"}, "CLIPSHIP_WORLD_SIZE='two'"),
     ],
 )
-def test_what_makes_no_world_is_refused_by_name(env: dict[str, str], names: str) -> None:
+def test_variables_that_make_no_world_are_refused_by_name(env: dict[str, str], names: str) -> None:
     with pytest.raises(InputError) as refused:
         detect(env, "here")
     assert names in str(refused.value)
