@@ -73,20 +73,20 @@ def remove(identities: set[str]) -> None:
 
 
 def certificates() -> tuple[str, ...]:
-    """What this machine's own pip trusts beside the usual, as a site's certificates."""
+    """Returns the certificates that this machine's own pip trusts beside the usual ones."""
     named = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     return (named,) if named and Path(named).is_file() else ()
 
 
 def docker(*words: str) -> str:
-    """What the command says on stdout; raises with what it said on stderr."""
+    """Returns the command's stdout; raises with its stderr."""
     done = subprocess.run(["docker", *words], capture_output=True, text=True)
     assert done.returncode == 0, f"docker {' '.join(words)}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
 def mirror() -> str:
-    """Where this machine's own packages come from."""
+    """Returns the sources of this machine's own packages."""
     text = "\n".join(
         path.read_text()
         for path in sorted(Path("/etc/apt").glob("sources.list*/*.*"))

@@ -103,7 +103,7 @@ def build_stage(name: str, job: Path, tag: str) -> None:
 
 
 def over_ssh(tag: str, command: str, sshd: Sshd) -> str:
-    """What a command says that the holder of the job's key runs over ssh in a container of the image."""
+    """Returns the output of a command that the holder of the job's key runs over ssh in a container."""
     script = f"""set -e
         mkdir -p {sshd.home}/.ssh; cd {sshd.home}/.ssh
         ssh-keygen -q -t ecdsa -N '' -f id_rsa; cp id_rsa.pub authorized_keys

@@ -1,5 +1,5 @@
-"""What takes long: Open MPI 5, BuildKit and its secrets, an older stack whole, a compiler, a build without an
-index, Apptainer.
+"""Long tests of images: Open MPI 5, BuildKit and its secrets, a whole older stack, a compiler, a build
+without an index, Apptainer.
 """
 
 import re

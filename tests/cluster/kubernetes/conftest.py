@@ -18,7 +18,7 @@ IMAGES = {"openmpi4": "clipship-test:openmpi4", "openmpi5": "clipship-test:openm
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """What is not there fails the tests: nobody asks for them by chance."""
+    """A missing part fails the tests: nobody asks for them by chance."""
     if "KUBECONFIG" not in os.environ:
         pytest.fail(
             "KUBECONFIG names no cluster: these tests need a Kubernetes with the MPI Operator, "

@@ -116,7 +116,7 @@ class Demo:
             time.sleep(every_s)
 
     def said(self, name: str) -> str:
-        """What its user would look at."""
+        """Returns what its user would look at."""
         words = [self.clipship(command, str(self.run(name))) for command in ("status", "logs")]
         return "\n".join(answer.stdout + answer.stderr for answer in words)
 
@@ -141,7 +141,7 @@ class Demo:
         return folder
 
     def memory(self, name: str) -> dict[str, Any]:
-        """What the launcher remembers of its starts."""
+        """Returns the launcher's record of its starts."""
         found: dict[str, Any] = json.loads((self.run(name) / "artefacts" / "launcher.json").read_text())
         return found
 
@@ -156,7 +156,7 @@ class Demo:
         self.cluster.core.delete_namespaced_pod(name, self.cluster.namespace, **options)
 
     def inside(self, pod: str, script: str) -> str:
-        """What a Python script prints in a pod."""
+        """Returns the output of a Python script in a pod."""
         words = ["/opt/clipship/bin/python", "-c", script]
         run = self.cluster.core.connect_get_namespaced_pod_exec
         answer = stream(

@@ -24,7 +24,7 @@ from trainer.launch.kubernetes.manifest import manifest
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
-"""What the cluster of a test does not have, and the API server looks for."""
+"""Fields that name things which the API server looks for and the cluster of a test does not have."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -305,7 +305,7 @@ def refused(demo: Demo, expected: str, **keys: Any) -> None:
 
 
 def kubeconfig(cluster: Cluster, token: str, path: Path, server: str | None = None) -> Path:
-    """Of somebody else, for the same cluster."""
+    """Writes the kubeconfig of another user of the same cluster."""
     settings = cluster.api.configuration
     where = {"server": server or settings.host, "certificate-authority": settings.ssl_ca_cert}
     path.write_text(

@@ -27,7 +27,7 @@ NODES = ("n1", "n2", "n3")
 _ADDRESS = "127.0.0.1"
 _GPU_FILES = ("null", "zero")
 GPUS, CPUS, MEMORY_MB = len(_GPU_FILES), 8, 9000
-"""Of a node, as Slurm sees it: there is no such hardware, and nobody looks for it."""
+"""Size of a node as Slurm sees it: there is no such hardware, and nobody looks for it."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 REPOSITORY = Path(__file__).parents[3]
 
@@ -96,7 +96,7 @@ class Cluster:
     folder: Path
     shared: Sequence[Path] = (REPOSITORY,)
     pyxis: Path | None = None
-    """What pyxis.sh has built: srun then starts containers."""
+    """Folder that pyxis.sh has built: srun then starts containers."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -187,7 +187,7 @@ class Cluster:
         )
 
     def job(self, job_id: str) -> Mapping[str, str]:
-        """What `scontrol show job` says, by key; no value here holds a space."""
+        """Returns the values of `scontrol show job` by key; no value here holds a space."""
         text = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout
         return dict(part.split("=", 1) for part in text.split() if "=" in part)
 

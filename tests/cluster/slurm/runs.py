@@ -80,7 +80,7 @@ class Demo:
         return self.folder / "runs" / name
 
     def output(self, name: str, job_id: str) -> str:
-        """What the batch script and the ranks wrote."""
+        """Returns what the batch script and the ranks wrote."""
         path = self.run(name) / "logs" / f"slurm-{job_id}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -127,7 +127,7 @@ class Demo:
         return str(python)
 
     def variables(self, name: str, **sections: Mapping[str, object]) -> list[dict[str, str]]:
-        """What each of the four ranks has in its environment, where its Python is the stand-in."""
+        """Returns the environment of each of the four ranks, if its Python is the stand-in."""
         job = self.submit(name, **sections)
         assert self.wait(name, job)["JobState"] == "COMPLETED", self.output(name, job)
         found = [_environment(path) for path in sorted((self.run(name) / "artefacts").glob("*.env"))]
