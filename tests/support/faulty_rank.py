@@ -1,7 +1,8 @@
 """The real trainer, one rank of which does something bad at a given moment.
 
 `python -m tests.support.faulty_rank JOB` is a supervisor and its rank, as `python -m trainer.rank JOB` is.
-The variable `FAULT` in the job's [env] is DEED:RANK:PHASE:STEP. Deeds:
+The variable `FAULT` in the job's [env] is DEED:RANK:PHASE:STEP. A fifth field names the one generation of
+ranks in which it happens, and commas separate several faults. Deeds:
 
 - kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7);
 - freeze (stops its supervisor, too), orphan (kills its supervisor);
@@ -47,8 +48,11 @@ FILL_S = 60.0
 
 def install(fault: str) -> None:
     """From now on, entering the phase at the step is the fault's moment."""
-    deed, victim, phase, step = fault.split(":")
-    here = detect(os.environ, os.uname().nodename).rank
+    deed, victim, phase, step, *generation = fault.split(":")
+    world = detect(os.environ, os.uname().nodename)
+    here = world.rank
+    if generation and generation != [str(world.generation)]:
+        return
     enter = Heartbeat.begin_phase
     short = json.loads(os.environ.get(THEN, "{}"))
     then = {limited: short[key] for limited, key in LIMIT_KEYS.items() if key in short}
@@ -181,8 +185,8 @@ if __name__ == "__main__":
     if RANK_DIR in os.environ:
         from trainer.train.main import command
 
-        if fault and ":start:" not in fault:
-            install(fault)
+        for each in fault.split(",") if fault and ":start:" not in fault else ():
+            install(each)
         run_lock.WAIT_S = float(os.environ.get("LOCK_WAIT_S", run_lock.WAIT_S))
         command()
     else:

@@ -2,13 +2,17 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trainer
 from tests.support.jobs import tiny_job
-from trainer.comm.backends import BACKENDS, row_of
+from trainer.cli.check import check_without_files
+from trainer.comm.backends import BACKENDS, check_restarts, row_of
+from trainer.config import Job
 from trainer.config.comm import Backend
+from trainer.errors import InputError
 from trainer.launch.local import launcher_for
 
 ROOT = Path(trainer.__path__[0])
@@ -51,3 +55,39 @@ def test_every_launcher_of_a_row_is_accepted_and_every_other_refused(name: str) 
     for launcher in row_of(job).launchers:
         chosen = tiny_job(comm={"backend": name, "launcher": launcher})
         assert launcher_for(chosen.comm, several_hosts=False) == launcher
+
+
+def restarting(*, comm: dict[str, Any] | None = None, data: dict[str, Any] | None = None) -> Job:
+    """Returns a job that asks for restarts of its ranks."""
+    return tiny_job(recovery={"max_restarts": 3}, comm=comm or {}, data=data or {})
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_restarts_are_accepted_under_a_row_s_launchers_and_refused_under_others(name: str) -> None:
+    row = BACKENDS[name]
+    assert set(row.restarts_under) <= set(row.launchers)
+    for launcher in row.launchers:
+        check_restarts(tiny_job(comm={"backend": name}), launcher)
+        job = restarting(comm={"backend": name, "launcher": launcher})
+        if launcher in row.restarts_under:
+            check_restarts(job, launcher)
+            check_without_files(job, 2)
+        else:
+            with pytest.raises(InputError, match=r"max_restarts = 3 needs ranks that can be started again"):
+                check_without_files(job, 2)
+
+
+def test_horovod_over_mpi_says_why_its_ranks_cannot_be_started_again() -> None:
+    with pytest.raises(InputError) as refused:
+        check_restarts(restarting(comm={"backend": "horovod"}), "mpirun")
+    assert str(refused.value) == (
+        "recovery.max_restarts = 3 needs ranks that can be started again, but with comm.backend = horovod "
+        "under mpirun, MPI ends the whole run when one of its ranks is gone: set it to 0, or use "
+        "comm.launcher = horovodrun, or comm.backend = torch"
+    )
+
+
+def test_restarts_of_ranks_that_read_standard_input_are_refused() -> None:
+    data = {"format": "webdataset", "train": ("-",), "stream_samples": 8}
+    with pytest.raises(InputError, match="standard input can be read only once"):
+        check_restarts(restarting(data=data), "clipship")

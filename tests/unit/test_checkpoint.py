@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,14 @@ def test_resume_never_refuses_to_mix_two_runs_and_a_path_is_used_as_given(
     flip_a_bit(folder)
     with pytest.raises(InputError, match="checksum"):
         _resumed(tmp_path / "new", alone, tiny_job(checkpoint={"resume": str(folder)}))
+
+
+def test_a_restart_within_the_start_goes_on_whatever_the_start_began_from(
+    tmp_path: Path, alone: Comm
+) -> None:
+    _save(tmp_path, _train(alone), 1)
+    alone.world = replace(alone.world, generation=2)
+    assert _resumed(tmp_path, alone, tiny_job(checkpoint={"resume": "never"}))[0] == 1
 
 
 def test_a_job_that_is_queued_again_goes_on_from_its_own_checkpoints_not_from_where_it_began(

@@ -14,7 +14,7 @@ from typing import Any
 from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.coordinator import Coordinator, Message
+from trainer.supervise.coordinator import Actions, Coordinator, Message
 from trainer.supervise.limits import Limits
 
 LIMITS = Limits(checkpoint_s=0.3, shutdown_s=0.3)
@@ -28,9 +28,8 @@ def decided(
     records: list[ExitRecord] = []
 
     async def story() -> None:
-        coordinator = Coordinator(
-            range(ranks), limits, ExitFiles(limits.run_folder), broadcast.append, records.append
-        )
+        actions = Actions(broadcast.append, records.append)
+        coordinator = Coordinator(range(ranks), limits, ExitFiles(limits.run_folder), actions)
         for rank in range(ranks):
             coordinator.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
         again = send(coordinator, broadcast)
@@ -214,9 +213,8 @@ def test_stop_before_the_first_step_is_done_waits_for_no_rank_once_all_can_hear_
     records: list[ExitRecord] = []
 
     async def story() -> None:
-        coordinator = Coordinator(
-            range(2), LIMITS, ExitFiles(""), broadcast.append, records.append, lambda: False
-        )
+        actions = Actions(broadcast.append, records.append, has_begun=lambda: False)
+        coordinator = Coordinator(range(2), LIMITS, ExitFiles(""), actions)
         coordinator.receive({"kind": "joined", "rank": 0, "node": "n0"})
         coordinator.receive({"kind": "stop", "signal": 2, "rank": 0, "node": "n0"})
         await asyncio.sleep(0.1)

@@ -3,6 +3,7 @@
 A real process holds the lock and is killed, and `status` and `logs` say so.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -17,9 +18,9 @@ import pytest
 
 from tests.support.processes import ended_on_failure
 from trainer.cli.main import main
-from trainer.launch.liveness import inspect, killed_for_memory
+from trainer.launch.liveness import inspect, is_dead, killed_for_memory
 from trainer.report.folder import read_run
-from trainer.run.exit_files import remove_exit_files
+from trainer.run.exit_files import ExitFiles, remove_exit_files
 from trainer.run.layout import LOCK
 from trainer.run.lock import is_held
 
@@ -236,3 +237,27 @@ def test_the_kernels_log_names_the_rank_that_memory_ran_out_for(folder: Path) ->
     )
     assert "names no rank" in killed_for_memory(folder, "")
     assert "only root may read" in killed_for_memory(folder, None)
+
+
+def test_a_run_that_may_restart_its_ranks_is_not_dead_while_none_of_them_lives(
+    folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (folder / "job.toml").open("a") as job:
+        job.write("[recovery]\nmax_restarts = 3\n")
+    kill(rank_0)
+    assert not is_dead(folder)
+    assert "starting" in status(capsys, str(folder))["state"]
+    aged(folder, 20.0)
+    assert is_dead(folder)
+    assert "dead" in status(capsys, str(folder))
+    restart = {"rank": 1, "node": "n1", "cause": "killed by SIGKILL in step, step 41", "from_step": 30}
+    files = ExitFiles(str(folder), "first")
+    asyncio.run(files.update_restarts([{**restart, "seconds": None}]))
+    assert not is_dead(folder), "its supervisors have just said that they start the ranks again"
+    assert status(capsys, str(folder))["restart"] == (
+        "rank 1 on n1: killed by SIGKILL in step, step 41; all ranks went on from step 30, no new step yet"
+    )
+    asyncio.run(files.update_restarts([{**restart, "from_step": 0, "seconds": 7.5}] * 5))
+    rows = status(capsys, str(folder))
+    assert rows["restarts"] == "5 in this start, of which the last 3:"
+    assert rows["restart"].endswith("all ranks started again from the beginning, new step after 7.5 s")

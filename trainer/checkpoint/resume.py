@@ -40,7 +40,11 @@ def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples:
     answer: tuple[int, str | None, Mapping[str, Any]] | str | None = None
     if comm.world.rank == 0:
         try:
-            start, scaler = _restore_here(job, checkpoints, train, samples)
+            # A restart within this start goes on, whatever the start itself began from.
+            wanted = job.checkpoint.resume
+            if wanted == "never" and comm.world.generation > 1:
+                wanted = "auto"
+            start, scaler = _restore_here(job, wanted, checkpoints, train, samples)
             answer = start.steps_done, str(start.source) if start.source else None, scaler
             for aside in files.set_aside(checkpoints, start.steps_done):
                 log.warning(
@@ -73,10 +77,9 @@ def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
 
 
 def _restore_here(
-    job: Job, checkpoints: Path, train: TrainState, samples: int
+    job: Job, wanted: str, checkpoints: Path, train: TrainState, samples: int
 ) -> tuple[Start, Mapping[str, Any]]:
     files.remove_leftovers(checkpoints)
-    wanted = job.checkpoint.resume
     if wanted == "never":
         _refuse_to_mix(checkpoints)
         return Start(0, None), {}

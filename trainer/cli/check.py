@@ -6,12 +6,14 @@ Imports no torch and no open_clip.
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+from trainer.comm.backends import check_restarts
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.data.sample_counts import check_data, check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
+from trainer.launch.local import launcher_for
 from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages
@@ -28,6 +30,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     """
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
+        lambda: _check_recovery(job),
         lambda: check_model(job.model.name),
         lambda: check_trained(job.model.name),
         lambda: check_pretrained(job.model.pretrained),
@@ -61,7 +64,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
 
     Raises InputError that lists every problem.
     """
-    checks: list[Callable[[], object]] = [lambda: plan(job, world_size)]
+    checks: list[Callable[[], object]] = [lambda: plan(job, world_size), lambda: _check_recovery(job)]
     if not os.path.isabs(job.model.name):
         checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
@@ -69,6 +72,12 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         checks.append(lambda: check_packages(job))
     _refuse(checks)
     return job.data.synthetic_samples if job.data.kind == "synthetic" else None
+
+
+def _check_recovery(job: Job) -> None:
+    """Raises InputError if the job asks for restarts that its ranks on this host could not make."""
+    if job.recovery.max_restarts:
+        check_restarts(job, launcher_for(job.comm, several_hosts=False))
 
 
 def check_evaluated(job: Job) -> None:

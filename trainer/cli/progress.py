@@ -18,6 +18,7 @@ from trainer.text.wording import duration
 
 _RECENT = 5
 """Number of records that the speed is averaged over."""
+_RECENT_RESTARTS = 3
 _TOTAL = re.compile(r"step +\d+/(\d+) ")
 _LOG_TAIL = 64 * 1024
 
@@ -49,6 +50,7 @@ def progress(folder: Path, job: str, to: str | None) -> Iterator[tuple[str, str]
     if facts.metrics.checkpoints:
         last = facts.metrics.checkpoints[-1]
         yield "checkpoint", f"step {last['step']}, {Path(str(last['checkpoint'])).name}"
+    yield from _restarts(facts.restarts)
     if facts.result.get("reason"):
         yield "result", str(facts.result["reason"])
     elif facts.exit:
@@ -93,6 +95,18 @@ def _total_steps(facts: RunFacts) -> int | None:
     except OSError:
         return None
     return int(totals[-1]) if totals else None
+
+
+def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yields a row for each of the last restarts of the ranks; before them their number if there are more."""
+    if len(restarts) > _RECENT_RESTARTS:
+        yield "restarts", f"{len(restarts)} in this start, of which the last {_RECENT_RESTARTS}:"
+    for restart in restarts[-_RECENT_RESTARTS:]:
+        step, seconds = restart.get("from_step"), restart.get("seconds")
+        where = f"went on from step {step}" if step else "started again from the beginning"
+        took = f"new step after {seconds:g} s" if isinstance(seconds, int | float) else "no new step yet"
+        who = f"rank {restart.get('rank')} on {restart.get('node')}"
+        yield "restart", f"{who}: {restart.get('cause')}; all ranks {where}, {took}"
 
 
 def _age(path: Path) -> float:

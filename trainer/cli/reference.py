@@ -71,6 +71,8 @@ UNITS = {
     "cache_capacity": "tensors",
     "checkpoint.keep": "checkpoints",
     "max_restarts": "starts",
+    "recovery.max_restarts": "restarts",
+    "same_fault_limit": "faults",
     "kubernetes.retries": "starts",
     "backoff_limit": "pods",
     "kubernetes.rdma": "devices",

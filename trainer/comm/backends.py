@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config import Comm, Job, Timeouts
+from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
+from trainer.errors import InputError
 
 Launcher = Literal["clipship", "mpirun", "horovodrun"]
 
@@ -37,6 +38,10 @@ class BackendRow:
     """Choice of `comm.launcher = "auto"` on one host."""
     bound_to: Callable[[Comm], tuple[str, Launcher] | None]
     """A setting that works with one launcher alone, as "key = value", and that launcher."""
+    restarts_under: tuple[Launcher, ...]
+    """Launchers of `launchers` under which all ranks can be ended and started again in one start of a run."""
+    why_no_restart: str
+    """Reason why they cannot under the others, as a clause."""
     environment: Callable[[Job], Mapping[str, str]]
     """Variables of a rank that this backend reads."""
     reduced_mb: Callable[[Comm], float]
@@ -116,6 +121,8 @@ _TORCH = BackendRow(
     launchers=("clipship", "mpirun", "horovodrun"),
     launcher_here=lambda _comm: "clipship",
     bound_to=lambda _comm: None,
+    restarts_under=("clipship", "mpirun", "horovodrun"),  # a new store at a new MASTER_PORT is all they need
+    why_no_restart="",
     environment=_torch_environment,
     reduced_mb=lambda comm: comm.torch.bucket_mb,
 )
@@ -132,12 +139,34 @@ _HOROVOD = BackendRow(
         if comm.horovod.cpu_operations == "gloo"
         else None
     ),
+    restarts_under=("horovodrun",),
+    why_no_restart="MPI ends the whole run when one of its ranks is gone",
     environment=_horovod_environment,
     reduced_mb=lambda comm: _HOROVOD_FUSION_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
 )
 
 BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_TORCH, _HOROVOD)}
 """Rows by the value of `comm.backend`."""
+
+
+def check_restarts(job: Job, launcher: Launcher) -> None:
+    """Raises InputError if the job asks for restarts and its ranks cannot be started again.
+
+    That is so for a backend that cannot under this launcher (srun counts as mpirun), and for samples that can
+    be read only once.
+    """
+    row, key = row_of(job), f"recovery.max_restarts = {job.recovery.max_restarts}"
+    if job.recovery.max_restarts and launcher not in row.restarts_under:
+        raise InputError(
+            f"{key} needs ranks that can be started again, but with comm.backend = {row.name} under "
+            f"{launcher}, {row.why_no_restart}: set it to 0, or use comm.launcher = "
+            f"{' or '.join(row.restarts_under)}, or comm.backend = torch"
+        )
+    if job.recovery.max_restarts and STANDARD_INPUT in job.data.train:
+        raise InputError(
+            f"{key}: ranks that are started again would need all of data.train = {STANDARD_INPUT}, "
+            "and standard input can be read only once: set it to 0, or name files"
+        )
 
 
 def row_of(job: Job) -> BackendRow:

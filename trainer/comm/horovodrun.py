@@ -19,6 +19,7 @@ from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assign
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from trainer.comm.localrun import collect_signals, wait_for_ranks
+from trainer.supervise.world import FORGET_URL
 from trainer.sysinfo.addresses import is_here
 
 _REMOTE_START = """\
@@ -33,6 +34,35 @@ os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.execvp(message["command"][0], message["command"])
 """
 """Python program for another host: reads the environment from stdin, becomes the rank's command."""
+_FORGET = "/clipship/forget"
+"""Path of the rendezvous server at which a PUT makes it forget the ranks; Horovod's own scopes differ."""
+
+
+class _Handler(RendezvousHandler):  # type: ignore[misc]
+    """Horovod's handler, which also serves the next generation of ranks after the last one was killed.
+
+    The ranks of a generation write their addresses under names that are the same in every generation.
+    """
+
+    def do_PUT(self) -> None:  # noqa: N802  (the name is that of http.server)
+        if self.path != _FORGET:
+            super().do_PUT()
+            return
+        self.server.forget()
+        self.send_status_code(200)
+
+
+class _Server(RendezvousHTTPServer):  # type: ignore[misc]
+    """Horovod's rendezvous server for one set of slots."""
+
+    def __init__(self, address: str, slots: Sequence[SlotInfo]) -> None:
+        super().__init__((address, 0), _Handler, False)
+        self._slots = slots
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets all that ranks have written."""
+        self.init(self._slots)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,8 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     hosts = [HostInfo(name, int(ranks)) for name, _, ranks in (host.rpartition(":") for host in options.host)]
     slots = get_host_assignments(hosts, sum(host.slots for host in hosts))
-    server = RendezvousHTTPServer((options.address, 0), RendezvousHandler, False)
-    server.init(slots)
+    server = _Server(options.address, slots)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     received = collect_signals()
     ssh = shlex.split(options.ssh)
@@ -84,6 +113,7 @@ def _variables(slot: SlotInfo, address: str, port: int) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
+        FORGET_URL: f"http://{address}:{port}{_FORGET}",
     }
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainer.config.image import Stack as Stack
     from trainer.config.job import Job as Job
     from trainer.config.kubernetes import Kubernetes as Kubernetes
+    from trainer.config.recovery import Recovery as Recovery
     from trainer.config.resources import Resources as Resources
     from trainer.config.results import BestMetric as BestMetric
     from trainer.config.results import Checkpoint as Checkpoint
@@ -46,6 +47,7 @@ _HOMES = {
     "Stack": "trainer.config.image",
     "Job": "trainer.config.job",
     "Kubernetes": "trainer.config.kubernetes",
+    "Recovery": "trainer.config.recovery",
     "Resources": "trainer.config.resources",
     "BestMetric": "trainer.config.results",
     "Checkpoint": "trainer.config.results",

@@ -13,6 +13,7 @@ from trainer.config.data import Data
 from trainer.config.health import Health
 from trainer.config.image import Image, Stack
 from trainer.config.keys import MAY_CHANGE
+from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
 from trainer.config.results import Checkpoint, Eval, Logging
 from trainer.config.schedulers import SCHEDULERS
@@ -53,6 +54,7 @@ class Job(Section):
     env: Annotated[dict[VariableName, VariableValue], MAY_CHANGE] = Field(default_factory=dict)
     """Additional environment variables for every rank, as text. `clipship check` names those that no library
     reads."""
+    recovery: Annotated[Recovery, MAY_CHANGE] = optional_section(Recovery)
     checkpoint: Annotated[Checkpoint, MAY_CHANGE] = optional_section(Checkpoint)
     eval: Annotated[Eval, MAY_CHANGE] = optional_section(Eval)
     logging: Annotated[Logging, MAY_CHANGE] = optional_section(Logging)

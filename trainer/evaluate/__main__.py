@@ -7,4 +7,4 @@ import sys
 
 from trainer.supervise.main import main
 
-sys.exit(main(sys.argv[1:], "trainer.evaluate.rank"))
+sys.exit(main(sys.argv[1:], "trainer.evaluate.rank", restarts=False))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE, SILENT
-from trainer.report.folder import RunFacts, last_lines
+from trainer.report.folder import RunFacts, last_lines, read_job
 from trainer.run.layout import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
@@ -37,6 +37,8 @@ _WRITTEN = (METRICS_FILE, RANK_STATS_FILE, JOB_FILE, ENVIRONMENT_FILE, "logs/ran
 _USUAL_PAUSES = 5
 """Factor over the usual pause between two records, beyond which a silent run counts as quiet."""
 _LEAST_QUIET_S = 60.0
+_RESTART_S = 10.0
+"""Seconds after a run's last sign in which its supervisors may be about to restart its ranks."""
 _DEFAULT_LIMIT_S = 1800.0
 _DMESG_S = 3.0
 _KILLED = re.compile(r"[Oo]ut of memory.*?[Kk]illed process (\d+) \(([^)]*)\)")
@@ -83,11 +85,17 @@ def _state(facts: RunFacts, held: bool | None, certain: bool, last: float, begun
     if not held and begun > last and now - begun < _limit(facts, ["init_s"]):
         return "starting"  # a new start's supervisor touches the lock before rank 0 takes it
     if certain and last:
-        return "dead"
+        return "starting" if _may_restart(facts.job) and now - last < _RESTART_S else "dead"
     silent = now - max(last, begun)
     if not held and silent > _limit(facts, [LIMIT_KEYS[phase] for phase in SILENT]):
         return "dead"
     return "quiet" if silent > _usual(facts) else "alive"
+
+
+def _may_restart(job: Mapping[str, Any]) -> bool:
+    """Returns whether the job's `[recovery]` allows a restart of the ranks, between which no rank lives."""
+    recovery = job.get("recovery")
+    return bool(isinstance(recovery, dict) and recovery.get("max_restarts"))
 
 
 def _limit(facts: RunFacts, keys: Sequence[str]) -> float:
@@ -115,7 +123,9 @@ def is_dead(folder: Path) -> bool:
     if held is not False or holder.node != os.uname().nodename or (folder / EXIT_FILE).exists():
         return False
     last = max((_time(path) for pattern in _WRITTEN for path in folder.glob(pattern)), default=0.0)
-    return 0.0 < last >= _time(folder / LOCK)
+    return 0.0 < last >= _time(folder / LOCK) and not (
+        time.time() - last < _RESTART_S and _may_restart(read_job(folder))
+    )
 
 
 def rows(facts: RunFacts, liveness: Liveness, job: str, to: str | None) -> Iterator[tuple[str, str]]:

@@ -4,4 +4,4 @@ import sys
 
 from trainer.supervise.main import main
 
-sys.exit(main(sys.argv[1:], "trainer.preflight.rank"))
+sys.exit(main(sys.argv[1:], "trainer.preflight.rank", restarts=False))

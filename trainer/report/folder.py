@@ -25,6 +25,7 @@ from trainer.run.layout import (
     JOB_FILE,
     LOGS,
     METRICS_FILE,
+    RESTARTS_FILE,
     RESULT_FILE,
     rank_log,
 )
@@ -78,6 +79,8 @@ class RunFacts:
     """Last lines by rank: of the ranks that failed, or of rank 0 if the run has no end."""
     remarks: Sequence[str]
     """Names of files that could not be read, with the reasons."""
+    restarts: Sequence[Mapping[str, Any]] = ()
+    """Restarts of the ranks in the last start; see `trainer.supervise.restarts.Restart`."""
 
 
 def read_run(folder: Path) -> RunFacts:
@@ -109,7 +112,18 @@ def read_run(folder: Path) -> RunFacts:
         board=read_rows(_json(folder, BOARD_FILE, list, remarks)),
         logs={} if result.get("reason") == "done" else _logs(folder / LOGS, _failed_ranks(exit_, diagnosis)),
         remarks=remarks,
+        restarts=_restarts(table(RESTARTS_FILE)),
     )
+
+
+def _restarts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    restarts = record.get("restarts")
+    return [each for each in restarts if isinstance(each, dict)] if isinstance(restarts, list) else []
+
+
+def read_job(folder: Path) -> Mapping[str, Any]:
+    """Returns the job of a run folder as a table, without the values of [env]; empty if it has none."""
+    return _job(folder / JOB_FILE, [])[0]
 
 
 def read_metrics(path: Path, remarks: list[str]) -> Metrics:

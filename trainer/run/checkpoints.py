@@ -97,6 +97,13 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(part for part in folder.glob("step-*") if (part / MANIFEST).is_file())
 
 
+def newest_step(folder: Path) -> int:
+    """Returns the step of the newest complete checkpoint in `folder`; 0 if there is none."""
+    checkpoints = complete_checkpoints(folder)
+    number = checkpoints[-1].name.rpartition("-")[2] if checkpoints else ""
+    return int(number) if number.isdigit() else 0
+
+
 def _newest(folder: Path) -> Path:
     if (folder / MANIFEST).is_file():
         return folder

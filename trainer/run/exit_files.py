@@ -1,28 +1,29 @@
-"""Writes exit.json and diagnosis.json into the run folder when a start ends.
+"""Writes exit.json and diagnosis.json into the run folder when a start ends, and restarts.json before.
 
-The first supervisor to write each file wins. While another start of the run holds the folder, nothing is
-written or removed. A shared file system may hang together with the run, so no call waits longer than WAIT_S
-seconds. Imports no torch.
+The first supervisor to write exit.json or diagnosis.json wins. While another start of the run holds the
+folder, nothing is written or removed. A shared file system may hang together with the run, so no call waits
+longer than WAIT_S seconds. Imports no torch.
 """
 
 import asyncio
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
-from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, LOCK
+from trainer.run.layout import CHECKPOINTS, DIAGNOSIS_FILE, EXIT_FILE, LOCK, RESTARTS_FILE
 from trainer.run.lock import who_holds
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_plain
 from trainer.text.masking import masked_values
 
 WAIT_S = 3.0
-_FILES = (EXIT_FILE, DIAGNOSIS_FILE)
+_FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE)
 Result = TypeVar("Result")
 
 
@@ -47,16 +48,37 @@ class ExitFiles:
         """
         return await within(WAIT_S, lambda: self._write(name, value)) or ""
 
+    async def update_restarts(self, restarts: Sequence[Mapping[str, Any]]) -> None:
+        """Write the restarts of this start so far, in place of an earlier list.
+
+        The lock file gets a new modification time, so that observers do not take the run for dead until its
+        new rank 0 has the lock.
+        """
+        await within(WAIT_S, lambda: self._write_restarts(restarts))
+
+    async def newest_checkpoint(self) -> int | None:
+        """Returns the step of the newest whole checkpoint, 0 if there is none.
+
+        Returns None if the folder is unknown or does not answer in time.
+        """
+        folder = self._folder
+        return None if folder is None else await within(WAIT_S, lambda: newest_step(folder / CHECKPOINTS))
+
+    def _write_restarts(self, restarts: Sequence[Mapping[str, Any]]) -> None:
+        if path := self._write(RESTARTS_FILE, {"restarts": list(restarts)}, again=True):
+            os.utime(Path(path).with_name(LOCK))
+
     def _remove_old(self) -> None:
         if self._folder is not None:
             remove_exit_files(self._folder, self._start)
 
-    def _write(self, name: str, value: Mapping[str, Any]) -> str:
+    def _write(self, name: str, value: Mapping[str, Any], *, again: bool = False) -> str:
         if self._folder is None or _is_held_by_other(self._folder, self._start):
             return ""
         self._folder.mkdir(parents=True, exist_ok=True)  # it is missing if the ranks never met
         path = self._folder / name
-        if _read(path).get("start") != self._start:  # the first supervisor of this start to write wins
+        # The first supervisor of this start to write wins.
+        if again or _read(path).get("start") != self._start:
             temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
             write_json(temporary, {**masked_values(value), "start": self._start})
             os.replace(temporary, path)
@@ -100,6 +122,13 @@ def exit_record_of(run_folder: Path, start: str) -> ExitRecord | None:
     with suppress(TypeError):
         return ExitRecord(**record) if record.get("start") == start else None
     return None
+
+
+def restarts_of(run_folder: Path, start: str) -> list[dict[str, Any]]:
+    """Returns the restarts of this start so far; none if the file is an older start's."""
+    record = _read(run_folder / RESTARTS_FILE)
+    restarts = record.get("restarts") if record.get("start") == start else None
+    return restarts if isinstance(restarts, list) else []
 
 
 async def within(seconds: float, work: Callable[[], Result]) -> Result | None:

@@ -6,9 +6,10 @@ folder. The first cause of the run's end goes into the fresh folder that `clipsh
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED
 from trainer.safe_io.atomic import write_json
@@ -35,6 +36,8 @@ class ExitRecord:
     """More lines for people: a traceback, or what every late rank was doing."""
     start: str = ""
     """Start of the run that ended so, as `Rendezvous.start` names it; set in exit.json only."""
+    restarts: Sequence[Mapping[str, Any]] = ()
+    """Restarts of the ranks before this end, as `Restart.to_json` gives them; set in exit.json only."""
 
     def headline(self) -> str:
         """Returns the record as one line for people."""

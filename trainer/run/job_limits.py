@@ -28,5 +28,6 @@ def limits_of_job(arguments: Sequence[str]) -> dict[str, float | str]:
     names = ("init_s", "checkpoint_s", "shutdown_s", "silence_s")
     return {
         **{name: getattr(job.timeouts, name) for name in names},
+        **job.recovery.model_dump(),
         "run_folder": str(run_folder(job).absolute()),
     }

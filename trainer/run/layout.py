@@ -34,6 +34,8 @@ RESULT_FILE = "result.json"
 EXIT_FILE = "exit.json"
 """Record of how the last start ended."""
 DIAGNOSIS_FILE = "diagnosis.json"
+RESTARTS_FILE = "restarts.json"
+"""Restarts of the ranks within the last start, each with its cause; missing if there was none."""
 FLIGHT_RECORDS = "flight-records"
 NON_FINITE = "non-finite"
 """Folder with the samples of each step whose gradient was not finite: one file for each rank and step."""
@@ -46,7 +48,9 @@ WANDB_ID_FILE = "wandb-id"
 REPORT_FILE = "report.html"
 LOCK = ".lock"
 
-LEFT_BEFORE = frozenset({ARTEFACTS, INDEX, LOCK, LOGS, EXIT_FILE, DIAGNOSIS_FILE, FLIGHT_RECORDS})
+LEFT_BEFORE = frozenset(
+    {ARTEFACTS, INDEX, LOCK, LOGS, EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, FLIGHT_RECORDS}
+)
 """Names that a folder without a run may hold: a start that ends before it becomes a run leaves them."""
 
 _RANK_LOG = re.compile(r"rank-(\d{5,})\.log")

@@ -51,6 +51,13 @@ class RankState:
         return time.monotonic() - self.began
 
     @property
+    def steps_done(self) -> float:
+        """Number of the last step that is done; infinite once all are."""
+        if self.phase == "shutdown":
+            return math.inf
+        return self.step if self.phase in ("evaluation", "checkpoint") else max(0, self.step - 1)
+
+    @property
     def late(self) -> bool:
         """True if the phase has passed its limit."""
         return self.seconds > self.limit_s
@@ -194,10 +201,16 @@ def _text(padded: bytes) -> str:
 
 
 def publish_heartbeat(folder: Path, env: Mapping[str, str]) -> None:
-    """Links rank 0's heartbeat in `folder` into the exit folder, for the launcher on this machine to read."""
+    """Links rank 0's heartbeat in `folder` into the exit folder, for the launcher on this machine to read.
+
+    The link takes the place of an earlier generation's.
+    """
     if EXIT_DIR in env:
+        link = Path(env[EXIT_DIR], HEARTBEAT_FILE)
+        beside = link.with_name(f".{HEARTBEAT_FILE}")
         with suppress(OSError):  # the ranks were started from another machine
-            os.symlink(folder / HEARTBEAT_FILE, Path(env[EXIT_DIR], HEARTBEAT_FILE))
+            os.symlink(folder / HEARTBEAT_FILE, beside)
+            os.replace(beside, link)
 
 
 def published_state(exit_dir: Path) -> tuple[RankState | None, bool]:

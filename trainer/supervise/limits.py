@@ -16,7 +16,7 @@ _READER = "trainer.run.job_limits"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits in seconds, and the run folder ("" if not known).
+    """Limits in seconds, the run folder ("" if not known), and the restarts that `[recovery]` allows.
 
     The defaults serve a job that cannot be read: its rank says why and leaves.
     """
@@ -26,6 +26,9 @@ class Limits:
     shutdown_s: float = 60.0
     silence_s: float = 6.0
     run_folder: str = ""
+    max_restarts: int = 0
+    same_fault_limit: int = 2
+    backoff_s: float = 5.0
 
 
 def read_limits(arguments: Sequence[str]) -> Limits:

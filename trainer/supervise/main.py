@@ -7,12 +7,12 @@ that also runs alone, without a supervisor. This process imports no torch.
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from importlib.metadata import version
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, MachineError
 from trainer.run.exit_record import EXIT_DIR
-from trainer.supervise.limits import read_limits
+from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import detect
 from trainer.sysinfo.shortage import raise_open_files_limit
@@ -20,11 +20,17 @@ from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
 
 
-def main(arguments: Sequence[str], module: str = "trainer.train") -> int:
+def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: bool = True) -> int:
     """Supervises this rank of the job, which `module` runs.
 
-    Returns the run's exit code, the same on every rank.
+    Returns the run's exit code, the same on every rank. `restarts` says that the job's `[recovery]` counts:
+    the module goes on from checkpoints.
     """
+
+    def limits() -> Limits:
+        job_limits = read_limits(arguments)
+        return job_limits if restarts else replace(job_limits, max_restarts=0)
+
     try:
         raise_open_files_limit()
         world = detect(os.environ, os.uname().nodename)
@@ -35,7 +41,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train") -> int:
         for problem in name_problems(os.environ, version("torch")):
             say(f"warning: {problem}")
     command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *arguments]
-    return supervise(world, command, os.environ, partial(read_limits, arguments))
+    return supervise(world, command, os.environ, limits)
 
 
 if __name__ == "__main__":

@@ -90,10 +90,15 @@ def end_rank(rank: subprocess.Popen[bytes]) -> None:
 
     If the kernel has not ended the rank within REAP_S, it is left to the kernel.
     """
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.pid, signal.SIGKILL)
+    kill_rank(rank)
     with suppress(subprocess.TimeoutExpired):
         rank.wait(REAP_S)
+
+
+def kill_rank(rank: subprocess.Popen[bytes]) -> None:
+    """Sends SIGKILL to the rank and all that it started, and does not wait for their end."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.pid, signal.SIGKILL)
 
 
 def _before_exec() -> None:

@@ -6,31 +6,31 @@ the tree notice.
 """
 
 import asyncio
-import mmap
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exit_record import RANK_DIR, ExitRecord, first_cause, record_cause, supervisor_lost
+from trainer.run.exit_record import ExitRecord, first_cause, record_cause, supervisor_lost
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE, FLIGHT_RECORDS
 from trainer.supervise import heartbeat
-from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.coordinator import Actions, Coordinator
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
-from trainer.supervise.heartbeat import RankState, publish_heartbeat
+from trainer.supervise.generation import Generation, fresh_variables
+from trainer.supervise.heartbeat import RankState
 from trainer.supervise.limits import Limits
-from trainer.supervise.nccl_debug import flight_record, rank_variables
-from trainer.supervise.rank_process import SIGNALS, end_rank, rank_folder, start_rank
-from trainer.supervise.rank_report import python_stack, report
+from trainer.supervise.nccl_debug import flight_record
+from trainer.supervise.rank_process import SIGNALS, end_rank
+from trainer.supervise.rank_report import STACK_FILE, python_stack, report
 from trainer.supervise.tree import Message, Rendezvous, Tree
 from trainer.supervise.world import World
 from trainer.sysinfo import memory
@@ -59,24 +59,23 @@ def supervise(
 ) -> int:
     """Runs the command as this rank, under the run's supervision; returns the run's exit code.
 
-    `limits` is called once the rank runs.
+    `limits` is called once the rank runs. After a fault that the run survives, the command runs again.
     """
     early: list[int] = []
     for number in SIGNALS:  # collects signals until the event loop handles them
         signal.signal(number, lambda caught, _frame: early.append(caught))
-    with rank_folder() as folder:
-        memory = heartbeat.make(folder)
-        if world.rank == 0:
-            publish_heartbeat(folder, env)
-        rank = start_rank(command, {**env, RANK_DIR: str(folder), **rank_variables(folder)})
-        try:
-            job_limits = limits()
-            heartbeat.limit_init(memory, job_limits.init_s)
-            return asyncio.run(Supervisor(world, rank, memory, folder, job_limits, env).run(early))
-        finally:
-            for number in SIGNALS:  # one that comes now would only change the exit code
-                signal.signal(number, signal.SIG_IGN)
-            end_rank(rank)
+    start_rank = partial(Generation, command=command, is_root=world.rank == 0)
+    generation = start_rank(1, env=env)
+    supervisor: Supervisor | None = None
+    try:
+        job_limits = limits()
+        heartbeat.limit_init(generation.memory, job_limits.init_s)
+        supervisor = Supervisor(world, generation, start_rank, job_limits, env)
+        return asyncio.run(supervisor.run(early))
+    finally:
+        for number in SIGNALS:  # one that comes now would only change the exit code
+            signal.signal(number, signal.SIG_IGN)
+        (supervisor.generation if supervisor else generation).close()
 
 
 class Supervisor:
@@ -85,20 +84,15 @@ class Supervisor:
     def __init__(
         self,
         world: World,
-        rank: subprocess.Popen[bytes],
-        memory: mmap.mmap,
-        folder: Path,
+        generation: Generation,
+        start_rank: Callable[..., Generation],
         limits: Limits,
         env: Mapping[str, str],
     ) -> None:
-        self._world, self._rank, self._memory, self._folder, self._limits, self._env = (
-            world,
-            rank,
-            memory,
-            folder,
-            limits,
-            env,
-        )
+        """`start_rank` starts the rank of a generation, given its number and environment (`env`)."""
+        self.generation = generation
+        """The rank as it runs now; after a fault another one takes its place."""
+        self._world, self._start_rank, self._limits, self._env = world, start_rank, limits, env
         rendezvous = Rendezvous.from_env(env)
         ranks = (world.rank,) if rendezvous is None else range(world.size)
         self._exit_files = ExitFiles(limits.run_folder, rendezvous.start if rendezvous else "", world.rank)
@@ -106,7 +100,7 @@ class Supervisor:
             None if rendezvous is None else Tree(rendezvous, world.rank, world.node, limits.silence_s)
         )
         self._coordinator = (
-            Coordinator(ranks, limits, self._exit_files, self._send_down, self._finish, self._has_begun)
+            Coordinator(ranks, limits, self._exit_files, self._actions(together=len(ranks) == world.size))
             if rendezvous is None or world.rank == 0
             else None
         )
@@ -119,9 +113,6 @@ class Supervisor:
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
         self._changed = asyncio.Event()
         self._ended: int | None = None
-        self._reported_end = False
-        self._reported_late = False
-        self._report_requested = False
         self._orphaned = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -149,7 +140,7 @@ class Supervisor:
             self._changed.clear()
             if (pause := time.monotonic() - before - TICK_S) > HELD_UP_S:
                 self._pauses.append((time.monotonic(), pause))
-        end_rank(self._rank)
+        end_rank(self.generation.rank)
         if self._tree is not None:
             await self._tree.leave()
         return self._ended
@@ -175,38 +166,53 @@ class Supervisor:
 
         So a suspended job keeps the rest of its limits.
         """
-        state = heartbeat.read(self._memory)
+        state = heartbeat.read(self.generation.memory)
         return replace(
             state,
             began=state.began
             + sum(min(pause, end - state.began) for end, pause in self._pauses if state.began < end),
         )
 
-    def _has_begun(self) -> bool:
-        return self._rank_state().phase not in NOTHING_DONE
+    def _actions(self, *, together: bool) -> Actions:
+        """Returns what the coordinator can do here; only ranks that it reaches all can be started again."""
+
+        async def variables() -> Mapping[str, str]:
+            return await asyncio.to_thread(fresh_variables, self._env)
+
+        return Actions(
+            broadcast=self._send_down,
+            finish=self._finish,
+            steps_done=lambda: self._rank_state().steps_done,
+            has_begun=lambda: self._rank_state().phase not in NOTHING_DONE,
+            say=lambda line: print(shown(line), file=sys.stderr, flush=True),
+            fresh_variables=variables if together else None,
+        )
 
     def _inspect(self) -> None:
         """Checks whether the rank has ended or has passed a limit."""
-        code = self._rank.poll()
+        generation = self.generation
+        if generation.ending:
+            return
+        code = generation.rank.poll()
         if code is not None:
-            if not self._reported_end:
-                self._reported_end = True
+            if not generation.reported_end:
+                generation.reported_end = True
                 self._report_end(code)
             return
         state = self._rank_state()
-        if state.late and not self._reported_late:
-            self._reported_late = True
+        if state.late and not generation.reported_late:
+            generation.reported_late = True
             where = f"{state.phase}, step {state.step}," if state.step else state.phase
             limit = f"timeouts.{LIMIT_KEYS.get(state.phase, state.phase)} = {state.limit_s:g} s"
             what = f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"
-            self._send_up({"kind": "late", "what": what})
-            self._spawn(self._end_if_unheard(what))
-        self._reported_late = state.late
+            self._send_up_about_rank({"kind": "late", "what": what})
+            self._spawn(self._end_if_unheard(what, generation))
+        generation.reported_late = state.late
 
     def _report_end(self, code: int) -> None:
         if code in (EXIT_DONE, EXIT_PREEMPTED):
-            cause = first_cause(self._folder)
-            self._send_up(
+            cause = first_cause(self.generation.folder)
+            self._send_up_about_rank(
                 {
                     "kind": "done",
                     "rank": self._world.rank,
@@ -217,7 +223,7 @@ class Supervisor:
             return
         state = self._rank_state()
         where = f"{state.phase}, step {state.step}" if state.step else state.phase
-        record = first_cause(self._folder) or ExitRecord(
+        record = first_cause(self.generation.folder) or ExitRecord(
             self._world.rank, self._world.node, EXIT_FAILED, "", time.time()
         )
         if code < 0:
@@ -230,7 +236,15 @@ class Supervisor:
                 f"exited with code {code} in {where}",
                 time.time(),
             )
-        self._send_up({"kind": "failed", "record": asdict(record), "waiting": code > 0 and state.waiting})
+        self._send_up_about_rank(
+            {
+                "kind": "failed",
+                "record": asdict(record),
+                "step": state.step,
+                "waiting": code > 0 and state.waiting,
+                "killed": code == -signal.SIGKILL,
+            }
+        )
 
     def _killed(self, number: int, where: str) -> ExitRecord:
         name = signal.Signals(number).name
@@ -240,48 +254,69 @@ class Supervisor:
             if number == signal.SIGKILL
             else ""
         )
-        stack = (
-            (self._folder / "stack").read_text(errors="replace") if (self._folder / "stack").exists() else ""
-        )
+        stack = self.generation.folder / STACK_FILE
         return ExitRecord(
             self._world.rank,
             self._world.node,
             EXIT_FAILED,
             f"killed by {name} in {where}{hint}",
             time.time(),
-            stack[:4000],
+            stack.read_text(errors="replace")[:4000] if stack.exists() else "",
         )
 
     def _receive(self, message: Message) -> None:
         """Handles a message that the coordinator sent to all."""
         match message["kind"]:
             case "stop":
-                heartbeat.request_stop(self._memory)
+                heartbeat.request_stop(self.generation.memory)
             case "collect":
-                self._report_requested = True
+                self.generation.report_requested = True
                 self._spawn(self._send_report())
             case "stacks" if self._world.rank in message["ranks"]:
                 self._spawn(self._send_stack())
+            case "regroup":
+                self._spawn(self._end_generation(message["generation"]))
+            case "start":
+                self._start_generation(message["generation"], message["variables"])
             case "orphaned" if not self._orphaned:
                 self._orphaned = True
                 self._spawn(self._leave_orphaned(message))
             case "end":
                 self._end(message["code"])
 
+    async def _end_generation(self, following: int) -> None:
+        """Ends the rank, and confirms it, so that the generation with the number `following` can start."""
+        await self.generation.end()
+        self._send_up({"kind": "ended", "rank": self._world.rank, "generation": following})
+
+    def _start_generation(self, number: int, variables: Mapping[str, str]) -> None:
+        """Starts the rank again; `variables` say where the ranks of this generation meet."""
+        if self._ended is not None:
+            return
+        try:
+            self.generation = self._start_rank(number, env={**self._env, **variables})
+        except OSError as error:
+            reason = f"the rank cannot be started again: {error}"
+            record = ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, reason, time.time())
+            self._send_up(
+                {"kind": "failed", "record": asdict(record), "waiting": False, "generation": number}
+            )
+            return
+        heartbeat.limit_init(self.generation.memory, self._limits.init_s)
+
     async def _send_report(self) -> None:
         """Sends this rank's report. NCCL's flight record is saved first, since the end may follow at once."""
-        own = report(self._world.rank, self._world.node, self._rank.pid, self._rank_state())
+        generation = self.generation
+        own = report(self._world.rank, self._world.node, generation.rank.pid, self._rank_state())
         if self._limits.run_folder:
-            await flight_record(self._folder, Path(self._limits.run_folder, FLIGHT_RECORDS))
-        self._send_up({"kind": "report", "report": own.to_json()})
+            await flight_record(generation.folder, Path(self._limits.run_folder, FLIGHT_RECORDS))
+        self._send_up({"kind": "report", "report": own.to_json(), "generation": generation.number})
 
     async def _send_stack(self) -> None:
+        generation = self.generation
+        stack = await python_stack(generation.rank.pid, generation.folder)
         self._send_up(
-            {
-                "kind": "stack",
-                "rank": self._world.rank,
-                "stack": await python_stack(self._rank.pid, self._folder),
-            }
+            {"kind": "stack", "rank": self._world.rank, "stack": stack, "generation": generation.number}
         )
 
     def _on_signal(self, number: int) -> None:
@@ -296,7 +331,7 @@ class Supervisor:
         """
         await asyncio.sleep(ORPHAN_S)
         late = self._rank_state().late
-        code = self._rank.poll()
+        code = self.generation.rank.poll()
         own = EXIT_TIMED_OUT if late else code if code is not None and code > 0 else EXIT_FAILED
         if lost["relayed"]:  # the supervisor that lost its own parent reports it
             self._end(own)
@@ -315,9 +350,10 @@ class Supervisor:
             self._print(ExitRecord(self._world.rank, self._world.node, code, cut_off(other), time.time()))
             self._end(code)
 
-    async def _end_if_unheard(self, what: str) -> None:
+    async def _end_if_unheard(self, what: str, generation: Generation) -> None:
         await asyncio.sleep(UNHEARD_S)
-        if not self._report_requested and self._tree is not None and self._coordinator is None:
+        heard = generation.report_requested or generation.ending
+        if not heard and self._tree is not None and self._coordinator is None:
             await self._end_alone(
                 EXIT_TIMED_OUT, f"timed out: {what}", Missing(0, self._tree.rendezvous.host)
             )
@@ -330,7 +366,7 @@ class Supervisor:
         if self._ended is not None:
             return
         rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
-        own = report(self._world.rank, self._world.node, self._rank.pid, self._rank_state())
+        own = report(self._world.rank, self._world.node, self.generation.rank.pid, self._rank_state())
         diagnosis = Diagnosis(reason, [own], [missing] if missing else [])
         record = ExitRecord(rank, node, code, reason, time.time(), text(diagnosis, {}, ""))
         self._print(record)
@@ -338,6 +374,9 @@ class Supervisor:
         await self._exit_files.write(EXIT_FILE, asdict(record))
         await self._exit_files.write(DIAGNOSIS_FILE, diagnosis.to_json(code, {}))
         self._end(code)
+
+    def _send_up_about_rank(self, message: Message) -> None:
+        self._send_up({**message, "generation": self.generation.number})
 
     def _send_up(self, message: Message) -> None:
         if self._coordinator is not None:

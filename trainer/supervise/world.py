@@ -9,7 +9,7 @@ about this process must say the same, or it stops.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.errors import InputError
 
@@ -20,6 +20,12 @@ A rank that finds another size stops, so that N ranks never become N worlds of o
 """
 STARTED_HERE = "CLIPSHIP_STARTED_HERE"
 """Variable that `clipship run` sets if it starts the ranks itself, on this machine."""
+GENERATION = "CLIPSHIP_GENERATION"
+"""Variable with the generation of a rank: how many times the ranks of this start have been started."""
+FORGET_URL = "CLIPSHIP_FORGET_URL"
+"""Variable with a URL of the launcher's server: a PUT there makes it forget at which addresses ranks are."""
+USES_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""torch's variable that says that torchrun's agent, and not rank 0, serves MASTER_PORT."""
 SINGLE = "single process"
 
 Environment = Mapping[str, str]
@@ -40,6 +46,8 @@ class World:
     local_size: int
     node: str
     launcher: str
+    generation: int = 1
+    """How many times the ranks of this start have been started: 2 after the first restart."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ def detect(env: Environment, hostname: str) -> World:
             _check_agreement(chosen, other)
         world = _world(chosen, hostname)
     _check_expected_size(world, env)
-    return world
+    return replace(world, generation=_number(GENERATION, env.get(GENERATION, "1")))
 
 
 def device_index(world: World, visible: int) -> int | None:

@@ -18,6 +18,7 @@ import torch
 
 from trainer.checkpoint.resume import best_value, restore
 from trainer.checkpoint.writer import CheckpointWriter
+from trainer.comm.backends import check_restarts
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
@@ -44,7 +45,7 @@ from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import SINGLE, World
+from trainer.supervise.world import FORGET_URL, SINGLE, World
 from trainer.sysinfo.shortage import shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
@@ -72,6 +73,7 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat: Heartbeat) -> None:
     job = load_job(job_path, [*inherited(os.environ), *overrides])
     heartbeat.limits = job.timeouts.by_phase
+    check_restarts(job, "horovodrun" if FORGET_URL in os.environ else "mpirun")
     comm = connect(job, world, os.environ, heartbeat)
     unequal = check_same(job, comm)
     setup = prepare(job, comm)

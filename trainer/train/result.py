@@ -1,14 +1,19 @@
 """End of the training of one start, and the file that records it."""
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from trainer.comm.device import device_name
 from trainer.errors import EXIT_DONE, Preempted
+from trainer.run.exit_files import restarts_of
 from trainer.safe_io.atomic import write_json
+from trainer.supervise.tree import Rendezvous
 from trainer.telemetry.metrics import last_loss
 from trainer.train.checkpoint_policy import Metrics
 from trainer.train.setup import TrainSetup
@@ -41,6 +46,13 @@ class TrainResult:
             )
 
 
+def _restarts(run_folder: Path) -> list[dict[str, Any]]:
+    """Returns the restarts of this start's ranks, without their details."""
+    rendezvous = Rendezvous.from_env(os.environ)
+    restarts = restarts_of(run_folder, rendezvous.start if rendezvous else "")
+    return [{name: value for name, value in restart.items() if name != "details"} for restart in restarts]
+
+
 def write_result(setup: TrainSetup, result: TrainResult) -> None:
     """Collective: rank 0 writes result.json, which marks the run as done."""
     comm = setup.comm
@@ -63,6 +75,7 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
             **result.metrics,
             **result.summary,
             "world_size": comm.world.size,
+            "restarts": _restarts(setup.run.folder),
             "seconds": round(time.monotonic() - setup.started, 1),
         },
     )

@@ -91,7 +91,7 @@ def _log_to(path: Path, world: World) -> None:
     root.setLevel(logging.INFO)
     begin = (
         f"start of rank {world.rank} of {world.size} on {world.node}, "
-        f"process {os.getpid()}, by {world.launcher}"
+        f"process {os.getpid()}, by {world.launcher}, generation {world.generation}"
     )
     logging.getLogger("clipship.log").info("---- %s", begin)
 
@@ -102,6 +102,7 @@ def _environment(comm: "Comm") -> Mapping[str, str]:
         "rank": str(world.rank),
         "node": world.node,
         "launcher": world.launcher,
+        "generation": str(world.generation),
         "backend": comm.name,
         "device": str(comm.device),
         "python": platform.python_version(),

@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
-from trainer.comm.backends import row_of
+from trainer.comm.backends import check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.keys import rank_paths
@@ -208,10 +208,11 @@ def _digits_below(count: int) -> int:
 
 
 def _batch(job: Job) -> Iterator[str]:
-    try:
-        plan(job, job.resources.world_size)
-    except InputError as problem:
-        yield str(problem)
+    for check in (lambda: plan(job, job.resources.world_size), lambda: check_restarts(job, "mpirun")):
+        try:
+            check()
+        except InputError as problem:
+            yield str(problem)
 
 
 def _outside(job: Job) -> Iterator[str]:

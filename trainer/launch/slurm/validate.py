@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from trainer.comm.backends import row_of
+from trainer.comm.backends import check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.types import STANDARD_INPUT
@@ -29,7 +29,8 @@ def _problems(job: Job) -> Iterator[str]:
         )
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
-    try:
-        plan(job, job.resources.world_size)
-    except InputError as problem:
-        yield str(problem)
+    for check in (lambda: plan(job, job.resources.world_size), lambda: check_restarts(job, "mpirun")):
+        try:
+            check()
+        except InputError as problem:
+            yield str(problem)

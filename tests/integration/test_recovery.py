@@ -1,0 +1,206 @@
+"""With `[recovery]`, all ranks go on after a rank died or hung, in the same start and to the same result."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.ends import CLIPSHIP, HOROVODRUN, MPIRUN, SHORT, End, begin, full, ranks_left
+from trainer.cli.main import main
+
+NODE = os.uname().nodename
+STEPS = 6
+
+
+def start(
+    folder: Path, fault: str = "", backend: str = "torch", launcher: str = "clipship", **keys: Any
+) -> End:
+    """A whole run whose ranks may be restarted three times."""
+    folder.mkdir(exist_ok=True)
+    recovery = {"max_restarts": 3, **keys.pop("recovery", {})}
+    running = begin(folder, backend, launcher, fault, recovery=recovery, **{"steps": STEPS, **keys})
+    end = running.end()
+    assert not ranks_left(running)
+    return end
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    """Step and loss of each record, in the order in which they stand: none is missing, none comes twice."""
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(event["step"], event["loss"]) for event in events if "loss" in event]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(
+        folder / "checkpoints" / f"step-{STEPS:08d}" / "model.pt", weights_only=True
+    )
+    return state
+
+
+def same(one: End, other: End) -> bool:
+    """Whether losses and final weights are equal, bit for bit."""
+    ours, theirs = weights(one.folder), weights(other.folder)
+    assert ours.keys() == theirs.keys()
+    return losses(one.folder) == losses(other.folder) and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
+
+
+def restarts(end: End, file: str = "result.json") -> list[dict[str, Any]]:
+    record: list[dict[str, Any]] = json.loads((end.folder / file).read_text())["restarts"]
+    return record
+
+
+@pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
+def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 first, then rank 0, which holds the lock of the run folder and serves the store."""
+    whole = start(tmp_path / "whole")
+    end = start(tmp_path / "faulty", "kill:1:step:3:1,kill:0:step:5:2")
+    assert (whole.code, end.code) == (0, 0), end.errors
+    line = (
+        f"clipship: rank {{victim}} on {NODE}: killed by SIGKILL in step, step {{fault}}; "
+        "restart 1 of 3: all ranks go on from step {saved}"
+    )
+    assert [said for said in end.errors.splitlines() if "restart" in said] == [
+        line.format(victim=1, fault=3, saved=2),
+        line.format(victim=0, fault=5, saved=4),
+    ], "the count began anew with the checkpoint of step 4"
+    assert same(whole, end)
+    for file in ("result.json", "exit.json", "restarts.json"):
+        found = restarts(end, file)
+        assert [(each["rank"], each["step"], each["from_step"]) for each in found] == [(1, 3, 2), (0, 5, 4)]
+        assert all(0 < each["seconds"] < 120 and each["node"] == NODE for each in found)
+    assert restarts(whole) == []
+    environment = json.loads((end.folder / "environment.json").read_text())
+    assert [rank["generation"] for rank in environment] == ["3", "3"]
+    for rank in (0, 1):
+        log = (end.folder / "logs" / f"rank-{rank:05d}.log").read_text()
+        assert [int(part.split()[0]) for part in log.split(", generation ")[1:]] == [1, 2, 3]
+    capsys.readouterr()
+    assert main(["status", str(end.folder)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("restart ")]
+    assert len(rows) == 2
+    assert (
+        f"rank 0 on {NODE}: killed by SIGKILL in step, step 5; all ranks went on from step 4, new step after"
+        in rows[1]
+    )
+
+
+@pytest.mark.fault("rank raises", goes_on=True)
+def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> None:
+    end = start(tmp_path, "raise:1:step:4")
+    assert end.code == 1
+    assert [line.partition("; restart ")[2] for line in end.errors.splitlines() if "; restart " in line] == [
+        "1 of 3: all ranks go on from step 2"
+    ]
+    assert f"rank 1 on {NODE} ended the run with exit code 1: ValueError: a fault of the test; " in end.errors
+    assert "the same fault at the same step 2 times in a row looks like a bug" in end.errors
+    record = json.loads((end.folder / "exit.json").read_text())
+    assert (record["exit_code"], len(record["restarts"]), record["restarts"][0]["seconds"]) == (1, 1, None)
+
+
+@pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
+@full
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVODRUN])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("phase", "step"), [("step", 3), ("evaluation", 4), ("checkpoint", 4)])
+def test_killed_rank_changes_no_bit(
+    tmp_path: Path, backend: str, launcher: str, victim: int, phase: str, step: int
+) -> None:
+    whole = start(tmp_path / "whole", "", backend, launcher)
+    end = start(tmp_path / "faulty", f"kill:{victim}:{phase}:{step}:1", backend, launcher)
+    assert (whole.code, end.code) == (0, 0), end.errors
+    assert [each["rank"] for each in restarts(end)] == [victim]
+    assert same(whole, end)
+
+
+@pytest.mark.fault("rank SIGSTOPped or stuck, rank 0 too", goes_on=True)
+@full
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVODRUN])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("deed", ["stop", "slow"])
+def test_late_rank_is_restarted_and_changes_no_bit(
+    tmp_path: Path, backend: str, launcher: str, victim: int, deed: str
+) -> None:
+    whole = start(tmp_path / "whole", "", backend, launcher)
+    end = start(tmp_path / "faulty", f"{deed}:{victim}:step:3:1", backend, launcher, then=SHORT)
+    assert (whole.code, end.code) == (0, 0), end.errors
+    assert f"clipship: rank {victim} on {NODE}: timed out: step, step 3, lasts longer than" in end.errors
+    (restart,) = restarts(end, "restarts.json")
+    assert f"late: rank {victim}" in restart["details"]
+    assert not (end.folder / "diagnosis.json").exists(), "that is of the end of a run"
+    assert same(whole, end)
+
+
+@full
+@pytest.mark.fault("rank raises", goes_on=True)
+def test_fault_during_a_restart_is_another_fault(tmp_path: Path) -> None:
+    end = start(tmp_path, "raise:1:step:3:1,kill:0:first step:3:2", recovery={"backoff_s": 0.1})
+    assert end.code == 0, end.errors
+    assert [each["cause"].partition(" in ")[0] for each in restarts(end)] == [
+        "ValueError: a fault of the test",
+        "killed by SIGKILL",
+    ]
+    assert "restart 2 of 3: all ranks go on from step 2" in end.errors
+    assert [step for step, _ in losses(end.folder)] == [*range(1, STEPS + 1)]
+
+
+@full
+def test_restarts_without_a_new_checkpoint_are_used_up(tmp_path: Path) -> None:
+    end = start(tmp_path, "kill:1:step:3:1,kill:0:first step:3:2", recovery={"max_restarts": 1})
+    assert end.code == 1
+    assert (
+        "1 restart without a new checkpoint in between is all that recovery.max_restarts allows" in end.errors
+    )
+
+
+@full
+@pytest.mark.fault("SIGTERM to the launcher", goes_on=True)
+def test_stop_between_two_generations_ends_with_75_and_the_run_goes_on_later(tmp_path: Path) -> None:
+    recovery = {"max_restarts": 3, "backoff_s": 200.0}
+    faults = "kill:1:step:3:1,kill:0:first step:3:2"
+    running = begin(tmp_path, "torch", "clipship", faults, steps=STEPS, recovery=recovery)
+    record = running.folder / "restarts.json"
+    while not (record.exists() and len(json.loads(record.read_text())["restarts"]) == 2):
+        assert running.process.poll() is None
+        time.sleep(0.1)
+    running.process.send_signal(signal.SIGTERM)
+    end = running.end()
+    assert end.code == 75, end.errors
+    assert "asked to stop during a restart of the ranks" in end.errors
+    assert not ranks_left(running)
+    again = start(tmp_path)
+    assert again.code == 0, again.errors
+    assert "start        step 2" in again.output
+    assert restarts(again) == []
+
+
+@full
+@pytest.mark.fault("SIGTERM to the launcher", goes_on=True)
+def test_stop_after_a_restart_saves_and_leaves_with_75(tmp_path: Path) -> None:
+    running = begin(
+        tmp_path, "torch", "clipship", "kill:1:step:3:1", steps=100_000, recovery={"max_restarts": 3}
+    )
+    running.reached(5)
+    running.process.send_signal(signal.SIGTERM)
+    end = running.end()
+    assert end.code == 75, end.errors
+    assert "is saved, and the run can go on (exit code 75)" in end.errors
+    assert len(restarts(end, "exit.json")) == 1
+    assert not ranks_left(running)
+
+
+@full
+@pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
+def test_lost_supervisor_ends_the_run_in_spite_of_restarts(tmp_path: Path) -> None:
+    end = start(tmp_path, "orphan:1:step:3")
+    assert end.code == 1
+    assert "its supervisor is gone" in end.errors
+    assert "restart" not in end.errors

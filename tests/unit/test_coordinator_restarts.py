@@ -1,0 +1,311 @@
+"""What rank 0's supervisor decides after a fault when `[recovery]` allows restarts, told by messages."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_diagnosis import COMPUTING, WAITING
+from trainer.run.exit_files import ExitFiles
+from trainer.run.exit_record import ExitRecord
+from trainer.supervise import coordinator as module
+from trainer.supervise.coordinator import Actions, Coordinator, Message
+from trainer.supervise.limits import Limits
+
+LIMITS = Limits(checkpoint_s=60.0, shutdown_s=60.0, max_restarts=2, backoff_s=0.0)
+START = {"MASTER_PORT": "4711"}
+
+
+@dataclass
+class Story:
+    """A coordinator of two ranks, and all that it has said."""
+
+    limits: Limits = LIMITS
+    steps_done: float = 5.0
+    begun: bool = True
+    broadcast: list[Message] = field(default_factory=list)
+    records: list[ExitRecord] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    obedient: bool = True
+    """Every supervisor confirms at once that its rank has ended."""
+    no_port: bool = False
+
+    def begin(self) -> Coordinator:
+        actions = Actions(
+            self.hear,
+            self.records.append,
+            lambda: self.steps_done,
+            lambda: self.begun,
+            self.lines.append,
+            self.fresh_variables,
+        )
+        self.its = Coordinator(range(2), self.limits, ExitFiles(self.limits.run_folder, "now"), actions)
+        for rank in (0, 1):
+            self.its.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
+        return self.its
+
+    def hear(self, message: Message) -> None:
+        self.broadcast.append(message)
+        if message["kind"] == "regroup" and self.obedient:
+            for rank in (0, 1):
+                self.its.receive({"kind": "ended", "rank": rank, "generation": message["generation"]})
+
+    async def fresh_variables(self) -> Mapping[str, str]:
+        if self.no_port:
+            raise OSError("no free port")
+        return START
+
+    def kinds(self) -> list[str]:
+        return [message["kind"] for message in self.broadcast]
+
+    async def until(self, arrived: Callable[[], object]) -> None:
+        while not arrived():
+            await asyncio.sleep(0.01)
+
+    async def restarted(self, generation: int) -> None:
+        start = {"kind": "start", "generation": generation, "variables": START}
+        await self.until(lambda: start in self.broadcast or self.records)
+        assert not self.records
+
+    async def ended(self) -> ExitRecord:
+        await self.until(lambda: self.records)
+        return self.records[0]
+
+
+def failed(rank: int, generation: int = 1, *, code: int = 1, step: int = 6, cause: str = "killed") -> Message:
+    record = asdict(ExitRecord(rank, f"n{rank}", code, f"{cause}; and a hint", 1.0, "a trace"))
+    return {"kind": "failed", "generation": generation, "waiting": False, "step": step, "record": record}
+
+
+def play(story: Story, work: Callable[[Story, Coordinator], Awaitable[None]]) -> None:
+    async def told() -> None:
+        await work(story, story.begin())
+
+    asyncio.run(asyncio.wait_for(told(), 20))
+
+
+def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
+    (tmp_path / "checkpoints" / "step-00000009").mkdir()  # not whole
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.until(lambda: "regroup" in story.kinds())
+        await asyncio.sleep(0.2)
+        its.receive({"kind": "ended", "rank": 1, "generation": 2})
+        await asyncio.sleep(0.2)
+        assert story.kinds() == ["regroup"], "rank 0 still lives"
+        its.receive({"kind": "ended", "rank": 0, "generation": 2})
+        await story.restarted(2)
+        assert story.lines == ["clipship: rank 1 on n1: killed; restart 1 of 2: all ranks go on from step 4"]
+        record = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
+        assert record == [
+            {
+                "generation": 2,
+                "cause": "killed",
+                "rank": 1,
+                "node": "n1",
+                "step": 6,
+                "from_step": 4,
+                "seconds": None,
+                "details": "a trace",
+            }
+        ]
+        assert not (tmp_path / "exit.json").exists()
+        story.steps_done = 6.0
+        for rank in (0, 1):
+            its.receive({"kind": "done", "rank": rank, "code": 0, "generation": 2})
+        end = await story.ended()
+        assert end.exit_code == 0
+        (restart,) = json.loads((tmp_path / "exit.json").read_text())["restarts"]
+        assert restart["seconds"] > 0
+        assert "details" not in restart
+
+    play(Story(replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)
+
+
+def test_messages_about_ranks_of_an_earlier_generation_are_dropped() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        its.receive(failed(0))
+        its.receive({"kind": "late", "what": "old", "generation": 1})
+        its.receive({"kind": "done", "rank": 0, "code": 0, "generation": 1})
+        await asyncio.sleep(module.SETTLE_S + 0.3)
+        assert story.kinds() == ["regroup", "start"]
+        assert not story.records
+
+    play(Story(), work)
+
+
+def test_late_rank_is_restarted_and_leaves_its_diagnosis_with_the_restart(tmp_path: Path) -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive({"kind": "late", "what": "step lasts too long", "generation": 1})
+        await story.until(lambda: "collect" in story.kinds())
+        for found in (WAITING, COMPUTING):
+            its.receive({"kind": "report", "report": found.to_json(), "generation": 1})
+        await story.until(lambda: "stacks" in story.kinds())
+        for rank in (0, 1):
+            its.receive({"kind": "stack", "rank": rank, "stack": f"stack of {rank}", "generation": 1})
+        await story.restarted(2)
+        (restart,) = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
+        assert restart["cause"] == "timed out: step lasts too long"
+        assert (restart["rank"], restart["step"]) == (1, COMPUTING.step)
+        assert "stack of 1" in restart["details"]
+        assert not (tmp_path / "diagnosis.json").exists()
+
+    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+
+
+@pytest.mark.parametrize(
+    ("story", "message"),
+    [
+        (Story(replace(LIMITS, max_restarts=0)), failed(1)),
+        (Story(), failed(1, code=2)),
+        (Story(begun=False), failed(1)),
+        (Story(), {"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"}),
+        (Story(), {"kind": "cut", "rank": 1, "node": "n1", "other": "rank 0 on n0"}),
+    ],
+    ids=["no restarts", "bad input", "nothing done yet", "lost supervisor", "cut off"],
+)
+def test_what_no_restart_helps_against_ends_the_run(story: Story, message: Message) -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(message)
+        end = await story.ended()
+        assert (end.rank, end.exit_code) == (1, message.get("record", {"exit_code": 1})["exit_code"])
+        assert "restart" not in end.reason
+        assert story.kinds() == []
+
+    play(story, work)
+
+
+def test_failure_after_a_request_to_stop_ends_the_run() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        its.receive(failed(1))
+        assert (await story.ended()).exit_code == 1
+        assert story.kinds() == ["stop"]
+
+    play(Story(), work)
+
+
+def test_first_steps_of_a_later_generation_may_fail() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        story.begun = False
+        its.receive(failed(0, 2, step=0))
+        await story.restarted(3)
+        assert "restart 2 of 2" in story.lines[1]
+        its.receive(failed(1, 3, step=0))
+        end = await story.ended()
+        assert "2 restarts without a new checkpoint in between are all" in end.reason
+        assert len(end.restarts) == 2
+
+    play(Story(), work)
+
+
+def test_same_fault_at_the_same_step_ends_the_run() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        its.receive(failed(1, 2))
+        assert "the same fault at the same step 2 times in a row" in (await story.ended()).reason
+
+    play(Story(), work)
+
+
+def test_stop_while_ranks_are_being_ended_leaves_with_75() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.until(lambda: "regroup" in story.kinds())
+        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        end = await story.ended()
+        assert (end.exit_code, end.rank) == (75, 0)
+        assert "asked to stop during a restart" in end.reason
+        its.receive({"kind": "ended", "rank": 0, "generation": 2})
+        its.receive({"kind": "ended", "rank": 1, "generation": 2})
+        await asyncio.sleep(0.2)
+        assert story.kinds() == ["regroup"], "no rank starts"
+        assert len(story.records) == 1
+
+    play(Story(obedient=False), work)
+
+
+def test_stop_during_the_wait_before_a_restart_leaves_with_75() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        its.receive(failed(0, 2))
+        await story.until(lambda: len(story.lines) == 2)
+        assert "restart 2 of 2 in " in story.lines[1]
+        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        assert (await story.ended()).exit_code == 75
+
+    play(Story(replace(LIMITS, backoff_s=600.0)), work)
+
+
+def test_supervisor_that_is_lost_while_ranks_are_being_ended_ends_the_run() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(0))
+        await story.until(lambda: "regroup" in story.kinds())
+        its.receive({"kind": "lost", "rank": 1, "node": "n1", "reason": "it has been silent for 6 s"})
+        end = await story.ended()
+        assert (end.rank, end.exit_code) == (1, 1)
+        assert "its supervisor is gone" in end.reason
+
+    play(Story(obedient=False), work)
+
+
+def test_rank_that_does_not_end_ends_the_run_with_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REGROUP_S", 0.3)
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1, code=7))
+        await story.until(lambda: "regroup" in story.kinds())
+        its.receive({"kind": "ended", "rank": 1, "generation": 2})
+        end = await story.ended()
+        assert (end.rank, end.exit_code) == (1, 7)
+        assert end.reason == "killed; and a hint; no restart, since rank 0 did not end in 0.3 s"
+
+    play(Story(obedient=False), work)
+
+
+def test_ranks_that_cannot_meet_again_end_the_run_with_the_first_cause() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        end = await story.ended()
+        assert "no restart, since the ranks cannot meet again: no free port" in end.reason
+
+    play(Story(no_port=True), work)
+
+
+def test_killed_rank_comes_before_what_failed_because_of_it() -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(0, cause="connection reset"))
+        its.receive({**failed(1), "killed": True})
+        await story.restarted(2)
+        assert "rank 1 on n1: killed;" in story.lines[0]
+
+    play(Story(), work)
+
+
+def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_path: Path) -> None:
+    def seconds() -> Any:
+        return json.loads((tmp_path / "restarts.json").read_text())["restarts"][-1]["seconds"]
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        story.steps_done = 5.0
+        await asyncio.sleep(0.4)
+        assert seconds() is None, "step 5 was done before"
+        story.steps_done = 6.0
+        await story.until(seconds)
+
+    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)

@@ -1,0 +1,118 @@
+"""A generation of ranks shares nothing with the one before it: process, folder, heartbeat, meeting place."""
+
+import asyncio
+import os
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from trainer.run.exit_record import EXIT_DIR, RANK_DIR
+from trainer.supervise import heartbeat
+from trainer.supervise.generation import Generation, fresh_variables
+from trainer.supervise.heartbeat import HEARTBEAT_FILE, published_state
+from trainer.supervise.world import GENERATION, detect
+
+RANK = f"""
+import os, subprocess, sys, time
+subprocess.Popen(["sleep", "600"])
+open(os.environ["{RANK_DIR}"] + "/says", "w").write(os.environ["{GENERATION}"])
+time.sleep(600)
+"""
+COMMAND = [sys.executable, "-c", RANK]
+
+
+def says(generation: Generation) -> str:
+    """Waits until the rank has said its generation."""
+    file = generation.folder / "says"
+    while not (file.exists() and file.read_text()):
+        assert generation.rank.poll() is None
+        time.sleep(0.02)
+    return file.read_text()
+
+
+def is_group(pid: int) -> bool:
+    """Returns whether a process of the group is left."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_path: Path) -> None:
+    env = {**os.environ, EXIT_DIR: str(tmp_path)}
+    first = Generation(1, COMMAND, env, is_root=True)
+    try:
+        assert says(first) == "1"
+        heartbeat.request_stop(first.memory)
+        asyncio.run(asyncio.wait_for(first.end(), 20))
+        assert first.rank.returncode == -9
+        limit = time.monotonic() + 20
+        while is_group(first.rank.pid):  # what the rank started ends with it
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        assert not first.folder.exists()
+        assert published_state(tmp_path) == (None, True)
+    finally:
+        first.close()
+    second = Generation(2, COMMAND, env, is_root=True)
+    try:
+        assert says(second) == "2"
+        assert second.folder != first.folder
+        assert not heartbeat.Heartbeat(second.memory, {}).stop_requested
+        assert os.readlink(tmp_path / HEARTBEAT_FILE) == str(second.folder / HEARTBEAT_FILE)
+        assert not second.ending
+    finally:
+        second.close()
+    assert not second.folder.exists()
+
+
+def test_rank_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -> None:
+    before = set(Path("/dev/shm").glob("clipship-rank-*"))
+    with pytest.raises(OSError, match="no-such-program"):
+        Generation(1, [str(tmp_path / "no-such-program")], os.environ, is_root=False)
+    assert set(Path("/dev/shm").glob("clipship-rank-*")) - before == set()
+
+
+def test_ranks_meet_at_a_new_port_that_rank_0_serves() -> None:
+    agents = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables = fresh_variables(agents)
+    assert int(variables.pop("MASTER_PORT")) > 1
+    assert variables == {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    assert fresh_variables({}) == {}
+
+
+def test_a_rank_knows_its_generation() -> None:
+    assert detect({GENERATION: "3"}, "here").generation == 3
+    assert detect({}, "here").generation == 1
+
+
+@pytest.mark.horovod
+def test_horovods_server_forgets_the_ranks_of_the_last_generation() -> None:
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+
+    from trainer.comm.horovodrun import _Server, _variables
+
+    slots = get_host_assignments([HostInfo("localhost", 2)], 2)
+    server = _Server("127.0.0.1", slots)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        variables = _variables(slots[0], "127.0.0.1", server.server_port)
+
+        def answer(method: str) -> int:
+            connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+            connection.request(method, "/global/0", b"an address" if method == "PUT" else None)
+            with connection.getresponse() as response:
+                return response.status
+
+        assert (answer("PUT"), answer("GET")) == (200, 200)
+        assert fresh_variables(variables) == {}
+        assert answer("GET") == 404
+        assert (answer("PUT"), answer("GET")) == (200, 200)
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,79 @@
+"""One generation of a rank: its process, its folder in memory and its heartbeat.
+
+The ranks of one start of a run are started once, and again after each fault that the run survives. All that
+belongs to one of these times is in one object, which the supervisor replaces. No torch.
+"""
+
+import asyncio
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from trainer.run.exit_record import RANK_DIR
+from trainer.supervise import heartbeat
+from trainer.supervise.heartbeat import publish_heartbeat
+from trainer.supervise.nccl_debug import rank_variables
+from trainer.supervise.rank_process import end_rank, kill_rank, rank_folder, start_rank
+from trainer.supervise.world import FORGET_URL, GENERATION, USES_AGENT_STORE
+from trainer.sysinfo.addresses import free_port, listening_address
+
+_POLL_S = 0.02
+_FORGET_S = 10.0
+
+
+class Generation:
+    """Process of this supervisor's rank from one start of all ranks to the next."""
+
+    def __init__(self, number: int, command: Sequence[str], env: Mapping[str, str], *, is_root: bool) -> None:
+        """Starts the rank. `number` counts generations from 1; rank 0's (`is_root`) shows its heartbeat.
+
+        Raises OSError if the process cannot be started.
+        """
+        self.number = number
+        self.reported_end = False
+        self.reported_late = False
+        self.report_requested = False
+        self.ending = False
+        """True once the rank is being ended for the next generation: its end is then no news."""
+        self._clean_up = ExitStack()
+        try:
+            self.folder = self._clean_up.enter_context(rank_folder())
+            self.memory = heartbeat.make(self.folder)
+            if is_root:
+                publish_heartbeat(self.folder, env)
+            own = {GENERATION: str(number), RANK_DIR: str(self.folder), **rank_variables(self.folder)}
+            self.rank = start_rank(command, {**env, **own})
+        except BaseException:
+            self._clean_up.close()
+            raise
+
+    async def end(self) -> None:
+        """Kills the rank and all that it started, and waits until the kernel has ended it, however long."""
+        self.ending = True
+        kill_rank(self.rank)
+        while self.rank.poll() is None:
+            await asyncio.sleep(_POLL_S)
+        self._clean_up.close()
+
+    def close(self) -> None:
+        """Kills the rank and all that it started, if that is not done yet, and removes its folder."""
+        end_rank(self.rank)
+        self._clean_up.close()
+
+
+def fresh_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which the ranks of the next generation meet; rank 0's supervisor calls it.
+
+    Nothing of the last generation may be met there: MASTER_PORT is a new port of this machine, which rank 0
+    itself serves, and the launcher's server, if it has one, forgets the old ranks. Raises OSError.
+    """
+    if url := env.get(FORGET_URL):
+        request = urllib.request.Request(url, data=b"", method="PUT")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is ours
+        opener.open(request, timeout=_FORGET_S).close()
+    variables = {}
+    if host := env.get("MASTER_ADDR"):
+        variables["MASTER_PORT"] = str(free_port(listening_address(host) or ""))
+    if USES_AGENT_STORE in env:
+        variables[USES_AGENT_STORE] = "False"
+    return variables
