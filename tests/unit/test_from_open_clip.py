@@ -223,7 +223,7 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
     context = next((text for start, text in needed.items() if name.startswith(start)), "")
     line = f"{BASE} {context} {name} {value}"
     text, result = job_file(shlex.split(line))
-    refused = row.fate in ("not there yet", "not wanted") and not row.harmless
+    refused = row.fate in ("not supported yet", "not wanted") and not row.harmless
     where = result.refused if refused else result.dropped
     assert name in where
     assert row.text in where[name]

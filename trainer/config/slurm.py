@@ -134,8 +134,8 @@ class Slurm(SchedulerSection):
     mail_user: Text | None = None
     """Address that Slurm writes to. None: the user who submits."""
     extra: dict[str, OneLine | bool] = Field(default_factory=dict)
-    """Any other option of sbatch, without its dashes: licenses = "matlab:1"; true for an option without a
-    value."""
+    """Other options of sbatch, without their dashes: licenses = "matlab:1"; true for an option without a
+    value. Options that follow from other keys are refused, and the message names the key."""
 
     container: Literal["none", "pyxis", "apptainer"] = "none"
     """Environment of the ranks: the nodes' own, or a container that srun (with NVIDIA's pyxis) or apptainer
@@ -178,8 +178,9 @@ class Slurm(SchedulerSection):
     minute early. With pyxis the signal comes 30 s earlier, because enroot must also remove the containers
     before the time limit."""
     requeue: bool = True
-    """Queue the job again after the time limit, a preemption or the loss of a node; the next start resumes at
-    the next sample."""
+    """Queue the job again after the time limit, a preemption or the loss of a node. Ranks save before the
+    first two, so the next start resumes at the next sample; after the loss of a node it returns to the newest
+    checkpoint."""
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
     """Largest number of starts after the first, for any reason; beyond it the job fails."""
 

@@ -42,8 +42,9 @@ Its page in the documents, docs/from-open-clip.md, has each flag beside our keys
 def command(gpus: int | None, partial: bool, arguments: tuple[str, ...]) -> None:
     """Print the job file of a command line of open_clip_train.
 
-    ARGS is that command line, with or without the program in front. Flags that become no key are named on
-    stderr, with the reason. A flag that cannot be honoured ends with exit code 2, unless --partial is given.
+    ARGS is that command line, with or without the program in front. Flags without a matching key are listed
+    on stderr, with the reason. A flag that cannot be honoured ends with exit code 2, unless --partial is
+    given.
     """
     text, result = job_file(arguments, gpus)
     if result.refused and not partial:

@@ -76,7 +76,9 @@ def separator(flag: Flag, line: Line, result: Translation) -> None:
     r"""Writes the separator; pandas reads the two characters `\t` as a tab."""
     text = TAB if line[flag.name] == r"\t" else line[flag.name]
     if line.reads_tables and len(text) != 1:
-        result.refused[flag.name] = "not there yet: a separator is one character here, no regular expression"
+        result.refused[flag.name] = (
+            "not supported yet: a separator is one character here, no regular expression"
+        )
     elif line.reads_tables:
         result.set("data.separator", text)
 
@@ -88,7 +90,7 @@ def augmentation(flag: Flag, line: Line, result: Translation) -> None:
         result.set("data.crop_scale", [float(share) for share in scale])
     acting = [name for name in ("use_timm", "color_jitter_prob", "gray_scale_prob") if settings.get(name)]
     if acting:
-        result.refused[flag.name] = f"not there yet: {', '.join(acting)}; pictures are only cropped"
+        result.refused[flag.name] = f"not supported yet: {', '.join(acting)}; pictures are only cropped"
     elif unused := [name for name in settings if name != "scale"]:
         result.dropped[flag.name] = f"without use_timm, open_clip_train does not use {', '.join(unused)}"
 
@@ -113,13 +115,13 @@ def validation(flag: Flag, line: Line, result: Translation) -> None:
     if not sources:
         return
     if any(source.startswith(PIPE) for source in sources):
-        result.refused[flag.name] = "not there yet: ranks share an evaluation, and cannot share a stream"
+        result.refused[flag.name] = "not supported yet: ranks share an evaluation, and cannot share a stream"
     elif line.format_of(flag.name) == "synthetic":
-        result.refused[flag.name] = "not there yet: synthetic data is only trained on"
+        result.refused[flag.name] = "not supported yet: synthetic data is only trained on"
     elif line.format_of(flag.name) is None:
         result.refused[flag.name] = f"{_NO_FORMAT}: give --dataset-type"
     elif line.format_of(flag.name) == "table" and not is_table(sources[0]):
-        result.refused[flag.name] = "not there yet: a table to evaluate on ends in .csv or .tsv"
+        result.refused[flag.name] = "not supported yet: a table to evaluate on ends in .csv or .tsv"
     elif not line["--val-frequency"]:
         result.dropped[flag.name] = "--val-frequency 0 never evaluates on it"
     else:

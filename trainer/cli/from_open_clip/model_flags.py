@@ -28,7 +28,7 @@ def quick_gelu(flag: Flag, line: Line, result: Translation) -> None:
     name = line["--model"].replace("/", "-")
     if line[flag.name] and not name.endswith("-quickgelu") and f"{name}-quickgelu" not in known_models():
         result.refused[flag.name] = (
-            f"not there yet: {name} has no variant with -quickgelu; give model.name a copy of its config "
+            f"not supported yet: {name} has no variant with -quickgelu; give model.name a copy of its config "
             "file with quick_gelu = true"
         )
 

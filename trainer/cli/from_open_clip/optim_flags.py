@@ -65,7 +65,7 @@ def scheduler(flag: Flag, line: Line, result: Translation) -> None:
     if kind == "const":
         result.set("optim.min_lr", line.peak[0], "equal to lr: constant after the warm-up")
     elif kind == "const-cooldown":
-        result.refused[flag.name] = "not there yet: a cooldown at the end; cosine and const are there"
+        result.refused[flag.name] = "not supported yet: a cooldown at the end; cosine and const are supported"
     elif kind != "cosine":
         result.refused[flag.name] = "open_clip_train ends, too: it has cosine, const and const-cooldown"
 

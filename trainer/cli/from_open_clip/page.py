@@ -16,10 +16,10 @@ clipship check job.toml
 clipship run job.toml --nproc 8
 ```
 
-The job file has each default of open_clip_train that is not the default here. A flag that becomes no key is
-named on stderr and at the end of the job file, with the reason. Unknown flags are refused, and so are those
-that change what is trained and that a job cannot express ("refused" below); `--partial` prints the job
-without these. The keys are described in [the job file's reference](job-file.md), the command in
+Where the two defaults differ, the job file states open_clip_train's. Flags without a matching key are listed
+on stderr and at the end of the job file, with the reason. Unknown flags are refused, and so are those that
+change what is trained and that a job cannot express ("refused" below); `--partial` prints the job without
+these. The keys are described in [the job file's reference](job-file.md), the command in
 [the command line's](cli.md).
 """
 
@@ -29,7 +29,8 @@ _WITHOUT_FLAGS = """
 Some things differ without any flag:
 
 - An epoch has each sample once, in an order that follows from the seed, but for the last ones that fill no
-  batch. There, loader processes repeat or leave out samples, so that each makes equally many batches.
+  batch. In open_clip_train, loader processes repeat or leave out samples, so that each makes equally many
+  batches.
 - Each line of a .txt member is a caption, and one of them is drawn in each epoch. open_clip_train takes the
   whole text as one caption.
 - Damaged samples are counted, and more than 1 % of them end the run (`data.max_bad_share`). open_clip_train
@@ -38,8 +39,8 @@ Some things differ without any flag:
   `--local-loss --gather-with-grad` in torch.
 - A second start of the same command resumes at the next step, not at the next epoch, and does not refuse the
   name.
-- Logged losses are means over all ranks, and all ranks share an evaluation. There, rank 0 logs its own loss
-  and evaluates alone.
+- Logged losses are means over all ranks, and all ranks share an evaluation. In open_clip_train,
+  rank 0 logs its own loss and evaluates alone.
 - Matrices in float32 are multiplied in float32; open_clip_train allows TF32 on GPUs.
 """
 
@@ -57,7 +58,7 @@ def from_open_clip_blocks() -> Iterator[str]:
 
 def _row(flag: Flag) -> str:
     keys = ", ".join(f"`{key}`" for key in flag.keys)
-    refused = flag.fate in ("not wanted", "not there yet") and not flag.harmless
+    refused = flag.fate in ("not wanted", "not supported yet") and not flag.harmless
     here = keys or f"{flag.fate}, refused" if refused else keys or flag.fate
     text = flag.text[0].upper() + flag.text[1:]
     return f"| `{flag.name}` | {here} | {text}{'' if text.endswith('.') else '.'} |"

@@ -28,7 +28,7 @@ def resume(flag: Flag, line: Line, result: Translation) -> None:
     if path is None:
         return
     if "://" in path:
-        result.refused[flag.name] = "not there yet: a checkpoint behind a URL; copy it to a file"
+        result.refused[flag.name] = "not supported yet: a checkpoint behind a URL; copy it to a file"
     elif path == "latest":
         result.set("checkpoint.resume", "auto", "the newest of the run folder")
     else:
@@ -69,7 +69,7 @@ def device(flag: Flag, line: Line, result: Translation) -> None:
     if kind == "cpu":
         result.set("resources.device", "cpu")
     elif kind != "cuda":
-        result.refused[flag.name] = f"not there yet: {kind}; ranks compute on NVIDIA GPUs or CPUs"
+        result.refused[flag.name] = f"not supported yet: {kind}; ranks compute on NVIDIA GPUs or CPUs"
     elif index:
         result.dropped[flag.name] = (
             "a rank takes the GPU of its number; CUDA_VISIBLE_DEVICES chooses among them"
@@ -81,7 +81,7 @@ def dist_backend(flag: Flag, line: Line, result: Translation) -> None:
     if line[flag.name] in ("nccl", "gloo"):
         result.set("comm.torch.device_backend", line[flag.name])
     elif line[flag.name] is not None:
-        result.refused[flag.name] = f"not there yet: {line[flag.name]}; ranks communicate by NCCL or Gloo"
+        result.refused[flag.name] = f"not supported yet: {line[flag.name]}; ranks communicate by NCCL or Gloo"
 
 
 def horovod(flag: Flag, line: Line, result: Translation) -> None:

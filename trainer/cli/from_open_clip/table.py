@@ -59,7 +59,7 @@ def _refused(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Fla
 
 def _missing(name: str, takes: Mapping[str, Any], text: str, **more: Any) -> Flag:
     """Returns a row for a flag that somebody may add one day."""
-    return Flag(name, "not there yet", text, takes=takes, **more)
+    return Flag(name, "not supported yet", text, takes=takes, **more)
 
 
 def _only_with(flag: str) -> Callable[[Line], str]:
@@ -102,8 +102,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             COUNT,
             "optim.steps data.stream_samples data.synthetic_samples",
             data_flags.train_samples,
-            "Shards are counted here, so the number only says how long an epoch was there: see `--epochs`. "
-            "For streams (`pipe:`) and synthetic data it is the number of samples of an epoch.",
+            "Shards are counted here, so the number only says how long an epoch of open_clip_train was: "
+            "see `--epochs`. For streams (`pipe:`) and synthetic data it is the number of samples of an "
+            "epoch.",
         ),
         _key(
             "--dataset-type",
@@ -123,7 +124,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             _text("\t"),
             "data.separator",
             data_flags.separator,
-            "The default there is a tab, also for .csv. It is one character here.",
+            "The default of open_clip_train is a tab, also for .csv. It is one character here.",
         ),
         _key("--csv-img-key", _text("filepath"), "data.image_column", data_flags.for_tables(), "The same."),
         _key(
@@ -136,7 +137,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             {"nargs": "*", "default": {}},
             "data.crop_scale",
             data_flags.augmentation,
-            "Only `scale`. Colour jitter, gray scale and `use_timm` are not there yet.",
+            "Only `scale`. Colour jitter, gray scale and `use_timm` are not supported yet.",
         ),
         _missing(
             "--image-mean",
@@ -282,7 +283,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The towers' blocks are compiled, not the model as a whole.",
         ),
         _refused("--trace", SWITCH, "a traced model cannot be trained, and evaluation needs none"),
-        _refused("--use-bnb-linear", {}, "layers of 8 bits (bitsandbytes) are an experiment there"),
+        _refused(
+            "--use-bnb-linear", {}, "layers of 8 bits (bitsandbytes) are an experiment in open_clip_train"
+        ),
     ),
     "Loss": (
         _built_in(
@@ -326,8 +329,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             _count(64),
             "optim.global_batch_size optim.max_batch_size_per_gpu",
             optim_flags.batch_size,
-            "There it is the batch of a GPU. The global batch is batch x GPUs x `--accum-freq`, so the "
-            "command needs the number of GPUs: `--gpus`.",
+            "In open_clip_train it is the batch of a GPU. The global batch is batch x GPUs x `--accum-freq`, "
+            "so the command needs the number of GPUs: `--gpus`.",
         ),
         _key(
             "--accum-freq",
@@ -342,8 +345,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             _count(32),
             "optim.epochs optim.steps",
             optim_flags.epochs,
-            "With shards and `--train-num-samples` the exact number of steps there, which is rounded up "
-            "for each epoch; else epochs, in which the last samples that fill no batch are left out.",
+            "With shards and `--train-num-samples` the exact number of steps in open_clip_train, which is "
+            "rounded up for each epoch; else epochs, in which the last samples that fill no batch are left "
+            "out.",
         ),
         _key("--lr", NUMBER, "optim.lr", optim_flags.learning_rate, "The same peak."),
         _key(
@@ -358,14 +362,16 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             NUMBER,
             "optim.beta2",
             copy(),
-            "The default there is 0.98 for models with vit in the name, 0.999 for others: it is written out.",
+            "The default of open_clip_train is 0.98 for models with vit in the name, 0.999 for others: it is "
+            "written out.",
         ),
         _key(
             "--eps",
             NUMBER,
             "optim.eps",
             copy(),
-            "The default there is 1e-6 for models with vit in the name, 1e-8 for others: it is written out.",
+            "The default of open_clip_train is 1e-6 for models with vit in the name, 1e-8 for others: it is "
+            "written out.",
         ),
         _key("--wd", _number(0.2), "optim.weight_decay", copy(), "The same, for the same parameters."),
         _dropped(
@@ -376,12 +382,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             _count(10000),
             "optim.warmup_steps",
             optim_flags.warmup,
-            "The same number of steps; the default there is 10000, here 0. One that is longer than the "
-            "training ends with it, at the learning rate that it has reached.",
+            "The same number of steps; open_clip_train's default is 10000, ours is 0. One that is "
+            "longer than the training ends with it, at the learning rate that it has reached.",
         ),
         Flag(
             "--opt",
-            "not there yet",
+            "not supported yet",
             "AdamW is the only optimizer",
             translate=optim_flags.optimizer,
             takes=_text("adamw"),
@@ -399,7 +405,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "optim.min_lr",
             optim_flags.scheduler,
             "`cosine` is the only one here; `const` is a minimum equal to `optim.lr`; `const-cooldown` is "
-            "not there yet.",
+            "not supported yet.",
             idle=lambda line: "--skip-scheduler uses none" if line["--skip-scheduler"] else "",
         ),
         _missing(
@@ -423,7 +429,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "optim.grad_clip_norm",
             optim_flags.grad_clip,
             "The same, on the gradient of the whole batch. Without `--gather-with-grad` that of the towers "
-            "is smaller there, by the number of GPUs.",
+            "is smaller in open_clip_train, by the number of GPUs.",
         ),
     ),
     "Evaluation": (
@@ -518,15 +524,15 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             TEXT,
             "name",
             run_flags.run_name,
-            "The same. The default there holds the date; here it is the model's name, because a run is "
-            "resumed by its name.",
+            "The same. The default of open_clip_train has the date; here it is the model's name, because a "
+            "run is resumed by its name.",
         ),
         _key(
             "--report-to",
             _text(""),
             "logging.tensorboard logging.wandb",
             run_flags.report_to,
-            "TensorBoard is on by default here, off there; W&B is `online`.",
+            "TensorBoard is on by default here, off in open_clip_train; W&B is `online`.",
         ),
         _dropped("--wandb-notes", _text(""), "notes belong to W&B's own page of the run"),
         _key(

@@ -9,7 +9,7 @@ from trainer.cli.from_open_clip.line import Line
 from trainer.config.job import Job
 from trainer.config.keys import walk
 
-Fate = Literal["key", "built in", "not wanted", "not there yet"]
+Fate = Literal["key", "built in", "not wanted", "not supported yet"]
 """Result of translating a flag. key: keys of the job file; built in: nothing, because every run does it."""
 
 
