@@ -207,10 +207,12 @@ def test_logs_of_a_dead_run_end_and_say_so(folder: Path, rank_0: "subprocess.Pop
     logs = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with ended_on_failure(logs) as following:
         assert following.stdout is not None
+        assert following.stderr is not None
         assert "start of rank 0" in following.stdout.readline()
         assert following.poll() is None
         kill(rank_0)
-        rest, errors = following.communicate(timeout=60)
+        # communicate() would lose what readline() has read ahead.
+        rest, errors = following.stdout.read(), following.stderr.read()
     assert following.returncode == 0
     assert "step 40/100" in rest
     assert f"the run has died: `clipship status {folder}` says when, why, and how to resume it" in errors
