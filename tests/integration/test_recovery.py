@@ -43,7 +43,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def same(one: End, other: End) -> bool:
-    """Whether losses and final weights are equal, bit for bit."""
+    """Returns whether losses and final weights are equal, bit for bit."""
     ours, theirs = weights(one.folder), weights(other.folder)
     assert ours.keys() == theirs.keys()
     return losses(one.folder) == losses(other.folder) and all(

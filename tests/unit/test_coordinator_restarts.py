@@ -1,4 +1,4 @@
-"""What rank 0's supervisor decides after a fault when `[recovery]` allows restarts, told by messages."""
+"""Decisions of rank 0's supervisor after a fault when `[recovery]` allows restarts, told by messages."""
 
 import asyncio
 import json

@@ -39,6 +39,9 @@ class ExitRecord:
     restarts: Sequence[Mapping[str, Any]] = ()
     """Restarts of the ranks before this end, as `Restart.to_json` gives them; set in exit.json only."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "restarts", tuple(self.restarts))  # JSON has lists
+
     def headline(self) -> str:
         """Returns the record as one line for people."""
         if self.exit_code == EXIT_PREEMPTED:  # it ends every rank, and no rank is at fault

@@ -42,7 +42,7 @@ _DETAILS = 4000
 
 @dataclass(frozen=True)
 class Actions:
-    """What the coordinator can ask of rank 0's supervisor."""
+    """Actions that the coordinator can ask of rank 0's supervisor."""
 
     broadcast: Callable[[Message], None]
     """Sends a message to every supervisor, this one included."""

@@ -47,7 +47,7 @@ class World:
     node: str
     launcher: str
     generation: int = 1
-    """How many times the ranks of this start have been started: 2 after the first restart."""
+    """Number of times that the ranks of this start have been started: 2 after the first restart."""
 
 
 @dataclass(frozen=True)
