@@ -43,6 +43,7 @@ set -eu
 mount --make-rprivate /
 mount --bind "$1" /mnt
 mount --bind /mnt/passwd /etc/passwd
+mount --bind /mnt/ssh-client.conf /etc/ssh/ssh_config
 for folder in /tmp /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $folder; done
 mkdir -p /run/sshd
 mount -o remount,ro,bind /
@@ -78,7 +79,7 @@ def test_ranks_train_where_only_volumes_can_be_written_and_few_rights_are_left(t
 def _volume(folder: Path) -> None:
     """Writes the folder that pods share.
 
-    It holds the job's key and file, the operator's list of workers and settings of the image's sshd.
+    It holds the job's key and file, the operator's list of workers and the image's settings of ssh and sshd.
     """
     (folder / ".ssh").mkdir()
     key = folder / ".ssh" / "id_rsa"
@@ -97,6 +98,7 @@ def _volume(folder: Path) -> None:
         "job.toml": dump_job(job),
         "hostfile": "localhost slots=2\n",
         "launcher.py": LAUNCHER,
+        "ssh-client.conf": (IMAGE / "ssh-client.conf").read_text(),
         "sshd.conf": settings + (IMAGE / "sshd-root.conf").read_text(),
         "passwd": "root:x:0:0:root:/mnt:/bin/sh\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n",
         "worker.log": "",

@@ -44,6 +44,8 @@ _NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
 _FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
 # root's sshd needs them to confine its children
 _SSHD = ("AUDIT_WRITE", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
+# root's ssh sets its groups before it runs the command that knows the job's hosts (docker/ssh-client.conf)
+_SSH = ("SETGID",)
 _ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
 _KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
 _SOURCE_REF = {"secret": "secretRef", "configmap": "configMapRef"}
@@ -342,7 +344,7 @@ class Manifest:
 
     @property
     def launcher_security(self) -> Yaml:
-        return self._security(_FILES_OF_OTHERS if self.k8s.is_root else ())
+        return self._security((*_FILES_OF_OTHERS, *_SSH) if self.k8s.is_root else ())
 
     @property
     def worker_security(self) -> Yaml:
