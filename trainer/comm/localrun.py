@@ -6,23 +6,23 @@ imports no torch, unlike torchrun, whose import alone takes seconds.
 """
 
 import argparse
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 
 from trainer.supervise.world import STARTED_HERE
+from trainer.sysinfo.parent import signal_with_parent
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""
 _POLL_S = 0.1
 _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Prefixes of torchrun's variables: around this process they describe another world."""
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     ranks = [
         # A rank's supervisor that gets SIGTERM saves and leaves: this process may be killed before it.
         subprocess.Popen(
-            options.command, env={**own, **_variables(rank, options.ranks)}, preexec_fn=_end_with_parent
+            options.command,
+            env={**own, **_variables(rank, options.ranks)},
+            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
         )
         for rank in range(options.ranks)
     ]
@@ -105,12 +107,6 @@ def _signal_all(ranks: Sequence["subprocess.Popen[bytes]"], number: int) -> None
     for rank in ranks:
         if rank.poll() is None:
             rank.send_signal(number)
-
-
-def _end_with_parent() -> None:
-    """Makes the kernel send the rank SIGTERM when this process ends; runs in the child before exec."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 A signal to stop is passed on, and no process outlives the call. Imports no torch.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,8 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
+
+from trainer.sysinfo.parent import signal_with_parent
 
 GRACE_S = 10.0
 """Seconds between the first failure, or a signal that no rank receives, and SIGKILL for all remaining
@@ -23,7 +25,6 @@ _KILL_S = 5.0
 _POLL_S = 0.1
 _INSPECT_S = 1.0  # reading the run folder may be slow
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(
@@ -53,7 +54,12 @@ def supervise(
     """
     with _signals(signal_line) as received:
         process = subprocess.Popen(
-            command, env=env, stdin=stdin, start_new_session=True, preexec_fn=_end_with_parent
+            command,
+            env=env,
+            stdin=stdin,
+            start_new_session=True,
+            # if this process is killed, the launcher ends its ranks
+            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
         )
         try:
             _Wait(process, received, exit_dir, request_stop, fallback_signal, ended).until_end()
@@ -205,12 +211,3 @@ def _signal_all(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
-
-
-def _end_with_parent() -> None:
-    """Make the launcher get SIGTERM if this process is killed, so that it ends its ranks.
-
-    Runs in the child before exec.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

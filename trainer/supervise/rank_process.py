@@ -3,13 +3,11 @@
 No torch.
 """
 
-import ctypes
 import fcntl
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer.safe_io.plain import is_own_folder, open_plain
+from trainer.sysinfo.parent import signal_with_parent
 
 REAP_S = 3.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
@@ -25,7 +24,6 @@ _PREFIX = "clipship-rank-"
 _LOCK = "supervisor"
 _NOT_YET_LOCKED = "supervisor.new"
 _UNLOCKED_S = 60.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
@@ -108,5 +106,4 @@ def _before_exec() -> None:
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_with_parent(signal.SIGKILL)

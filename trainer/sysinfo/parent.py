@@ -1,8 +1,20 @@
 """Child processes that end when the process that asked for them is gone, even if it was killed."""
 
-import multiprocessing
+import ctypes
 import os
+import sys
 import threading
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def signal_with_parent(number: int) -> None:
+    """Makes the kernel send this process the signal when its parent ends; runs in the child before exec.
+
+    The kernel's parent is the process that forked this one. On other systems than Linux it does nothing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_with_parent() -> None:
@@ -15,6 +27,8 @@ def end_with_parent() -> None:
 
 
 def _wait() -> None:
+    import multiprocessing  # loaded already; supervisors, which start at once, do without it
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
