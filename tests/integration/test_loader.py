@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from open_clip import get_tokenizer
 from open_clip.transform import image_transform
 
 from tests.support.loader_rank import load as load_rank
@@ -28,8 +27,7 @@ from tests.support.start import STARTS, start
 from trainer.config import Data, Eval
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.eval_blocks import eval_blocks
-from trainer.data.loader import Batch, train_batches
-from trainer.data.pixels import RandomCrop
+from trainer.data.loader import Batch
 from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.source import open_labelled, open_source
@@ -48,17 +46,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> DigitSet:
 
 
 def load(source: Source, workers: int, rank: int = 0, epochs: int = 1) -> Iterator[Batch]:
-    return train_batches(
-        source,
-        plan=PLAN,
-        rank=rank,
-        seed=1,
-        window=300,
-        pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
-        tokenizer=get_tokenizer("ViT-B-32"),
-        workers=workers,
-        epochs=epochs,
-    )
+    return load_rank(source, PLAN, rank, workers, epochs)
 
 
 def digest(batches: Iterator[Batch]) -> str:
@@ -188,4 +176,6 @@ def test_ranks_share_an_epoch_that_one_process_would_see(
     assert [len(of_rank) for of_rank in per_rank] == [704, 704]
     together = sorted(tuple(found) for of_rank in per_rank for found in of_rank)
     assert len({key for _, key, _, _ in together}) == 1408
-    assert together == samples(load_rank(digits.train, BatchPlan(1, 64, 64, 64, 1), 0, workers=0))
+    assert together == samples(
+        load_rank(open_source(Data(train=(digits.train,))), BatchPlan(1, 64, 64, 64, 1), 0, workers=0)
+    )

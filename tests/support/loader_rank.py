@@ -6,6 +6,7 @@ Rank 0 prints what all ranks got, by rank, as JSON.
 import json
 import os
 import sys
+from collections.abc import Iterable, Iterator
 
 from open_clip import get_tokenizer
 
@@ -15,14 +16,15 @@ from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import RandomCrop
+from trainer.data.sample import Source
 from trainer.data.source import open_source
 from trainer.supervise.world import detect
 
 
-def load(shards: str, plan: BatchPlan, rank: int, workers: int) -> list[Batch]:
-    """One epoch of the rank's batches."""
-    stream = train_batches(
-        open_source(Data(train=(shards,))),
+def load(source: Source, plan: BatchPlan, rank: int, workers: int, epochs: int = 1) -> Iterator[Batch]:
+    """The rank's batches of so many epochs."""
+    return train_batches(
+        source,
         plan=plan,
         rank=rank,
         seed=1,
@@ -30,12 +32,11 @@ def load(shards: str, plan: BatchPlan, rank: int, workers: int) -> list[Batch]:
         pixels=RandomCrop((32, 32), scale=(0.5, 1.0)),
         tokenizer=get_tokenizer("ViT-B-32"),
         workers=workers,
-        epochs=1,
+        epochs=epochs,
     )
-    return list(stream)
 
 
-def samples(batches: list[Batch]) -> list[tuple[int, str, str, float]]:
+def samples(batches: Iterable[Batch]) -> list[tuple[int, str, str, float]]:
     """(position, key, caption, sum of the augmented pixels)."""
     return [
         (position, key, caption, image.double().sum().item())
@@ -50,7 +51,9 @@ def main(backend: str, shards: str) -> None:
     world = detect(os.environ, os.uname().nodename)
     comm = connect(tiny_job(comm={"backend": backend}), world, os.environ)
     plan = BatchPlan(world.size, 64, 64 // world.size, 64 // world.size, 1)
-    found = comm.all_gather_object(samples(load(shards, plan, world.rank, workers=1)))
+    found = comm.all_gather_object(
+        samples(load(open_source(Data(train=(shards,))), plan, world.rank, workers=1))
+    )
     if world.rank == 0:
         print(json.dumps(found), flush=True)
     comm.barrier(60)
