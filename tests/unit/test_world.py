@@ -15,7 +15,9 @@ from trainer.supervise.world import (
     World,
     detect,
     device_index,
+    first_world,
     master_address,
+    rank_variables,
     shared_devices,
 )
 
@@ -266,3 +268,61 @@ def test_rendezvous_never_falls_back_to_this_host(env: dict[str, str], message: 
     with pytest.raises(InputError) as refused:
         master_address(env, WORLD)
     assert message in str(refused.value)
+
+
+GIVEN = {
+    "CLIPSHIP_RANK": "2",
+    "CLIPSHIP_RANKS": "3",
+    "CLIPSHIP_LOCAL_RANK": "0",
+    "CLIPSHIP_LOCAL_SIZE": "1",
+}
+
+
+@pytest.mark.parametrize("env", [TORCHRUN, OPEN_MPI, HOROVODRUN, SRUN, BY_HAND])
+def test_supervisor_gives_its_rank_another_place_under_the_same_launcher(env: dict[str, str]) -> None:
+    world = detect({**env, **GIVEN, "CLIPSHIP_WORLD_SIZE": "3"}, "n2")
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (2, 3, 0, 1)
+    assert world.launcher == detect(env, "n2").launcher
+    assert device_index(world, 4) == 1, "the GPU is still that of the launcher's local rank"
+
+
+def test_node_can_be_named_by_a_variable() -> None:
+    assert detect({**BY_HAND, "CLIPSHIP_NODE": "b"}, "here").node == "b"
+
+
+@pytest.mark.parametrize(
+    ("member", "spares", "size"),
+    [(0, "0", 8), (7, "0", 8), (0, "1", 4), (3, "1", 4), (4, "1", None), (7, "1", None)],
+)
+def test_supervisors_of_the_last_nodes_are_spares(member: int, spares: str, size: int | None) -> None:
+    world = World(member, 8, member % 4, 4, f"n{member // 4}", "Slurm")
+    first = first_world(world, {"CLIPSHIP_SPARE_NODES": spares})
+    assert first == (None if size is None else World(member, size, member % 4, 4, world.node, "Slurm"))
+
+
+def test_supervisor_that_takes_a_killed_ones_place_has_no_rank() -> None:
+    assert first_world(World(0, 8, 0, 4, "n0", "Slurm"), {"CLIPSHIP_RESPAWNED": "1"}) is None
+
+
+def test_spare_nodes_that_leave_no_rank_are_refused() -> None:
+    with pytest.raises(
+        InputError, match="CLIPSHIP_SPARE_NODES=2 leaves no rank: Slurm started 8 supervisors"
+    ):
+        first_world(World(0, 8, 0, 4, "n0", "Slurm"), {"CLIPSHIP_SPARE_NODES": "2"})
+
+
+def test_variables_of_a_rank_are_those_of_its_world() -> None:
+    world = World(2, 3, 0, 1, "n2", "horovodrun")
+    assert rank_variables(world, (2, 3), HOROVODRUN) == {
+        **GIVEN,
+        "HOROVOD_RANK": "2",
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": "2",
+        "HOROVOD_CROSS_SIZE": "3",
+    }
+    assert rank_variables(world, (2, 3), {"CLIPSHIP_WORLD_SIZE": "8"}) == {
+        **GIVEN,
+        "CLIPSHIP_WORLD_SIZE": "3",
+    }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from trainer.comm.backends import check_restarts
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
+from trainer.config.world_sizes import check_nodes
 from trainer.data.sample_counts import check_data, check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
@@ -31,6 +32,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
         lambda: _check_recovery(job),
+        lambda: check_nodes(job),
         lambda: check_model(job.model.name),
         lambda: check_trained(job.model.name),
         lambda: check_pretrained(job.model.pretrained),
@@ -64,7 +66,11 @@ def check_without_files(job: Job, world_size: int) -> int | None:
 
     Raises InputError that lists every problem.
     """
-    checks: list[Callable[[], object]] = [lambda: plan(job, world_size), lambda: _check_recovery(job)]
+    checks: list[Callable[[], object]] = [
+        lambda: plan(job, world_size),
+        lambda: _check_recovery(job),
+        lambda: check_nodes(job),
+    ]
     if not os.path.isabs(job.model.name):
         checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))

@@ -63,6 +63,8 @@ UNITS = {
     "epochs": "epochs",
     "workers": "processes",
     "nodes": "nodes",
+    "spare_nodes": "nodes",
+    "min_nodes": "nodes",
     "gpus_per_node": "GPUs",
     "cpus_per_gpu": "CPU cores",
     "_cpu": "CPU cores",

@@ -1,18 +1,19 @@
-"""`[recovery]`: what happens when a rank dies or hangs while the run goes on."""
+"""`[recovery]`: what happens when a rank dies or hangs, or a node is lost, while the run goes on."""
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from trainer.config.types import NonNegative, Section
+from trainer.config.types import NonNegative, Positive, Section
 
 
 class Recovery(Section):
     """Restarts of the ranks within one start of the run: no new job, the launcher and the nodes stay.
 
     A rank that dies, or that passes a limit of [timeouts], then no longer ends the run. All ranks are ended
-    and started again, and go on from the newest checkpoint. Bad input, a request to stop, a lost node, and a
-    failure before the first step still end the run.
+    and started again, and go on from the newest checkpoint. Bad input, a request to stop, and a failure
+    before the first step still end the run. So does a lost node, unless a spare node or fewer ranks can take
+    its place.
     """
 
     max_restarts: Annotated[int, Field(ge=0)] = 0
@@ -25,3 +26,24 @@ class Recovery(Section):
     backoff_s: NonNegative = 5.0
     """Wait before a restart if no checkpoint was saved since the restart before it. The wait doubles with
     each further restart, up to eight times this value; a random part, up to half, is left out."""
+    spare_nodes: Annotated[int, Field(ge=0)] = 0
+    """Nodes that are allocated beside resources.nodes and compute nothing until one of those is lost, or has
+    failed twice; then a spare takes its place. Needs max_restarts above 0."""
+    min_nodes: Positive | None = None
+    """Go on with fewer ranks if nodes are lost and no spare is left, down to the ranks of this many nodes.
+    The global batch stays the same, so the number of ranks must divide it. Lost nodes that come back are
+    used again. None: never fewer ranks than resources.nodes has."""
+
+    @model_validator(mode="after")
+    def _restarts_for_nodes(self) -> "Recovery":
+        if self.max_restarts == 0:
+            if self.spare_nodes:
+                raise ValueError(
+                    f"spare_nodes = {self.spare_nodes} needs max_restarts above 0: a spare node serves only "
+                    "when the ranks start again"
+                )
+            if self.min_nodes is not None:
+                raise ValueError(
+                    f"min_nodes = {self.min_nodes} needs max_restarts above 0: the first fault ends the run"
+                )
+        return self

@@ -7,14 +7,16 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
+from trainer.config.world_sizes import world_sizes
 from trainer.errors import InputError
 from trainer.run.folder import run_folder
 
 
-def limits_of_job(arguments: Sequence[str]) -> dict[str, float | str]:
+def limits_of_job(arguments: Sequence[str]) -> dict[str, Any]:
     """Returns fields of `trainer.supervise.limits.Limits` for a rank's arguments, JOB [--set KEY=VALUE ...].
 
     Returns an empty table if the job cannot be read: the rank itself reports why.
@@ -26,8 +28,10 @@ def limits_of_job(arguments: Sequence[str]) -> dict[str, float | str]:
     except InputError:
         return {}
     names = ("init_s", "checkpoint_s", "shutdown_s", "silence_s")
+    recovery = ("max_restarts", "same_fault_limit", "backoff_s", "min_nodes")
     return {
         **{name: getattr(job.timeouts, name) for name in names},
-        **job.recovery.model_dump(),
+        **{name: getattr(job.recovery, name) for name in recovery},
+        "world_sizes": world_sizes(job),
         "run_folder": str(run_folder(job).absolute()),
     }

@@ -29,6 +29,13 @@ class Limits:
     max_restarts: int = 0
     same_fault_limit: int = 2
     backoff_s: float = 5.0
+    min_nodes: int | None = None
+    """Nodes whose ranks are the fewest with which the run goes on; None: as many as it began with."""
+    world_sizes: tuple[int, ...] = ()
+    """Numbers of ranks that can share the job's global batch, smallest first; empty: not known."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "world_sizes", tuple(self.world_sizes))  # JSON has lists
 
 
 def read_limits(arguments: Sequence[str]) -> Limits:

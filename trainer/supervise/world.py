@@ -26,7 +26,32 @@ FORGET_URL = "CLIPSHIP_FORGET_URL"
 """Variable with a URL of the launcher's server: a PUT there makes it forget at which addresses ranks are."""
 USES_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """torch's variable that says that torchrun's agent, and not rank 0, serves MASTER_PORT."""
+SPARE_NODES = "CLIPSHIP_SPARE_NODES"
+"""Variable in which a launcher says how many of the last nodes of its supervisors are spares.
+
+The launcher numbers and counts all supervisors, and CLIPSHIP_WORLD_SIZE is their number, spares included;
+each node has as many. A supervisor gives its rank the size of the world without spares.
+"""
+KEEPS_GOING = "CLIPSHIP_KEEPS_GOING"
+"""Variable that a launcher sets to 1 if it lets the others go on when a supervisor ends or is killed.
+
+Without it a lost supervisor ends the run, since its launcher would end it anyway.
+"""
+RESPAWNS = "CLIPSHIP_RESPAWNS"
+"""Variable that a launcher sets to 1 if it starts a supervisor that was killed again, after a while.
+
+The run then waits for such a supervisor if it cannot go on without it.
+"""
+RESPAWNED = "CLIPSHIP_RESPAWNED"
+"""Variable that a launcher sets to 1 for a supervisor that takes the place of one that was killed.
+
+It has no rank until the coordinator gives it one.
+"""
+NODE = "CLIPSHIP_NODE"
+"""Variable with the node's name, in place of the host's name. Tests make several nodes of one machine."""
 SINGLE = "single process"
+SUPERVISOR = "supervisor"
+"""Row of the variables that a supervisor sets for its rank; the rank's launcher is still the first one."""
 
 Environment = Mapping[str, str]
 
@@ -48,6 +73,11 @@ class World:
     launcher: str
     generation: int = 1
     """Number of times that the ranks of this start have been started: 2 after the first restart."""
+    slot: int | None = None
+    """Local rank that the launcher gave, by which a GPU is chosen; None: the same as `local_rank`.
+
+    They differ if a supervisor with a lower local rank is lost.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,7 +127,27 @@ def _is_slurm_step(env: Environment) -> bool:
 
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # slurm.h keeps the last numbers for batch, interactive and extern steps
 
+_ALL_LAUNCHERS = frozenset(
+    {
+        "clipship run",
+        "torchrun",
+        "Open MPI",
+        "MPICH",
+        "horovodrun",
+        "Slurm",
+        "PMI-2",
+        "PMIx",
+        "environment",
+    }
+)
+
 ROWS = (
+    # A supervisor sets these for its rank, if the world is another than the one that the launcher made.
+    Row(
+        SUPERVISOR,
+        (("CLIPSHIP_RANK",), ("CLIPSHIP_RANKS",), ("CLIPSHIP_LOCAL_RANK",), ("CLIPSHIP_LOCAL_SIZE",)),
+        around=_ALL_LAUNCHERS,
+    ),
     Row(
         "clipship run",
         (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
@@ -167,8 +217,49 @@ def detect(env: Environment, hostname: str) -> World:
         for other in claims:
             _check_agreement(chosen, other)
         world = _world(chosen, hostname)
+        if chosen.row.launcher == SUPERVISOR:
+            world = _under_launcher(world, [claim for claim in claims if claim is not chosen])
     _check_expected_size(world, env)
-    return replace(world, generation=_number(GENERATION, env.get(GENERATION, "1")))
+    return replace(
+        world, node=env.get(NODE, hostname), generation=_number(GENERATION, env.get(GENERATION, "1"))
+    )
+
+
+def first_world(member: World, env: Environment) -> World | None:
+    """Returns the place of a supervisor's rank in the first generation; None if it has no rank.
+
+    `member` is the supervisor's place among all supervisors, as `detect` gives it. A supervisor of a spare
+    node has no rank, nor has one that takes the place of a killed one. Raises InputError if
+    CLIPSHIP_SPARE_NODES leaves no rank.
+    """
+    spares = _number(SPARE_NODES, env.get(SPARE_NODES, "0")) * member.local_size
+    if spares >= member.size:
+        raise InputError(
+            f"{SPARE_NODES}={env[SPARE_NODES]} leaves no rank: {member.launcher} started {member.size} "
+            f"supervisors, {member.local_size} on each node"
+        )
+    if env.get(RESPAWNED) or member.rank >= member.size - spares:
+        return None
+    return replace(member, size=member.size - spares)
+
+
+def rank_variables(world: World, cross: tuple[int, int], env: Environment) -> dict[str, str]:
+    """Returns the variables that give a rank its place in a world which its launcher did not make.
+
+    `cross` is Horovod's: the node's number among those that have this local rank, and their number. `env` is
+    the supervisor's own environment.
+    """
+    place = (world.rank, world.size, world.local_rank, world.local_size)
+    names = ("CLIPSHIP_RANK", "CLIPSHIP_RANKS", "CLIPSHIP_LOCAL_RANK", "CLIPSHIP_LOCAL_SIZE")
+    variables = dict(zip(names, map(str, place), strict=True))
+    if EXPECTED_SIZE in env:
+        variables[EXPECTED_SIZE] = str(world.size)
+    if "HOROVOD_RANK" in env:
+        horovod = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+        variables |= {
+            f"HOROVOD_{name}": str(value) for name, value in zip(horovod, (*place, *cross), strict=True)
+        }
+    return variables
 
 
 def device_index(world: World, visible: int) -> int | None:
@@ -181,13 +272,14 @@ def device_index(world: World, visible: int) -> int | None:
         return None
     if visible == 1:
         return 0
-    if world.local_rank >= visible:
+    slot = world.local_rank if world.slot is None else world.slot
+    if slot >= visible:
         raise InputError(
-            f"rank {world.rank} has local rank {world.local_rank} on node {world.node}, "
+            f"rank {world.rank} has local rank {slot} on node {world.node}, "
             f"but only {visible} GPUs are visible there, and two ranks cannot share a GPU: "
             f"start at most {visible} ranks on that node"
         )
-    return world.local_rank
+    return slot
 
 
 def devices_given(env: Environment) -> str:
@@ -334,6 +426,15 @@ def _world(claim: Claim, hostname: str) -> World:
             "a node cannot have more ranks than the world"
         )
     return World(rank[1], size[1], local_rank[1], local_size[1], hostname, claim.row.launcher)
+
+
+def _under_launcher(world: World, claims: Sequence[Claim]) -> World:
+    """Returns the world that a supervisor gives its rank, with launcher and slot of the other claims."""
+    launchers = next((claim for claim in claims if claim.complete), None)
+    if launchers is None:
+        return world
+    slot = launchers.values[2]
+    return replace(world, launcher=launchers.row.launcher, slot=slot[1] if slot else None)
 
 
 def _check_expected_size(world: World, env: Environment) -> None:
