@@ -7,10 +7,7 @@ process of its own, since the launcher half never imports Horovod.
 """
 
 import argparse
-import json
-import os
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,22 +15,11 @@ from collections.abc import Mapping, Sequence
 from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-from trainer.comm.localrun import collect_signals, wait_for_ranks
+from trainer.comm.localrun import add_common, add_hosts, read_hosts
+from trainer.comm.ssh_start import start_on
+from trainer.comm.started_ranks import StartedRank, collect_signals, run_ranks
 from trainer.supervise.world import FORGET_URL
-from trainer.sysinfo.addresses import is_here
 
-_REMOTE_START = """\
-import json, os, sys
-message = json.loads(sys.stdin.buffer.readline())
-os.environ.update(message["variables"])
-try:
-    os.chdir(message["folder"])
-except OSError:
-    pass
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.execvp(message["command"][0], message["command"])
-"""
-"""Python program for another host: reads the environment from stdin, becomes the rank's command."""
 _FORGET = "/clipship/forget"
 """Path of the rendezvous server at which a PUT makes it forget the ranks; Horovod's own scopes differ."""
 
@@ -66,37 +52,31 @@ class _Server(RendezvousHTTPServer):  # type: ignore[misc]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Starts the ranks and waits for them; returns the exit code of the first that failed.
+    """Starts the ranks and waits for them; returns the exit code.
 
-    The code is 128 + N if signal N ended that rank or this process.
+    It is that of the first rank that failed, or with `--keep-going` that on which the surviving supervisors
+    agreed; 128 + N if signal N ended that rank or this process.
     """
     parser = argparse.ArgumentParser(prog="trainer.comm.horovodrun")
     parser.add_argument(
         "--address", required=True, help="Address of this machine at which the rendezvous server listens."
     )
-    parser.add_argument(
-        "--host",
-        action="append",
-        required=True,
-        metavar="NAME:RANKS",
-        help="Host and its number of ranks; give one --host per host, in the order of ranks.",
-    )
-    parser.add_argument(
-        "--ssh", default="ssh", help="Command that reaches other hosts, quoted as for a shell."
-    )
-    parser.add_argument("command", nargs="+")
+    add_hosts(parser, required=True)
+    add_common(parser)
     options = parser.parse_args(arguments)
-    hosts = [HostInfo(name, int(ranks)) for name, _, ranks in (host.rpartition(":") for host in options.host)]
+    hosts = [HostInfo(name, ranks) for name, ranks in read_hosts(options.host)]
     slots = get_host_assignments(hosts, sum(host.slots for host in hosts))
     server = _Server(options.address, slots)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     received = collect_signals()
     ssh = shlex.split(options.ssh)
-    ranks = [
-        _start(options.command, _variables(slot, options.address, server.server_port), slot, ssh)
-        for slot in slots
-    ]
-    return wait_for_ranks(ranks, received, "horovodrun")
+
+    def start(rank: int, more: Mapping[str, str]) -> StartedRank:
+        slot = slots[rank]
+        variables = {**_variables(slot, options.address, server.server_port), **more}
+        return start_on(slot.hostname, options.command, variables, ssh, rank)
+
+    return run_ranks(start, len(slots), received, "horovodrun", keep_going=options.keep_going)
 
 
 def _variables(slot: SlotInfo, address: str, port: int) -> dict[str, str]:
@@ -115,28 +95,6 @@ def _variables(slot: SlotInfo, address: str, port: int) -> dict[str, str]:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         FORGET_URL: f"http://{address}:{port}{_FORGET}",
     }
-
-
-def _start(
-    command: Sequence[str], variables: Mapping[str, str], slot: SlotInfo, ssh: Sequence[str]
-) -> subprocess.Popen[bytes]:
-    if is_here(slot.hostname):
-        return subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
-    remote_command = shlex.join([sys.executable, "-P", "-c", _REMOTE_START])
-    process = subprocess.Popen([*ssh, slot.hostname, remote_command], stdin=subprocess.PIPE)
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SSH_", "BASH_FUNC_", "OLDPWD"))
-    }
-    message = {"variables": {**own, **variables}, "folder": os.getcwd(), "command": command}
-    assert process.stdin is not None
-    try:
-        process.stdin.write(json.dumps(message).encode() + b"\n")
-        process.stdin.close()
-    except BrokenPipeError:
-        pass  # ssh has ended, and it prints why
-    return process
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""Waits for ranks that this process has started, here or over ssh.
+
+By default the first that fails ends the others. In a run that survives the loss of a supervisor the others
+go on, and a dead one is started again. No torch.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from trainer.comm.keep_going import KeepGoing, left_by_itself
+from trainer.supervise.world import RESPAWNED
+
+GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class StartedRank:
+    """Process of one rank's supervisor, or the ssh that started it on another host."""
+
+    process: "subprocess.Popen[bytes]"
+    host: str = ""
+    """Host that ssh reaches; "" for this machine."""
+    started: float = field(default_factory=time.monotonic)
+
+
+StartRank = Callable[[int, Mapping[str, str]], StartedRank]
+"""Starts a rank, given its number and variables besides those that it always gets. Raises OSError."""
+
+
+def collect_signals() -> list[int]:
+    """Collects SIGTERM and SIGINT from now on; returns the list to which they are added."""
+    received: list[int] = []
+
+    def collect(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, collect)
+    return received
+
+
+def run_ranks(
+    start: StartRank, ranks: int, received: Sequence[int], launcher: str, *, keep_going: bool
+) -> int:
+    """Starts all ranks and waits for them; returns the exit code.
+
+    With `keep_going` it is the one on which the surviving supervisors agreed, else that of the first rank
+    that failed; 128 + N if signal N ended that rank or this process. `launcher` begins the lines for people.
+    """
+    started = [start(rank, {}) for rank in range(ranks)]
+    if keep_going:
+        return _KeptRanks(start, started, received, launcher).wait()
+    return wait_for_ranks([rank.process for rank in started], received, launcher)
+
+
+def wait_for_ranks(ranks: Sequence["subprocess.Popen[bytes]"], received: Sequence[int], launcher: str) -> int:
+    """Waits until all ranks have ended; the first failure, or a received signal, ends the others.
+
+    Returns the exit code; `launcher` begins the line that names the failed rank.
+    """
+    code, deadline = 0, float("inf")
+    while None in [rank.poll() for rank in ranks]:
+        if deadline == float("inf"):
+            code = _first_failure(ranks, launcher) or (128 + received[0] if received else 0)
+            if code:
+                deadline = time.monotonic() + GRACE_S
+                _signal_all(ranks, signal.SIGTERM)
+        elif time.monotonic() > deadline:
+            _signal_all(ranks, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return code or _first_failure(ranks, launcher)
+
+
+class _KeptRanks:
+    """Supervisors of a run that goes on without one of them; `wait` is their whole life."""
+
+    def __init__(
+        self, start: StartRank, started: Sequence[StartedRank], received: Sequence[int], launcher: str
+    ) -> None:
+        self._start, self._received, self._launcher = start, received, launcher
+        self._running = dict(enumerate(started))
+        self._plan = KeepGoing(len(started))
+
+    def wait(self) -> int:
+        """Waits until all have ended, and starts dead ones again; returns the exit code."""
+        while not self._plan.is_over:
+            now = time.monotonic()
+            self._record_ends(now)
+            if self._received or self._plan.is_overdue(now):
+                self._end_all()
+                break
+            for member in self._plan.due(now):
+                self._start_again(member, now)
+            time.sleep(_POLL_S)
+        return 128 + self._received[0] if self._received else self._plan.exit_code
+
+    def _record_ends(self, now: float) -> None:
+        for member, rank in list(self._running.items()):
+            code = rank.process.poll()
+            if code is not None:
+                del self._running[member]
+                self._record_end(member, code, now, rank.host, now - rank.started)
+
+    def _record_end(self, member: int, code: int, now: float, host: str, lived_s: float) -> None:
+        wait_s = self._plan.record_end(member, code, now, lived_s=lived_s, over_ssh=bool(host))
+        if wait_s is not None or not left_by_itself(code, over_ssh=bool(host)):
+            where = f" on {host}" if host else ""
+            next_start = "" if wait_s is None else f"; it is started again in {wait_s:.0f} s"
+            how = _how(code) if code != 255 or not host else "since ssh lost its host"
+            self._say(f"rank {member}'s supervisor{where} ended {how}{next_start}")
+
+    def _start_again(self, member: int, now: float) -> None:
+        try:
+            self._running[member] = self._start(member, {RESPAWNED: "1"})
+        except OSError as error:
+            self._say(f"rank {member}'s supervisor cannot be started again: {error}")
+            self._plan.record_end(member, -signal.SIGKILL, now, lived_s=0.0)
+
+    def _end_all(self) -> None:
+        processes = [rank.process for rank in self._running.values()]
+        _signal_all(processes, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        while None in [process.poll() for process in processes]:
+            if time.monotonic() > deadline:
+                _signal_all(processes, signal.SIGKILL)
+            time.sleep(_POLL_S)
+
+    def _say(self, line: str) -> None:
+        print(f"{self._launcher}: {line}", file=sys.stderr, flush=True)
+
+
+def _first_failure(ranks: Sequence["subprocess.Popen[bytes]"], launcher: str) -> int:
+    """Returns the exit code of the lowest failed rank and names it on stderr; 0 if none failed."""
+    for number, rank in enumerate(ranks):
+        if rank.returncode:
+            how = _how(rank.returncode)
+            print(f"{launcher}: rank {number} ended {how}, so the other ranks were stopped", file=sys.stderr)
+            return rank.returncode if rank.returncode > 0 else 128 - rank.returncode
+    return 0
+
+
+def _how(returncode: int) -> str:
+    if returncode >= 0:
+        return f"with exit code {returncode}"
+    return f"by signal {signal.Signals(-returncode).name}"
+
+
+def _signal_all(ranks: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.send_signal(number)
