@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ class Story:
     obedient: bool = True
     """Every supervisor confirms at once that its rank has ended."""
     no_port: bool = False
+    moments: dict[str, float] = field(default_factory=dict)
 
     def begin(self) -> Coordinator:
         actions = Actions(
@@ -42,6 +44,7 @@ class Story:
             lambda: self.begun,
             self.lines.append,
             self.fresh_variables,
+            lambda: self.moments,
         )
         self.its = Coordinator(range(2), self.limits, ExitFiles(self.limits.run_folder, "now"), actions)
         for rank in (0, 1):
@@ -114,6 +117,7 @@ def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -
                 "from_step": 4,
                 "seconds": None,
                 "details": "a trace",
+                "parts": {},
             }
         ]
         assert not (tmp_path / "exit.json").exists()
@@ -296,8 +300,11 @@ def test_killed_rank_comes_before_what_failed_because_of_it() -> None:
 
 
 def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_path: Path) -> None:
+    def restart() -> Any:
+        return json.loads((tmp_path / "restarts.json").read_text())["restarts"][-1]
+
     def seconds() -> Any:
-        return json.loads((tmp_path / "restarts.json").read_text())["restarts"][-1]["seconds"]
+        return restart()["seconds"]
 
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))
@@ -305,7 +312,13 @@ def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_pat
         story.steps_done = 5.0
         await asyncio.sleep(0.4)
         assert seconds() is None, "step 5 was done before"
+        story.moments = {"connected": time.monotonic(), "stepped": time.monotonic()}
         story.steps_done = 6.0
         await story.until(seconds)
+        parts = restart()["parts"]
+        assert [*parts] == ["detect", "end", "agree", "connect", "first_step", "redone"]
+        assert parts["detect"] >= module.SETTLE_S - 0.01
+        assert parts["connect"] >= 0.39, "from the message that starts the ranks"
+        assert seconds() == round(sum(parts.values()), 1)
 
     play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)

@@ -54,6 +54,24 @@ def test_the_limit_of_init_does_not_change_a_later_phase(tmp_path: Path) -> None
     assert heartbeat.read(memory).limit_s == 9.0
 
 
+def test_supervisor_reads_the_moments_of_the_rank_s_start(tmp_path: Path) -> None:
+    memory = heartbeat.make(tmp_path)
+    rank = Heartbeat.open({RANK_DIR: str(tmp_path)})
+    before = time.monotonic()
+    assert heartbeat.moments(memory) == {}
+    rank.reach("running")
+    rank.begin_phase("first step", 3)
+    assert [*heartbeat.moments(memory)] == ["running", "restored"]
+    heartbeat.request_stop(memory)
+    rank.begin_phase("step", 4)
+    rank.begin_phase("data", 5)
+    moments = heartbeat.moments(memory)
+    assert [*moments] == ["running", "restored", "stepped"]
+    assert before <= moments["running"] <= moments["restored"] <= moments["stepped"] <= time.monotonic()
+    assert rank.stop_requested
+    assert heartbeat.read(memory).step == 5
+
+
 def test_request_to_stop_reaches_the_rank(tmp_path: Path) -> None:
     memory = heartbeat.make(tmp_path)
     rank = Heartbeat.open({RANK_DIR: str(tmp_path)})

@@ -14,6 +14,7 @@ from typing import Any
 from trainer.launch.liveness import inspect, rows
 from trainer.report.folder import Numbers, RunFacts, read_run
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, METRICS_FILE, rank_log
+from trainer.supervise.restart_parts import parts_text
 from trainer.text.wording import duration
 
 _RECENT = 5
@@ -105,6 +106,7 @@ def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
         step, seconds = restart.get("from_step"), restart.get("seconds")
         where = f"went on from step {step}" if step else "started again from the beginning"
         took = f"new step after {seconds:g} s" if isinstance(seconds, int | float) else "no new step yet"
+        took += f" ({parts})" if (parts := parts_text(restart.get("parts"))) else ""
         who = f"rank {restart.get('rank')} on {restart.get('node')}"
         yield "restart", f"{who}: {restart.get('cause')}; all ranks {where}, {took}"
 

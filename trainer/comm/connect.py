@@ -37,6 +37,7 @@ def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat
     heartbeat.begin_collective("connecting the ranks")
     comm = _backend(job, world, device, env, heartbeat)
     heartbeat.set_waiting(False)
+    heartbeat.reach("connected")
     if device.type == "cuda":
         shared_devices(
             comm.all_gather_object(

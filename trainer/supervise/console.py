@@ -34,6 +34,7 @@ def run_rank(stream: TextIO, work: Callable[[World, Heartbeat], None]) -> int:
     Any other end leaves the process here, with its reason recorded.
     """
     heartbeat = Heartbeat.open(os.environ)
+    heartbeat.reach("running")
     try:
         world = detect(os.environ, os.uname().nodename)
     except InputError as error:

@@ -19,6 +19,7 @@ from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.limits import Limits
 from trainer.supervise.nccl_debug import ras_status
 from trainer.supervise.rank_report import STACK_WAIT_S, RankReport
+from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restarts import Fault, GiveUp, GoOn, Restart, RestartPolicy
 
 Message = dict[str, Any]
@@ -59,6 +60,8 @@ class Actions:
 
     None: the supervisors cannot start their ranks again.
     """
+    moments: Callable[[], Mapping[str, float]] = dict
+    """Returns the moments of its start that rank 0 has reached in its present generation."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ class Coordinator:
         self._ranks, self.limits, self._exit_files, self._actions = ranks, limits, exit_files, actions
         self._policy = RestartPolicy(limits.max_restarts, limits.same_fault_limit, limits.backoff_s)
         self._restarts: list[Restart] = []
-        self._restarted_for: _Failure | None = None
+        self._clock: RestartClock | None = None
+        """Clock of the restart under way; None if there is none."""
         self._reached = 0.0
         """Last step that any generation has done."""
         self._round = _Round(1)
@@ -329,6 +333,8 @@ class Coordinator:
     async def _restart(self, failure: _Failure, fault: Fault, go_on: GoOn) -> None:
         """Ends all ranks, waits until every supervisor confirms it, and starts the next generation."""
         self._reached = max(self._reached, self._actions.steps_done())
+        clock = RestartClock(failure.at)
+        clock.end_part("detect", time.monotonic())
         its = self._begin_round()
         await self._until(lambda: len(its.ended) == len(self._ranks) or self._decided, REGROUP_S)
         left = [rank for rank in self._ranks if rank not in its.ended]
@@ -336,6 +342,7 @@ class Coordinator:
             ranks = ", ".join(map(str, left[:_STACKS]))
             await self._end_failed(failure, f"no restart, since rank {ranks} did not end in {REGROUP_S:g} s")
             return
+        clock.end_part("end", time.monotonic())
         from_step = await self._exit_files.newest_checkpoint() or 0
         if self._decided:  # a stop has come, or a supervisor is lost
             return
@@ -344,9 +351,12 @@ class Coordinator:
         self._restarts.append(
             Restart(its.generation, fault.cause, fault.rank, fault.node, fault.step, from_step, None, details)
         )
-        self._restarted_for = failure
+        self._clock = clock
         await self._write_restarts()
-        await self._until(lambda: self._decided, go_on.wait_s)
+        clock.end_part("agree", time.monotonic())
+        if go_on.wait_s:
+            await self._until(lambda: self._decided, go_on.wait_s)
+            clock.end_part("wait", time.monotonic())
         await self._start_generation(failure, its)
 
     async def _start_generation(self, failure: _Failure, its: _Round) -> None:
@@ -390,9 +400,13 @@ class Coordinator:
             await asyncio.sleep(_WATCH_S)
 
     def _record_new_step(self) -> None:
-        if self._restarts and self._restarts[-1].seconds is None and self._restarted_for is not None:
-            seconds = round(time.monotonic() - self._restarted_for.at, 1)
-            self._restarts[-1] = replace(self._restarts[-1], seconds=seconds)
+        if self._clock is not None:
+            self._clock.end_ranks_parts(self._actions.moments())
+            self._clock.end_part("redone", time.monotonic())
+            parts = self._clock.parts
+            seconds = round(sum(parts.values()), 1)
+            self._restarts[-1] = replace(self._restarts[-1], seconds=seconds, parts=parts)
+            self._clock = None
 
     def _decide(self, record: ExitRecord) -> None:
         if not self._decided:

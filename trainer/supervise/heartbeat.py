@@ -1,4 +1,4 @@
-"""A rank's current phase, step and last collective, in a small file that it shares with its supervisor.
+"""A rank's current phase, step, last collective and start, in a small file that its supervisor shares.
 
 The rank writes with `Heartbeat`, without a system call; the supervisor reads with `read` and sends a request
 with `request_stop`. Both are on one machine, so they share the clock of `time.monotonic`. No torch.
@@ -13,18 +13,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from trainer.config.phases import Phase
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
 
 HEARTBEAT_FILE = "heartbeat"
 
+Moment = Literal["running", "connected", "prepared", "restored", "stepped"]
+"""Moments of a rank's start: its modules are imported; it has joined the others; its model is built; its
+state is restored; its first step is done."""
+
 # The fields are: version; phase, its limit, its step, its begin; collectives begun, the last one's name, and
 # whether the rank waits in it.
 _BLOCK = struct.Struct("=Q12sdqdQ24s?")
 _LIMIT_AT = struct.calcsize("=Q12s")
 _STOP_AT = _BLOCK.size
-_SIZE = _STOP_AT + 1
+_MOMENTS_AT = (_STOP_AT + 8) // 8 * 8
+_SIZE = _MOMENTS_AT + 8 * len(get_args(Moment))
 _TRIES = 1000
 
 
@@ -94,9 +100,17 @@ class Heartbeat:
 
     def begin_phase(self, phase: Phase, step: int = 0) -> None:
         """Records that the rank is in this phase from now on; `step` counts from 1."""
+        if phase == "first step":
+            self.reach("restored")
+        elif self._phase == "first step":
+            self.reach("stepped")
         self._phase, self._step, self._began = phase, step, time.monotonic()
         self._limit_s = self.limits.get(phase, math.inf)
         self._write()
+
+    def reach(self, moment: Moment) -> None:
+        """Records that this moment of the rank's start is now."""
+        struct.pack_into("=d", self._memory, _moment_at(moment), time.monotonic())
 
     def begin_collective(self, name: str, *, waiting: bool = True) -> None:
         """Records that one more collective has begun; every rank counts the same ones.
@@ -166,6 +180,12 @@ def read(memory: mmap.mmap) -> RankState:
     return _unpack(memory)
 
 
+def moments(memory: mmap.mmap) -> dict[str, float]:
+    """Returns the moments that the rank has reached, on the clock of `time.monotonic`."""
+    times = {name: struct.unpack_from("=d", memory, _moment_at(name))[0] for name in get_args(Moment)}
+    return {name: at for name, at in times.items() if at}
+
+
 def peek(path: Path) -> RankState:
     """Reads the heartbeat file of another process of this machine.
 
@@ -194,6 +214,10 @@ def _unpack(memory: mmap.mmap) -> RankState:
     if not began:  # no supervisor made it
         return RankState("init", math.inf, 0, time.monotonic(), 0, "", False)
     return RankState(_text(phase), limit_s, step, began, collectives, _text(name), waiting)
+
+
+def _moment_at(moment: Moment) -> int:
+    return _MOMENTS_AT + 8 * get_args(Moment).index(moment)
 
 
 def _text(padded: bytes) -> str:

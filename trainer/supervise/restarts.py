@@ -5,8 +5,8 @@ All decisions are pure: no clock, no process, no file. No torch.
 
 import random
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainer.text.wording import many
@@ -51,6 +51,8 @@ class Restart:
     seconds: float | None = None
     """Seconds from the report of the fault to the end of the next new step; None if it never came."""
     details: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Those seconds by part, with the names of `restart_parts.PARTS`; empty while `seconds` is None."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the restart as restarts.json has it."""

@@ -186,6 +186,7 @@ class Supervisor:
             has_begun=lambda: self._rank_state().phase not in NOTHING_DONE,
             say=lambda line: print(shown(line), file=sys.stderr, flush=True),
             fresh_variables=variables if together else None,
+            moments=lambda: heartbeat.moments(self.generation.memory),
         )
 
     def _inspect(self) -> None:

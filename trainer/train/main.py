@@ -117,6 +117,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if job.model.compile:
         _say("compile", str(compile_blocks(clip.model)))
     step = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
+    comm.heartbeat.reach("prepared")
     start = restore(job, comm, run.checkpoints, step, samples)
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
