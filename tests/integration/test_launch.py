@@ -242,7 +242,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
-over_ssh = pytest.mark.parametrize("launcher", [pytest.param("auto", marks=pytest.mark.mpi), HOROVODRUN])
+over_ssh = every_launcher
 
 
 @needs_sshd

@@ -74,7 +74,8 @@ def test_rendezvous_address_on_this_machine_is_free() -> None:
     ("backend", "launcher", "several", "chosen"),
     [
         ("torch", "auto", False, "clipship"),
-        ("torch", "auto", True, "mpirun"),
+        ("torch", "auto", True, "clipship"),
+        ("torch", "mpirun", True, "mpirun"),
         ("horovod", "auto", False, "horovodrun"),
         ("horovod", "auto", True, "mpirun"),
         ("torch", "mpirun", False, "mpirun"),
@@ -90,15 +91,17 @@ def test_launcher_follows_from_backend_and_hosts(
     )
 
 
-@pytest.mark.parametrize(
-    ("backend", "several", "reason"),
-    [("horovod", False, "connect over MPI"), ("torch", True, "one host only")],
-)
-def test_starting_ranks_itself_is_refused_where_it_cannot_work(
-    backend: str, several: bool, reason: str
-) -> None:
-    with pytest.raises(InputError, match=reason):
-        launcher_for(tiny_job(comm={"backend": backend, "launcher": "clipship"}).comm, several_hosts=several)
+def test_horovod_cannot_be_started_without_a_way_to_connect() -> None:
+    comm = tiny_job(comm={"backend": "horovod", "launcher": "clipship"}).comm
+    for several in (False, True):
+        with pytest.raises(InputError, match="connect over MPI"):
+            launcher_for(comm, several_hosts=several)
+
+
+def test_standard_input_is_refused_where_it_reaches_no_rank() -> None:
+    job = tiny_job(data={"format": "webdataset", "train": ("-",), "stream_samples": 8})
+    with pytest.raises(InputError, match="clipship passes standard input to no rank of other hosts"):
+        start_ranks(["true"], job, nproc=None, hosts=parse_hosts("a:1,b:1"))
 
 
 def test_gloo_under_horovod_needs_the_server_of_horovodrun() -> None:

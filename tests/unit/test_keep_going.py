@@ -153,7 +153,9 @@ def test_without_keep_going_the_first_death_ends_the_others(capfd: pytest.Captur
 
 
 def test_a_signal_ends_all_even_where_the_others_would_go_on() -> None:
-    code = run_ranks(stub("exec sleep 1000", "exec sleep 1000"), 2, [signal.SIGTERM], "clipship", keep_going=True)
+    code = run_ranks(
+        stub("exec sleep 1000", "exec sleep 1000"), 2, [signal.SIGTERM], "clipship", keep_going=True
+    )
     assert code == 128 + signal.SIGTERM
 
 

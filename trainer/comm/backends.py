@@ -36,6 +36,8 @@ class BackendRow:
     """Launchers that can start its ranks."""
     launcher_here: Callable[[Comm], Launcher]
     """Choice of `comm.launcher = "auto"` on one host."""
+    launcher_on_hosts: Launcher
+    """Choice of `comm.launcher = "auto"` on several hosts."""
     bound_to: Callable[[Comm], tuple[str, Launcher] | None]
     """A setting that works with one launcher alone, as "key = value", and that launcher."""
     restarts_under: tuple[Launcher, ...]
@@ -120,6 +122,7 @@ _TORCH = BackendRow(
     how_ranks_connect="whose ranks connect at MASTER_ADDR",
     launchers=("clipship", "mpirun", "horovodrun"),
     launcher_here=lambda _comm: "clipship",
+    launcher_on_hosts="clipship",
     bound_to=lambda _comm: None,
     restarts_under=("clipship", "mpirun", "horovodrun"),  # a new store at a new MASTER_PORT is all they need
     why_no_restart="",
@@ -134,6 +137,7 @@ _HOROVOD = BackendRow(
     how_ranks_connect="whose ranks connect over MPI or Horovod's own Gloo server",
     launchers=("mpirun", "horovodrun"),
     launcher_here=lambda comm: "mpirun" if comm.horovod.cpu_operations == "mpi" else "horovodrun",
+    launcher_on_hosts="mpirun",
     bound_to=lambda comm: (
         ("comm.horovod.cpu_operations = gloo", "horovodrun")
         if comm.horovod.cpu_operations == "gloo"

@@ -4,6 +4,7 @@ By default the first that fails ends the others. In a run that survives the loss
 go on, and a dead one is started again. No torch.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from trainer.comm.keep_going import KeepGoing, left_by_itself
+from trainer.supervise.stop_request import send_stop_request
+from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import RESPAWNED
 
 GRACE_S = 5.0
@@ -57,25 +60,20 @@ def run_ranks(
     started = [start(rank, {}) for rank in range(ranks)]
     if keep_going:
         return _KeptRanks(start, started, received, launcher).wait()
-    return wait_for_ranks([rank.process for rank in started], received, launcher)
+    return _wait_for_first_failure(started, received, launcher)
 
 
-def wait_for_ranks(ranks: Sequence["subprocess.Popen[bytes]"], received: Sequence[int], launcher: str) -> int:
-    """Waits until all ranks have ended; the first failure, or a received signal, ends the others.
-
-    Returns the exit code; `launcher` begins the line that names the failed rank.
-    """
-    code, deadline = 0, float("inf")
-    while None in [rank.poll() for rank in ranks]:
-        if deadline == float("inf"):
-            code = _first_failure(ranks, launcher) or (128 + received[0] if received else 0)
-            if code:
-                deadline = time.monotonic() + GRACE_S
-                _signal_all(ranks, signal.SIGTERM)
-        elif time.monotonic() > deadline:
-            _signal_all(ranks, signal.SIGKILL)
+def _wait_for_first_failure(ranks: Sequence[StartedRank], received: Sequence[int], launcher: str) -> int:
+    """Waits until all ranks have ended; the first failure, or a received signal, ends the others."""
+    while None in [rank.process.poll() for rank in ranks]:
+        if code := _first_failure(ranks, launcher):
+            _end_all(ranks)
+            return code
+        if received:
+            _stop_all(ranks, received)
+            return 128 + received[0]
         time.sleep(_POLL_S)
-    return code or _first_failure(ranks, launcher)
+    return _first_failure(ranks, launcher)
 
 
 class _KeptRanks:
@@ -89,12 +87,15 @@ class _KeptRanks:
         self._plan = KeepGoing(len(started))
 
     def wait(self) -> int:
-        """Waits until all have ended, and starts dead ones again; returns the exit code."""
+        """Waits until all have ended, and starts dead ones again meanwhile; returns the exit code."""
         while not self._plan.is_over:
             now = time.monotonic()
             self._record_ends(now)
-            if self._received or self._plan.is_overdue(now):
-                self._end_all()
+            if self._received:
+                _stop_all(list(self._running.values()), self._received)
+                break
+            if self._plan.is_overdue(now):
+                _end_all(list(self._running.values()))
                 break
             for member in self._plan.due(now):
                 self._start_again(member, now)
@@ -123,26 +124,19 @@ class _KeptRanks:
             self._say(f"rank {member}'s supervisor cannot be started again: {error}")
             self._plan.record_end(member, -signal.SIGKILL, now, lived_s=0.0)
 
-    def _end_all(self) -> None:
-        processes = [rank.process for rank in self._running.values()]
-        _signal_all(processes, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
-        while None in [process.poll() for process in processes]:
-            if time.monotonic() > deadline:
-                _signal_all(processes, signal.SIGKILL)
-            time.sleep(_POLL_S)
-
     def _say(self, line: str) -> None:
         print(f"{self._launcher}: {line}", file=sys.stderr, flush=True)
 
 
-def _first_failure(ranks: Sequence["subprocess.Popen[bytes]"], launcher: str) -> int:
+def _first_failure(ranks: Sequence[StartedRank], launcher: str) -> int:
     """Returns the exit code of the lowest failed rank and names it on stderr; 0 if none failed."""
     for number, rank in enumerate(ranks):
-        if rank.returncode:
-            how = _how(rank.returncode)
-            print(f"{launcher}: rank {number} ended {how}, so the other ranks were stopped", file=sys.stderr)
-            return rank.returncode if rank.returncode > 0 else 128 - rank.returncode
+        if code := rank.process.returncode:
+            print(
+                f"{launcher}: rank {number} ended {_how(code)}, so the other ranks were stopped",
+                file=sys.stderr,
+            )
+            return code if code > 0 else 128 - code
     return 0
 
 
@@ -152,7 +146,31 @@ def _how(returncode: int) -> str:
     return f"by signal {signal.Signals(-returncode).name}"
 
 
-def _signal_all(ranks: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
+def _stop_all(ranks: Sequence[StartedRank], received: Sequence[int]) -> None:
+    """Asks all ranks to stop, and ends those of this machine that still run after GRACE_S.
+
+    A signal to ssh does not reach the other host. So rank 0's supervisor is asked, which tells all; then no
+    ssh is ended before its rank, unless a second signal comes.
+    """
+    elsewhere = any(rank.host and rank.process.poll() is None for rank in ranks)
+    rendezvous = Rendezvous.from_env(os.environ)
+    if elsewhere and rendezvous and send_stop_request(rendezvous, received[0]):
+        while len(received) == 1 and None in [rank.process.poll() for rank in ranks]:
+            time.sleep(_POLL_S)
+    _end_all(ranks)
+
+
+def _end_all(ranks: Sequence[StartedRank]) -> None:
+    """Ends what still runs: with SIGTERM, and after GRACE_S with SIGKILL."""
+    _signal_all(ranks, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while None in [rank.process.poll() for rank in ranks]:
+        if time.monotonic() > deadline:
+            _signal_all(ranks, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _signal_all(ranks: Sequence[StartedRank], number: int) -> None:
     for rank in ranks:
-        if rank.poll() is None:
-            rank.send_signal(number)
+        if rank.process.poll() is None:
+            rank.process.send_signal(number)

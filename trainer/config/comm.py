@@ -72,10 +72,10 @@ class Comm(Section):
     backend: Backend = "torch"
     """Library that averages gradients over the ranks: torch DistributedDataParallel or Horovod."""
     launcher: Literal["auto", "clipship", "mpirun", "horovodrun"] = "auto"
-    """Program that starts the ranks in `clipship run`. auto takes, on one host, clipship itself for torch and
-    horovodrun for Horovod, and on several hosts mpirun. On one host nothing then listens beyond loopback;
-    under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts need no key: see
-    `clipship train --help`."""
+    """Program that starts the ranks in `clipship run`, over ssh on other hosts. auto takes clipship itself
+    for torch, and for Horovod horovodrun on one host and mpirun on several. On one host nothing then listens
+    beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts need no key:
+    see `clipship train --help`."""
     deterministic: bool = False
     """Add up gradients in fixed groups and order, and use torch's deterministic kernels: the same run gives
     the same bits. Slower."""

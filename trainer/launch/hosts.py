@@ -17,6 +17,8 @@ from trainer.sysinfo.addresses import PORTS, address_family, address_towards, fr
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 """Options of ssh that prevent a hang at the start: nobody sees the password prompt of a launcher's ssh,
 and a dead host does not answer."""
+KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+"""Options by which ssh ends a minute after its host is gone."""
 
 _HOST = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<slots>[0-9]{1,5}))?"

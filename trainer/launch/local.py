@@ -22,7 +22,7 @@ from trainer.config import STANDARD_INPUT, Comm, Job
 from trainer.config.overrides import as_variable
 from trainer.errors import InputError
 from trainer.launch.commands import answer_of
-from trainer.launch.hosts import SSH_OPTIONS, Host, address_as_seen_by, rendezvous_address
+from trainer.launch.hosts import KEEP_ALIVE, SSH_OPTIONS, Host, address_as_seen_by, rendezvous_address
 from trainer.launch.interrupt import line_for_signal
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
@@ -44,6 +44,8 @@ class Start:
     command: tuple[str, ...]
     variables: Mapping[str, str]
     hosts: tuple[Host, ...]
+    here: bool
+    """True if this machine is the only host."""
     folder: Path
 
     @property
@@ -83,10 +85,11 @@ def start_ranks(
     raise_open_files_limit()
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
-    if stdin is None and launcher != "clipship":
+    if stdin is None and (launcher != "clipship" or hosts is not None):
         raise InputError(
-            f"data.train = {STANDARD_INPUT}: {launcher} passes standard input to no rank; "
-            "use comm.launcher = clipship, which passes it to one rank"
+            f"data.train = {STANDARD_INPUT}: {launcher} passes standard input to no rank"
+            f"{' of other hosts' if launcher == 'clipship' else ''}; "
+            "use comm.launcher = clipship on one host, which passes it to one rank"
         )
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
@@ -96,7 +99,7 @@ def start_ranks(
             | rendezvous.variables()
             | as_variable(overrides)
         )
-        start = Start(tuple(command), variables, all_hosts, Path(exits))
+        start = Start(tuple(command), variables, all_hosts, hosts is None, Path(exits))
         arguments = _COMMANDS[launcher](start)
         environment = {
             **_MPI_DEFAULTS,
@@ -134,7 +137,10 @@ def start_ranks(
             stdin,
             signal_line,
         )
-        return _report_end(code, first_cause(start.folder) or recorded_end())
+        end = first_cause(start.folder) or recorded_end()
+        if end is None and hosts is not None:
+            request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
+        return _report_end(code, end)
 
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
@@ -145,7 +151,7 @@ def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
     row = BACKENDS[comm.backend]
     launcher = comm.launcher
     if launcher == "auto":
-        launcher = "mpirun" if several_hosts else row.launcher_here(comm)
+        launcher = row.launcher_on_hosts if several_hosts else row.launcher_here(comm)
     bound = row.bound_to(comm)
     if bound and launcher == "mpirun":
         key, needed = bound
@@ -157,10 +163,6 @@ def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
         raise InputError(
             f"comm.launcher = {launcher} cannot start comm.backend = {row.name}, {row.how_ranks_connect}: "
             f"use auto, {' or '.join(row.launchers)}"
-        )
-    if launcher == "clipship" and several_hosts:
-        raise InputError(
-            "comm.launcher = clipship starts ranks on one host only: use auto or mpirun with --hosts"
         )
     return launcher
 
@@ -240,15 +242,8 @@ every interface."""
 
 
 def _clipship(start: Start) -> list[str]:
-    return [
-        sys.executable,
-        "-P",
-        "-m",
-        "trainer.comm.localrun",
-        f"--ranks={start.ranks}",
-        "--",
-        *start.command,
-    ]
+    where = [f"--ranks={start.ranks}"] if start.here else [*_host_options(start.hosts), _ssh_option()]
+    return [sys.executable, "-P", "-m", "trainer.comm.localrun", *where, "--", *start.command]
 
 
 def _mpirun(start: Start) -> list[str]:
@@ -296,10 +291,17 @@ def _horovodrun(start: Start) -> list[str]:
             f"horovodrun cannot read IPv6 addresses ({', '.join(ipv6)}): give host names, or use "
             "comm.launcher = mpirun"
         )
-    hosts = [f"--host={host.name}:{host.slots}" for host in start.hosts]
-    ssh = shlex.join(["ssh", *SSH_OPTIONS])
-    where = [f"--address={address_as_seen_by(start.hosts)}", *hosts, f"--ssh={ssh}"]
+    address = f"--address={address_as_seen_by(start.hosts)}"
+    where = [address, *_host_options(start.hosts), _ssh_option()]
     return [sys.executable, "-P", "-m", "trainer.comm.horovodrun", *where, "--", *start.command]
+
+
+def _host_options(hosts: Sequence[Host]) -> list[str]:
+    return [f"--host={host.name}:{host.slots}" for host in hosts]
+
+
+def _ssh_option() -> str:
+    return f"--ssh={shlex.join(['ssh', *SSH_OPTIONS, *KEEP_ALIVE])}"
 
 
 _COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {

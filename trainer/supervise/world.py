@@ -20,8 +20,6 @@ A rank that finds another size stops, so that N ranks never become N worlds of o
 """
 STARTED_HERE = "CLIPSHIP_STARTED_HERE"
 """Variable that `clipship run` sets if it starts the ranks itself."""
-RESPAWNED = "CLIPSHIP_RESPAWNED"
-"""Variable of a supervisor that its launcher started in place of a dead one: it joins without a rank."""
 GENERATION = "CLIPSHIP_GENERATION"
 """Variable with the generation of a rank: how many times the ranks of this start have been started."""
 FORGET_URL = "CLIPSHIP_FORGET_URL"
