@@ -65,12 +65,12 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
     end = start(tmp_path / "faulty", "kill:1:step:3:1,kill:0:step:5:2")
     assert (whole.code, end.code) == (0, 0), end.errors
     line = (
-        f"clipship: rank {{victim}} on {NODE}: killed by SIGKILL in step, step {{fault}}; "
+        f"clipship: rank {{victim}} on {NODE}{{generation}}: killed by SIGKILL in step, step {{fault}}; "
         "restart 1 of 3: all ranks go on from step {saved}"
     )
     assert [said for said in end.errors.splitlines() if "restart" in said] == [
-        line.format(victim=1, fault=3, saved=2),
-        line.format(victim=0, fault=5, saved=4),
+        line.format(victim=1, fault=3, saved=2, generation=""),
+        line.format(victim=0, fault=5, saved=4, generation=", generation 2"),
     ], "the count began anew with the checkpoint of step 4"
     assert same(whole, end)
     for file in ("result.json", "exit.json", "restarts.json"):
@@ -83,6 +83,15 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
     for rank in (0, 1):
         log = (end.folder / "logs" / f"rank-{rank:05d}.log").read_text()
         assert [int(part.split()[0]) for part in log.split(", generation ")[1:]] == [1, 2, 3]
+        lines = [line.partition(" INFO ")[2] for line in log.splitlines() if " INFO " in line]
+        marks = [int(line[12:].partition("]")[0]) for line in lines if line.startswith("[generation ")]
+        assert marks == sorted(marks), "each line after a restart says its generation"
+        assert set(marks) == {2, 3}
+        assert lines[-1].startswith("[generation 3] ")
+    for file in ("metrics.jsonl", "ranks.jsonl"):
+        written = [json.loads(line) for line in (end.folder / file).read_text().splitlines()]
+        generations = {line["step"]: line["generation"] for line in written}
+        assert generations == {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3}
     capsys.readouterr()
     assert main(["status", str(end.folder)]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("restart ")]
@@ -100,7 +109,10 @@ def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> No
     assert [line.partition("; restart ")[2] for line in end.errors.splitlines() if "; restart " in line] == [
         "1 of 3: all ranks go on from step 2"
     ]
-    assert f"rank 1 on {NODE} ended the run with exit code 1: ValueError: a fault of the test; " in end.errors
+    assert (
+        f"rank 1 on {NODE}, generation 2, ended the run with exit code 1: ValueError: a fault of the test; "
+        in end.errors
+    )
     assert "the same fault at the same step 2 times in a row looks like a bug" in end.errors
     record = json.loads((end.folder / "exit.json").read_text())
     assert (record["exit_code"], len(record["restarts"]), record["restarts"][0]["seconds"]) == (1, 1, None)

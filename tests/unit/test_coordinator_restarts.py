@@ -147,6 +147,24 @@ def test_messages_about_ranks_of_an_earlier_generation_are_dropped() -> None:
     play(Story(), work)
 
 
+def test_lines_about_a_fault_after_a_restart_name_its_generation(tmp_path: Path) -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        its.receive(failed(0, 2))
+        await story.restarted(3)
+        assert story.lines[0].startswith("clipship: rank 1 on n1: killed; restart 1 of 2: ")
+        assert story.lines[1].startswith("clipship: rank 0 on n0, generation 2: killed; restart 2 of 2")
+        its.receive(failed(1, 3))
+        end = await story.ended()
+        assert end.headline().startswith(
+            "clipship: rank 1 on n1, generation 3, ended the run with exit code 1: killed; "
+        )
+        assert json.loads((tmp_path / "exit.json").read_text())["generation"] == 3
+
+    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+
+
 def test_late_rank_is_restarted_and_leaves_its_diagnosis_with_the_restart(tmp_path: Path) -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive({"kind": "late", "what": "step lasts too long", "generation": 1})

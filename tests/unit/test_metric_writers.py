@@ -54,7 +54,8 @@ def test_tensorboard_gets_records_and_evaluations_under_the_names_of_metrics_jso
 def test_tensorboard_forgets_the_steps_that_come_again(tmp_path: Path) -> None:
     log_events(tiny_job(), tmp_path, [{"step": step, "loss": 1.0} for step in range(1, 6)])
     log_events(tiny_job(), tmp_path, [{"step": step, "loss": 2.0} for step in range(4, 8)], steps_done=3)
-    assert scalars(tmp_path) == {"loss": [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]}
+    assert scalars(tmp_path)["loss"] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
+    assert scalars(tmp_path).keys() == {"loss", "generation"}
 
 
 def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) ->
         tmp_path,
         [{"step": 1, "loss": float("nan"), "checkpoint": "step-1", "kept": True, "write_s": 2}],
     )
-    assert scalars(tmp_path) == {"write_s": [(1, 2.0)]}
+    assert scalars(tmp_path) == {"write_s": [(1, 2.0)], "generation": [(1, 1.0)]}
 
 
 def test_events_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
@@ -97,7 +98,9 @@ def test_wandb_offline_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
     events = [{"step": 1, "loss": 2.5}, {"step": 1, "zero_shot_top1": 0.5}, {"step": 2, "loss": 2.0}]
     log_events(tiny_job(logging=OFFLINE), tmp_path, events)
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert [{name: row[name] for name in row if not name.startswith("_")} for row in history(run)] == events
+    assert [{name: row[name] for name in row if not name.startswith("_")} for row in history(run)] == [
+        {**event, "generation": 1} for event in events
+    ]
 
 
 @has_wandb

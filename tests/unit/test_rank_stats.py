@@ -55,5 +55,5 @@ def test_each_record_is_a_row_and_a_resumed_run_has_each_step_once(alone: Comm, 
     assert whole == {**shares, "step_s": 0.5, "comm_bytes": 2, "slowest_rank": 0, "slowest_share": 1.0}
     RankStats(alone, tmp_path, steps_done=10).gather(20, Lap(10, 1.0, 3.0, 1.0, 0.0))
     lines = [json.loads(line) for line in (tmp_path / RANK_STATS_FILE).read_text().splitlines()]
-    assert [line["step"] for line in lines] == [10, 20]
+    assert [(line["step"], line["generation"]) for line in lines] == [(10, 1), (20, 1)]
     assert lines[0]["compute_s"] == [0.3]

@@ -265,6 +265,16 @@ def test_board_takes_no_image_but_png(image: Any) -> None:
     assert read_rows([{"image": image, "texts": ["a"], "scores": [1], "own": [False]}]) == []
 
 
+def test_generation_of_a_line_is_no_metric_of_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 2.0, "generation": 2}\n{"step": 1, "zero_shot_top1": 0.5, "generation": 2}\n'
+        '{"step": 1, "generation": 2}\n'
+    )
+    found = read_metrics(tmp_path / "metrics.jsonl", [])
+    assert found.evaluations == [{"step": 1, "zero_shot_top1": 0.5}]
+    assert found.records[0]["generation"] == 2
+
+
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.log"
     path.write_text("".join(f"line {number}\n" for number in range(100_000)))

@@ -40,8 +40,17 @@ def test_a_resumed_run_forgets_the_steps_that_come_again_and_half_a_line(tmp_pat
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"step": 1, "loss": 3},
         {"step": 2, "loss": 2},
-        {"step": 3, "loss": 1.5},
+        {"step": 3, "loss": 1.5, "generation": 1},
     ]
+
+
+def test_each_line_says_the_generation_of_its_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for generation in (1, 2):
+        with Telemetry(path, 10, generation - 1, generation=generation) as telemetry:
+            telemetry.event({"step": generation, "loss": 1.0})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["generation"]) for line in lines] == [(1, 1), (2, 2)]
 
 
 def test_ranks_without_a_path_stay_silent(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,8 @@ T = TypeVar("T")
 Numbers = Mapping[str, float]
 
 _RECORD = {field.name for field in fields(Record)}
+_ABOUT_LINES = {"generation"}
+"""Fields that every line of metrics.jsonl has beside its step; they are no results of an evaluation."""
 _EVALUATED = ("zero_shot_", "retrieval_")
 """Prefixes of the names of evaluation metrics; result.json has other numbers beside them."""
 _LARGEST = 1e300
@@ -135,7 +137,12 @@ def read_metrics(path: Path, remarks: list[str]) -> Metrics:
     checkpoints = [event for event in events if "checkpoint" in event]
     rest = [_numbers(event) for event in events if "checkpoint" not in event and "slow_rank" not in event]
     records = [numbers for numbers in rest if "loss" in numbers]
-    evaluations = [numbers for numbers in rest if "loss" not in numbers and numbers.keys() - _RECORD]
+    others = [
+        {name: value for name, value in numbers.items() if name not in _ABOUT_LINES}
+        for numbers in rest
+        if "loss" not in numbers
+    ]
+    evaluations = [numbers for numbers in others if numbers.keys() - _RECORD]
     return Metrics(
         _in_order(records), _in_order(evaluations), sorted(checkpoints, key=lambda event: event["step"])
     )

@@ -38,6 +38,8 @@ class ExitRecord:
     """Start of the run that ended so, as `Rendezvous.start` names it; set in exit.json only."""
     restarts: Sequence[Mapping[str, Any]] = ()
     """Restarts of the ranks before this end, as `Restart.to_json` gives them; set in exit.json only."""
+    generation: int = 0
+    """Generation of the ranks that ended so; 0 where only the coordinator knows it, which fills it in."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "restarts", tuple(self.restarts))  # JSON has lists
@@ -47,13 +49,18 @@ class ExitRecord:
         if self.exit_code == EXIT_PREEMPTED:  # it ends every rank, and no rank is at fault
             return f"clipship: {self.reason} (exit code {self.exit_code})"
         return (
-            f"clipship: rank {self.rank} on {self.node} ended the run with exit code {self.exit_code}: "
-            f"{self.reason}"
+            f"clipship: {rank_name(self.rank, self.node, self.generation)} ended the run with exit code "
+            f"{self.exit_code}: {self.reason}"
         )
 
     def text(self) -> str:
         """Returns the headline followed by the details."""
         return "\n".join([self.headline(), *self.details.splitlines()])
+
+
+def rank_name(rank: int, node: str, generation: int = 1) -> str:
+    """Returns how messages name a rank: `rank 3 on b`, or `rank 3 on b, generation 2,` after a restart."""
+    return f"rank {rank} on {node}" + (f", generation {generation}," if generation > 1 else "")
 
 
 def supervisor_lost(how: str) -> str:

@@ -64,11 +64,20 @@ def set_up_logging(world: World, stream: TextIO) -> None:
     handler = logging.StreamHandler(stream if world.rank == 0 else sys.stderr)
     handler.setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
     handler.addFilter(lambda record: record.name == "clipship" or record.levelno >= logging.WARNING)
-    handler.setFormatter(ShownFormatter("%(message)s"))
+    handler.setFormatter(rank_formatter(world))
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # otherwise a full disk would print a traceback for every line
+
+
+def rank_formatter(world: World, before: str = "") -> logging.Formatter:
+    """Returns the formatter of a rank's log; `before` stands before each message, in logging's %-style.
+
+    From generation 2 on every record begins with the generation, so that lines of two are never mixed up.
+    """
+    generation = f"[generation {world.generation}] " if world.generation > 1 else ""
+    return ShownFormatter(f"{before}{generation}%(message)s")
 
 
 def exit_now(exit_code: int) -> NoReturn:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
-from trainer.run.exit_record import ExitRecord, supervisor_lost
+from trainer.run.exit_record import ExitRecord, rank_name, supervisor_lost
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.limits import Limits
@@ -169,7 +169,8 @@ class Coordinator:
         With `waiting`, the rank failed inside a collective, so probably because another rank had ended. With
         `killed`, it got SIGKILL, which never follows from another rank's failure.
         """
-        failure = _Failure(ExitRecord(**message["record"]), message.get("step", 0))
+        record = replace(ExitRecord(**message["record"]), generation=self._round.generation)
+        failure = _Failure(record, message.get("step", 0))
         self._record_cause(-1.0 if message.get("killed") else 2.0 if message["waiting"] else 0.0, failure)
 
     def _on_lost(self, message: Message) -> None:
@@ -269,7 +270,9 @@ class Coordinator:
         step = next((report.step for report in diagnosis.reports if report.rank == rank), 0)
         details = text(diagnosis, self._round.stacks, "")
         reason = f"timed out: {diagnosis.what}"
-        record = ExitRecord(rank, node, EXIT_TIMED_OUT, reason, time.time(), details)
+        record = ExitRecord(
+            rank, node, EXIT_TIMED_OUT, reason, time.time(), details, generation=self._round.generation
+        )
         return _Failure(record, step, diagnosis, ras, others_there=not diagnosis.missing, at=at)
 
     def _on_report(self, message: Message) -> None:
@@ -346,7 +349,7 @@ class Coordinator:
         from_step = await self._exit_files.newest_checkpoint() or 0
         if self._decided:  # a stop has come, or a supervisor is lost
             return
-        self._actions.say(self._line(fault, go_on, from_step))
+        self._actions.say(self._line(failure.record, fault, go_on, from_step))
         details = failure.record.details[:_DETAILS]
         self._restarts.append(
             Restart(its.generation, fault.cause, fault.rank, fault.node, fault.step, from_step, None, details)
@@ -379,11 +382,11 @@ class Coordinator:
         self._actions.broadcast({"kind": "regroup", "generation": self._round.generation})
         return self._round
 
-    def _line(self, fault: Fault, go_on: GoOn, from_step: int) -> str:
+    def _line(self, record: ExitRecord, fault: Fault, go_on: GoOn, from_step: int) -> str:
         where = f"go on from step {from_step}" if from_step else "start again from the beginning"
         wait = f" in {go_on.wait_s:.0f} s" if go_on.wait_s >= 1 else ""
         return (
-            f"clipship: rank {fault.rank} on {fault.node}: {fault.cause}; "
+            f"clipship: {rank_name(fault.rank, fault.node, record.generation).rstrip(',')}: {fault.cause}; "
             f"restart {go_on.number} of {self.limits.max_restarts}{wait}: all ranks {where}"
         )
 
@@ -412,7 +415,8 @@ class Coordinator:
         if not self._decided:
             self._decided = True
             restarts = tuple(restart.summary() for restart in self._restarts)
-            self._spawn(self._end(replace(record, restarts=restarts)))
+            generation = record.generation or self._round.generation
+            self._spawn(self._end(replace(record, restarts=restarts, generation=generation)))
 
     async def _end(self, record: ExitRecord) -> None:
         if self._restarts:

@@ -369,7 +369,9 @@ class Supervisor:
         rank, node = (missing.rank, missing.node) if missing else (self._world.rank, self._world.node)
         own = report(self._world.rank, self._world.node, self.generation.rank.pid, self._rank_state())
         diagnosis = Diagnosis(reason, [own], [missing] if missing else [])
-        record = ExitRecord(rank, node, code, reason, time.time(), text(diagnosis, {}, ""))
+        record = ExitRecord(
+            rank, node, code, reason, time.time(), text(diagnosis, {}, ""), generation=self.generation.number
+        )
         self._print(record)
         # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.
         await self._exit_files.write(EXIT_FILE, asdict(record))

@@ -67,9 +67,16 @@ class Telemetry:
     """
 
     def __init__(
-        self, path: Path | None, steps: int, steps_done: int = 0, writers: Sequence[MetricWriter] = ()
+        self,
+        path: Path | None,
+        steps: int,
+        steps_done: int = 0,
+        writers: Sequence[MetricWriter] = (),
+        generation: int = 1,
     ) -> None:
+        """`generation` is that of the ranks, which every line says."""
         self._steps, self._steps_done, self._writers = steps, steps_done, writers
+        self._generation = generation
         self._warned = False
         if path is not None:
             drop_after(path, steps_done)
@@ -100,8 +107,9 @@ class Telemetry:
     def event(self, values: Mapping[str, object]) -> None:
         """Writes one line of metrics.jsonl, flushed, and passes it to the metric writers.
 
-        It is a record, an evaluation or a checkpoint's cost; each has its `step`.
+        It is a record, an evaluation or a checkpoint's cost; each has its `step`, and gets its `generation`.
         """
+        values = {**values, "generation": self._generation}
         with self._tolerating_full_disk():
             if self._file is not None:
                 self._file.write(json_text(values) + "\n")

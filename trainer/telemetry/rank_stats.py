@@ -105,7 +105,8 @@ class RankStats:
             return
         columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(_COLUMNS)}
         with suppress(OSError), open(self._path, "a", opener=open_plain) as file:  # a full disk ends no run
-            file.write(json.dumps({"step": step, **columns}) + "\n")
+            line = {"step": step, "generation": self._comm.world.generation, **columns}
+            file.write(json.dumps(line) + "\n")
 
 
 def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -46,7 +46,8 @@ def open_monitors(setup: TrainSetup) -> Iterator[Monitors]:
 
 def _open_telemetry(setup: TrainSetup) -> Telemetry:
     steps, steps_done = setup.schedule.steps, setup.start.steps_done
-    if setup.comm.world.rank:
+    world = setup.comm.world
+    if world.rank:
         return Telemetry(None, steps, steps_done)
     writers = open_writers(setup.job, setup.run.folder, steps_done)
-    return Telemetry(setup.run.metrics, steps, steps_done, writers)
+    return Telemetry(setup.run.metrics, steps, steps_done, writers, world.generation)

@@ -20,11 +20,11 @@ from trainer.run.folder import check_run_folder
 from trainer.run.layout import Run, rank_log
 from trainer.run.lock import hold
 from trainer.safe_io.atomic import write_json, write_whole
+from trainer.supervise.console import rank_formatter
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import World
 from trainer.sysinfo.libraries import image_stack, nccl_facts
 from trainer.sysinfo.versions import versions
-from trainer.text.terminal import ShownFormatter
 
 if TYPE_CHECKING:  # protocol imports torch, which readers of run folders do not need
     from trainer.comm.protocol import Comm
@@ -85,7 +85,7 @@ def _say_of_folder(text: str) -> None:
 def _log_to(path: Path, world: World) -> None:
     """Appends this rank's log to its file; a line marks the start."""
     handler = logging.FileHandler(path, errors="backslashreplace")  # sample keys may be any bytes
-    handler.setFormatter(ShownFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(rank_formatter(world, "%(asctime)s %(levelname)s "))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
