@@ -162,7 +162,7 @@ def test_check_takes_the_world_from_resources(job: str, capsys: Capture) -> None
     assert cli.main(["check", job, "--set", "resources.nodes=2", "--set", "resources.gpus_per_node=4"]) == 0
     shown = capsys.readouterr().out
     assert "world       8 ranks: 2 nodes of 4 GPUs ([resources])\n" in shown
-    assert "backend     torch, ranks started by mpirun (auto)\n" in shown
+    assert "backend     torch, ranks started by clipship (auto)\n" in shown
 
 
 CLUSTER = """

@@ -11,7 +11,7 @@ from tests.support.jobs import tiny_job
 from trainer.errors import InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
-from trainer.launch.local import launcher_for, start_ranks
+from trainer.launch.local import launcher_for, ranks_without_spares, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 
 
@@ -177,3 +177,60 @@ def test_a_rank_without_a_waiting_folder_leaves_no_record(
     for env in ({}, {"CLIPSHIP_EXIT_DIR": ""}, {"CLIPSHIP_EXIT_DIR": str(tmp_path / "elsewhere")}):
         record_exit(ExitRecord(0, "n1", 1, "why", 1.0), env)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_last_hosts_are_spares() -> None:
+    job = tiny_job(recovery={"max_restarts": 3, "spare_nodes": 1})
+    assert ranks_without_spares(job, parse_hosts("a:4,b:4,c:4")) == 8
+    assert ranks_without_spares(tiny_job(), parse_hosts("a:4,b:2")) == 6
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (
+            "a:4",
+            "--hosts names 1 host, and recovery.spare_nodes = 1 of them would be spares: name at least 2",
+        ),
+        ("a:4,b:2", "needs the same number of ranks on every host"),
+    ],
+)
+def test_hosts_without_room_for_spares_are_refused(hosts: str, message: str) -> None:
+    job = tiny_job(recovery={"max_restarts": 3, "spare_nodes": 1})
+    with pytest.raises(InputError, match=message):
+        ranks_without_spares(job, parse_hosts(hosts))
+
+
+TOLD = ("CLIPSHIP_KEEPS_GOING", "CLIPSHIP_RESPAWNS", "CLIPSHIP_SPARE_NODES", "CLIPSHIP_WORLD_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "max_restarts", "hosts", "told"),
+    [
+        ("clipship", 3, "127.0.0.1:2,127.0.0.2:2", ["1", "1", "1", "4"]),
+        ("clipship", 3, None, ["1", "1", "0", "4"]),  # no spare on one machine
+        ("clipship", 0, None, [None, None, None, "4"]),
+    ],
+)
+def test_supervisors_are_told_what_their_launcher_does_without_one_of_them(
+    launcher: str,
+    max_restarts: int,
+    hosts: str | None,
+    told: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    seen: list[tuple[list[str], dict[str, str]]] = []
+
+    def supervise(command: list[str], env: dict[str, str], *_: object, **__: object) -> int:
+        seen.append((command, env))
+        return 0
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    recovery = {"max_restarts": max_restarts, "spare_nodes": 1 if max_restarts else 0}
+    job = tiny_job(comm={"launcher": launcher}, recovery=recovery)
+    where = {"nproc": None if hosts else 4, "hosts": parse_hosts(hosts) if hosts else None}
+    assert start_ranks(["true"], job, folder=tmp_path, **where) == 0  # type: ignore[arg-type]
+    command, env = seen[0]
+    assert [env.get(name) for name in TOLD] == told
+    assert ("--keep-going" in command) is bool(max_restarts)

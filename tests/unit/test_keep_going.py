@@ -69,15 +69,29 @@ def test_the_exit_code_is_that_of_the_survivors() -> None:
 
 
 def test_nobody_is_started_again_while_the_run_ends() -> None:
-    plan = KeepGoing(4)
+    plan = KeepGoing(5)
     end(plan, 3, KILLED)
     end(plan, 0, 75)
     end(plan, 1, 75)
+    assert not plan.is_ending
+    end(plan, 4, 75)
     assert plan.is_ending
     assert plan.due(1000.0) == []
     assert end(plan, 2, KILLED, 1000.0) is None
     assert plan.is_over
     assert plan.exit_code == 75
+
+
+def test_one_that_comes_back_in_vain_does_not_end_the_run_of_the_other() -> None:
+    plan = KeepGoing(2)
+    now = 0.0
+    for _ in range(5):
+        wait = end(plan, 1, KILLED if not now else 1, now)
+        assert wait is not None
+        now += wait
+        assert plan.due(now) == [1]
+        assert not plan.is_ending
+    assert not plan.is_overdue(now + 10 * LEAVE_S)
 
 
 def test_a_supervisor_that_leaves_while_the_others_go_on_was_cut_off_and_comes_back() -> None:
@@ -100,7 +114,7 @@ def test_of_two_that_left_with_different_codes_the_latest_counts() -> None:
 def test_those_that_stay_long_after_the_end_are_overdue() -> None:
     plan = KeepGoing(3)
     end(plan, 0, 0, 10.0)
-    assert not plan.is_overdue(10.0 + 2 * LEAVE_S)
+    assert not plan.is_overdue(10.0 + 2 * LEAVE_S)  # one of three
     end(plan, 1, 0, 20.0)
     assert not plan.is_overdue(20.0 + LEAVE_S)
     assert plan.is_overdue(20.1 + LEAVE_S)

@@ -32,6 +32,7 @@ from trainer.text.terminal import say, shown
 
 if TYPE_CHECKING:
     from trainer.config import Job
+    from trainer.launch.hosts import Host
 
 EXIT_INTERRUPTED = 130
 _ELSEWHERE = (
@@ -212,9 +213,8 @@ def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: st
     from trainer.launch import local
 
     named_hosts = given_hosts(nproc, hosts)
-    ranks = nproc if named_hosts is None else sum(host.slots for host in named_hosts)
     try:
-        job, _, samples = _checked(job_path, overrides, ranks, fresh=fresh)
+        job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
     except KeyboardInterrupt:
         click.echo("\nclipship: Ctrl-C: nothing was started", err=True)
         raise
@@ -292,19 +292,25 @@ def _checked(
     overrides: Sequence[str],
     ranks: int | None,
     *,
+    hosts: "Sequence[Host] | None" = None,
     image: bool = False,
     files: bool = True,
     fresh: bool = False,
 ) -> tuple["Job", int, int | None]:
     """Returns the job, its world size and the number of samples, None if not known.
 
-    `image` checks its image, batch script and MPIJob too; `files` opens the files that it names; `fresh`
-    means that its run folder will be a new one. Raises InputError that lists every problem.
+    `hosts` are those of --hosts, in place of `ranks`; `image` checks its image, batch script and MPIJob too;
+    `files` opens the files that it names; `fresh` means that its run folder will be a new one. Raises
+    InputError that lists every problem.
     """
     from trainer.cli.check import check_job, check_without_files, problems_of
     from trainer.config.loader import load_job
 
     job = load_job(job_path, overrides)
+    if hosts is not None:
+        from trainer.launch.local import ranks_without_spares
+
+        ranks = ranks_without_spares(job, hosts)
     world_size = job.resources.world_size if ranks is None else ranks
     problems: list[str] = []
     samples = None

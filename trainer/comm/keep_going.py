@@ -19,7 +19,7 @@ CUT_OFF_WAIT_S = 30.0
 Its node was cut off from the others. At the end of a run all leave, within less time than this.
 """
 LEAVE_S = 30.0
-"""Seconds for the last supervisors to leave, from the time at which half of them have left."""
+"""Seconds for the last supervisors to leave, from the time at which more than half of them have left."""
 _SSH_FAILED = 255
 _BY_A_SIGNAL = 128
 
@@ -46,6 +46,7 @@ class KeepGoing:
         self._deaths: Counter[int] = Counter()
         self._left: dict[int, int] = {}
         """Exit codes of members that left by themselves, the last one last."""
+        self._came_back: set[int] = set()
         self._first_death = 0
         self._ending_since: float | None = None
 
@@ -76,13 +77,18 @@ class KeepGoing:
         for member in members:
             del self._again_at[member]
             self._left.pop(member, None)
+        self._came_back |= set(members)
         self._running |= set(members)
         return members
 
     @property
     def is_ending(self) -> bool:
-        """True once half of the members have left by themselves: then the run is over."""
-        return 2 * len(self._left) >= self._members
+        """True once more than half of the members have left by themselves: then the run is over.
+
+        One that came back and left with an error does not count: it may only have found no way to join.
+        """
+        leaving = [code == 0 or member not in self._came_back for member, code in self._left.items()]
+        return 2 * sum(leaving) > self._members
 
     @property
     def is_over(self) -> bool:

@@ -32,9 +32,11 @@ from trainer.run.folder import run_folder
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
+from trainer.supervise.world import KEEPS_GOING, RESPAWNS, SPARE_NODES
 from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.terminal import shown
+from trainer.text.wording import many
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,12 @@ class Start:
     here: bool
     """True if this machine is the only host."""
     folder: Path
+    keeps_going: bool = False
+    """True if the others go on without a supervisor that was killed, and a new one takes its place."""
 
     @property
     def ranks(self) -> int:
+        """Number of supervisors, those of spare hosts included."""
         return sum(host.slots for host in self.hosts)
 
 
@@ -92,6 +97,7 @@ def start_ranks(
             "use comm.launcher = clipship on one host, which passes it to one rank"
         )
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
+    keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher in _KEEPING_GOING
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
         rendezvous = _rendezvous(all_hosts, hosts is None)
         variables = (
@@ -99,7 +105,9 @@ def start_ranks(
             | rendezvous.variables()
             | as_variable(overrides)
         )
-        start = Start(tuple(command), variables, all_hosts, hosts is None, Path(exits))
+        if keeps_going:
+            variables |= _keeping_going(job, hosts)
+        start = Start(tuple(command), variables, all_hosts, hosts is None, Path(exits), keeps_going)
         arguments = _COMMANDS[launcher](start)
         environment = {
             **_MPI_DEFAULTS,
@@ -136,8 +144,11 @@ def start_ranks(
             lambda: recorded_end() is not None,
             stdin,
             signal_line,
+            one_record_ends=not keeps_going,
         )
-        end = first_cause(start.folder) or recorded_end()
+        # One supervisor may have left alone, cut off from others that went on.
+        ends = [first_cause(start.folder), recorded_end()]
+        end = next(filter(None, reversed(ends) if keeps_going else ends), None)
         if end is None and hosts is not None:
             request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
         return _report_end(code, end)
@@ -165,6 +176,35 @@ def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
             f"use auto, {' or '.join(row.launchers)}"
         )
     return launcher
+
+
+_KEEPING_GOING: frozenset[Launcher] = frozenset({"clipship", "horovodrun"})
+"""Launchers of our own, under which one supervisor may be lost."""
+
+
+def _keeping_going(job: Job, hosts: Sequence[Host] | None) -> dict[str, str]:
+    """Returns the variables that tell supervisors what their launcher does when one of them is lost."""
+    spares = 0 if hosts is None else job.recovery.spare_nodes
+    return {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(spares)}
+
+
+def ranks_without_spares(job: Job, hosts: Sequence[Host]) -> int:
+    """Returns the number of ranks on the hosts; the last `recovery.spare_nodes` of them are spares.
+
+    Raises InputError if no host is left, or if spares could not take another host's place.
+    """
+    spares = job.recovery.spare_nodes
+    if spares >= len(hosts):
+        raise InputError(
+            f"--hosts names {many(len(hosts), 'host')}, and recovery.spare_nodes = {spares} of them would be "
+            f"spares: name at least {spares + 1}"
+        )
+    if spares and len({host.slots for host in hosts}) > 1:
+        raise InputError(
+            f"recovery.spare_nodes = {spares} needs the same number of ranks on every host of --hosts, so "
+            "that a spare can take any host's place"
+        )
+    return sum(host.slots for host in hosts[: len(hosts) - spares])
 
 
 def _local_ranks(job: Job, nproc: int | None) -> int:
@@ -243,6 +283,7 @@ every interface."""
 
 def _clipship(start: Start) -> list[str]:
     where = [f"--ranks={start.ranks}"] if start.here else [*_host_options(start.hosts), _ssh_option()]
+    where += ["--keep-going"] if start.keeps_going else []
     return [sys.executable, "-P", "-m", "trainer.comm.localrun", *where, "--", *start.command]
 
 
@@ -293,6 +334,7 @@ def _horovodrun(start: Start) -> list[str]:
         )
     address = f"--address={address_as_seen_by(start.hosts)}"
     where = [address, *_host_options(start.hosts), _ssh_option()]
+    where += ["--keep-going"] if start.keeps_going else []
     return [sys.executable, "-P", "-m", "trainer.comm.horovodrun", *where, "--", *start.command]
 
 

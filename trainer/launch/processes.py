@@ -36,17 +36,18 @@ def supervise(
     ended: Callable[[], bool] = lambda: False,
     stdin: int | None = subprocess.DEVNULL,
     signal_line: Callable[[int, int], str] = lambda number, times: "",
+    one_record_ends: bool = True,
 ) -> int:
     """Run a launcher to its end and return its exit code.
 
     The code is 128 + N if this process received signal N, or if the launcher ended by it.
 
-    `exit_dir` is a fresh folder that `env` names. A record in it starts the grace period. It also marks the
-    processes of this launcher, because mpirun puts ranks into their own sessions, where killing a
-    process group does not reach them. `ended` says that the run is over if ranks leave their records
-    elsewhere; it is called once a second, and starts the grace period too. `request_stop` passes a signal on
-    to the ranks' supervisors; if it returns False, the launcher gets `fallback_signal`, and its grace period
-    starts.
+    `exit_dir` is a fresh folder that `env` names. A record in it starts the grace period, unless
+    `one_record_ends` is False: then the others may go on without the one that wrote it. The folder also marks
+    the processes of this launcher, because mpirun puts ranks into their own sessions, where killing a process
+    group does not reach them. `ended` says that the run is over if ranks leave their records elsewhere; it is
+    called once a second, and starts the grace period too. `request_stop` passes a signal on to the ranks'
+    supervisors; if it returns False, the launcher gets `fallback_signal`, and its grace period starts.
 
     `stdin` None is this process's own. `signal_line` returns a line for people, which is printed before a
     signal has any other effect; it is called inside the signal handler, with the signal's number and its
@@ -62,7 +63,8 @@ def supervise(
             preexec_fn=partial(signal_with_parent, signal.SIGTERM),
         )
         try:
-            _Wait(process, received, exit_dir, request_stop, fallback_signal, ended).until_end()
+            records = exit_dir if one_record_ends else None
+            _Wait(process, received, records, request_stop, fallback_signal, ended).until_end()
         finally:
             _end(process, exit_dir)
     code = process.wait()
@@ -123,12 +125,13 @@ class _Wait:
         self,
         process: subprocess.Popen[bytes],
         received: Sequence[int],
-        exit_dir: Path,
+        records: Path | None,
         request_stop: Callable[[int], bool],
         fallback_signal: int,
         ended: Callable[[], bool],
     ) -> None:
-        self._process, self._received, self._exit_dir = process, received, exit_dir
+        """A record in the folder `records` ends the run."""
+        self._process, self._received, self._records = process, received, records
         self._request_stop, self._fallback_signal, self._ended = request_stop, fallback_signal, ended
         self._passed_on = 0
         self._inspected = 0.0
@@ -143,7 +146,7 @@ class _Wait:
             while self._passed_on < len(self._received):
                 self._pass_on(self._received[self._passed_on])
                 self._passed_on += 1
-            if any(self._exit_dir.glob("rank-*.json")) or self._over_elsewhere():
+            if (self._records and any(self._records.glob("rank-*.json"))) or self._over_elsewhere():
                 self._end_soon()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return

@@ -14,7 +14,7 @@ from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, MachineError
 from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.supervisor import supervise
-from trainer.supervise.world import detect
+from trainer.supervise.world import RESPAWNED, detect
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
@@ -31,6 +31,8 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         job_limits = read_limits(arguments)
         return job_limits if restarts else replace(job_limits, max_restarts=0)
 
+    if os.environ.get(RESPAWNED):  # a run does not take it in yet
+        return EXIT_FAILED
     try:
         raise_open_files_limit()
         world = detect(os.environ, os.uname().nodename)
