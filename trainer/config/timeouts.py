@@ -34,6 +34,11 @@ class Timeouts(Section):
     collective_s: Seconds | None = None
     """torch's own limit on one collective, in case the supervisors fail. None: a minute more than the longest
     of the others."""
+    learned: bool | None = None
+    """Learn smaller limits from the run: for a step, for the wait for data and for a wait in a collective.
+    Each is six times what 99 % of the last 1,000 took, twice what 99.9 % took, or 12 s, whichever is most,
+    and never above the keys here. None: if [recovery] allows restarts, since a false alarm then costs seconds
+    and not the run."""
 
     @property
     def longest_s(self) -> float:

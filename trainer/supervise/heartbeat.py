@@ -9,14 +9,15 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from trainer.config.phases import Phase
+from trainer.config.phases import LIMIT_KEYS, Phase
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
+from trainer.supervise.learned_limits import LEARNED, WAIT, Basis, Limit, LimitLearner
 
 HEARTBEAT_FILE = "heartbeat"
 
@@ -25,13 +26,22 @@ Moment = Literal["running", "connected", "prepared", "restored", "stepped"]
 state is restored; its first step is done."""
 
 # The fields are: version; phase, its limit, its step, its begin; collectives begun, the last one's name, and
-# whether the rank waits in it.
-_BLOCK = struct.Struct("=Q12sdqdQ24s?")
+# whether the rank waits in it; the configured limit of the phase, the begin of the last collective, the limit
+# of a wait in it; the number of ranks with which limits are learned; for each of LEARNED, count and
+# percentiles of its durations.
+_BLOCK = struct.Struct("=Q12sdqdQ24s?dddQ" + len(LEARNED) * "Qdd")
 _LIMIT_AT = struct.calcsize("=Q12s")
 _STOP_AT = _BLOCK.size
 _MOMENTS_AT = (_STOP_AT + 8) // 8 * 8
 _SIZE = _MOMENTS_AT + 8 * len(get_args(Moment))
 _TRIES = 1000
+
+
+def _numbers(bases: Iterable[Basis]) -> tuple[float, ...]:
+    return tuple(number for basis in bases for number in (basis.count, basis.p99_s, basis.p999_s))
+
+
+_NOTHING_LEARNED = _numbers(len(LEARNED) * [Basis()])
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,15 @@ class RankState:
     collective: str
     waiting: bool
     """True while the rank is inside the last collective, waiting for other ranks or for data transfer."""
+    ceiling_s: float = math.inf
+    """The configured limit of the phase; a learned `limit_s` is below it."""
+    waiting_since: float = 0.0
+    wait_limit_s: float = math.inf
+    """Limit of a wait in one collective within the phase, on the same clock as `began`."""
+    learned: Mapping[str, Basis] = field(default_factory=dict)
+    """Durations that the rank has seen so far, for each of `LEARNED`."""
+    ranks: int = 0
+    """Number of ranks with which it has learned that."""
 
     @property
     def seconds(self) -> float:
@@ -65,8 +84,39 @@ class RankState:
 
     @property
     def late(self) -> bool:
-        """True if the phase has passed its limit."""
-        return self.seconds > self.limit_s
+        """True if the phase has passed its limit, or a wait in a collective its own."""
+        return self.seconds > self.limit_s or self.waits_too_long
+
+    @property
+    def waits_too_long(self) -> bool:
+        """True if a wait in a collective has passed the limit that was learned for it."""
+        return self.waiting and time.monotonic() - self.waiting_since > self.wait_limit_s
+
+    @property
+    def late_text(self) -> str:
+        """The limit that has passed, in words, and what it was learned from."""
+        where = f"{self.phase}, step {self.step}," if self.step else self.phase
+        key = f"timeouts.{LIMIT_KEYS.get(self.phase, self.phase)}"
+        if self.seconds > self.limit_s:
+            limit, basis, ceiling = self.limit_s, self.learned.get(self.phase, Basis()), self.ceiling_s
+            what = f"{where} lasts longer than"
+        else:
+            limit, basis, ceiling = self.wait_limit_s, self.learned.get(WAIT, Basis()), self.ceiling_s
+            what = f"{where} waits in a collective ({self.collective}) for longer than"
+        if not Limit(limit, ceiling, basis).learned:
+            return f"{what} {key} = {limit:g} s"
+        return (
+            f"{what} {limit:.0f} s, learned from the last {basis.count:,} (99 % took at most "
+            f"{basis.p99_s:.1f} s, 99.9 % {basis.p999_s:.1f} s), under {key} = {ceiling:g} s"
+        )
+
+    def resumed_after(self, paused_s: Callable[[float], float]) -> "RankState":
+        """Returns the state without the seconds of a suspension; `paused_s` gives those since a moment."""
+        return replace(
+            self,
+            began=self.began + paused_s(self.began),
+            waiting_since=self.waiting_since + paused_s(self.waiting_since),
+        )
 
 
 class Heartbeat:
@@ -82,10 +132,15 @@ class Heartbeat:
 
         They are set once the job is known.
         """
+        self.learner: LimitLearner | None = None
+        """Learns smaller limits from the durations of phases; None: those of `limits` hold."""
         state = _unpack(memory)
         self._version, self._phase, self._step, self._began = 0, state.phase, state.step, state.began
-        self._limit_s = state.limit_s
+        self._limit = Limit(state.limit_s, state.limit_s)
         self._collectives, self._collective, self._waiting = 0, "", False
+        self._waiting_since, self._longest_wait_s, self._wait_limit_s = 0.0, 0.0, math.inf
+        self._unusual = False
+        self._known = _NOTHING_LEARNED
 
     @classmethod
     def open(cls, env: Mapping[str, str]) -> "Heartbeat":
@@ -104,8 +159,36 @@ class Heartbeat:
             self.reach("restored")
         elif self._phase == "first step":
             self.reach("stepped")
-        self._phase, self._step, self._began = phase, step, time.monotonic()
-        self._limit_s = self.limits.get(phase, math.inf)
+        now = time.monotonic()
+        if self.learner is not None:
+            self._learn(self.learner, now)
+        self._phase, self._step, self._began = phase, step, now
+        ceiling_s = self.limits.get(phase, math.inf)
+        self._limit, self._wait_limit_s = Limit(ceiling_s, ceiling_s), math.inf
+        if self.learner is not None:
+            learned = self.learner.limit(phase)
+            self._limit = Limit(min(learned.seconds, ceiling_s), ceiling_s, learned.basis)
+            if phase == "step":
+                self._wait_limit_s = self.learner.limit(WAIT).seconds
+            self._known = _numbers(self.learner.known(what) for what in LEARNED)
+        self._longest_wait_s, self._unusual = 0.0, False
+        self._write()
+
+    def _learn(self, learner: LimitLearner, now: float) -> None:
+        """Records the phase that ends now, and the longest wait in it."""
+        if self._unusual or self._phase not in LEARNED:
+            return
+        learner.record(self._phase, now - self._began)
+        if self._phase == "step":
+            learner.record(WAIT, self._longest_wait_s)
+
+    def use_configured_limit(self) -> None:
+        """Gives the current phase its configured limit, because it does something unusual that takes long.
+
+        Nothing is learned from its duration.
+        """
+        self._unusual = True
+        self._limit, self._wait_limit_s = Limit(self._limit.ceiling_s, self._limit.ceiling_s), math.inf
         self._write()
 
     def reach(self, moment: Moment) -> None:
@@ -117,11 +200,16 @@ class Heartbeat:
 
         `waiting=False` means that the collective is under way while the rank goes on.
         """
-        self._collectives, self._collective, self._waiting = self._collectives + 1, name, waiting
-        self._write()
+        self._collectives, self._collective = self._collectives + 1, name
+        self.set_waiting(waiting)
 
     def set_waiting(self, waiting: bool) -> None:
         """Records whether the rank waits in the last collective."""
+        now = time.monotonic()
+        if waiting:
+            self._waiting_since = now
+        elif self._waiting:
+            self._longest_wait_s = max(self._longest_wait_s, now - self._waiting_since)
         self._waiting = waiting
         self._write()
 
@@ -150,7 +238,19 @@ class Heartbeat:
     def _packed(self) -> bytes:
         phase, name = self._phase.encode(), self._collective.encode()
         return _BLOCK.pack(
-            0, phase, self._limit_s, self._step, self._began, self._collectives, name, self._waiting
+            0,
+            phase,
+            self._limit.seconds,
+            self._step,
+            self._began,
+            self._collectives,
+            name,
+            self._waiting,
+            self._limit.ceiling_s,
+            self._waiting_since,
+            self._wait_limit_s,
+            self.learner.ranks if self.learner is not None else 0,
+            *self._known,
         )
 
 
@@ -163,7 +263,10 @@ def make(folder: Path) -> mmap.mmap:
     path.write_bytes(bytes(_SIZE))
     with open(path, "r+b") as file:
         memory = mmap.mmap(file.fileno(), _SIZE)
-    memory[: _BLOCK.size] = _BLOCK.pack(0, b"init", math.inf, 0, time.monotonic(), 0, b"", False)
+    limits = (math.inf, 0.0, math.inf, 0)
+    memory[: _BLOCK.size] = _BLOCK.pack(
+        0, b"init", math.inf, 0, time.monotonic(), 0, b"", False, *limits, *_NOTHING_LEARNED
+    )
     return memory
 
 
@@ -210,10 +313,28 @@ def request_stop(memory: mmap.mmap) -> None:
 
 
 def _unpack(memory: mmap.mmap) -> RankState:
-    _, phase, limit_s, step, began, collectives, name, waiting = _BLOCK.unpack(memory[: _BLOCK.size])
+    _, phase, limit_s, step, began, collectives, name, waiting, *rest = _BLOCK.unpack(memory[: _BLOCK.size])
     if not began:  # no supervisor made it
         return RankState("init", math.inf, 0, time.monotonic(), 0, "", False)
-    return RankState(_text(phase), limit_s, step, began, collectives, _text(name), waiting)
+    ceiling_s, waiting_since, wait_limit_s, ranks, *bases = rest
+    learned = {
+        what: Basis(*basis)
+        for what, basis in zip(LEARNED, zip(bases[::3], bases[1::3], bases[2::3], strict=True), strict=True)
+    }
+    return RankState(
+        _text(phase),
+        limit_s,
+        step,
+        began,
+        collectives,
+        _text(name),
+        waiting,
+        ceiling_s,
+        waiting_since,
+        wait_limit_s,
+        learned,
+        ranks,
+    )
 
 
 def _moment_at(moment: Moment) -> int:

@@ -13,7 +13,7 @@ from trainer.text.wording import many
 
 _LONGEST_WAIT = 8
 """Longest wait before a restart, as a multiple of `backoff_s`."""
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*")
 
 
 @dataclass(frozen=True)

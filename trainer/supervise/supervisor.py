@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE
+from trainer.config.phases import NOTHING_DONE
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, first_cause, record_cause, supervisor_lost
@@ -27,6 +27,7 @@ from trainer.supervise.coordinator import Actions, Coordinator
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.generation import Generation, fresh_variables
 from trainer.supervise.heartbeat import RankState
+from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
 from trainer.supervise.limits import Limits
 from trainer.supervise.nccl_debug import flight_record
 from trainer.supervise.rank_process import SIGNALS, end_rank
@@ -111,6 +112,8 @@ class Supervisor:
             self._tree.from_above = self._receive
         self._pauses: list[tuple[float, float]] = []
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
+        self._learned: dict[str, str] = {}
+        """Variable of the next generation's rank: the limits that the ranks so far have learned."""
         self._changed = asyncio.Event()
         self._ended: int | None = None
         self._orphaned = False
@@ -166,11 +169,8 @@ class Supervisor:
 
         So a suspended job keeps the rest of its limits.
         """
-        state = heartbeat.read(self.generation.memory)
-        return replace(
-            state,
-            began=state.began
-            + sum(min(pause, end - state.began) for end, pause in self._pauses if state.began < end),
+        return heartbeat.read(self.generation.memory).resumed_after(
+            lambda since: sum(min(pause, end - since) for end, pause in self._pauses if since < end)
         )
 
     def _actions(self, *, together: bool) -> Actions:
@@ -203,9 +203,7 @@ class Supervisor:
         state = self._rank_state()
         if state.late and not generation.reported_late:
             generation.reported_late = True
-            where = f"{state.phase}, step {state.step}," if state.step else state.phase
-            limit = f"timeouts.{LIMIT_KEYS.get(state.phase, state.phase)} = {state.limit_s:g} s"
-            what = f"{where} lasts longer than {limit} (noticed on rank {self._world.rank})"
+            what = f"{state.late_text} (noticed on rank {self._world.rank})"
             self._send_up_about_rank({"kind": "late", "what": what})
             self._spawn(self._end_if_unheard(what, generation))
         generation.reported_late = state.late
@@ -295,7 +293,9 @@ class Supervisor:
         if self._ended is not None:
             return
         try:
-            self.generation = self._start_rank(number, env={**self._env, **variables})
+            if (state := heartbeat.read(self.generation.memory)).ranks:
+                self._learned = {LEARNED_LIMITS: to_text(state.learned, state.ranks)}
+            self.generation = self._start_rank(number, env={**self._env, **variables, **self._learned})
         except OSError as error:
             reason = f"the rank cannot be started again: {error}"
             record = ExitRecord(self._world.rank, self._world.node, EXIT_FAILED, reason, time.time())

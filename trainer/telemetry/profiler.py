@@ -25,6 +25,11 @@ class Profiler:
         self._profile: profile | None = None
         self._path = Path()
 
+    @property
+    def active(self) -> bool:
+        """True while a step is recorded."""
+        return self._profile is not None
+
     def begin(self, step: int) -> None:
         """Starts to record at the window's first step, or at a later one after a resume."""
         if self._profile is not None or not self._first <= step <= self._last:

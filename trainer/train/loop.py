@@ -107,6 +107,8 @@ class Loop:
         with clock.stopped():
             profiler.begin(step)
         result = self._run_step(step, rate)
+        if profiler.active:  # to write a trace takes long
+            self._comm.heartbeat.use_configured_limit()
         with clock.stopped():
             profiler.end(step)
         return result

@@ -50,6 +50,7 @@ from trainer.sysinfo.shortage import shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
 from trainer.train.checkpoint_policy import CheckpointPolicy
+from trainer.train.hang_limits import limit_learner
 from trainer.train.loop import Loop
 from trainer.train.monitors import open_monitors
 from trainer.train.requests import Requests
@@ -73,6 +74,7 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat: Heartbeat) -> None:
     job = load_job(job_path, [*inherited(os.environ), *overrides])
     heartbeat.limits = job.timeouts.by_phase
+    heartbeat.learner = limit_learner(job, world, os.environ)
     check_restarts(job, "horovodrun" if FORGET_URL in os.environ else "mpirun")
     comm = connect(job, world, os.environ, heartbeat)
     unequal = check_same(job, comm)

@@ -1,0 +1,163 @@
+"""Limits that ranks learn from their own steps: false alarms, and the seconds until a stopped rank is named.
+
+`make bench-hang` runs 100,000 steps of each kind of step, on a simulated clock and with pauses for garbage
+collection, slow storage, heat, checkpoints and evaluations. The last kinds are recorded: seconds of data and
+of work of each rank at each step of real runs, in `benchmarks/durations/`, which `--record FOLDER` makes of a
+run folder whose job has `logging.every_steps = 1`. The last line on stdout is JSON.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from benchmarks.hang_world import Outcome, Work, simulate
+from trainer.run.layout import RANK_STATS_FILE
+from trainer.supervise.learned_limits import FLOOR_S, P99_FACTOR, P999_FACTOR
+from trainer.supervise.supervisor import TICK_S
+
+RECORDED = Path(__file__).with_name("durations")
+RANKS = 4
+STOPS = 200
+NAMED_S = 15.0
+"""Seconds within which a stopped rank is to be named, unless steps are so long that their limit is longer."""
+
+
+def steady(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    return 0.001, draw.gauss(0.35, 0.007)
+
+
+def fast(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    return 0.0002, draw.gammavariate(4, 0.005)
+
+
+def lognormal(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    return 0.01, draw.lognormvariate(0, 0.3)
+
+
+def long_tail(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    """The longest of 400,000 takes about ten times the usual."""
+    return 0.01, 0.3 * draw.paretovariate(6)
+
+
+def two_kinds(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    """Samples come in two sizes, so that one step in five takes five times as long, on all ranks alike."""
+    return 0.01, draw.gauss(2.0 if step * 7919 % 5 == 0 else 0.4, 0.01)
+
+
+def loader_bound(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    return draw.expovariate(1 / 0.3), draw.gauss(0.2, 0.01)
+
+
+def drifting(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    return 0.01, draw.gauss(0.3 + step * 3e-5, 0.01)
+
+
+def with_records(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    """Rank 0 writes a record at each tenth step, which the others wait for."""
+    return 0.01, draw.gauss(0.2, 0.01) + (draw.expovariate(1 / 0.5) if rank == 0 and step % 10 == 0 else 0)
+
+
+def slow(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+    return 0.1, draw.gauss(10.0, 0.5)
+
+
+SYNTHETIC: dict[str, Work] = {
+    work.__name__: work
+    for work in (
+        steady, fast, lognormal, long_tail, two_kinds, loader_bound, drifting, with_records, slow
+    )
+}  # fmt: skip
+
+
+def recorded(path: Path) -> Work:
+    """Returns recorded steps, over and over again.
+
+    A rank that the run did not have takes other steps of one that it had.
+    """
+    columns = json.loads(path.read_text())
+    data, work = columns["data_s"], columns["work_s"]
+
+    def durations(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
+        row = (step + 37 * (rank // len(data[0]))) % len(data)
+        return data[row][rank % len(data[0])], work[row][rank % len(data[0])]
+
+    return durations
+
+
+def record(run_folder: Path) -> None:
+    """Writes the durations of a run's ranks, without those of its checkpoints and of its first step."""
+    rows = [json.loads(line) for line in (run_folder / RANK_STATS_FILE).read_text().splitlines()][1:]
+    columns = {"data_s": [row["data_s"] for row in rows], "work_s": [row["compute_s"] for row in rows]}
+    rounded = {name: [[round(each, 4) for each in row] for row in table] for name, table in columns.items()}
+    RECORDED.mkdir(exist_ok=True)
+    path = RECORDED / f"{run_folder.name}.json"
+    path.write_text(json.dumps(rounded, separators=(",", ":")) + "\n")
+    print(f"{path}: {len(rows):,} steps")
+
+
+def line(name: str, outcome: Outcome, seconds: float) -> str:
+    return (
+        f"{name:16} {outcome.steps:>8,} steps: {outcome.false_alarms} false alarms; a stopped rank is named "
+        f"after {max(outcome.named_s):5.1f} s at most, limit of a step {max(outcome.floor_s):.1f} s; "
+        f"another rank named {outcome.wrong} times ({seconds:.0f} s)"
+    )
+
+
+def measure(kinds: dict[str, Work], steps: int, seed: int) -> dict[str, Outcome]:
+    outcomes = {}
+    for number, (name, work) in enumerate(kinds.items()):
+        begin = time.monotonic()
+        outcomes[name] = simulate(work, ranks=RANKS, steps=steps, stops=STOPS, seed=seed * 1000 + number)
+        print(line(name, outcomes[name], time.monotonic() - begin), flush=True)
+    return outcomes
+
+
+def summary(outcomes: dict[str, Outcome]) -> dict[str, object]:
+    """Returns the figures of the last line.
+
+    `too_late` counts stops that were named after more than 15 s and after more than the step's own limit.
+    """
+    named = [
+        (seconds, floor)
+        for outcome in outcomes.values()
+        for seconds, floor in zip(outcome.named_s, outcome.floor_s, strict=True)
+    ]
+    return {
+        "steps": sum(outcome.steps for outcome in outcomes.values()),
+        "false_alarms": sum(outcome.false_alarms for outcome in outcomes.values()),
+        "stops": len(named),
+        "named_s_max_short_steps": round(max(s for s, floor in named if floor < NAMED_S), 1),
+        "named_s_max": round(max(s for s, _ in named), 1),
+        "too_late": sum(s > max(NAMED_S, floor + TICK_S) for s, floor in named),
+        "wrong_rank": sum(outcome.wrong for outcome in outcomes.values()),
+        "not_learned": sum(outcome.not_learned for outcome in outcomes.values()),
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--steps", default=100_000, show_default=True, help="Steps of each kind.")
+@click.option("--seed", default=0, show_default=True, help="Draws other steps and pauses.")
+@click.option("--record", "run_folder", type=click.Path(path_type=Path), help="Record this run instead.")
+def main(steps: int, seed: int, run_folder: Path | None) -> None:
+    if run_folder is not None:
+        record(run_folder)
+        return
+    print(
+        f"{RANKS} ranks; limits: {P99_FACTOR:g} times the 99th and {P999_FACTOR:g} times the 99.9th "
+        f"percentile, at least {FLOOR_S:g} s; seed {seed}"
+    )
+    paths: Sequence[Path] = sorted(RECORDED.glob("*.json"))
+    outcomes = measure({**SYNTHETIC, **{path.stem: recorded(path) for path in paths}}, steps, seed)
+    report = summary(outcomes)
+    print(json.dumps(report))
+    if report["false_alarms"] or report["too_late"] or report["wrong_rank"]:
+        sys.exit("false alarms, or a stopped rank that was named too late or not at all")
+
+
+if __name__ == "__main__":
+    main()
