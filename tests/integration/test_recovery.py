@@ -92,9 +92,16 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
         written = [json.loads(line) for line in (end.folder / file).read_text().splitlines()]
         generations = {line["step"]: line["generation"] for line in written}
         assert generations == {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3}
+    result = json.loads((end.folder / "result.json").read_text())
+    lost_s = result["seconds"] * (1 - result["useful_share"])
+    assert sum(result["lost_s"].values()) == pytest.approx(lost_s, abs=1.0)
+    assert result["seconds"] > sum(each["seconds"] for each in result["restarts"]), "of all generations"
+    assert result["lost_s"]["recovery"] > result["lost_s"]["redone"] >= 0
     capsys.readouterr()
     assert main(["status", str(end.folder)]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("restart ")]
+    shown = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("useful ") and "recovery" in line for line in shown)
+    rows = [line for line in shown if line.startswith("restart ")]
     assert len(rows) == 2
     assert (
         f"rank 0 on {NODE}: killed by SIGKILL in step, step 5; all ranks went on from step 4, new step after"

@@ -13,7 +13,7 @@ import pytest
 
 from trainer.run.exit_files import ExitFiles, exit_record_of, within
 from trainer.run.exit_record import ExitRecord
-from trainer.run.layout import EXIT_FILE
+from trainer.run.layout import EXIT_FILE, GOODPUT_FILE
 
 
 def record(reason: str) -> dict[str, object]:
@@ -31,7 +31,8 @@ def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, sta
     found = exit_record_of(tmp_path, start)
     assert found is not None
     assert found.reason == "first"
-    assert [path.name for path in tmp_path.iterdir()] == [EXIT_FILE]
+    assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, GOODPUT_FILE}
+    assert len((tmp_path / GOODPUT_FILE).read_text().splitlines()) == 1
 
 
 def test_a_start_by_hand_removes_the_exit_files_of_the_previous_one(tmp_path: Path) -> None:

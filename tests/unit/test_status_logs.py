@@ -55,6 +55,27 @@ def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(
     assert "result" not in rows
 
 
+def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _metrics(run, _record(40))
+    assert "useful" not in _status(capsys, str(run))
+    begin = {"event": "begin", "start": "a", "generation": 1, "began": 100, "from_step": 0, "time": 110}
+    lines = [begin, {"event": "steps", "time": 200, "step": 9, "steps": 9, "seconds": 90, "data_s": 10}]
+    lines += [{**lines[1], "time": 290, "step": 18}]
+    (run / "goodput.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert _status(capsys, str(run))["useful"] == (
+        "89.5 % of 3:10 in steps that counted; lost: start 5.3 %, data 5.3 %"
+    )
+    assert main(["status", str(run), "--wide"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("useful", "lost"))]
+    assert rows == [
+        "useful      89.5 % of 3:10 in steps that counted",
+        "lost          5.3 %      0:10  starting: from the supervisors' begin to the first step",
+        "lost          5.3 %      0:10  waiting for data",
+    ]
+
+
 @pytest.mark.parametrize("missing", ["epoch", "samples_per_s", "step_s"])
 def test_status_shows_what_the_records_have(
     run: Path, capsys: pytest.CaptureFixture[str], missing: str

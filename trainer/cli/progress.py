@@ -13,8 +13,10 @@ from typing import Any
 
 from trainer.launch.liveness import inspect, rows
 from trainer.report.folder import Numbers, RunFacts, read_run
+from trainer.report.wording import percent
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, METRICS_FILE, rank_log
 from trainer.supervise.restart_parts import parts_text
+from trainer.telemetry.goodput import CAUSES, account, shown_causes
 from trainer.text.wording import duration
 
 _RECENT = 5
@@ -24,12 +26,12 @@ _TOTAL = re.compile(r"step +\d+/(\d+) ")
 _LOG_TAIL = 64 * 1024
 
 
-def progress(folder: Path, job: str, to: str | None) -> Iterator[tuple[str, str]]:
+def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> Iterator[tuple[str, str]]:
     """Yields topic and text of each row of the status.
 
     The rows are step, speed, time left, evaluation and last checkpoint; then how the run ended or that it
     died, and how to resume it. `job` is the job file as the user calls it, `to` the scheduler that the run
-    was submitted to.
+    was submitted to. With `wide`, each cause of lost time has a row.
     """
     if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
         yield "step", "none: no rank has started"
@@ -51,6 +53,7 @@ def progress(folder: Path, job: str, to: str | None) -> Iterator[tuple[str, str]
     if facts.metrics.checkpoints:
         last = facts.metrics.checkpoints[-1]
         yield "checkpoint", f"step {last['step']}, {Path(str(last['checkpoint'])).name}"
+    yield from _times(facts, wide=wide)
     yield from _restarts(facts.restarts)
     if facts.result.get("reason"):
         yield "result", str(facts.result["reason"])
@@ -96,6 +99,19 @@ def _total_steps(facts: RunFacts) -> int | None:
     except OSError:
         return None
     return int(totals[-1]) if totals else None
+
+
+def _times(facts: RunFacts, *, wide: bool) -> Iterator[tuple[str, str]]:
+    """Yields what share of the run's time was useful, and where the rest went."""
+    times = account(facts.times)
+    if times.useful_share is None:
+        return
+    causes = list(shown_causes(times))
+    lost = ", ".join(f"{cause} {percent(seconds / times.whole_s)}" for cause, seconds in causes)
+    useful = f"{percent(times.useful_share)} of {duration(times.whole_s)} in steps that counted"
+    yield "useful", useful + (f"; lost: {lost}" if lost and not wide else "")
+    for cause, seconds in causes if wide else []:
+        yield "lost", f"{percent(seconds / times.whole_s):>7}  {duration(seconds):>8}  {CAUSES[cause]}"
 
 
 def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

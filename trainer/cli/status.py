@@ -14,13 +14,16 @@ from trainer.text.terminal import shown
     epilog="""\b
 Examples:
   clipship status runs/first-run
-  clipship status job.toml"""
+  clipship status job.toml
+  clipship status runs/first-run --wide"""
 )
 @run_argument
-def command(run: str) -> int:
+@click.option("--wide", is_flag=True, help="Give each cause of lost time a line of its own.")
+def command(run: str, wide: bool) -> int:
     """Show the state of RUN, from its scheduler and its run folder: step, speed, time left, last checkpoint.
 
-    For a run that died: when, why, and the command that resumes it.
+    Also the share of its time in steps that counted, and what the rest was lost to. For a run that
+    died: when, why, and the command that resumes it.
 
     RUN is a run folder, a job file, or the name of a run in ./runs; submitted, or started here. Exit code 1:
     its scheduler does not answer.
@@ -37,7 +40,7 @@ def command(run: str) -> int:
             rows = [("state", f"unknown: {problem}")]
     to = submission.to if submission else None
     # A scheduler reports the step only if this machine does not see the run folder.
-    own = [] if any(topic == "step" for topic, _ in rows) else progress(folder, job_name(run), to)
+    own = [] if any(topic == "step" for topic, _ in rows) else progress(folder, job_name(run), to, wide=wide)
     for topic, text in [("run", str(folder)), *rows, *own]:
         click.echo(f"{topic:<12}{shown(text)}")
     return EXIT_DONE if unknown is None else EXIT_FAILED

@@ -18,6 +18,7 @@ import tomli_w
 
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, Row, read_rows
+from trainer.run import goodput_log
 from trainer.run.layout import (
     DIAGNOSIS_FILE,
     ENVIRONMENT_FILE,
@@ -29,6 +30,7 @@ from trainer.run.layout import (
     RESULT_FILE,
     rank_log,
 )
+from trainer.telemetry.goodput import GenerationTimes, generations
 from trainer.telemetry.records import Record
 from trainer.text.masking import masked, masked_values
 
@@ -83,6 +85,8 @@ class RunFacts:
     """Names of files that could not be read, with the reasons."""
     restarts: Sequence[Mapping[str, Any]] = ()
     """Restarts of the ranks in the last start; see `trainer.supervise.restarts.Restart`."""
+    times: Sequence[GenerationTimes] = ()
+    """Times of all generations in all starts of the run."""
 
 
 def read_run(folder: Path) -> RunFacts:
@@ -115,6 +119,7 @@ def read_run(folder: Path) -> RunFacts:
         logs={} if result.get("reason") == "done" else _logs(folder / LOGS, _failed_ranks(exit_, diagnosis)),
         remarks=remarks,
         restarts=_restarts(table(RESTARTS_FILE)),
+        times=generations(goodput_log.read(folder)),
     )
 
 

@@ -1,5 +1,7 @@
 """Writes exit.json and diagnosis.json into the run folder when a start ends, and restarts.json before.
 
+The times of restarts and of the end also go to goodput.jsonl.
+
 The first supervisor to write exit.json or diagnosis.json wins. While another start of the run holds the
 folder, nothing is written or removed. A shared file system may hang together with the run, so no call waits
 longer than WAIT_S seconds. Imports no torch.
@@ -9,11 +11,13 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainer.run import goodput_log
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
 from trainer.run.layout import CHECKPOINTS, DIAGNOSIS_FILE, EXIT_FILE, LOCK, RESTARTS_FILE
@@ -36,6 +40,9 @@ class ExitFiles:
 
     def __init__(self, run_folder: str, start: str = "", writer: int = 0) -> None:
         self._folder, self._start, self._writer = Path(run_folder) if run_folder else None, start, writer
+        self._began = goodput_log.began(os.environ, time.time())
+        self._recorded: Sequence[Mapping[str, Any]] = ()
+        """Restarts as goodput.jsonl has them."""
 
     async def remove_old(self) -> None:
         """Remove the exit files of an earlier start, which would be taken for this one's."""
@@ -66,7 +73,18 @@ class ExitFiles:
 
     def _write_restarts(self, restarts: Sequence[Mapping[str, Any]]) -> None:
         if path := self._write(RESTARTS_FILE, {"restarts": list(restarts)}, again=True):
+            rows = [{name: row[name] for name in row if name != "details"} for row in restarts]
+            for row in rows:
+                if row not in self._recorded:
+                    self._add_times("restart", row)
+            self._recorded = rows
             os.utime(Path(path).with_name(LOCK))
+
+    def _add_times(self, event: str, values: Mapping[str, Any]) -> None:
+        if self._folder is not None:
+            line = {"event": event, "start": self._start, **masked_values(values)}
+            with suppress(OSError):  # a full disk keeps no run from going on
+                goodput_log.append(self._folder, line)
 
     def _remove_old(self) -> None:
         if self._folder is not None:
@@ -82,6 +100,9 @@ class ExitFiles:
             temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
             write_json(temporary, {**masked_values(value), "start": self._start})
             os.replace(temporary, path)
+            if name == EXIT_FILE:
+                code = value.get("exit_code")
+                self._add_times("end", {"began": self._began, "time": time.time(), "exit_code": code})
         return str(path)
 
 

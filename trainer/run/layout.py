@@ -24,6 +24,8 @@ LAUNCHER_FILE = "launcher.json"
 LOGS = "logs"
 METRICS_FILE = "metrics.jsonl"
 RANK_STATS_FILE = "ranks.jsonl"
+GOODPUT_FILE = "goodput.jsonl"
+"""Times of every start and generation of the run; only added to."""
 ENVIRONMENT_FILE = "environment.json"
 PREFLIGHT_FILE = "preflight.json"
 CHECKPOINTS = "checkpoints"
@@ -49,7 +51,7 @@ REPORT_FILE = "report.html"
 LOCK = ".lock"
 
 LEFT_BEFORE = frozenset(
-    {ARTEFACTS, INDEX, LOCK, LOGS, EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, FLIGHT_RECORDS}
+    {ARTEFACTS, INDEX, LOCK, LOGS, EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, FLIGHT_RECORDS, GOODPUT_FILE}
 )
 """Names that a folder without a run may hold: a start that ends before it becomes a run leaves them."""
 

@@ -352,7 +352,17 @@ class Coordinator:
         self._actions.say(self._line(failure.record, fault, go_on, from_step))
         details = failure.record.details[:_DETAILS]
         self._restarts.append(
-            Restart(its.generation, fault.cause, fault.rank, fault.node, fault.step, from_step, None, details)
+            Restart(
+                its.generation,
+                fault.cause,
+                fault.rank,
+                fault.node,
+                fault.step,
+                from_step,
+                None,
+                details,
+                time=round(time.time() - (time.monotonic() - failure.at), 3),
+            )
         )
         self._clock = clock
         await self._write_restarts()

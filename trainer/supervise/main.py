@@ -6,12 +6,14 @@ that also runs alone, without a supervisor. This process imports no torch.
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, MachineError
 from trainer.run.exit_record import EXIT_DIR
+from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import RESPAWNED, detect
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         for problem in name_problems(os.environ, version("torch")):
             say(f"warning: {problem}")
     command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *arguments]
+    os.environ.setdefault(BEGAN, f"{time.time():.3f}")
     return supervise(world, command, os.environ, limits)
 
 

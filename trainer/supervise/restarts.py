@@ -53,6 +53,8 @@ class Restart:
     details: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Those seconds by part, with the names of `restart_parts.PARTS`; empty while `seconds` is None."""
+    time: float = 0.0
+    """Time of the report of the fault, in seconds since the epoch."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the restart as restarts.json has it."""

@@ -113,15 +113,19 @@ def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:
     """Returns the rank with the most work of its own, by how much, and the worst value of each column.
 
     `table` has one row of `_COLUMNS` per rank. Own work is data and compute; it is compared with the median
-    of the other ranks, so that two ranks can be compared too.
+    of the other ranks, so that two ranks can be compared too. `straggler_s` is by how many seconds it is
+    longer, for which the others wait; `data_s_median` is the others' median wait for data.
     """
     own = [row[0] + row[1] for row in table]
     slowest = max(range(len(own)), key=own.__getitem__)
     others = own[:slowest] + own[slowest + 1 :]
+    data_of_others = [row[0] for at, row in enumerate(table) if at != slowest or len(table) == 1]
     columns = dict(zip(_COLUMNS, zip(*table, strict=True), strict=True))
     values = {
         "slowest_rank": slowest,
         "slowest_by": round(own[slowest] / max(statistics.median(others), 1e-9), 3) if others else 1.0,
+        "straggler_s": max(0.0, own[slowest] - statistics.median(others)) if others else 0.0,
+        "data_s_median": statistics.median(data_of_others),
         "data_s_max": max(columns["data_s"]),
         "compute_s_max": max(columns["compute_s"]),
         "comm_s_min": min(columns["comm_s"]),

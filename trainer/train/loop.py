@@ -140,6 +140,7 @@ class Loop:
         loss = float(comm.all_reduce(result.loss_share))
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
         times, about_ranks = lap.per_step(), monitors.rank_stats.gather(step, lap)
+        goodput = monitors.goodput.steps(step, lap, about_ranks["data_s_median"], about_ranks["straggler_s"])
         scale = float(self._setup.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
         epoch = (step - 1) // self._setup.schedule.epoch_steps
         bad_samples = int(comm.all_reduce(torch.tensor(float(monitors.skipped.count), device=comm.device)))
@@ -156,7 +157,7 @@ class Loop:
                 **times,
                 bad_samples=bad_samples,
             ),
-            about_ranks,
+            {**about_ranks, **goodput},
         )
 
     def _save_and_evaluate(self, step: int, stop: bool, save: bool) -> tuple[Metrics, bool]:
@@ -186,13 +187,14 @@ class Loop:
     def _evaluate(self, step: int) -> tuple[Metrics, bool]:
         """Collective: evaluates; returns the metrics and whether a request to stop ended the evaluation."""
         self._comm.heartbeat.begin_phase("evaluation", step)
-        with self._monitors.clock.stopped(), self._monitors.stragglers.aside():
+        monitors = self._monitors
+        with monitors.clock.stopped(), monitors.stragglers.aside(), monitors.goodput.evaluating(step):
             try:
                 metrics = self._setup.evaluate()
             except Preempted:
                 return {}, True
         if metrics:
-            self._monitors.telemetry.event({"step": step, **metrics})
+            monitors.telemetry.event({"step": step, **metrics})
         return metrics, False
 
     @contextmanager
@@ -238,8 +240,11 @@ class Loop:
         """Collective: ends all that is under way and waits until the last checkpoint is complete."""
         self._comm.heartbeat.begin_phase("checkpoint", self._steps)
         self._consensus.close()
-        self._monitors.profiler.close()
-        self._setup.writer.finish()
+        monitors = self._monitors
+        monitors.profiler.close()
+        with monitors.clock.spent_on("checkpoint_s"):
+            self._setup.writer.finish()
         self._report_written()
         # A rank that leaves earlier would end those that still write.
         self._comm.barrier(self._job.timeouts.backstop_s)
+        monitors.goodput.close(self._policy.saved_step, monitors.clock.pop(monitors.stragglers.pop_comm_s()))

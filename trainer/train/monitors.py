@@ -1,10 +1,15 @@
 """Monitors of one start of a run: times, slow ranks, profiles, gradients, bad samples and metrics."""
 
+import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trainer.data.bad_samples import Skipped
+from trainer.run import goodput_log
+from trainer.supervise.tree import Rendezvous
+from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.metrics import Clock, Telemetry
 from trainer.telemetry.profiler import Profiler
 from trainer.telemetry.rank_stats import RankStats
@@ -25,10 +30,15 @@ class Monitors:
     profiler: Profiler
     non_finite: NonFiniteGuard
     telemetry: Telemetry
+    goodput: GoodputRecorder
 
     def summary(self) -> Mapping[str, object]:
-        """Returns how this rank spent its time and which ranks were slow. Not collective."""
-        return {**self.rank_stats.summary(), "slow_ranks": self.stragglers.slow_ranks}
+        """Returns how this rank spent its time, and of the run, and which ranks were slow. Not collective."""
+        return {
+            **self.rank_stats.summary(),
+            "slow_ranks": self.stragglers.slow_ranks,
+            **self.goodput.summary(),
+        }
 
 
 @contextmanager
@@ -41,7 +51,20 @@ def open_monitors(setup: TrainSetup) -> Iterator[Monitors]:
     profiler = Profiler(job.comm.timeline, folder, comm)
     non_finite = NonFiniteGuard(job.health, folder, comm.world)
     with _open_telemetry(setup) as telemetry:
-        yield Monitors(skipped, clock, stragglers, rank_stats, profiler, non_finite, telemetry)
+        goodput = _open_goodput(setup)
+        yield Monitors(skipped, clock, stragglers, rank_stats, profiler, non_finite, telemetry, goodput)
+
+
+def _open_goodput(setup: TrainSetup) -> GoodputRecorder:
+    world, rendezvous = setup.comm.world, Rendezvous.from_env(os.environ)
+    return GoodputRecorder(
+        setup.run.folder if world.rank == 0 else None,
+        start=rendezvous.start if rendezvous else "",
+        generation=world.generation,
+        ranks=world.size,
+        from_step=setup.start.steps_done,
+        began=goodput_log.began(os.environ, time.time() - (time.monotonic() - setup.started)),
+    )
 
 
 def _open_telemetry(setup: TrainSetup) -> Telemetry:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +35,8 @@ class TrainResult:
     bad_samples: Mapping[str, int]
     """Number of samples that this rank skipped in this start, by cause."""
     summary: Mapping[str, object]
-    """Time that this rank spent on each part, and the ranks that were slow."""
+    """Time that this rank spent on each part, the ranks that were slow, and on rank 0 the seconds of the run
+    and what they went into."""
 
     def raise_if_stopped(self) -> None:
         """Raises Preempted, which becomes exit code 75, if the run has to go on in a later start."""
@@ -76,7 +76,6 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
             **result.summary,
             "world_size": comm.world.size,
             "restarts": _restarts(setup.run.folder),
-            "seconds": round(time.monotonic() - setup.started, 1),
         },
     )
     log.info("%-12s %s", "result", setup.run.result)

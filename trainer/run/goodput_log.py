@@ -1,0 +1,63 @@
+"""goodput.jsonl: when each start and generation of a run began and ended, and what its time went into.
+
+Lines are only added, and none is ever removed: `metrics.jsonl` forgets the steps that a later generation does
+again, and `restarts.json` the restarts of an earlier start. Rank 0 adds `begin`, `steps`, `evaluation` and
+`close`; the supervisors add `restart` and `end`. `trainer.telemetry.goodput` computes from them. Imports no
+torch.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.run.layout import GOODPUT_FILE
+from trainer.safe_io.atomic import json_text
+from trainer.safe_io.plain import open_plain
+
+BEGAN = "CLIPSHIP_BEGAN"
+"""Variable with the time at which this start began, in seconds since the epoch.
+
+Each supervisor sets it for its rank, unless it is set already: a program around the launcher may know an
+earlier time, such as that of the allocation.
+"""
+
+
+def began(env: Mapping[str, str], otherwise: float) -> float:
+    """Returns the time at which this start began, from the environment; `otherwise` if it is not there."""
+    try:
+        return float(env[BEGAN])
+    except (KeyError, ValueError):
+        return otherwise
+
+
+def append(run_folder: Path, event: Mapping[str, Any]) -> None:
+    """Adds one line, after closing one that a killed process left unfinished.
+
+    Raises OSError.
+    """
+    with open(run_folder / GOODPUT_FILE, "a+b", opener=open_plain) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        before = b"\n" if file.read(1) not in (b"", b"\n") else b""
+        file.write(before + json_text(event).encode() + b"\n")
+
+
+def read(run_folder: Path) -> list[dict[str, Any]]:
+    """Returns the lines in their order; empty without a file. Lines that are no events are left out."""
+    try:
+        with open(run_folder / GOODPUT_FILE, encoding="utf-8", errors="replace", opener=open_plain) as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    events = (_event(line) for line in lines)
+    return [event for event in events if event is not None]
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

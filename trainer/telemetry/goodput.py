@@ -1,0 +1,341 @@
+"""Splits the seconds of a run, over all its starts and generations, by what they were spent on.
+
+Pure: computes from the lines of goodput.jsonl (`trainer.run.goodput_log`), all times in seconds. A start
+counts from the moment its supervisors began; the time before that, such as waiting in a scheduler's queue, is
+not known here. No torch.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
+
+CAUSES: dict[str, str] = {
+    "start": "starting: from the supervisors' begin to the first step",
+    "data": "waiting for data",
+    "checkpoint": "saving checkpoints, as far as training waited",
+    "evaluation": "evaluating",
+    "stragglers": "waiting for the slowest rank",
+    "detection": "noticing a fault: from the last sign of work to the decision",
+    "recovery": "starting the ranks again: from the decision to the first step",
+    "redone": "steps that a later generation or start did again, or that a fault cut off",
+    "other": "everything else: traces, and the end of a start",
+}
+"""Causes of lost seconds in the order of their display, with a description."""
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Seconds of a run: those in steps that counted, and those that were lost, by cause."""
+
+    useful_s: float = 0.0
+    lost_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    """Seconds by cause; has every cause."""
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds since the run began, without the time between two starts."""
+        return self.useful_s + sum(self.lost_s.values())
+
+    @property
+    def useful_share(self) -> float | None:
+        """Share of the seconds that were spent in steps that counted; None if nothing is known yet."""
+        return self.useful_s / self.whole_s if self.whole_s > 0 else None
+
+    def __add__(self, other: "Goodput") -> "Goodput":
+        lost = {cause: self.lost_s[cause] + other.lost_s[cause] for cause in CAUSES}
+        return Goodput(self.useful_s + other.useful_s, lost)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of the steps between two records, on rank 0."""
+
+    step: int
+    """Last of the steps."""
+    steps: int
+    seconds: float
+    data_s: float = 0.0
+    checkpoint_s: float = 0.0
+    straggler_s: float = 0.0
+    """Seconds by which the slowest rank's own work is longer than that of the others."""
+
+    def __add__(self, later: "Steps") -> "Steps":
+        return Steps(
+            later.step,
+            self.steps + later.steps,
+            self.seconds + later.seconds,
+            self.data_s + later.data_s,
+            self.checkpoint_s + later.checkpoint_s,
+            self.straggler_s + later.straggler_s,
+        )
+
+
+@dataclass(frozen=True)
+class GenerationTimes:
+    """Times of one generation of ranks, in seconds since the epoch."""
+
+    start: str
+    """Id of the start of the run that it belongs to."""
+    number: int
+    began: float
+    """Time when the supervisors began, or when the fault was reported that ended the generation before."""
+    is_first: bool
+    """True if it is the first generation of its start."""
+    last: float
+    """Time of its last line."""
+    ready: float | None = None
+    """Time when its ranks were about to train; None if they never were."""
+    from_step: int = 0
+    first: Steps | None = None
+    """Its first step, in which loaders start and kernels are made."""
+    laps: list[Steps] = field(default_factory=list)
+    evaluation_s: float = 0.0
+    closed: bool = False
+    """True if the training loop came to its end."""
+    ended: float | None = None
+    """Time when a fault was reported, or when the start ended; None if no line says so."""
+    failed: bool = False
+    fault: Mapping[str, Any] = field(default_factory=dict)
+    """Line about the restart that followed."""
+    restart: Mapping[str, Any] = field(default_factory=dict)
+    """Line about the restart that began this generation."""
+
+    @property
+    def step(self) -> int:
+        """Last step of which there is a line."""
+        return self.laps[-1].step if self.laps else self.first.step if self.first else self.from_step
+
+
+def goodput(events: Sequence[Mapping[str, Any]]) -> Goodput:
+    """Returns where the seconds of a run went, from the lines of goodput.jsonl in their order."""
+    return account(generations(events))
+
+
+def account(all_times: Sequence[GenerationTimes]) -> Goodput:
+    """Returns where the seconds of these generations went; each step counts in the last one that did it."""
+    return sum(by_generation(all_times), Goodput())
+
+
+def by_generation(all_times: Sequence[GenerationTimes]) -> list[Goodput]:
+    """Returns where the seconds of each of these generations went."""
+    usual_s, kept, following = _usual_s(all_times), math.inf, None
+    parts = []
+    for its in reversed(all_times):
+        parts.append(_account(its, kept, following, _usual_s([its]) or usual_s))
+        if its.ready is not None:
+            kept, following = min(kept, its.from_step), its.from_step
+    return parts[::-1]
+
+
+def _usual_s(all_times: Sequence[GenerationTimes]) -> float | None:
+    """Returns the mean seconds of a step without its share of checkpoints; None if no lap is known."""
+    laps = [lap for its in all_times for lap in its.laps if lap.steps]
+    steps = sum(lap.steps for lap in laps)
+    return sum(lap.seconds - lap.checkpoint_s for lap in laps) / steps if steps else None
+
+
+class _Ledger:
+    """Seconds of one generation while they are being assigned."""
+
+    def __init__(self) -> None:
+        self.useful_s = 0.0
+        self.lost_s = dict.fromkeys(CAUSES, 0.0)
+
+    def lose(self, cause: str, seconds: float) -> None:
+        self.lost_s[cause] += max(0.0, seconds)
+
+    def take(self, gap: float, cause: str | None, seconds: float) -> float:
+        """Assigns at most `seconds` of a gap; a cause of None is useful time. Returns what is left of it."""
+        seconds = max(0.0, min(gap, seconds))
+        if cause is None:
+            self.useful_s += seconds
+        else:
+            self.lost_s[cause] += seconds
+        return gap - seconds
+
+
+def _account(its: GenerationTimes, kept: float, following: int | None, usual_s: float | None) -> Goodput:
+    """Returns where one generation's seconds went.
+
+    `kept` is the last step that no later generation did again, `following` the step from which the next one
+    went on, None if there is none.
+    """
+    ledger = _Ledger()
+    startup = "start" if its.is_first else "recovery"
+    until = its.ready if its.ready is not None else its.ended if its.ended is not None else its.last
+    detect_s = _number(_table(its.restart.get("parts")).get("detect"))
+    left = ledger.take(max(0.0, until - its.began), "detection", detect_s)
+    ledger.lose(startup, left)
+    if its.ready is None:
+        return Goodput(ledger.useful_s, ledger.lost_s)
+    if its.first is not None:
+        _assign_first(ledger, its.first, kept, usual_s, startup)
+    for lap in its.laps:
+        _assign_lap(ledger, lap, kept)
+    ledger.lose("evaluation", its.evaluation_s)
+    measured = sum(lap.seconds for lap in its.laps) + (its.first.seconds if its.first else 0.0)
+    ledger.lose("other", its.last - its.ready - measured - its.evaluation_s)
+    _assign_tail(ledger, its, kept, following, usual_s)
+    return Goodput(ledger.useful_s, ledger.lost_s)
+
+
+def _assign_lap(ledger: _Ledger, lap: Steps, kept: float) -> None:
+    checkpoint_s = min(lap.checkpoint_s, lap.seconds)
+    ledger.lose("checkpoint", checkpoint_s)
+    again = min(lap.steps, max(0.0, lap.step - kept)) / lap.steps if lap.steps else 0.0
+    left = ledger.take(lap.seconds - checkpoint_s, "redone", again * (lap.seconds - checkpoint_s))
+    left = ledger.take(left, "data", (1 - again) * lap.data_s)
+    left = ledger.take(left, "stragglers", (1 - again) * lap.straggler_s)
+    if lap.steps:
+        ledger.take(left, None, left)
+    else:
+        ledger.lose("other", left)
+
+
+def _assign_first(ledger: _Ledger, first: Steps, kept: float, usual_s: float | None, startup: str) -> None:
+    """Assigns the first step: what it takes longer than a usual step belongs to the start."""
+    checkpoint_s = min(first.checkpoint_s, first.seconds)
+    rest = first.seconds - checkpoint_s
+    normal = rest - first.data_s if usual_s is None else usual_s * first.steps
+    normal = max(0.0, min(rest, normal))
+    ledger.lose("checkpoint", checkpoint_s)
+    ledger.lose(startup, rest - normal)
+    _assign_lap(ledger, Steps(first.step, first.steps, normal), kept)
+
+
+def _assign_tail(
+    ledger: _Ledger, its: GenerationTimes, kept: float, following: int | None, usual_s: float | None
+) -> None:
+    """Assigns the time after a generation's last line, of which no line says what it was spent on.
+
+    Steps may have been done in it: the next generation says how many were kept, the fault how many were not.
+    """
+    kept_steps = max(0, min(following or 0, int(min(kept, 1e15))) - its.step)
+    if its.ended is None:
+        if not its.closed:  # the steps were done after the last line, in time that no line shows
+            ledger.useful_s += kept_steps * (usual_s or 0.0)
+        return
+    gap = max(0.0, its.ended - its.last)
+    if its.closed or not its.failed:
+        ledger.lose("other", gap)
+        return
+    fault_step = int(_number(its.fault.get("step")))
+    lost_steps = max(0, fault_step - 1 - its.step - kept_steps)
+    step_s = gap / (kept_steps + lost_steps + 1) if usual_s is None else usual_s
+    gap = ledger.take(gap, None, kept_steps * step_s)
+    gap = ledger.take(gap, "redone", (lost_steps + 1) * step_s)  # and the step that the fault cut off
+    ledger.lose("detection", gap)
+
+
+def generations(events: Sequence[Mapping[str, Any]]) -> list[GenerationTimes]:
+    """Returns the generations that the lines of goodput.jsonl tell of, in their order.
+
+    Lines that lack what they need are passed over.
+    """
+    restarts = _restarts(events)
+    told: set[tuple[object, ...]] = set()
+    found: list[GenerationTimes] = []
+    for event in events:
+        kind, at = event.get("event"), _number(event.get("time"))
+        if at <= 0:
+            continue
+        if kind == "restart":
+            if (key := _key(event)) not in told:
+                told.add(key)
+                _begin_restart(found, restarts[key], at)
+        elif kind == "begin":
+            _begin(found, event, at)
+        elif kind == "end":
+            _end(found, event, at)
+        elif found and found[-1].ready is not None:
+            found[-1] = _extended(found[-1], event, at)
+    return found
+
+
+def _restarts(events: Sequence[Mapping[str, Any]]) -> dict[tuple[object, ...], Mapping[str, Any]]:
+    """Returns the last line about each restart: it comes again once more is known."""
+    return {_key(event): event for event in events if event.get("event") == "restart"}
+
+
+def _key(event: Mapping[str, Any]) -> tuple[object, ...]:
+    return str(event.get("start")), str(event.get("generation")), _number(event.get("time"))
+
+
+def _begin_restart(found: list[GenerationTimes], row: Mapping[str, Any], at: float) -> None:
+    start = str(row.get("start"))
+    if found and found[-1].start == start and found[-1].ended is None:
+        found[-1] = replace(found[-1], ended=at, failed=True, fault=row)
+    number = int(_number(row.get("generation")))
+    found.append(GenerationTimes(start, number, at, is_first=False, last=at, restart=row))
+
+
+def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
+    start, number = str(event.get("start") or ""), int(_number(event.get("generation")))
+    from_step = int(_number(event.get("from_step")))
+    same = bool(found and start and found[-1].start == start)
+    if same and found[-1].ready is None and found[-1].ended is None:
+        found[-1] = replace(found[-1], ready=at, last=at, from_step=from_step)
+        return
+    if same:  # the supervisors began again, too
+        before = found[-1]
+        began = before.ended if before.ended is not None else before.last
+        found[-1] = replace(before, ended=began)
+    else:
+        began = _number(event.get("began")) or at
+    found.append(
+        GenerationTimes(start, number, min(began, at), not same, last=at, ready=at, from_step=from_step)
+    )
+
+
+def _end(found: list[GenerationTimes], event: Mapping[str, Any], at: float) -> None:
+    start, code = str(event.get("start") or ""), event.get("exit_code")
+    if found and found[-1].start == start:
+        if found[-1].ended is None:
+            failed = code not in (EXIT_DONE, EXIT_PREEMPTED)
+            found[-1] = replace(found[-1], ended=at, failed=failed)
+    elif code != EXIT_DONE:  # a start whose ranks never began to train; a run that is done loses nothing
+        began = _number(event.get("began")) or at
+        found.append(GenerationTimes(start, 1, min(began, at), is_first=True, last=at, ended=at, failed=True))
+
+
+def _extended(its: GenerationTimes, event: Mapping[str, Any], at: float) -> GenerationTimes:
+    """Returns the generation with one more line of rank 0."""
+    its = replace(its, last=max(its.last, at))
+    match event.get("event"):
+        case "steps":
+            if its.first is None:
+                return replace(its, first=steps_of(event))
+            its.laps.append(steps_of(event))
+        case "evaluation":
+            return replace(its, evaluation_s=its.evaluation_s + _number(event.get("seconds")))
+        case "close":
+            return replace(its, closed=True)
+    return its
+
+
+def steps_of(event: Mapping[str, Any]) -> Steps:
+    """Returns the seconds of a `steps` line."""
+    names = ("seconds", "data_s", "checkpoint_s", "straggler_s")
+    whole = (int(_number(event.get(name))) for name in ("step", "steps"))
+    return Steps(*whole, *(_number(event.get(name)) for name in names))
+
+
+def shown_causes(times: Goodput) -> Iterator[tuple[str, float]]:
+    """Yields the causes that took at least a thousandth of the time, the largest first."""
+    least = times.whole_s / 1000
+    for cause, seconds in sorted(times.lost_s.items(), key=lambda pair: -pair[1]):
+        if seconds >= least and seconds > 0:
+            yield cause, seconds
+
+
+def _number(value: object) -> float:
+    """Returns a finite number above 0; 0 for everything else that a file may hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 < value < 1e15 else 0.0  # type: ignore[operator, return-value]
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
