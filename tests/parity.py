@@ -21,8 +21,8 @@ RANKS = (1, 2, 4)
 def main() -> int:
     has_horovod = importlib.util.find_spec("horovod") is not None
     print(
-        f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'accumulation':>12} "
-        f"{'relative error':>15}"
+        f"{'ranks':>5} {'backend':8} {'launcher':14} {'model':12} {'loss':7} {'tile':>4} "
+        f"{'accumulation':>12} {'relative error':>15}"
     )
     rows = [
         row
@@ -61,7 +61,7 @@ def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
 def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['ranks']:>5} {row['backend']:8} {row['launcher']:14} {row['model']:12} {row['loss']:7} "
-        f"{row['accumulation']:>12} {row['relative_error']:>15.2e}"
+        f"{row['tile']:>4} {row['accumulation']:>12} {row['relative_error']:>15.2e}"
     )
 
 

@@ -29,15 +29,17 @@ from trainer.train.step import MicroBatch, TrainStep
 MODELS = Path(__file__).parents[1] / "models"
 GLOBAL_BATCH = 16
 ROUNDING = 1e-13
+TILE = 3
+"""Rows of a tile of the loss: a rank's samples are no multiple of it."""
 
 
 def main(backend: str) -> None:
     world = detect(os.environ, os.uname().nodename)
-    comm = connect(_job(backend, "tiny-vit", "clip", GLOBAL_BATCH), world, os.environ)
-    for name, loss, accumulation in _cases():
+    comm = connect(_job(backend, "tiny-vit", "clip", 0, GLOBAL_BATCH), world, os.environ)
+    for name, loss, tile, accumulation in _cases():
         if GLOBAL_BATCH // world.size < accumulation:
             continue
-        job = _job(backend, name, loss, GLOBAL_BATCH // world.size // accumulation)
+        job = _job(backend, name, loss, tile, GLOBAL_BATCH // world.size // accumulation)
         error = comm.all_gather_object(_worst_error(job, comm))
         if world.rank == 0:
             row = {
@@ -46,6 +48,7 @@ def main(backend: str) -> None:
                 "launcher": world.launcher,
                 "model": name,
                 "loss": loss,
+                "tile": tile,
                 "accumulation": accumulation,
             }
             print(json.dumps({**row, "relative_error": max(error)}), flush=True)
@@ -53,14 +56,16 @@ def main(backend: str) -> None:
     comm.close()
 
 
-def _cases() -> Iterator[tuple[str, str, int]]:
+def _cases() -> Iterator[tuple[str, str, int, int]]:
     for loss in ("clip", "siglip"):
         for accumulation in (1, 2, 4):
-            yield "tiny-vit", loss, accumulation
-    yield "tiny-resnet", "clip", 1  # its batch norm takes statistics over all ranks
+            yield "tiny-vit", loss, 0, accumulation
+        for accumulation in (1, 2):
+            yield "tiny-vit", loss, TILE, accumulation
+    yield "tiny-resnet", "clip", 0, 1  # its batch norm takes statistics over all ranks
 
 
-def _job(backend: str, name: str, loss: str, micro_batch: int) -> Job:
+def _job(backend: str, name: str, loss: str, tile: int, micro_batch: int) -> Job:
     return Job.model_validate(
         {
             "name": "parity",
@@ -71,6 +76,7 @@ def _job(backend: str, name: str, loss: str, micro_batch: int) -> Job:
                 "max_batch_size_per_gpu": micro_batch,
                 "steps": 1,
                 "loss": loss,
+                "loss_tile": tile,
             },
             "comm": {"backend": backend},
         }

@@ -1,4 +1,7 @@
-"""The ranks' shares of a loss against open_clip's own loss on the whole batch."""
+"""The ranks' shares of a loss, plain and in tiles, against open_clip's own loss on the whole batch."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import open_clip
 import pytest
@@ -6,45 +9,194 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from trainer.model.loss import SHARES, Gathered
+from tests.support.jobs import tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.model.loss import SHARES
+from trainer.model.loss_tiles import TILED_SHARES
+from trainer.model.rank_loss import RankLoss
 
 REFERENCES = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
+SAMPLES = 12
+NAMES = ("image", "text", "scale", "bias")
+FAR = 300.0
+"""A scale whose logits overflow float32's exponential function."""
 
 
-def _batch(samples: int) -> tuple[Tensor, Tensor]:
+def _batch(kind: str, scale: float = 7.5) -> list[Tensor]:
+    """Features of images and texts, scale and, for SigLIP, bias."""
     generator = torch.Generator().manual_seed(0)
-    image, text = (
-        normalize(torch.randn(samples, 8, generator=generator, dtype=torch.float64), dim=1) for _ in range(2)
-    )
-    return image, text
+    features = [
+        normalize(torch.randn(SAMPLES, 8, generator=generator, dtype=torch.float64), dim=1) for _ in range(2)
+    ]
+    numbers = [scale, -3.0] if kind == "siglip" else [scale]
+    return [*features, *(torch.tensor(number, dtype=torch.float64) for number in numbers)]
+
+
+def _inputs(batch: Sequence[Tensor], own: slice, frozen: str) -> list[Tensor]:
+    """The part of a rank, each tensor with a gradient of its own unless it is frozen."""
+    parts = [tensor[own] if tensor.ndim else tensor for tensor in batch]
+    return [
+        part.clone().requires_grad_(name not in frozen)
+        for name, part in zip(NAMES[: len(parts)], parts, strict=True)
+    ]
+
+
+def _whole(kind: str, batch: Sequence[Tensor], frozen: str) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss of one process that holds the whole batch, and its gradients."""
+    inputs = _inputs(batch, slice(None), frozen)
+    loss = REFERENCES[kind](*inputs)
+    loss.backward()
+    return loss.detach(), [tensor.grad for tensor in inputs]
+
+
+def _assert_exact(actual: Tensor | None, expected: Tensor | None) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-15)
+
+
+def _share(kind: str, tile: int, comm: Any, inputs: list[Tensor]) -> Tensor:
+    image, text, scale, *bias = inputs
+    loss = RankLoss(tiny_job(optim={"loss": kind, "loss_tile": tile}), comm)
+    return loss(image, text, scale, bias[0] if bias else None)
+
+
+def _together(
+    kind: str, batch: Sequence[Tensor], ranks: int, tile: int, frozen: str
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The same of ranks: shares are added, gradients of features put together, others added."""
+    rows = SAMPLES // ranks
+
+    def rank_main(comm: Any) -> tuple[Tensor, list[Tensor | None]]:
+        inputs = _inputs(batch, slice(comm.world.rank * rows, (comm.world.rank + 1) * rows), frozen)
+        share = _share(kind, tile, comm, inputs)
+        share.backward()
+        return share.detach(), [tensor.grad for tensor in inputs]
+
+    done = run_ranks(ranks, rank_main)
+    gradients = [
+        None if parts[0] is None else torch.cat(parts) if parts[0].ndim else torch.stack(parts).sum(0)
+        for parts in zip(*[gradients for _, gradients in done], strict=True)
+    ]
+    return torch.stack([share for share, _ in done]).sum(), gradients
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("tile", [0, 1, 2, 5, 64])
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_shares_of_all_ranks_add_up_to_the_loss_of_the_whole_batch(kind: str, ranks: int) -> None:
-    image, text = _batch(12)
-    scale, bias = (
-        torch.tensor(7.5, dtype=torch.float64),
-        torch.tensor(-3.0, dtype=torch.float64) if kind == "siglip" else None,
-    )
-    own = 12 // ranks
-    shares = [
-        SHARES[kind](
-            Gathered(image[first : first + own], image),
-            Gathered(text[first : first + own], text),
-            scale,
-            bias,
-            first,
-        )
-        for first in range(0, 12, own)
-    ]
-    expected = (
-        REFERENCES[kind](image, text, scale) if bias is None else REFERENCES[kind](image, text, scale, bias)
-    )
-    torch.testing.assert_close(torch.stack(shares).sum(), expected, rtol=1e-12, atol=0)
+def test_shares_of_all_ranks_have_the_loss_and_gradient_of_the_whole_batch(
+    kind: str, tile: int, ranks: int
+) -> None:
+    batch = _batch(kind)
+    loss, gradients = _together(kind, batch, ranks, tile, "")
+    expected_loss, expected = _whole(kind, batch, "")
+    _assert_exact(loss, expected_loss)
+    assert len(gradients) == len(batch)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        _assert_exact(gradient, wanted)
 
 
-def test_siglip_without_a_bias_is_refused() -> None:
-    image, text = _batch(2)
-    with pytest.raises(ValueError, match="logit bias"):
-        SHARES["siglip"](Gathered(image, image), Gathered(text, text), torch.tensor(1.0), None, 0)
+@pytest.mark.parametrize("frozen", ["image", "text", "image text", "scale bias"])
+@pytest.mark.parametrize("tile", [0, 2])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_what_is_frozen_gets_no_gradient_and_the_rest_has_the_same(kind: str, tile: int, frozen: str) -> None:
+    batch = _batch(kind)
+    loss, gradients = _together(kind, batch, 3, tile, frozen)
+    expected_loss, expected = _whole(kind, batch, frozen)
+    _assert_exact(loss, expected_loss)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert (gradient is None) == (wanted is None)
+        if gradient is not None:
+            _assert_exact(gradient, wanted)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_tiles_hold_logits_that_overflow_an_exponential(kind: str) -> None:
+    batch = [tensor.float() for tensor in _batch(kind, scale=FAR)]
+    loss, gradients = _together(kind, batch, 2, 2, "")
+    expected_loss, expected = _whole(kind, [tensor.double() for tensor in batch], "")
+    torch.testing.assert_close(loss.double(), expected_loss, rtol=1e-5, atol=0)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert gradient is not None
+        assert wanted is not None
+        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_a_bias_of_the_softmax_loss_gets_a_gradient_of_zero_in_tiles() -> None:
+    """The logits of a softmax all move with it. A reducer waits for a gradient, so there is one."""
+    batch = [*_batch("clip"), torch.tensor(-3.0, dtype=torch.float64)]
+    for tile in (0, 2):
+        loss, gradients = _together("clip", batch, 2, tile, "")
+        _assert_exact(loss, _whole("clip", batch[:3], "")[0])
+        assert gradients[3] is not None
+        assert abs(gradients[3].item()) < 1e-15
+
+
+def _sent(kind: str, tile: int, frozen: str, ranks: int = 3) -> list[tuple[str, tuple[int, ...]]]:
+    """Tensors that rank 0 gives to collectives in a loss and its backward pass."""
+    rows = SAMPLES // ranks
+    batch = _batch(kind)
+
+    def rank_main(comm: Any) -> list[tuple[str, tuple[int, ...]]]:
+        inputs = _inputs(batch, slice(comm.world.rank * rows, (comm.world.rank + 1) * rows), frozen)
+        _share(kind, tile, comm, inputs).backward()
+        return comm.sent  # type: ignore[no-any-return]
+
+    return run_ranks(ranks, rank_main)[0]
+
+
+def test_ranks_exchange_features_and_normalisers_in_tiles_and_no_gradient_of_features() -> None:
+    rows, width = SAMPLES // 3, 8
+    features = ("all_gather", (rows, width))
+    assert _sent("clip", 2, "") == [features, features, ("all_gather", (rows, 2))]
+    assert _sent("clip", 0, "") == [features, features, *[("all_reduce", (SAMPLES, width))] * 2]
+
+
+def test_siglip_gathers_no_images_and_passes_texts_and_their_gradient_round_a_ring() -> None:
+    rows, width = SAMPLES // 3, 8
+    hop = ("shift", (rows, width))
+    assert _sent("siglip", 0, "") == [("all_gather", (rows, width)), ("all_reduce", (SAMPLES, width))]
+    assert _sent("siglip", 2, "") == [hop] * 5, "two hops of texts, three of their gradient"
+    assert _sent("siglip", 2, "text") == _sent("siglip", 2, "image") == [hop] * 2
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_frozen_tower_is_gathered_without_its_gradient(kind: str) -> None:
+    reduced = [name for name, _ in _sent(kind, 0, "text")].count("all_reduce")
+    assert reduced == {"clip": 1, "siglip": 0}[kind]
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_loss_in_tiles_without_gradients_is_the_same_and_sends_no_normalisers(kind: str) -> None:
+    batch = _batch(kind)
+
+    def rank_main(comm: Any) -> tuple[Tensor, int]:
+        with torch.no_grad():
+            share = _share(kind, 5, comm, _inputs(batch, slice(None), ""))
+        return share, len(comm.sent)
+
+    ((share, sent),) = run_ranks(1, rank_main)
+    _assert_exact(share, _whole(kind, batch, "")[0])
+    assert not share.requires_grad
+    assert sent == 0
+
+
+def test_a_second_backward_pass_of_tiles_is_refused() -> None:
+    def rank_main(comm: Any) -> None:
+        share = _share("clip", 5, comm, _inputs(_batch("clip"), slice(None), ""))
+        share.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="its gradient is gone"):
+            share.backward()
+
+    run_ranks(1, rank_main)
+
+
+@pytest.mark.parametrize("tile", [0, 2])
+def test_siglip_without_a_bias_is_refused(tile: int) -> None:
+    def rank_main(comm: Any) -> None:
+        with pytest.raises(ValueError, match="logit bias"):
+            _share("siglip", tile, comm, _batch("clip"))
+
+    run_ranks(1, rank_main)
+
+
+def test_every_loss_has_a_form_in_tiles() -> None:
+    assert SHARES.keys() == TILED_SHARES.keys()

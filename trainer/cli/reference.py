@@ -56,6 +56,7 @@ UNITS = {
     "shuffle_window": "samples",
     "batch_size": "samples",
     "batch_size_per_gpu": "samples",
+    "loss_tile": "samples",
     "eval.batch_size": "images or texts",
     "steps": "steps",
     "timeline": "steps",

@@ -56,10 +56,16 @@ class HorovodBackend:
         return total
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
-        splits = [tensor.numel() * (rank == partner) for rank in range(self.world.size)]
-        with self._timer.span("exchange", tensor.nbytes):
+        return self._send("exchange", tensor, partner)
+
+    def shift(self, tensor: Tensor) -> Tensor:
+        return self._send("shift", tensor, (self.world.rank + 1) % self.world.size)
+
+    def _send(self, name: str, tensor: Tensor, to: int) -> Tensor:
+        splits = [tensor.numel() * (rank == to) for rank in range(self.world.size)]
+        with self._timer.span(name, tensor.nbytes):
             received, _ = hvd.alltoall(
-                tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name="clipship.exchange"
+                tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name=f"clipship.{name}"
             )
         return received.view_as(tensor)  # type: ignore[no-any-return]
 

@@ -85,12 +85,19 @@ class TorchBackend:
         return total
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
-        if partner == self.world.rank:
+        return self._send("exchange", tensor, partner, partner)
+
+    def shift(self, tensor: Tensor) -> Tensor:
+        rank, size = self.world.rank, self.world.size
+        return self._send("shift", tensor.contiguous(), (rank + 1) % size, (rank - 1) % size)
+
+    def _send(self, name: str, tensor: Tensor, to: int, source: int) -> Tensor:
+        if to == self.world.rank:
             return tensor.clone()
         received = torch.empty_like(tensor)
-        with self._timer.span("exchange", tensor.nbytes):
-            sending = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, received, partner)]
-            for work in dist.batch_isend_irecv(sending):
+        with self._timer.span(name, tensor.nbytes):
+            both = [dist.P2POp(dist.isend, tensor, to), dist.P2POp(dist.irecv, received, source)]
+            for work in dist.batch_isend_irecv(both):  # neither waits for the other, so no ring can lock
                 work.wait()
         return received
 

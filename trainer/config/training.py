@@ -78,6 +78,10 @@ class Optim(Section):
     loss: Literal["clip", "siglip"] = "clip"
     """clip: softmax over the global batch (arXiv 2103.00020); siglip: a sigmoid for each pair (arXiv
     2303.15343)."""
+    loss_tile: Annotated[Annotated[int, Field(ge=0)] | None, MAY_CHANGE] = None
+    """Rows and columns of the blocks in which the loss computes its logits; the result is the same, in less
+    memory. 0: all logits at once. None: blocks of 2,048 where all at once would take more than a tenth of the
+    GPU's memory, otherwise 0. With n samples on a rank and N in the batch, all at once take 16 n N bytes."""
     lr: AboveZero = 5e-4
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

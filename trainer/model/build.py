@@ -77,6 +77,16 @@ def features(
     return image, text, scale, bias[0] if bias else None
 
 
+def trained_towers(model: nn.Module) -> tuple[bool, bool]:
+    """Returns whether the image tower and the text tower have parameters that are trained.
+
+    All that is neither the image tower's nor the logits' counts as the text tower's.
+    """
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    image = {name for name in trained if name.startswith("visual.")}
+    return bool(image), bool(trained - image - {"logit_scale", "logit_bias"})
+
+
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Returns the autocast context of the job's precision for forward passes; parameters stay float32."""
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)

@@ -37,6 +37,7 @@ def wrong_collectives(comm: Comm) -> tuple[str, ...]:
         "all_gather": (comm.all_gather(own[:_FEW]), torch.cat([few + mark for mark in marks])),
         "broadcast": (broadcast, ramp + marks[-1]),
         "exchange": (comm.exchange(own, partner), ramp + marks[partner]),
+        "shift": (comm.shift(own), ramp + marks[rank - 1]),
     }
     wrong = [
         text for name, (actual, expected) in checks.items() if (text := _difference(name, actual, expected))

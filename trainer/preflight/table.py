@@ -21,9 +21,9 @@ def lines(
             ),
         )
     ]
-    rows += [("collectives", "all_reduce, all_gather, broadcast, exchange and objects give right values")] * (
-        not any(r.wrong for r in measurements)
-    )
+    rows += [
+        ("collectives", "all_reduce, all_gather, broadcast, exchange, shift and objects give right values")
+    ] * (not any(r.wrong for r in measurements))
     rows += list(_speeds(measurements))
     rows += list(_hosts(measurements))
     rows += [("not measured", f"{', '.join(left_out)}: time ran out (health.preflight_s)")] * bool(left_out)

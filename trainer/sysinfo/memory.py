@@ -34,6 +34,12 @@ def hint(peak_kb: int | None = None) -> str:
     return f"{', '.join(_numbers(peak_kb))}. {_ADVICE}"
 
 
+def host_bytes() -> int:
+    """Returns the bytes of memory of this machine, or of its container or job if that has fewer."""
+    total = int(_fields(Path("/proc/meminfo"))["MemTotal"].split()[0]) * 1024
+    return min(total, _cgroup_limit() or total)
+
+
 def _numbers(peak_kb: int | None) -> Iterator[str]:
     status = _fields(Path("/proc/self/status"))
     if peak_kb is not None:

@@ -17,15 +17,14 @@ import torch
 from open_clip.coca_model import CoCa
 from torch import Tensor, nn
 
-from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm, Reducer
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.order import position_seed
 from trainer.errors import InputError
-from trainer.model.build import clamp_logit_scale, features
+from trainer.model.build import clamp_logit_scale, features, trained_towers
 from trainer.model.catalog import NO_LOSS
-from trainer.model.loss import SHARES, Gathered
+from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
 
@@ -69,7 +68,8 @@ class TrainStep:
             raise InputError(f"model.name: {job.model.name} {NO_LOSS}")
         self.model, self.optimizer = model, optimizer
         self._job, self._plan, self._comm = job, plan, comm
-        self._share = SHARES[job.optim.loss]
+        self._loss = RankLoss(job, comm)
+        self._trained = trained_towers(model)
         self._keys = draw_by_sample(model)
         self._statistics = RunningStatistics(model)
         self._reducer: Reducer = comm.reducer(model)
@@ -112,14 +112,18 @@ class TrainStep:
     def _accumulated(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
         with torch.no_grad():
             cached = [self._forward(self.model, batch, step, number) for number, batch in enumerate(batches)]
+        parts = zip(*[(image, text) for image, text, _, _ in cached], strict=True)
         leaves = [
-            torch.cat(parts).requires_grad_()
-            for parts in zip(*[(image, text) for image, text, _, _ in cached], strict=True)
+            torch.cat(tower).requires_grad_(trained)
+            for tower, trained in zip(parts, self._trained, strict=True)
         ]
         logits = [tensor.detach().clone().requires_grad_() for tensor in cached[0][2:] if tensor is not None]
         share = self._loss_share((leaves[0], leaves[1], logits[0], logits[1] if len(logits) > 1 else None))
         self._backward_of(share)
-        wanted = [leaf.grad.split(self._plan.micro_batch_size) for leaf in leaves if leaf.grad is not None]
+        wanted = [
+            [None] * len(batches) if leaf.grad is None else leaf.grad.split(self._plan.micro_batch_size)
+            for leaf in leaves
+        ]
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             # Logit scale and bias belong to no micro-batch; the last one, whose gradients are reduced,
@@ -141,9 +145,7 @@ class TrainStep:
         return features(module, batch.images, batch.tokens, self._job.model.precision)
 
     def _loss_share(self, out: Features) -> Tensor:
-        image, text, scale, bias = out
-        gathered = [Gathered(own, gather_with_grad(self._comm, own)) for own in (image, text)]
-        return self._share(gathered[0], gathered[1], scale, bias, self._comm.world.rank * len(image))
+        return self._loss(*out)
 
     def _backward_of(self, share: Tensor) -> None:
         # Reducers average over the ranks, but shares add up: hence the factor, the number of ranks.

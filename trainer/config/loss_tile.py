@@ -1,0 +1,42 @@
+"""Decides whether a rank computes its loss in tiles, and how large they are.
+
+Pure arithmetic; imports no torch. n: samples of this rank; N: samples of all ranks; D: width of the features.
+"""
+
+from trainer.text.wording import many
+
+TILE = 2048
+"""Rows, and columns, of a tile that is chosen: 16 MiB of float32, in which a matrix product is fast."""
+_MEMORY_SHARE = 10
+_LOGITS = 4
+
+
+def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4) -> int:
+    """Returns the bytes that the plain loss adds at its peak on one rank.
+
+    It holds four matrices of n x N values (for CLIP the logits and their log-softmax, in both directions; for
+    SigLIP logits, signs, their product and its log-sigmoid), and the gathered features of images and texts.
+    """
+    return (_LOGITS * n * N + 2 * N * D) * value_bytes
+
+
+def tile_rows(setting: int | None, plain: int, memory: int) -> int:
+    """Returns the rows of a tile, or 0 for the plain loss.
+
+    `setting` is `optim.loss_tile`. If it is None, tiles are chosen where the plain loss would take more than
+    a tenth of the memory that a rank has; `plain` and `memory` are these two in bytes.
+    """
+    if setting is not None:
+        return setting
+    return TILE if plain * _MEMORY_SHARE > memory else 0
+
+
+def tile_text(setting: int | None, rows: int, plain: int, memory: int) -> str:
+    """Returns the choice of tiles and its reason, for people."""
+    reason = f"optim.loss_tile = {setting}"
+    if setting is None:
+        reason = (
+            f"the whole logits would take {plain / 2**30:.1f} GiB, more than a tenth of "
+            f"{memory / 2**30:.1f} GiB"
+        )
+    return f"in tiles of {many(rows, 'sample')} ({reason})"

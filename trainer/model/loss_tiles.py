@@ -1,0 +1,302 @@
+"""The contrastive losses in tiles: logits are computed block by block, twice if need be, and never kept.
+
+The letters are those of `loss.py`, whose plain forms are the oracle of these. Each function computes the loss
+and its gradient in one go and drops all that is large before the backward pass begins; that one only
+multiplies, and communicates nothing.
+
+CLIP, with z_ij = s <x_i, y_j> for image x_i and text y_j, r_i = log sum_j exp z_ij and
+c_j = log sum_i exp z_ij:
+
+    loss            = sum_i (r_i + c_i - 2 z_ii) / 2N
+    d loss / d z_ij = (exp(z_ij - r_i) + exp(z_ij - c_j) - 2 [i = j]) / 2N
+
+The gradient of x_i follows from all texts, r_i and every c_j; that of y_j from all images, c_j and every r_i.
+So ranks gather the features once, without a graph, and then the normalisers r and c, 2 N values. Each then
+computes the whole gradient of its own features from a second look at its logits: no gradient of N x D values
+travels. The plain form has as many products: it computes its part of the gradient of all ranks' features.
+
+SigLIP has a term for each pair and no normaliser. The texts go round the ring of ranks (arXiv 2303.15343,
+section 3.3), their gradient with them, and each rank adds the pairs with its own images. No rank holds more
+than n rows of another one, and one look at the logits is enough.
+
+The gradient of s needs no sum of its own: it is sum_i <x_i, d loss / d x_i> / s.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trainer.comm.protocol import Comm
+from trainer.model.loss import needed_bias
+
+TiledShare = Callable[[Comm, Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
+
+
+def clip_share_in_tiles(
+    comm: Comm, image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None, tile: int
+) -> Tensor:
+    """Returns what `loss.clip_share` returns, from blocks of at most `tile` x `tile` logits. Collective.
+
+    A bias moves all logits of a softmax alike: it changes nothing, and its gradient is zero.
+    """
+    return _in_graph(_clip, comm, image_nD, text_nD, scale, bias, tile)
+
+
+def siglip_share_in_tiles(
+    comm: Comm, image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None, tile: int
+) -> Tensor:
+    """Returns what `loss.siglip_share` returns, from blocks of at most `tile` x `tile` logits.
+
+    If only the text tower is trained, images go round the ring, without a gradient; the share is then that of
+    this rank's texts. Raises ValueError if the model has no logit bias. Collective.
+    """
+    return _in_graph(_siglip, comm, image_nD, text_nD, scale, needed_bias(bias), tile)
+
+
+TILED_SHARES: dict[str, TiledShare] = {"clip": clip_share_in_tiles, "siglip": siglip_share_in_tiles}
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A loss of two modalities, `own` and `other`, which may change places; tensors are without a graph."""
+
+    comm: Comm
+    own_nD: Tensor
+    other_nD: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    tile: int
+    graded: bool
+    """True if the gradient of `own` and of the bias is wanted; that of the scale follows."""
+    other_graded: bool
+
+    @property
+    def first(self) -> int:
+        """Place of this rank's first sample among all."""
+        return self.comm.world.rank * len(self.own_nD)
+
+    @property
+    def total(self) -> int:
+        """Number of samples of all ranks."""
+        return self.comm.world.size * len(self.own_nD)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A rank's share of the loss, and its gradients as far as they are wanted."""
+
+    share: Tensor
+    own_nD: Tensor | None = None
+    other_nD: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class _Graph(torch.autograd.Function):
+    """Puts a share whose gradients are known into the graph. Its backward pass can run once."""
+
+    @staticmethod
+    def forward(ctx: Any, known: _Known, gradients: list[Tensor | None], *_inputs: object) -> Tensor:
+        ctx.gradients = gradients
+        return known.share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("the backward pass of a loss in tiles has run, and its gradient is gone")
+        return None, None, *(None if gradient is None else gradient.mul_(grad) for gradient in gradients)
+
+
+def _in_graph(
+    form: Callable[[_Task], _Known],
+    comm: Comm,
+    image_nD: Tensor,
+    text_nD: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    tile: int,
+) -> Tensor:
+    inputs = [tensor for tensor in (image_nD, text_nD, scale, bias) if tensor is not None]
+    graded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    image, text = image_nD.requires_grad, text_nD.requires_grad
+    swapped = text and not image
+    own_nD, other_nD = (text_nD, image_nD) if swapped else (image_nD, text_nD)
+    with torch.no_grad():
+        known = form(_Task(comm, own_nD, other_nD, scale, bias, tile, graded, graded and image and text))
+        if known.own_nD is None:
+            return known.share
+        scale_grad = _dot(known.own_nD, own_nD, tile) / scale
+        bias_grad = torch.zeros_like(scale) if known.bias is None else known.bias
+    features = [known.other_nD, known.own_nD] if swapped else [known.own_nD, known.other_nD]
+    gradients = [*features, scale_grad, bias_grad][: len(inputs)]
+    share: Tensor = _Graph.apply(known, gradients, *inputs)
+    return share
+
+
+def _clip(task: _Task) -> _Known:
+    own, other = _Gathered(task.comm, task.own_nD), _Gathered(task.comm, task.other_nD)
+    own_norm_n, match_n = _normalisers(task, task.own_nD, other)
+    other_norm_n, _ = _normalisers(task, task.other_nD, own)
+    share = (own_norm_n - match_n + other_norm_n - match_n).sum() / (2 * task.total)
+    if not task.graded:
+        return _Known(share)
+    own_norm_N, other_norm_N = task.comm.all_gather(torch.stack([own_norm_n, other_norm_n], 1)).unbind(1)
+    if not task.other_graded:
+        del own
+        own_grad_nD = torch.empty_like(task.own_nD)
+        _gradient(task, task.own_nD, other, own_norm_n, other_norm_N, own_grad_nD)
+        return _Known(share, own_grad_nD)
+    _gradient(task, task.own_nD, other, own_norm_n, other_norm_N, own.spare)
+    del other
+    other_grad_nD = torch.empty_like(task.other_nD)
+    _gradient(task, task.other_nD, own, other_norm_n, own_norm_N, other_grad_nD)
+    return _Known(share, own.pop_spare(), other_grad_nD)
+
+
+class _Gathered:
+    """All ranks' rows of one modality. The gathered copy of this rank's rows is spare: the rows are at hand.
+
+    A gradient of this rank is built in it, so that it takes no more memory. Collective.
+    """
+
+    def __init__(self, comm: Comm, own_nD: Tensor) -> None:
+        self._own_nD, self._alone = own_nD, comm.world.size == 1
+        self._first = comm.world.rank * len(own_nD)
+        self._all_ND = torch.empty_like(own_nD) if self._alone else comm.all_gather(own_nD)
+
+    @property
+    def spare(self) -> Tensor:
+        """Memory of n x D values with any content."""
+        return self._all_ND[self._first : self._first + len(self._own_nD)]
+
+    def pop_spare(self) -> Tensor:
+        """Returns the content of the spare memory, and drops the other rows."""
+        spare_nD = self.spare if self._alone else self.spare.clone()
+        del self._all_ND
+        return spare_nD
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields all rows in blocks of at most `rows`, each with the place of its first row among all."""
+        end = self._first + len(self._own_nD)
+        for start, part in (
+            (0, self._all_ND[: self._first]),
+            (self._first, self._own_nD),
+            (end, self._all_ND[end:]),
+        ):
+            for offset in range(0, len(part), rows):
+                yield start + offset, part[offset : offset + rows]
+
+
+def _normalisers(task: _Task, own_nD: Tensor, others: _Gathered) -> tuple[Tensor, Tensor]:
+    """Returns the log-sum-exp of the logits of each own row, and its logit with its match, both [n]."""
+    norm_n = own_nD.new_full((len(own_nD),), -torch.inf)
+    match_n = own_nD.new_empty(len(own_nD))
+    for row, rows_RD in _blocks(task, own_nD):
+        norm_R = norm_n[row : row + len(rows_RD)]
+        for column, columns_CD in others.blocks(task.tile):
+            logits_RC = rows_RD @ columns_CD.T
+            if (matches := _matches(logits_RC, task.first + row, column)) is not None:
+                place = max(column - task.first, row)
+                match_n[place : place + len(matches)] = matches
+            torch.logaddexp(norm_R, _log_sum_exp(logits_RC), out=norm_R)
+    return norm_n, match_n
+
+
+def _log_sum_exp(logits_RC: Tensor) -> Tensor:
+    """Returns the log-sum-exp of each row, and leaves the logits overwritten."""
+    largest_R1 = logits_RC.amax(1, keepdim=True)
+    return logits_RC.sub_(largest_R1).exp_().sum(1).log_().add_(largest_R1[:, 0])
+
+
+def _gradient(
+    task: _Task, own_nD: Tensor, others: _Gathered, own_norm_n: Tensor, other_norm_N: Tensor, out_nD: Tensor
+) -> None:
+    """Writes the gradient of the whole loss for this rank's rows to `out_nD`."""
+    out_nD.zero_()
+    for row, rows_RD in _blocks(task, own_nD):
+        here = slice(row, row + len(rows_RD))
+        for column, columns_CD in others.blocks(task.tile):
+            logits_RC = rows_RD @ columns_CD.T
+            weights_RC = (logits_RC - own_norm_n[here, None]).exp_()
+            weights_RC += logits_RC.sub_(other_norm_N[column : column + len(columns_CD)]).exp_()
+            if (matches := _matches(weights_RC, task.first + row, column)) is not None:
+                matches.sub_(2)
+            out_nD[here].addmm_(weights_RC, columns_CD)
+    out_nD.mul_(task.scale / (2 * task.total))
+
+
+def _siglip(task: _Task) -> _Known:
+    comm, size = task.comm, task.comm.world.size
+    own_grad_nD = torch.zeros_like(task.own_nD) if task.graded else None
+    guest_nD, guest_grad_nD = task.other_nD, torch.zeros_like(task.other_nD) if task.other_graded else None
+    sums = []
+    for stop in range(size):
+        if stop:
+            guest_nD = comm.shift(guest_nD)
+            guest_grad_nD = None if guest_grad_nD is None else comm.shift(guest_grad_nD)
+        sums.append(_pairs(task, guest_nD, stop == 0, own_grad_nD, guest_grad_nD))
+    del guest_nD
+    if guest_grad_nD is not None and size > 1:
+        guest_grad_nD = comm.shift(guest_grad_nD)  # home
+    for gradient in (own_grad_nD, guest_grad_nD):
+        if gradient is not None:
+            gradient.mul_(task.scale / task.total)
+    share, bias_grad = torch.stack(sums).sum(0).div_(task.total).unbind()
+    return _Known(share.clone(), own_grad_nD, guest_grad_nD, bias_grad.clone())
+
+
+def _pairs(
+    task: _Task, guest_nD: Tensor, matching: bool, own_grad_nD: Tensor | None, guest_grad_nD: Tensor | None
+) -> Tensor:
+    """Adds the pairs of own rows and a guest's rows to the gradients, which lack the factor scale / N.
+
+    Pair (i, i) is a match if `matching`. Returns the sums of the pairs' losses and of their gradient, [2].
+    """
+    sums = torch.zeros(2, dtype=guest_nD.dtype, device=guest_nD.device)
+    assert task.bias is not None
+    for row, rows_RD in _blocks(task, task.own_nD):
+        for column in range(0, len(guest_nD), task.tile):
+            columns_CD = guest_nD[column : column + task.tile]
+            margin_RC = (rows_RD @ columns_CD.T).add_(task.bias).neg_()
+            matches = _matches(margin_RC, row, column) if matching else None
+            if matches is not None:
+                matches.neg_()
+            sums[0] -= F.logsigmoid(margin_RC).sum()
+            if own_grad_nD is None:
+                continue
+            weights_RC = margin_RC.neg_().sigmoid_()
+            if matches is not None:
+                matches.neg_()  # they share the memory of the weights
+            sums[1] += weights_RC.sum()
+            own_grad_nD[row : row + len(rows_RD)].addmm_(weights_RC, columns_CD)
+            if guest_grad_nD is not None:
+                own_RD = task.own_nD[row : row + len(rows_RD)]
+                guest_grad_nD[column : column + len(columns_CD)].addmm_(weights_RC.T, own_RD)
+    return sums
+
+
+def _blocks(task: _Task, own_nD: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yields own rows times the scale, in blocks, each with the place of its first row on this rank."""
+    for row in range(0, len(own_nD), task.tile):
+        yield row, task.scale * own_nD[row : row + task.tile]
+
+
+def _matches(tile_RC: Tensor, row: int, column: int) -> Tensor | None:
+    """Returns a view of the pairs (i, i) in a tile with this first row and column; None if it has none."""
+    first = max(row, column)
+    last = min(row + tile_RC.shape[0], column + tile_RC.shape[1])
+    return (
+        tile_RC[first - row : last - row, first - column : last - column].diagonal() if first < last else None
+    )
+
+
+def _dot(one_nD: Tensor, two_nD: Tensor, rows: int) -> Tensor:
+    """Returns the sum of all products, without a third tensor of that size."""
+    pairs = zip(one_nD.split(rows), two_nD.split(rows), strict=True)
+    return torch.stack([(one * two).sum() for one, two in pairs]).sum()

@@ -1,0 +1,60 @@
+"""The loss as a rank computes it: plain or in tiles, whichever the job or the memory asks for."""
+
+import logging
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trainer.comm.autograd import gather_with_grad
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.loss_tile import plain_bytes, tile_rows, tile_text
+from trainer.model.loss import SHARES
+from trainer.model.loss_tiles import TILED_SHARES
+from trainer.sysinfo.memory import host_bytes
+
+log = logging.getLogger("clipship")
+
+
+class RankLoss:
+    """Computes this rank's share of the job's loss. Collective, and so is its construction."""
+
+    def __init__(self, job: Job, comm: Comm) -> None:
+        self._name, self._setting, self._comm = job.optim.loss, job.optim.loss_tile, comm
+        # The forms communicate differently, so all ranks must choose by the same number.
+        self._memory = _smallest_memory(comm)
+        self._rows: int | None = None
+
+    def __call__(self, image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the share, a scalar with its graph; the shares of all ranks add up to the loss.
+
+        `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one.
+        """
+        if self._rows is None:
+            self._rows = self._choose(image_nD)
+        if self._rows:
+            return TILED_SHARES[self._name](self._comm, image_nD, text_nD, scale, bias, self._rows)
+        gather = partial(gather_with_grad, self._comm)
+        first = self._comm.world.rank * len(image_nD)
+        return SHARES[self._name](image_nD, text_nD, scale, bias, gather, first)
+
+    def _choose(self, image_nD: Tensor) -> int:
+        n, width = image_nD.shape
+        plain = plain_bytes(n, n * self._comm.world.size, width, image_nD.element_size())
+        rows = tile_rows(self._setting, plain, self._memory)
+        if rows:
+            log.info("%-12s %s", "loss", tile_text(self._setting, rows, plain, self._memory))
+        return rows
+
+
+def _smallest_memory(comm: Comm) -> int:
+    """Collective: returns the bytes that the rank with the least memory has.
+
+    On a GPU they are the GPU's; elsewhere the ranks of a node share the node's.
+    """
+    on_gpu = comm.device.type == "cuda"
+    own = torch.cuda.get_device_properties(comm.device).total_memory if on_gpu else host_bytes()
+    everybody = comm.all_gather_object((comm.world.node, own))
+    nodes = [node for node, _ in everybody]
+    return min(int(size) // (1 if on_gpu else nodes.count(node)) for node, size in everybody)
