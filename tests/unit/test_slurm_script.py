@@ -68,6 +68,8 @@ EVERYTHING: dict[str, Any] = {
     },
 }
 
+SPARE = {"max_restarts": 3, "spare_nodes": 1}
+
 CASES: dict[str, dict[str, Any]] = {
     "torch-srun": {},
     "one-node": {"resources": {"nodes": 1, "gpus_per_node": 1}, "slurm": {"requeue": False}},
@@ -102,6 +104,12 @@ CASES: dict[str, dict[str, Any]] = {
         "slurm": {"rendezvous": "ipv6", "interface": "ib0", "signal": "HUP", "signal_lead_s": 60}
     },
     "name-suffix": {"slurm": {"name_suffix": "i"}},
+    "recovery": {"recovery": SPARE},
+    "recovery-pyxis": {"recovery": SPARE, "slurm": PYXIS},
+    "recovery-apptainer": {
+        "recovery": {"max_restarts": 3},
+        "slurm": {"container": "apptainer", "image": "/images/clip.sif", "requeue": False},
+    },
 }
 
 
@@ -244,6 +252,81 @@ def test_binding_of_memory_that_the_job_asks_for_reaches_the_ranks(tmp_path: Pat
     program = "export SLURM_MEM_BIND=quiet,none SLURM_MEM_BIND_TYPE=none; environment; env"
     said = in_bash(program, tmp_path, {"slurm": {"extra": {"mem-bind": "verbose,local"}}})
     assert [line for line in said.splitlines() if "MEM_BIND" in line] == ["SLURM_MEM_BIND=verbose,local"]
+
+
+def test_a_killed_supervisor_is_started_again_and_then_joins_the_run(tmp_path: Path) -> None:
+    """Waits are as short as they can be: the shell's own `sleep` is not."""
+    supervisor = """
+    if [ -z "$CLIPSHIP_RESPAWNED" ]; then echo first; kill -KILL $$; fi
+    [ -e killed-twice ] || { touch killed-twice; kill -KILL $$; }
+    echo "joins, given $1"; exit 7"""
+    said = in_bash(
+        f"cd {tmp_path}; sh -c \"$keep\" {tmp_path} sh -c '{supervisor}' sh a-word; exit $?",
+        tmp_path,
+        {"recovery": SPARE},
+        sleep='echo "waits $1 s"',
+    )
+    lines = [line for line in said.splitlines() if "was killed" not in line and "Killed" not in line]
+    assert lines == ["first", "waits 1 s", "waits 2 s", "joins, given a-word", "exit 7"]
+    assert said.count("clipship: a supervisor on this node was killed; it is started again in ") == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("exit 124", 124),
+        ("kill -TERM $$", 143),
+        ("kill -USR2 $$", 140),
+        ("touch exit.json; kill -KILL $$", 137),
+    ],
+)
+def test_a_supervisor_that_left_or_whose_run_has_ended_is_not_started_again(
+    tmp_path: Path, ends: str, code: int
+) -> None:
+    ends = ends.replace("touch exit.json", "echo x >exit.json")
+    program = f"cd {tmp_path}; sh -c \"$keep\" {tmp_path} sh -c '{ends}'; exit $?"
+    said = in_bash(program, tmp_path, {"recovery": SPARE}, sleep="echo waits")
+    assert said.endswith(f"exit {code}")
+    assert "started again" not in said
+
+
+def test_requests_to_stop_do_not_end_what_starts_a_supervisor_again(tmp_path: Path) -> None:
+    """Slurm signals every process of a step."""
+    ends = "kill -TERM $PPID; kill -USR2 $PPID; exit 75"
+    program = f"sh -c \"$keep\" {tmp_path} sh -c '{ends}'; exit $?"
+    assert in_bash(program, tmp_path, {"recovery": SPARE}).endswith("exit 75")
+
+
+@pytest.mark.parametrize(
+    ("before", "left_out", "asked"),
+    [
+        ("ExcNodeList=(null)", '[\n    "n2.cluster"\n  ]', "ExcNodeList=n2"),
+        ("ExcNodeList=n7,n[8-9]", '[\n    "n1",\n    "n2"\n  ]', "ExcNodeList=n7,n[8-9],n1,n2"),
+        ("ExcNodeList=n7", "[]", "ExcNodeList=n7"),
+        ("ExcNodeList=(null)", "[]", None),
+    ],
+)
+def test_the_next_start_does_without_nodes_that_the_run_has_left_out(
+    tmp_path: Path, before: str, left_out: str, asked: str | None
+) -> None:
+    run = tmp_path / "first-run"
+    run.mkdir()
+    (run / "exit.json").write_text(f'{{\n  "rank": 0,\n  "left_out": {left_out},\n  "start": ""\n}}\n')
+    scontrol = f"""case $* in
+    *hostnames*) echo n1; echo n2 ;;
+    *update*) echo "asked for $*" ;;
+    *) echo 'JobId=7 ReqNodeList=(null) {before} NodeList=n1 ' ;;
+    esac"""
+    said = in_bash("exclude_left_out", tmp_path, {"recovery": SPARE}, scontrol=scontrol)
+    lines = [line for line in said.splitlines() if line.startswith("asked")]
+    assert lines == ([] if asked is None else [f"asked for update JobId=7 {asked}"])
+
+
+def test_a_job_that_does_not_go_on_keeps_slurms_own_ways() -> None:
+    script = batch_script(job())
+    assert "--no-kill" not in script
+    assert "--kill-on-bad-exit=1 --wait=30" in script
+    assert "CLIPSHIP_KEEPS_GOING" not in script
 
 
 UNPACKING = """

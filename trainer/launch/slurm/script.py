@@ -20,6 +20,7 @@ from trainer.launch.rank_env import rank_environment
 from trainer.launch.slurm.validate import validate
 from trainer.launch.templates import render
 from trainer.run.exit_record import SUPERVISOR_LOST
+from trainer.supervise.world import KEEPS_GOING, RESPAWNS, SPARE_NODES
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
@@ -39,8 +40,12 @@ class SbatchContext:
     directives: Sequence[tuple[str, str | None]]
     """Options of sbatch with their values; None for an option without a value."""
     nodes: int
+    """Nodes of the allocation, spares included."""
+    spares: int
     ranks_per_node: int
     cpus_per_rank: int
+    keeps_going: bool
+    """True if the job and the ranks' supervisors go on without one of them, or without a node."""
     max_starts: int
     """Largest number of starts of the job, the first included."""
     variables: Mapping[str, str]
@@ -80,6 +85,7 @@ class SbatchContext:
 
     @property
     def ranks(self) -> int:
+        """Number of supervisors, those of spare nodes included."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -116,9 +122,11 @@ def _context(job: Job) -> SbatchContext:
     return SbatchContext(
         run=run,
         directives=list(_directives(job)),
-        nodes=resources.nodes,
+        nodes=resources.nodes + job.recovery.spare_nodes,
+        spares=job.recovery.spare_nodes,
         ranks_per_node=resources.ranks_per_node,
         cpus_per_rank=resources.cpus_per_gpu,
+        keeps_going=_keeps_going(job),
         max_starts=slurm.max_restarts + 1,
         variables=variables,
         variable_names=sorted({*variables, *RENDEZVOUS}),
@@ -150,6 +158,11 @@ def _context(job: Job) -> SbatchContext:
     )
 
 
+def _keeps_going(job: Job) -> bool:
+    """Returns whether the run may go on without a supervisor or a node."""
+    return job.recovery.max_restarts > 0
+
+
 def _gpu_request(job: Job) -> GpuRequest:
     """Returns the option of sbatch that asks for GPUs, or "none"."""
     return job.slurm.gpus or ("none" if job.resources.on_cpu else "gpus-per-node")
@@ -163,7 +176,7 @@ def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
     slurm, resources = job.slurm, job.resources
     per_node = resources.ranks_per_node
     yield "job-name", job.name
-    yield "nodes", str(resources.nodes)
+    yield "nodes", str(resources.nodes + job.recovery.spare_nodes)
     yield "ntasks-per-node", str(per_node)
     yield "cpus-per-task", str(resources.cpus_per_gpu)
     gpus = f"{slurm.gpu_type}:{per_node}" if slurm.gpu_type else str(per_node)
@@ -196,6 +209,8 @@ def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
         yield "mail-user", slurm.mail_user
     yield "signal", f"B:{slurm.signal}@{slurm.signal_before_end_s}"
     yield "requeue" if slurm.requeue else "no-requeue", None
+    if _keeps_going(job):
+        yield "no-kill", None
     yield "open-mode", "append"
     for option, value in slurm.extra.items():
         if value is not False and option != "gres":
@@ -207,7 +222,11 @@ def _variables(job: Job) -> dict[str, str]:
 
     apptainer takes APPTAINERENV_X for X; its --env would split values at commas.
     """
-    variables = rank_environment(job, job.resources.world_size)
+    recovery, resources = job.recovery, job.resources
+    members = (resources.nodes + recovery.spare_nodes) * resources.ranks_per_node
+    variables = rank_environment(job, members)
+    if _keeps_going(job):
+        variables |= {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(recovery.spare_nodes)}
     if job.slurm.container == "none":
         return variables
     if job.slurm.container == "pyxis" and _gpu_request(job) == "none":
