@@ -19,6 +19,7 @@ ALONE ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 JOB ?=
+NULLGPU ?= ../shared/nullgpu/run
 STACK ?=
 PARITY_ARGS ?=
 PYXIS_PREFIX ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/pyxis
@@ -38,7 +39,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli test-faults test-faults-full bench-hang bench-heartbeat bench-data test-full test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli test-faults test-faults-full bench-hang bench-heartbeat bench-data test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -170,6 +171,9 @@ bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes 
 
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.data $(BENCH_ARGS)
+
+test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names it
+	@PYTHON='$(PY)' '$(NULLGPU)' $(PY) -m pytest tests/nullgpu $(TEST_ARGS)
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

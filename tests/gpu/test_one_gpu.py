@@ -54,7 +54,7 @@ def alone() -> Iterator[Comm]:
 def train_step(job: Job, comm: Comm) -> TrainStep:
     batch_plan = plan(job, 1)
     network = build_model(job, batch_plan, comm).model.train()
-    return TrainStep(job, batch_plan, comm, network, build_optimizer(network, job.optim, comm.device))
+    return TrainStep(job, batch_plan, comm, network, build_optimizer(network, job.optim))
 
 
 def batch(job: Job, comm: Comm) -> MicroBatch:

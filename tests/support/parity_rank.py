@@ -93,7 +93,7 @@ def _worst_error(job: Job, comm: Comm) -> float:
     clip = build_model(job, batch_plan, comm).model.double().train()
     images, tokens = _whole_batch(clip)
     expected = _reference(job, images, tokens)
-    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
     own = slice(
         comm.world.rank * batch_plan.batch_size_per_rank,
         (comm.world.rank + 1) * batch_plan.batch_size_per_rank,

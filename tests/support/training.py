@@ -28,7 +28,8 @@ def setup_of(
 ) -> TrainSetup:
     """A run of four steps in the folder, whose evaluations are `evaluate`."""
     sections["eval"] = {"zero_shot": ("val",), "retrieval": ("val.csv",), **sections.get("eval", {})}
-    job = tiny_job(**sections, logging={"tensorboard": False})  # type: ignore[arg-type]
+    sections["logging"] = {"tensorboard": False, **sections.get("logging", {})}
+    job = tiny_job(**sections)  # type: ignore[arg-type]
     batch_plan, source = plan(job, 1), open_source(job.data)
     folder.mkdir(exist_ok=True)
     run = Run(folder)
@@ -40,9 +41,7 @@ def setup_of(
         plan=batch_plan,
         schedule=schedule(job, len(source)),
         clip=clip,
-        train_step=TrainStep(
-            job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device)
-        ),
+        train_step=TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim)),
         source=source,
         weights=None,
         evaluate=evaluate,

@@ -31,7 +31,7 @@ def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
     job = job or tiny_job()
     batch_plan = plan(job, 1)
     clip = build_model(job, batch_plan, comm).model.train()
-    train = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    train = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
     for step in range(steps):
         train([MicroBatch(torch.randn(16, 3, 32, 32), torch.randint(1, 1000, (16, 16)))], step)
     return train

@@ -59,7 +59,7 @@ def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[
     clip = build_model(job, batch_plan, comm).model.train()
     if compiled:
         compile_blocks(clip)
-    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
     tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)

@@ -19,7 +19,7 @@ from trainer.telemetry.profiler import Profiler
 from trainer.train.non_finite import NonFinite, NonFiniteGuard
 from trainer.train.step import StepResult
 
-LEFT_OUT = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")), finite=False)
+LEFT_OUT = StepResult(torch.tensor(float("nan")), torch.tensor(float("nan")))
 
 
 @pytest.fixture

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.jobs import RESNET, VIT, tiny_job
+from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
+from trainer.data.pixels import normalised
 from trainer.errors import InputError
 from trainer.model.build import build_model, untrained
 from trainer.model.optimizer import build_optimizer
@@ -28,7 +31,7 @@ SAMPLES = 16
 def _step(job: Job, comm: Comm) -> TrainStep:
     batch_plan = plan(job, 1)
     clip = build_model(job, batch_plan, comm).model.train()
-    return TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim, comm.device))
+    return TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
 
 
 def _batches(clip: nn.Module, size: int) -> list[MicroBatch]:
@@ -262,16 +265,63 @@ def test_dropout_of_a_sample_does_not_depend_on_its_micro_batch(
         torch.testing.assert_close(in_micro_batches[name], gradient, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
 @pytest.mark.parametrize("config", [VIT, RESNET])
-def test_gradient_that_is_no_number_leaves_the_model_as_it_was(alone: Comm, config: str) -> None:
-    """Its batch norm too, whose statistics the forward pass moves."""
-    step = _step(tiny_job(config=config), alone)
+def test_gradient_that_is_no_number_leaves_model_and_optimizer_as_they_were(
+    alone: Comm, config: str, clip_norm: float | None
+) -> None:
+    """Batch norm too, whose statistics the forward pass moves, and the optimizer's counts of steps."""
+    step = _step(tiny_job(config=config, optim={"grad_clip_norm": clip_norm} if clip_norm else {}), alone)
     batches = _batches(step.model, SAMPLES)
     assert step(batches, 0).finite
-    before = _state(step.model)
+    before, moments = _state(step.model), copy.deepcopy(step.optimizer.state_dict())
+    images = batches[0].images.clone()
     batches[0].images[0] = float("nan")
     assert not step(batches, 1).finite
     assert _differing(before, step.model) == []
+    after = step.optimizer.state_dict()
+    assert after["param_groups"] == moments["param_groups"]
+    for number, state in moments["state"].items():
+        assert state["step"] == 1
+        assert all(torch.equal(after["state"][number][name], value) for name, value in state.items())
+    batches[0].images.copy_(images)
+    assert step(batches, 2).finite
+    assert "logit_scale" in _differing(before, step.model)
+
+
+def test_one_rank_has_the_gradient_of_distributed_data_parallel_to_the_bit(alone: Comm) -> None:
+    step = _step(tiny_job(), alone)
+    without = _gradients(step, SAMPLES)
+    assert step._reducer.module is step.model
+    step._reducer = LocalReducer(DistributedDataParallel(step.model))
+    for name, gradient in _gradients(step, SAMPLES).items():
+        alone_gradient = without[name]
+        assert gradient is not None
+        assert alone_gradient is not None
+        assert torch.equal(gradient, alone_gradient), name
+
+
+@pytest.mark.parametrize("size", [4, SAMPLES])
+def test_bytes_that_a_pass_normalises_have_the_gradient_of_normalised_images(alone: Comm, size: int) -> None:
+    step = _step(_accumulating(size), alone)
+    batches = _batches(step.model, size)
+    images = [torch.randint(0, 256, (size, 4, 32, 32), dtype=torch.uint8) for _ in batches]
+    mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
+    gradients = []
+    for normalise in (None, lambda pixels: normalised(pixels, mean, std)):
+        sent = [pixels if normalise else normalised(pixels, mean, std) for pixels in images]
+        step.gradients(
+            [
+                MicroBatch(pixels, batch.tokens, normalise=normalise)
+                for pixels, batch in zip(sent, batches, strict=True)
+            ],
+            step=0,
+        )
+        gradients.append(
+            {name: p.grad.clone() for name, p in step.model.named_parameters() if p.grad is not None}
+        )
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+    assert "visual.conv1.weight" in gradients[0]
 
 
 def test_a_step_that_the_scaler_skips_leaves_batch_norm_as_it_was(alone: Comm) -> None:

@@ -5,7 +5,8 @@ functions of seed, epoch and position, the learning rate is a function of the st
 data position.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from trainer.checkpoint.files import WEIGHTS, BrokenCheckpoint
 from trainer.checkpoint.weights import cause
+from trainer.comm.host_memory import HostCopy
 
 State = dict[str, Any]
 
@@ -35,24 +37,34 @@ def optimizer_file(part: int, parts: int) -> str:
     return f"optimizer-{part:05d}-of-{parts:05d}.pt"
 
 
-def snapshot_weights(model: nn.Module) -> State:
-    """Returns a copy of the weights in the host's memory, which training does not touch."""
-    return {name: _copied(tensor) for name, tensor in model.state_dict().items()}
+class Snapshot:
+    """Copies of the tensors of several files in the host's memory, which training does not touch.
+
+    The copies of a GPU's tensors are all under way at once, and the host goes on.
+    """
+
+    def __init__(self, contents: Mapping[str, State]) -> None:
+        """`contents` has the state of each file by its name, in nested dictionaries."""
+        self._tensors: list[Tensor] = []
+        self._contents = _with_places(contents, self._tensors)
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+        self._copy = HostCopy(self._tensors)
+        self._tensors.clear()
+
+    def get(self) -> dict[str, State]:
+        """Returns the contents with the copies; waits until they have arrived."""
+        filled: dict[str, State] = _filled(self._contents, self._copy.get())
+        return filled
 
 
-def snapshot_optimizer(
+def optimizer_part(
     model: nn.Module, optimizer: Optimizer, scaler: Mapping[str, Any], part: int, parts: int
 ) -> State:
-    """Returns a copy of one part of the optimizer's state, by parameter name; every part has the scaler."""
+    """Returns one part of the optimizer's state itself, by parameter name; every part has the scaler."""
     names = [name for name, parameter in model.named_parameters() if parameter in optimizer.state]
     by_name = dict(model.named_parameters())
     chosen = {name: optimizer.state[by_name[name]] for name in names[part::parts]}
-    return {
-        "state": {
-            name: {key: _copied(value) for key, value in state.items()} for name, state in chosen.items()
-        },
-        "scaler": dict(scaler),
-    }
+    return {"state": {name: dict(state) for name, state in chosen.items()}, "scaler": dict(scaler)}
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -94,8 +106,25 @@ def put_optimizer(by_name: Mapping[str, State], model: nn.Module, optimizer: Opt
     optimizer.load_state_dict({"state": known, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True).contiguous() if isinstance(value, Tensor) else value
+@dataclass(frozen=True)
+class _Place:
+    number: int
+
+
+def _with_places(value: Any, tensors: list[Tensor]) -> Any:
+    """Returns the value with each tensor replaced by its place in `tensors`, to which it is appended."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    if isinstance(value, Mapping):
+        return {key: _with_places(item, tensors) for key, item in value.items()}
+    return value
+
+
+def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    return {key: _filled(item, tensors) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _load(path: Path) -> State:

@@ -70,14 +70,15 @@ class CheckpointWriter:
             return
         folder = Folder(self._checkpoints, step)
         contents: dict[str, state.State] = {
-            state.optimizer_file(self._rank, self._parts): state.snapshot_optimizer(
+            state.optimizer_file(self._rank, self._parts): state.optimizer_part(
                 train.model, train.optimizer, train.scaler.state_dict(), self._rank, self._parts
             )
         }
         if self._rank == 0:
-            contents[files.WEIGHTS] = state.snapshot_weights(train.model)
-        self._size = sum(_tensor_bytes(content) for content in contents.values())
-        write = partial(self._write, folder, contents, about, best)
+            contents[files.WEIGHTS] = train.model.state_dict()
+        snapshot = state.Snapshot(contents)
+        self._size = snapshot.nbytes
+        write = partial(self._write, folder, snapshot, about, best)
         self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
         self._thread.start()
 
@@ -146,12 +147,12 @@ class CheckpointWriter:
     def _write(
         self,
         folder: Folder,
-        contents: Mapping[str, state.State],
+        snapshot: state.Snapshot,
         about: Mapping[str, Any],
         best: tuple[str, float] | None,
     ) -> None:
         start = time.monotonic()
-        for name, content in contents.items():
+        for name, content in snapshot.get().items():
             folder.write(name, partial(_write_state, content))
         if self._rank:
             return
@@ -179,13 +180,6 @@ class CheckpointWriter:
         if best is not None:
             files.record_best(self._checkpoints, folder.step, *best)
         files.prune(self._checkpoints, self._settings.keep)
-
-
-def _tensor_bytes(content: object) -> int:
-    """Returns the bytes of all tensors in nested dictionaries."""
-    if isinstance(content, torch.Tensor):
-        return content.nbytes
-    return sum(map(_tensor_bytes, content.values())) if isinstance(content, dict) else 0
 
 
 def _write_state(content: state.State, path: Path) -> None:

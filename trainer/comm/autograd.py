@@ -39,8 +39,10 @@ class _Sum(torch.autograd.Function):
 def gather_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
     """Gathers a tensor from all ranks, rank after rank: [n, d] -> [world_size * n, d].
 
-    Collective, and so is its backward pass.
+    Collective, and so is its backward pass. A single rank gets the tensor itself.
     """
+    if comm.world.size == 1:
+        return tensor
     gathered: Tensor = _Gather.apply(tensor, comm)
     return gathered
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.deterministic_reducer import DeterministicReducer
+from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
 from trainer.comm.timer import CommTimer
@@ -115,6 +116,8 @@ class HorovodBackend:
             hvd.synchronize(handle)
 
     def reducer(self, model: nn.Module) -> Reducer:
+        if self.world.size == 1:
+            return LocalReducer(model)
         if self._deterministic:
             return DeterministicReducer(model, self.all_reduce, self.world.size)
         return _Reducer(model, self._settings, self._find_unused, self._timer, self.world.size)

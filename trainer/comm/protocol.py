@@ -88,12 +88,15 @@ class Comm(Protocol):
         """Returns when all ranks have called it; raises TimeoutError after `timeout_s` seconds."""
 
     def reducer(self, model: nn.Module) -> Reducer:
-        """Wraps the model for gradient averaging; its parameters must be equal on all ranks already."""
+        """Wraps the model for gradient averaging; its parameters must be equal on all ranks already.
+
+        A single rank gets `LocalReducer`, which does nothing.
+        """
 
     def pop_seconds(self) -> float:
         """Returns the seconds spent waiting for other ranks or for data transfer since the last call.
 
-        Not collective.
+        Not collective. What a GPU is still working on is left to a later call.
         """
 
     def pop_bytes(self) -> int:

@@ -7,6 +7,8 @@ in the rank's heartbeat, so that the supervisor can say which one a rank is in.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
+from operator import not_
 
 import torch
 
@@ -16,7 +18,7 @@ Mark = float | torch.cuda.Event
 
 
 class CommTimer:
-    """Collects time spans on a device; `pop` returns their sum in seconds and starts again."""
+    """Collects time spans on a device; `pop` returns the sum of those that have ended, in seconds."""
 
     def __init__(self, device: torch.device, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -75,9 +77,17 @@ class CommTimer:
         return nbytes
 
     def pop(self) -> float:
-        """Returns the seconds in all spans since the last call; on a GPU it waits for their end."""
-        spans, self._spans = self._spans, []
+        """Returns the seconds in all spans that have ended since the last call.
+
+        Spans that a GPU is still working on are left to a later call: nobody waits for them.
+        """
+        ended = [_has_passed(end) for _, end in self._spans]
+        spans, self._spans = list(compress(self._spans, ended)), list(compress(self._spans, map(not_, ended)))
         return sum(_seconds(start, end) for start, end in spans)
+
+
+def _has_passed(mark: Mark) -> bool:
+    return isinstance(mark, float) or mark.query()
 
 
 def _seconds(start: Mark, end: Mark) -> float:
@@ -85,5 +95,4 @@ def _seconds(start: Mark, end: Mark) -> float:
         return end - start
     assert not isinstance(start, float)
     assert not isinstance(end, float)
-    end.synchronize()
     return float(start.elapsed_time(end)) / 1000

@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.comm.deterministic_reducer import DeterministicReducer
+from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
 from trainer.comm.timer import CommTimer, Mark
@@ -161,6 +162,8 @@ class TorchBackend:
     def reducer(self, model: nn.Module) -> Reducer:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("the model has no parameter to train")
+        if self.world.size == 1:
+            return LocalReducer(model)
         if self._deterministic:
             return DeterministicReducer(model, self.all_reduce, self.world.size)
         return _Reducer(model, self._settings, self._find_unused, self._timer, self.device)

@@ -10,20 +10,20 @@ from trainer.config import Optim
 _SPARED = ("bn", "ln", "bias", "logit_scale")
 
 
-def build_optimizer(model: nn.Module, settings: Optim, device: torch.device) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, settings: Optim) -> torch.optim.AdamW:
     """Returns AdamW over the trained parameters, in two groups: with and without decay; see `decays`."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for name, p in trained if decays(name, p)], "weight_decay": settings.weight_decay},
         {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},
     ]
-    # The fused kernel serves all parameters at once; CPUs have none that is faster.
+    # The fused kernel serves all parameters at once, and leaves a step out without asking the host.
     return torch.optim.AdamW(
         groups,
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
-        fused=device.type == "cuda",
+        fused=True,
     )
 
 

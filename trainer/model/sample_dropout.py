@@ -6,6 +6,7 @@ attention kernel cannot be reached from here; it follows torch's generator, whic
 micro-batch, and so repeats only for micro-batches of one size.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,16 +15,25 @@ from timm.layers.drop import DropPath
 from timm.layers.patch_dropout import PatchDropout as TimmPatchDropout
 from torch import Tensor, nn
 
+from trainer.comm.host_memory import to_device
+
 
 class SampleKeys:
     """Keys of the samples in the current forward pass; the layers of one model share them."""
 
     def __init__(self) -> None:
         self.keys_B = torch.zeros(0, dtype=torch.int64)
+        self.used = False
+        """True if the model has a layer that draws."""
+
+    def put(self, keys: Iterable[int], device: torch.device) -> None:
+        """Replaces the keys by those of the samples in the next forward pass, in order."""
+        if self.used:
+            self.keys_B = to_device(torch.tensor(list(keys), dtype=torch.int64), device)
 
 
 def draw_by_sample(model: nn.Module) -> SampleKeys:
-    """Makes the model's dropout layers draw by sample; set `keys_B` before each forward pass.
+    """Makes the model's dropout layers draw by sample; `put` their keys before each forward pass.
 
     Evaluation mode draws nothing.
     """
@@ -33,6 +43,7 @@ def draw_by_sample(model: nn.Module) -> SampleKeys:
         if kind is not None:
             module.__class__ = kind  # the instance keeps its settings, hooks and names
             module._keys, module._number = keys, number  # type: ignore[assignment]
+            keys.used = True
     return keys
 
 
@@ -42,7 +53,7 @@ class _Drawing(nn.Module):
 
     def uniform(self, samples: int, count: int, device: torch.device) -> Tensor:
         """Returns [samples, count] float32 in [0, 1)."""
-        keys_B = self._keys.keys_B.to(device)
+        keys_B = self._keys.keys_B.to(device)  # it is there already, if `put` was told the device
         if len(keys_B) != samples:
             raise RuntimeError(f"{len(keys_B)} sample keys for a batch of {samples}")
         return hashed_uniform(keys_B, self._number, count)
@@ -117,9 +128,9 @@ def hashed_uniform(keys_B: Tensor, layer: int, count: int) -> Tensor:
     The hash is SplitMix64 (Steele et al., OOPSLA 2014).
     """
     element_C = torch.arange(count, dtype=torch.int64, device=keys_B.device)
+    # The layer's number stays on the host and is an argument of the kernel: a copy would make the host wait.
     state = (
-        _mixed(keys_B[:, None] ^ _mixed(torch.tensor(layer + 1, device=keys_B.device) * _GOLDEN))
-        + (element_C + 1)[None] * _GOLDEN
+        _mixed(keys_B[:, None] ^ _mixed(torch.tensor(layer + 1) * _GOLDEN)) + (element_C + 1)[None] * _GOLDEN
     )
     return (_logical_shift(_mixed(state), 40)).to(torch.float32) / 2**24
 

@@ -63,10 +63,10 @@ class RunningStatistics:
         """Returns a copy for `put_back`; empty for a model without batch norm."""
         return [buffer.clone() for buffer in self._buffers]
 
-    def put_back(self, before: list[Tensor]) -> None:
-        """Copies the statistics back, in place."""
+    def put_back_unless(self, finite: Tensor, before: list[Tensor]) -> None:
+        """Copies the statistics back, in place, if `finite` is false, a scalar on their device."""
         for buffer, old in zip(self._buffers, before, strict=True):
-            buffer.copy_(old)
+            torch.where(finite, buffer, old, out=buffer)
 
 
 def synchronise_batch_norm(model: nn.Module, comm: Comm) -> None:

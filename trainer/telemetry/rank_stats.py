@@ -9,13 +9,15 @@ import resource
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from trainer.comm.host_memory import HostCopy, to_device
 from trainer.comm.protocol import Comm
 from trainer.run.layout import RANK_STATS_FILE
 from trainer.safe_io.plain import open_plain
@@ -35,6 +37,10 @@ _COLUMNS = (
 )
 
 
+RankFigures = Callable[[], tuple[dict[str, Any], int, list[list[float]]]]
+"""Function that gives the figures for the record, the bad samples of all ranks, and each rank's values."""
+
+
 class RankStats:
     """Gathers the figures of all ranks at each record; every rank has one, for one start of a run."""
 
@@ -50,32 +56,44 @@ class RankStats:
         if self._path is not None:
             drop_after(self._path, steps_done)
 
-    def gather(self, step: int, lap: Lap) -> dict[str, Any]:
-        """Collective: compares this rank's times since the last call with the others'.
+    def gather(self, step: int, lap: Lap, bad_samples: int = 0, values: Sequence[Tensor] = ()) -> RankFigures:
+        """Collective: starts to compare this rank's times since the last call with the others'.
 
-        Returns the figures for the record.
+        `bad_samples` is this rank's count and `values` are scalars on the device, which travel along. The
+        returned function waits for the figures and writes them; call it once.
         """
         self._all += lap
         times = lap.per_step()
         sent = self._comm.pop_bytes()
-        row = [*(times[part] for part in _COLUMNS[:4]), *self._machine.sample()]
-        table = self._comm.all_gather(
-            torch.tensor([row], dtype=torch.float64, device=self._comm.device)
-        ).tolist()
+        self._sent += sent
+        row = [*(times[part] for part in _COLUMNS[:4]), *self._machine.sample(), bad_samples]
+        numbers = to_device(torch.tensor(row, dtype=torch.float64), self._comm.device)
+        own = torch.cat([numbers, *(value.reshape(1).double() for value in values)])
+        table = HostCopy([self._comm.all_gather(own[None])])
         self._comm.pop_bytes()  # leaves out the bytes of this all_gather itself
+        about = {
+            "comm_bytes": round(sent / max(1, lap.steps)),
+            "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4),
+        }
+
+        def read() -> tuple[dict[str, Any], int, list[list[float]]]:
+            rows: list[list[float]] = table.get()[0].tolist()
+            figures = self._record(step, lap.steps, [row[: len(_COLUMNS)] for row in rows])
+            bad = sum(int(row[len(_COLUMNS)]) for row in rows)
+            return {**about, **figures}, bad, [row[len(_COLUMNS) + 1 :] for row in rows]
+
+        return read
+
+    def _record(self, step: int, steps: int, table: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Writes one table and returns what it says, which `summary` counts for that many steps."""
         self._write(step, table)
         figures = summarize(table)
-        self._sent += sent
-        self._slowest[int(figures["slowest_rank"])] += lap.steps
+        self._slowest[int(figures["slowest_rank"])] += steps
         self._peaks = {
             key: max(figures.get(key, 0.0), self._peaks.get(key, 0.0))
             for key in ("rss_bytes_max", "gpu_bytes_max")
         }
-        return {
-            "comm_bytes": round(sent / max(1, lap.steps)),
-            "comm_share": round(times["comm_s"] / max(times["step_s"], 1e-9), 4),
-            **figures,
-        }
+        return figures
 
     def summary(self) -> dict[str, float]:
         """Returns the figures of this start for result.json. Not collective.

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
 from trainer.config.loader import recorded
@@ -19,6 +17,7 @@ from trainer.model.optimizer import learning_rate, set_learning_rate
 from trainer.sysinfo.versions import versions
 from trainer.telemetry.records import Record
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics, is_due
+from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
 from trainer.train.prefetch import global_batches
 from trainer.train.result import TrainResult
@@ -36,6 +35,7 @@ class Loop:
         self._steps_done, self._steps = setup.start.steps_done, setup.schedule.steps
         self._consensus = StepConsensus(setup.comm)
         self._batches = global_batches(setup, monitors.skipped)
+        self._reads = LateReads(late=setup.comm.device.type == "cuda")
 
     def run(self) -> TrainResult:
         """Collective, once: runs the remaining steps and evaluations; returns how training ended.
@@ -129,36 +129,44 @@ class Loop:
                 self._comm.heartbeat.begin_phase("step", step)
             set_learning_rate(train_step.optimizer, rate)
             result = train_step(batches, step - 1)
+            self._reads.settle()  # the step before this one
         clock.step_done()
-        self._monitors.non_finite.check(step, result, [key for batch in batches for key in batch.keys])
+        values, keys = result.on_host(), [key for batch in batches for key in batch.keys]
+        self._reads.add(lambda: self._monitors.non_finite.check(step, values(), keys))
         return result
 
     def _record(self, step: int, rate: float, result: StepResult) -> None:
-        """Collective: writes the metrics of this step, with the times of the steps since the last record."""
-        monitors, comm = self._monitors, self._comm
-        size = self._setup.plan.global_batch_size
-        loss = float(comm.all_reduce(result.loss_share))
+        """Collective: sends the metrics of this step, with the times of the steps since the last record.
+
+        They are written when they are read.
+        """
+        monitors, size = self._monitors, self._setup.plan.global_batch_size
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
-        times, about_ranks = lap.per_step(), monitors.rank_stats.gather(step, lap)
-        goodput = monitors.goodput.steps(step, lap, about_ranks["data_s_median"], about_ranks["straggler_s"])
-        scale = float(self._setup.clip.model.logit_scale.detach().exp())  # type: ignore[operator]
-        epoch = (step - 1) // self._setup.schedule.epoch_steps
-        bad_samples = int(comm.all_reduce(torch.tensor(float(monitors.skipped.count), device=comm.device)))
-        monitors.telemetry.write(
-            Record(
+        times, epoch = lap.per_step(), (step - 1) // self._setup.schedule.epoch_steps
+        scale = self._setup.clip.model.get_parameter("logit_scale").detach().exp()
+        about_ranks = monitors.rank_stats.gather(
+            step, lap, monitors.skipped.count, [result.loss_share, result.grad_norm, scale]
+        )
+
+        def write() -> None:
+            figures, bad_samples, rows = about_ranks()
+            goodput = monitors.goodput.steps(step, lap, figures["data_s_median"], figures["straggler_s"])
+            _, grad_norm, logit_scale = rows[self._comm.world.rank]
+            record = Record(
                 step,
                 epoch,
                 step * size,
-                loss,
+                sum(loss_share for loss_share, _, _ in rows),
                 rate,
-                float(result.grad_norm),
-                scale,
+                grad_norm,
+                logit_scale,
                 size / times["step_s"],
                 **times,
                 bad_samples=bad_samples,
-            ),
-            {**about_ranks, **goodput},
-        )
+            )
+            monitors.telemetry.write(record, {**figures, **goodput})
+
+        self._reads.add(write)
 
     def _save_and_evaluate(self, step: int, stop: bool, save: bool) -> tuple[Metrics, bool]:
         """Collective: saves and evaluates after a step if due; returns the metrics and whether to stop.
@@ -167,6 +175,8 @@ class Loop:
         leaves out, or ends between two rounds, is made in the next start only if it is the last.
         """
         due = self._policy.after_step(step, stop=stop, save=save)
+        if due.save or due.evaluate:
+            self._reads.settle()  # no checkpoint of a step that may not count
         if due.save:
             with self._saving(step):
                 self._save(step, {}, None)
@@ -238,6 +248,7 @@ class Loop:
 
     def _close(self) -> None:
         """Collective: ends all that is under way and waits until the last checkpoint is complete."""
+        self._reads.settle()
         self._comm.heartbeat.begin_phase("checkpoint", self._steps)
         self._consensus.close()
         monitors = self._monitors

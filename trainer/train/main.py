@@ -118,7 +118,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
     if job.model.compile:
         _say("compile", str(compile_blocks(clip.model)))
-    step = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim, comm.device))
+    step = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim))
     comm.heartbeat.reach("prepared")
     start = restore(job, comm, run.checkpoints, step, samples)
     if comm.world.rank == 0:

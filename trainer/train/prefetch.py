@@ -1,4 +1,4 @@
-"""Turns the loader's bytes into normalised micro-batches on the device.
+"""Brings the loader's bytes to the device as micro-batches, which the step normalises one at a time.
 
 On a GPU the next step's micro-batches are copied while this step computes.
 """
@@ -9,6 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from trainer.comm.host_memory import to_device
 from trainer.data.bad_samples import Skipped
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
@@ -55,9 +56,9 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
 
 
 class Prefetcher:
-    """Moves images to the device and normalises them there.
+    """Moves images to the device as uint8, with the function that normalises them there.
 
-    uint8 goes in; `dtype` comes out, minus the mean and divided by the standard deviation of each channel.
+    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Prefetcher:
     ) -> None:
         self._device = device
         self._mean, self._std = (
-            torch.tensor(channels, dtype=dtype, device=device) for channels in (mean, std)
+            to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
 
     def steps(self, batches: Iterator[Batch], accumulation: int) -> Iterator[list[MicroBatch]]:
@@ -115,4 +116,7 @@ class Prefetcher:
         return self._micro(images, tokens, keys)
 
     def _micro(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
-        return MicroBatch(normalised(images, self._mean, self._std), tokens, keys)
+        return MicroBatch(images, tokens, keys, self._normalised)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return normalised(images, self._mean, self._std)

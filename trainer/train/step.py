@@ -7,16 +7,21 @@ micro-batches pass forward once without a graph, the loss gives the gradient of 
 micro-batch passes again with its graph to carry that gradient back. Randomness inside the model is seeded by
 sample (`sample_dropout.py`), so that the second pass repeats the first, a resumed run repeats the
 uninterrupted one, and the number of ranks changes nothing.
+
+The host never waits for a GPU here: the device finds out whether the gradient is finite, and leaves the
+update out by itself if it is not.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from open_clip.coca_model import CoCa
 from torch import Tensor, nn
 
+from trainer.comm.host_memory import HostCopy
 from trainer.comm.protocol import Comm, Reducer
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
@@ -27,6 +32,7 @@ from trainer.model.catalog import NO_LOSS
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
+from trainer.model.update import clip_gradients, update_if
 
 Features = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
@@ -36,25 +42,45 @@ class MicroBatch:
     """Samples of one forward pass, on the device."""
 
     images: Tensor
-    """Pixels, [B, 3, height, width]."""
+    """Pixels: [B, 3, height, width], or bytes as the loader gives them if there is `normalise`."""
     tokens: Tensor
     """Token ids, int64 [B, context length]."""
     keys: Sequence[str] = ()
     """Names of the samples in their source."""
+    normalise: Callable[[Tensor], Tensor] | None = None
+    """Function from `images` to what the model takes. Each pass calls it and keeps nothing: bytes take a
+    quarter of the memory of floats or less.
+    """
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step, for the log."""
+    """Result of a step, for the log. Its tensors are on the device until `on_host` brings them."""
 
     loss_share: Tensor
     """Scalar: this rank's share of the global batch's loss; the shares sum to the loss."""
     grad_norm: Tensor
     """Scalar: norm of the whole gradient before clipping, the same on all ranks."""
-    finite: bool = True
-    """True if the gradient's norm is finite, the same on all ranks. If not, the model stays as it was."""
     scaled: bool = False
     """True if a GradScaler multiplied the loss; its search for a factor makes some steps infinite."""
+
+    @property
+    def finite(self) -> bool:
+        """True if the gradient's norm is finite, the same on all ranks. If not, the model stays as it was.
+
+        Waits for the step if the tensors are on a GPU.
+        """
+        return math.isfinite(self.grad_norm)
+
+    def on_host(self) -> Callable[[], "StepResult"]:
+        """Starts to copy both values to the host; the returned function gives the result with them."""
+        copy = HostCopy([self.loss_share, self.grad_norm])
+
+        def read() -> StepResult:
+            loss_share, grad_norm = copy.get()
+            return replace(self, loss_share=loss_share, grad_norm=grad_norm)
+
+        return read
 
 
 class TrainStep:
@@ -80,19 +106,12 @@ class TrainStep:
         statistics = self._statistics.copy()
         loss_share = self.gradients(batches, step)
         self.scaler.unscale_(self.optimizer)
-        limit = self._job.optim.grad_clip_norm or float("inf")
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        finite = bool(torch.isfinite(grad_norm))  # every rank has the same gradient, so all agree
-        if finite:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            # Clipping has divided the gradient by this norm, and the forward pass has changed the batch norm
-            # statistics.
-            _back_off(self.scaler)
-            self._statistics.put_back(statistics)
+        grad_norm = clip_gradients(self.model, self._job.optim.grad_clip_norm)
+        finite = torch.isfinite(grad_norm)  # every rank has the same gradient, so all agree
+        update_if(finite, self.optimizer, self.scaler)
+        self._statistics.put_back_unless(finite, statistics)  # the forward pass has changed them
         clamp_logit_scale(self.model, self._job.optim.logit_scale_limit)
-        return StepResult(loss_share, grad_norm, finite, self.scaler.is_enabled())
+        return StepResult(loss_share, grad_norm, self.scaler.is_enabled())
 
     def gradients(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
         """Computes the gradient of the global batch's loss, times the scaler's factor, into every `grad`.
@@ -139,10 +158,12 @@ class TrainStep:
         # This seeds the randomness that `sample_dropout.py` cannot reach.
         torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
         positions = range(first, first + len(batch.images))
-        self._keys.keys_B = torch.tensor(
-            [position_seed(self._job.seed, step, position, "dropout") for position in positions]
+        self._keys.put(
+            (position_seed(self._job.seed, step, position, "dropout") for position in positions),
+            self._comm.device,
         )
-        return features(module, batch.images, batch.tokens, self._job.model.precision)
+        normalise = batch.normalise or _unchanged
+        return features(module, normalise(batch.images), batch.tokens, self._job.model.precision)
 
     def _loss_share(self, out: Features) -> Tensor:
         return self._loss(*out)
@@ -152,15 +173,8 @@ class TrainStep:
         self.scaler.scale(share * self._comm.world.size).backward()
 
 
-def _back_off(scaler: torch.amp.GradScaler) -> None:
-    """Lowers the scaler's factor by one step, for an optimizer step that is left out.
-
-    The scaler itself checks single elements; elements that are all finite can have a norm that float32 cannot
-    hold.
-    """
-    if scaler.is_enabled():
-        scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
-        scaler.load_state_dict(scaler.state_dict() | {"_growth_tracker": 0})
+def _unchanged(images: Tensor) -> Tensor:
+    return images
 
 
 def _carry(out: Features, grads: Sequence[Tensor | None]) -> None:

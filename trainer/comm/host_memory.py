@@ -1,0 +1,88 @@
+"""Copies between the host's memory and a GPU for which nobody waits.
+
+Only page-locked memory lets a GPU copy while the host goes on. From and to ordinary memory every copy makes
+the host wait, however it is asked for.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK_BYTES = 256 * 2**20
+"""Bytes of page-locked memory that hold several tensors. torch gives such memory in powers of two alone."""
+_ALIGNMENT = 64
+_POLL_S = 20e-6
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a small CPU tensor on the device, without waiting for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class HostCopy:
+    """Copies of tensors in the host's memory, which arrive while the host goes on.
+
+    Later work on the current CUDA stream may change the tensors; work on other streams must not.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for tensor in tensors):
+            self._copies = _to_pinned(tensors)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._copies = [
+                tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors
+            ]
+
+    def get(self) -> list[Tensor]:
+        """Returns the copies, contiguous, each with memory of its own; waits until they have arrived.
+
+        It asks the GPU again and again: in other threads Python goes on meanwhile.
+        """
+        while self._event is not None and not self._event.query():
+            time.sleep(_POLL_S)
+        return self._copies
+
+
+def _to_pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Starts the copies, on the current stream.
+
+    Tensors share page-locked blocks, but not storages: saved to a file, each is as long as itself.
+    """
+    copies = []
+    for group in _groups(tensors):
+        block = torch.empty(sum(map(_room, group)), dtype=torch.uint8, pin_memory=True)
+        memory, start = block.numpy(), 0
+        for tensor in group:
+            piece = slice(start, start + tensor.nbytes)
+            source = tensor.detach().contiguous()
+            _shaped(block[piece], source).copy_(source, non_blocking=True)
+            copies.append(_shaped(torch.from_numpy(memory[piece]), source))
+            start += _room(tensor)
+    return copies
+
+
+def _shaped(raw: Tensor, like: Tensor) -> Tensor:
+    return raw.view(like.dtype).view(like.shape)
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields the tensors in order, in groups of at most BLOCK_BYTES, or of one that is larger."""
+    group: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if group and size + _room(tensor) > BLOCK_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += _room(tensor)
+    if group:
+        yield group

@@ -1,0 +1,45 @@
+"""Update of the parameters that the device itself leaves out if the gradient is not finite.
+
+The host decides nothing here, so it need not wait for a GPU. A step that is left out changes neither
+parameters nor the optimizer's state: the fused optimizer skips it, its step counts included.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
+    """Returns the norm of the whole gradient, a scalar, after scaling a larger gradient down to the limit.
+
+    None sets no limit.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients, foreach=True)
+    if limit is not None:
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
+    return norm
+
+
+def update_if(finite: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """Runs one step of a fused optimizer, which changes nothing if `finite` is false, a scalar on the device.
+
+    The scaler's factor then falls by one step. The scaler has unscaled the gradients already.
+    """
+    skip = (~finite).to(torch.float32)
+    if scaler.is_enabled():
+        # The scaler checks single elements. Elements that are all finite can have a norm that float32 cannot
+        # hold, and an element that is not makes the norm so.
+        for found_inf in scaler._found_inf_per_device(optimizer).values():
+            found_inf.copy_(skip)
+        scaler.step(optimizer)
+        scaler.update()
+        return
+    fused: Any = optimizer
+    fused.grad_scale, fused.found_inf = None, skip  # as GradScaler tells a fused optimizer
+    try:
+        optimizer.step()
+    finally:
+        del fused.grad_scale, fused.found_inf
