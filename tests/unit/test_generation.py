@@ -14,6 +14,7 @@ from trainer.run.exit_record import EXIT_DIR, RANK_DIR
 from trainer.supervise import heartbeat
 from trainer.supervise.generation import Generation, fresh_variables
 from trainer.supervise.heartbeat import HEARTBEAT_FILE, published_state
+from trainer.supervise.nursery import Nursery
 from trainer.supervise.world import GENERATION, detect
 
 RANK = f"""
@@ -45,7 +46,7 @@ def is_group(pid: int) -> bool:
 
 def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_path: Path) -> None:
     env = {**os.environ, EXIT_DIR: str(tmp_path)}
-    first = Generation(1, COMMAND, env, is_root=True)
+    first = Generation(1, Nursery(COMMAND, use=False), env, is_root=True)
     try:
         assert says(first) == "1"
         heartbeat.request_stop(first.memory)
@@ -59,7 +60,7 @@ def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_p
         assert published_state(tmp_path) == (None, True)
     finally:
         first.close()
-    second = Generation(2, COMMAND, env, is_root=True)
+    second = Generation(2, Nursery(COMMAND, use=False), env, is_root=True)
     try:
         assert says(second) == "2"
         assert second.folder != first.folder
@@ -74,7 +75,7 @@ def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_p
 def test_rank_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").glob("clipship-rank-*"))
     with pytest.raises(OSError, match="no-such-program"):
-        Generation(1, [str(tmp_path / "no-such-program")], os.environ, is_root=False)
+        Generation(1, Nursery([str(tmp_path / "no-such-program")], use=False), os.environ, is_root=False)
     assert set(Path("/dev/shm").glob("clipship-rank-*")) - before == set()
 
 

@@ -71,22 +71,31 @@ def _named_tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str
 
 
 def _checksum(tensor: Tensor) -> tuple[int, int]:
-    """Returns two sums of the tensor's bytes modulo 2**64, plain and weighted by position.
+    """Returns two sums of the tensor's words of 8 bytes modulo 2**64, plain and weighted by position.
 
     They differ if one bit does.
     """
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    words = _words(tensor)
     plain = weighted = 0
-    for start in range(0, raw.numel(), _CHUNK):
-        piece = raw[start : start + _CHUNK].to(torch.int64)
+    for start in range(0, words.numel(), _CHUNK):
+        piece = words[start : start + _CHUNK]
         plain += int(piece.sum())
         weighted += int(
             (piece * torch.arange(start + 1, start + 1 + piece.numel(), device=piece.device)).sum()
         )
-    return plain, weighted % 2**64
+    return plain % 2**64, weighted % 2**64
 
 
-_CHUNK = 1 << 24  # bytes that are summed at a time: as int64 they take 128 MiB
+def _words(tensor: Tensor) -> Tensor:
+    """Returns the tensor's bytes as int64, of which the last is filled up with zeros."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    missing = -raw.numel() % 8
+    if missing or raw.storage_offset() % 8:
+        raw = torch.cat([raw, raw.new_zeros(missing)])
+    return raw.view(torch.int64)
+
+
+_CHUNK = 1 << 22  # words that are summed at a time: their positions take 32 MiB
 
 
 def _pack(state: Any) -> tuple[Any, list[Tensor]]:

@@ -3,11 +3,15 @@
 Its errors come without a worker's traceback.
 """
 
+import faulthandler
 import math
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.util
+import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -15,9 +19,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainer.errors import InputError, MachineError
+from trainer.sysinfo.forks import can_fork
 from trainer.sysinfo.parent import end_with_parent
 
 Loaded = TypeVar("Loaded")
+_spawn = multiprocessing.util.spawnv_passfds
 # Modules that a loader process needs. They are imported once, in the server that forks the processes, instead
 # of in each.
 PRELOADED = [
@@ -30,12 +36,47 @@ PRELOADED = [
 
 
 def start_process_server() -> None:
-    """Starts the server of loader processes.
+    """Starts the server of loader processes, once.
 
-    Call it early: its imports take seconds, which then pass beside other work.
+    Call it before the first thread of this process, before CUDA and before MPI: then the server is a fork and
+    has this process's modules. Later it is a new interpreter, whose imports take seconds.
     """
     _process_context()
-    multiprocessing.forkserver.ensure_running()
+    if torch.cuda.is_initialized() or not can_fork():
+        multiprocessing.forkserver.ensure_running()
+        return
+    multiprocessing.util.spawnv_passfds = _fork_instead
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        multiprocessing.util.spawnv_passfds = _spawn
+
+
+def _fork_instead(path: bytes, words: Sequence[Any], passed: Sequence[int]) -> int:
+    """Runs `python ... -c CODE`, the last of the words, in a fork instead of a new interpreter.
+
+    It takes the place of multiprocessing's own function, whose arguments it has; returns the process id.
+    """
+    if "forkserver" not in words[-1]:  # the tracker of semaphores is small, and needs nothing of ours
+        return _spawn(path, words, passed)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _close_all_but({0, 1, 2, *passed})
+            exec(words[-1], {})
+        finally:  # also by SystemExit, with which the server ends
+            os._exit(0)
+    return pid
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    """Closes every other descriptor: the server must not keep its rank's pipes and sockets open."""
+    faulthandler.disable()  # it would write into a descriptor that is somebody else's by then
+    faulthandler.unregister(signal.SIGUSR1)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in kept:
+            with suppress(OSError):  # the listing's own
+                os.close(number)
 
 
 def load(

@@ -45,6 +45,8 @@ def main(job_path: str, result_path: str) -> int:
 def _whole_run(job_path: Path, result_path: Path, world: World, heartbeat: Heartbeat) -> None:
     job = load_job(job_path)
     heartbeat.limits = job.timeouts.by_phase
+    if job.data.workers:
+        start_process_server()
     comm = connect(job, world, os.environ, heartbeat)
     metrics = evaluate(job, comm)
     if world.rank == 0:
@@ -63,8 +65,6 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
     log.info("%-12s %s, %s on %s", "world", many(comm.world.size, "rank"), comm.name, comm.device)
     evaluation = Evaluation(job, comm)
     job = with_loss_of_weights(job, comm)
-    if job.data.workers:
-        start_process_server()
     clip = _build(job, comm)
     comm.heartbeat.begin_phase("evaluation")
     return evaluation(clip, lambda: comm.heartbeat.stop_requested)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
 from trainer.config.world_sizes import world_sizes
@@ -21,10 +22,8 @@ def limits_of_job(arguments: Sequence[str]) -> dict[str, Any]:
 
     Returns an empty table if the job cannot be read: the rank itself reports why.
     """
-    overrides = [value for option, value in pairwise(arguments) if option == "--set"]
-    overrides += [argument.partition("=")[2] for argument in arguments if argument.startswith("--set=")]
     try:
-        job = load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *overrides])
+        job = job_of(arguments)
     except InputError:
         return {}
     names = ("init_s", "checkpoint_s", "shutdown_s", "silence_s")
@@ -35,3 +34,10 @@ def limits_of_job(arguments: Sequence[str]) -> dict[str, Any]:
         "world_sizes": world_sizes(job),
         "run_folder": str(run_folder(job).absolute()),
     }
+
+
+def job_of(arguments: Sequence[str]) -> Job:
+    """Returns the job of a rank's arguments, JOB [--set KEY=VALUE ...]. Raises InputError."""
+    overrides = [value for option, value in pairwise(arguments) if option == "--set"]
+    overrides += [argument.partition("=")[2] for argument in arguments if argument.startswith("--set=")]
+    return load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *overrides])

@@ -6,14 +6,15 @@ belongs to one of these times is in one object, which the supervisor replaces. N
 
 import asyncio
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import heartbeat
 from trainer.supervise.heartbeat import publish_heartbeat
 from trainer.supervise.nccl_debug import rank_variables
-from trainer.supervise.rank_process import end_rank, kill_rank, rank_folder, start_rank
+from trainer.supervise.nursery import Nursery
+from trainer.supervise.rank_process import RankProcess, end_rank, kill_rank, rank_folder, reap_group
 from trainer.supervise.world import FORGET_URL, GENERATION, USES_AGENT_STORE
 from trainer.sysinfo.addresses import free_port, listening_address
 
@@ -24,7 +25,7 @@ _FORGET_S = 10.0
 class Generation:
     """Process of this supervisor's rank from one start of all ranks to the next."""
 
-    def __init__(self, number: int, command: Sequence[str], env: Mapping[str, str], *, is_root: bool) -> None:
+    def __init__(self, number: int, nursery: Nursery, env: Mapping[str, str], *, is_root: bool) -> None:
         """Starts the rank. `number` counts generations from 1; rank 0's (`is_root`) shows its heartbeat.
 
         Raises OSError if the process cannot be started.
@@ -42,7 +43,7 @@ class Generation:
             if is_root:
                 publish_heartbeat(self.folder, env)
             own = {GENERATION: str(number), RANK_DIR: str(self.folder), **rank_variables(self.folder)}
-            self.rank = start_rank(command, {**env, **own})
+            self.rank: RankProcess = nursery.start({**env, **own})
         except BaseException:
             self._clean_up.close()
             raise
@@ -53,6 +54,7 @@ class Generation:
         kill_rank(self.rank)
         while self.rank.poll() is None:
             await asyncio.sleep(_POLL_S)
+        reap_group(self.rank)
         self._clean_up.close()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, MachineError
 from trainer.run.exit_record import EXIT_DIR
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
+from trainer.supervise.nursery import Nursery
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import RESPAWNED, detect
 from trainer.sysinfo.shortage import raise_open_files_limit
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
             say(f"warning: {problem}")
     command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *arguments]
     os.environ.setdefault(BEGAN, f"{time.time():.3f}")
-    return supervise(world, command, os.environ, limits)
+    return supervise(world, command, os.environ, limits, nursery=Nursery(command, use=restarts))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from trainer.safe_io.plain import is_own_folder, open_plain
 from trainer.sysinfo.parent import signal_with_parent
@@ -24,6 +25,19 @@ _PREFIX = "clipship-rank-"
 _LOCK = "supervisor"
 _NOT_YET_LOCKED = "supervisor.new"
 _UNLOCKED_S = 60.0
+
+
+class RankProcess(Protocol):
+    """Process of a rank, with the methods of Popen that its supervisor uses."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Returns the exit code, minus the signal's number after a signal, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end and returns the exit code. Raises subprocess.TimeoutExpired."""
 
 
 @contextmanager
@@ -74,16 +88,20 @@ def _is_abandoned(folder: Path) -> bool:
         return True
 
 
-def start_rank(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the rank in a session of its own.
+def start_rank(
+    command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts the rank in a session of its own; it inherits the descriptors `pass_fds`.
 
     The supervisor translates signals to the launcher's process group. Slurm signals every process of a step,
     whatever its session: so the rank and its loader processes start with these signals ignored.
     """
-    return subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=_before_exec)
+    return subprocess.Popen(
+        command, env=env, start_new_session=True, pass_fds=pass_fds, preexec_fn=_before_exec
+    )
 
 
-def end_rank(rank: subprocess.Popen[bytes]) -> None:
+def end_rank(rank: RankProcess) -> None:
     """Kills the rank and all that it started, with SIGKILL.
 
     If the kernel has not ended the rank within REAP_S, it is left to the kernel.
@@ -93,7 +111,17 @@ def end_rank(rank: subprocess.Popen[bytes]) -> None:
         rank.wait(REAP_S)
 
 
-def kill_rank(rank: subprocess.Popen[bytes]) -> None:
+def reap_group(rank: RankProcess) -> None:
+    """Takes note of the end of processes that the rank started and this process adopted; does not wait.
+
+    The rank itself must have ended and been waited for.
+    """
+    with suppress(ChildProcessError):
+        while os.waitpid(-rank.pid, os.WNOHANG)[0]:
+            pass
+
+
+def kill_rank(rank: RankProcess) -> None:
     """Sends SIGKILL to the rank and all that it started, and does not wait for their end."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(rank.pid, signal.SIGKILL)

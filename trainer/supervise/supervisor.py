@@ -30,6 +30,7 @@ from trainer.supervise.heartbeat import RankState
 from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
 from trainer.supervise.limits import Limits
 from trainer.supervise.nccl_debug import flight_record
+from trainer.supervise.nursery import Nursery
 from trainer.supervise.rank_process import SIGNALS, end_rank
 from trainer.supervise.rank_report import STACK_FILE, python_stack, report
 from trainer.supervise.tree import Message, Rendezvous, Tree
@@ -56,20 +57,28 @@ Rank 0's supervisor asks everybody at once when it receives the report of a late
 
 
 def supervise(
-    world: World, command: Sequence[str], env: Mapping[str, str], limits: Callable[[], Limits]
+    world: World,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    limits: Callable[[], Limits],
+    *,
+    nursery: Nursery | None = None,
 ) -> int:
     """Runs the command as this rank, under the run's supervision; returns the run's exit code.
 
-    `limits` is called once the rank runs. After a fault that the run survives, the command runs again.
+    `limits` is called once the rank runs. After a fault that the run survives, the command runs again; a
+    `nursery` makes that fast.
     """
+    nursery = nursery or Nursery(command, use=False)
     early: list[int] = []
     for number in SIGNALS:  # collects signals until the event loop handles them
         signal.signal(number, lambda caught, _frame: early.append(caught))
-    start_rank = partial(Generation, command=command, is_root=world.rank == 0)
+    start_rank = partial(Generation, nursery=nursery, is_root=world.rank == 0)
     generation = start_rank(1, env=env)
     supervisor: Supervisor | None = None
     try:
         job_limits = limits()
+        nursery.keep_if(job_limits.max_restarts > 0)
         heartbeat.limit_init(generation.memory, job_limits.init_s)
         supervisor = Supervisor(world, generation, start_rank, job_limits, env)
         return asyncio.run(supervisor.run(early))
@@ -77,6 +86,7 @@ def supervise(
         for number in SIGNALS:  # one that comes now would only change the exit code
             signal.signal(number, signal.SIG_IGN)
         (supervisor.generation if supervisor else generation).close()
+        nursery.close()
 
 
 class Supervisor:

@@ -76,6 +76,8 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
     check_restarts(job, "horovodrun" if FORGET_URL in os.environ else "mpirun")
+    if job.data.workers:
+        start_process_server()
     comm = connect(job, world, os.environ, heartbeat)
     unequal = check_same(job, comm)
     setup = prepare(job, comm)
@@ -108,8 +110,6 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _say("result", f"{run.result}: this run is done; --fresh moves it aside and starts again")
         return None
     _announce(job, comm, run, batch_plan, source, samples, length)
-    if job.data.workers:
-        start_process_server()
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     clip = build_model(job, batch_plan, comm)

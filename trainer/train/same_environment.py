@@ -129,8 +129,10 @@ def differences(everyone: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[s
 def code_hash(folder: Path) -> str:
     """Returns a hash of every Python file below the folder, file names included."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    # Not Path.rglob: sorting what it yields takes half a second.
+    paths = (os.path.join(root, name) for root, _, names in os.walk(folder) for name in names)
+    for path in sorted(path for path in paths if path.endswith(".py")):
+        digest.update(f"{os.path.relpath(path, folder)}\0".encode() + Path(path).read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 

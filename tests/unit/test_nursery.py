@@ -1,0 +1,294 @@
+"""A nursery forks ranks that are like those started anew: same parent, session, signals, streams and ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ended_on_failure
+from trainer.supervise.nursery import Nursery, may_fork
+from trainer.supervise.rank_process import RankProcess, end_rank, reap_group
+from trainer.sysinfo.forks import adopt_orphans
+
+PROGRAM = """
+import json, os, signal, sys, threading, time
+from trainer.supervise.prefork import leave_nursery
+
+def preload():
+    if "THREAD" in os.environ:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+
+imported_by = os.getpid()
+forked = leave_nursery(preload)
+facts = {
+    "forked": forked,
+    "imported here": imported_by == os.getpid(),
+    "pid": os.getpid(),
+    "parent": os.getppid(),
+    "session": os.getsid(0),
+    "group": os.getpgid(0),
+    "ignored": [s.name for s in signal.Signals if signal.getsignal(s) == signal.SIG_IGN],
+    "folder": os.getcwd(),
+    "streams": [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)],
+    "open": sorted(os.listdir("/proc/self/fd")),
+    "environ": dict(os.environ),
+}
+with open(os.environ["CLIPSHIP_SAYS"] + ".new", "w") as file:
+    json.dump(facts, file)
+os.rename(file.name, os.environ["CLIPSHIP_SAYS"])
+deed, _, number = os.environ.get("CLIPSHIP_DEED", "sleep:600").partition(":")
+if deed == "sleep":
+    time.sleep(float(number))
+if deed == "signal":
+    os.kill(os.getpid(), int(number))
+sys.exit(int(number))
+"""
+COMMAND = [sys.executable, "-c", PROGRAM]
+
+
+@pytest.fixture(autouse=True)
+def adopts_no_longer() -> Iterator[None]:
+    """A test's process that goes on adopting orphans would keep those of later tests as zombies."""
+    yield
+    adopt_orphans(False)
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    its = Nursery(COMMAND)
+    its.keep_if(True)
+    yield its
+    its.close()
+
+
+def until(arrived: Callable[[], Any], limit_s: float = 30.0) -> Any:
+    limit = time.monotonic() + limit_s
+    while not (value := arrived()):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    return value
+
+
+def begin(nursery: Nursery, says: Path, **variables: str) -> tuple[RankProcess, dict[str, Any]]:
+    """Starts a rank; returns it and what it says about itself."""
+    says.unlink(missing_ok=True)
+    rank = nursery.start({**os.environ, "CLIPSHIP_SAYS": str(says), **variables})
+    until(says.exists)
+    facts: dict[str, Any] = json.loads(says.read_text())
+    assert facts["pid"] == rank.pid
+    return rank, facts
+
+
+def first(nursery: Nursery, says: Path, **variables: str) -> dict[str, Any]:
+    """Starts and ends a rank that leaves a nursery behind; returns what it said."""
+    rank, facts = begin(nursery, says, **variables)
+    until(nursery._is_ready)
+    end_rank(rank)
+    return facts
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_a_forked_rank_is_like_one_that_was_started(nursery: Nursery, tmp_path: Path) -> None:
+    says = tmp_path / "says"
+    started = first(nursery, says, CLIPSHIP_A="1", CLIPSHIP_B="2")
+    rank, forked = begin(nursery, says, CLIPSHIP_A="other", CLIPSHIP_C="3")
+    end_rank(rank)
+    assert (started["forked"], started["imported here"]) == (False, True)
+    assert (forked["forked"], forked["imported here"]) == (True, False)
+    for facts in (started, forked):
+        assert facts["parent"] == os.getpid()
+        assert facts["session"] == facts["group"] == facts["pid"]
+        assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR2"} <= set(facts["ignored"])
+    for same in ("ignored", "folder", "streams", "open"):
+        assert started[same] == forked[same]
+    assert started["environ"]["CLIPSHIP_A"] == "1"
+    del started["environ"]["CLIPSHIP_A"], started["environ"]["CLIPSHIP_B"]
+    assert forked["environ"] == {**started["environ"], "CLIPSHIP_A": "other", "CLIPSHIP_C": "3"}
+
+
+@pytest.mark.parametrize(
+    ("deed", "code"), [("exit:0", 0), ("exit:7", 7), ("signal:9", -9), ("signal:11", -11)]
+)
+def test_supervisor_gets_the_exit_code_of_a_forked_rank(
+    nursery: Nursery, tmp_path: Path, deed: str, code: int
+) -> None:
+    first(nursery, tmp_path / "says")
+    told: list[int] = []
+    before = signal.signal(signal.SIGCHLD, lambda *_: told.append(1))
+    try:
+        rank, facts = begin(nursery, tmp_path / "says", CLIPSHIP_DEED=deed)
+        assert facts["forked"]
+        assert rank.wait(20) == rank.poll() == rank.returncode == code
+        assert told
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_waiting_for_a_forked_rank_that_lives_ends_in_time(nursery: Nursery, tmp_path: Path) -> None:
+    first(nursery, tmp_path / "says")
+    rank, facts = begin(nursery, tmp_path / "says")
+    assert facts["forked"]
+    assert rank.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(0.05)
+    end_rank(rank)
+    assert rank.returncode == -signal.SIGKILL
+
+
+def test_many_generations_come_from_one_nursery(nursery: Nursery, tmp_path: Path) -> None:
+    before = children()
+    first(nursery, tmp_path / "says")
+    for number in range(5):
+        rank, facts = begin(nursery, tmp_path / "says", CLIPSHIP_GENERATION=str(number))
+        assert (facts["forked"], facts["environ"]["CLIPSHIP_GENERATION"]) == (True, str(number))
+        end_rank(rank)
+    nursery.close()
+    assert children() == before, "neither the nursery nor a rank is left, not even as a zombie"
+
+
+def test_a_killed_nursery_is_replaced(nursery: Nursery, tmp_path: Path) -> None:
+    first(nursery, tmp_path / "says")
+    os.kill(nursery._pid, signal.SIGKILL)
+    assert not first(nursery, tmp_path / "says")["forked"]
+    rank, facts = begin(nursery, tmp_path / "says")
+    end_rank(rank)
+    assert facts["forked"]
+
+
+def test_a_stopped_nursery_delays_a_start_and_does_not_prevent_it(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.supervise.nursery._ANSWER_S", 0.2)
+    first(nursery, tmp_path / "says")
+    os.kill(nursery._pid, signal.SIGSTOP)
+    rank, facts = begin(nursery, tmp_path / "says")
+    end_rank(rank)
+    assert not facts["forked"]
+
+
+def test_variables_that_libraries_read_when_imported_need_a_new_process(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    first(nursery, tmp_path / "says", OMP_NUM_THREADS="1")
+    rank, facts = begin(nursery, tmp_path / "says", OMP_NUM_THREADS="2")
+    end_rank(rank)
+    assert (facts["forked"], facts["environ"]["OMP_NUM_THREADS"]) == (False, "2")
+
+
+@pytest.mark.parametrize(
+    ("changed", "may"),
+    [
+        ({"MASTER_PORT": "2"}, True),
+        ({"RANK": "1", "WORLD_SIZE": "3", "HOROVOD_SIZE": "3"}, True),
+        ({"CLIPSHIP_GENERATION": "2"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, False),
+        ({"RANKS": "1"}, False),
+        ({"PYTORCH_ALLOC_CONF": "x"}, False),
+        ({}, True),
+    ],
+)
+def test_only_known_variables_may_differ(changed: dict[str, str], may: bool) -> None:
+    before = {"MASTER_PORT": "1", "PATH": "/bin"}
+    assert may_fork(before, {**before, **changed}) == may
+    assert may_fork({**before, **changed}, before) == may
+
+
+def test_a_process_with_a_thread_leaves_no_nursery_and_goes_on(nursery: Nursery, tmp_path: Path) -> None:
+    rank, _ = begin(nursery, tmp_path / "says", THREAD="yes")
+    assert not nursery._is_ready()
+    assert rank.poll() is None
+    end_rank(rank)
+
+
+def test_a_run_without_restarts_keeps_no_nursery(nursery: Nursery, tmp_path: Path) -> None:
+    before = children()
+    nursery.keep_if(False)
+    rank, facts = begin(nursery, tmp_path / "says")
+    nursery.keep_if(False)
+    assert "CLIPSHIP_NURSERY" not in facts["environ"]
+    assert children() - before == {rank.pid}
+    end_rank(rank)
+
+
+def test_a_spare_supervisor_has_a_nursery_and_no_rank(nursery: Nursery, tmp_path: Path) -> None:
+    says, before = tmp_path / "says", children()
+    nursery.fill({**os.environ, "CLIPSHIP_SAYS": str(says)})
+    until(nursery._is_ready)
+    assert not says.exists()
+    rank, facts = begin(nursery, says)
+    end_rank(rank)
+    assert facts["forked"]
+    nursery.close()
+    assert children() == before
+
+
+SUPERVISOR = f"""
+import json, os, sys, time
+from pathlib import Path
+from trainer.supervise.nursery import Nursery
+nursery = Nursery({COMMAND!r})
+nursery.keep_if(True)
+says = Path(sys.argv[1])
+def start():
+    rank = nursery.start({{**os.environ, "CLIPSHIP_SAYS": str(says)}})
+    while not says.exists():
+        time.sleep(0.01)
+    says.unlink()
+    return rank
+first = start()
+while not nursery._is_ready():
+    time.sleep(0.01)
+second = start()
+print(json.dumps([first.pid, nursery._pid, second.pid]), flush=True)
+time.sleep(600)
+"""
+
+
+def test_killed_supervisor_leaves_neither_a_rank_nor_a_nursery(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path / "says")]
+    with ended_on_failure(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        pids = json.loads(process.stdout.readline())
+        assert len({*pids}) == 3
+        assert all(map(lives, pids))
+        process.kill()
+        process.wait()
+        until(lambda: not any(map(lives, pids)))
+
+
+def test_processes_of_an_ended_rank_leave_no_zombie(tmp_path: Path) -> None:
+    adopt_orphans()
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as rank:
+        assert rank.stdout is not None
+        child = int(rank.stdout.readline())
+        rank.wait()
+        assert child in children()
+        os.killpg(rank.pid, signal.SIGKILL)
+        until(lambda: not lives(child))
+        reap_group(rank)
+        assert child not in children()
+
+
+def children() -> set[int]:
+    """Children of this process, ended ones that nobody has waited for included."""
+    return {
+        int(child)
+        for task in Path("/proc/self/task").iterdir()
+        for child in (task / "children").read_text().split()
+    }

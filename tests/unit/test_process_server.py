@@ -1,0 +1,77 @@
+"""The server of loader processes: a fork of the rank where that is safe, else a new interpreter."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ended_on_failure
+
+PROGRAM = """
+import multiprocessing.forkserver, os, sys, threading, time
+from pathlib import Path
+from torch.utils.data import Dataset
+from trainer.data.processes import load, start_process_server
+
+class Squares(Dataset):
+    def __getitem__(self, request):
+        return request * request
+
+if __name__ == "__main__":
+    if sys.argv[1] == "thread":
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    reading, writing = os.pipe()
+    start_process_server()
+    os.close(writing)
+    os.read(reading, 1)  # ends only if the server has closed its copy
+    server = multiprocessing.forkserver._forkserver._forkserver_pid
+    words = Path(f"/proc/{server}/cmdline").read_bytes()
+    forked = words == Path("/proc/self/cmdline").read_bytes()
+    squares = load(Squares(), [1, 2, 3], 1, pin_memory=False)
+    first = next(squares)
+    workers = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    print(forked, first, *squares, server, *workers, flush=True)
+    squares = load(Squares(), range(10**9), 1, pin_memory=False)
+    next(squares)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("threads", "forks"), [("alone", "True"), ("thread", "False")])
+def test_loader_processes_work_and_end_with_a_killed_rank(tmp_path: Path, threads: str, forks: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(program), threads]
+    with ended_on_failure(
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    ) as process:
+        assert process.stdout is not None
+        forked, *squares = process.stdout.readline().split()
+        assert (forked, squares[:3]) == (forks, ["1", "4", "9"])
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        limit = time.monotonic() + 30
+        while any(in_session(process.pid)):
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+
+
+def in_session(session: int) -> list[int]:
+    """Processes of the session that have not ended."""
+    return [
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if (fields := _stat(entry)) and fields[0] != "Z" and fields[3] == str(session)
+    ]
+
+
+def _stat(entry: Path) -> list[str]:
+    try:
+        return (entry / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,38 @@
+"""The checksum by which ranks compare their parameters."""
+
+import pytest
+import torch
+
+from trainer.comm.replicas import _checksum
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 1001])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_checksum_differs_if_one_bit_does(count: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
+    whole = _checksum(tensor)
+    assert all(0 <= part < 2**64 for part in whole)
+    raw = tensor.view(torch.uint8)
+    for at in {0, raw.numel() // 2, raw.numel() - 1}:
+        for bit in (1, 128):
+            raw[at] ^= bit
+            assert _checksum(tensor)[0] != whole[0]
+            raw[at] ^= bit
+    assert _checksum(tensor) == whole
+
+
+def test_checksum_differs_if_values_are_exchanged() -> None:
+    one = torch.arange(64, dtype=torch.float64)
+    other = one.flip(0)
+    assert _checksum(one)[0] == _checksum(other)[0]
+    assert _checksum(one)[1] != _checksum(other)[1]
+
+
+def test_checksum_depends_on_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.randn(1001)
+    part = tensor[3:998]
+    whole = _checksum(part)
+    assert _checksum(part.clone()) == whole, "it begins where no word of memory begins"
+    monkeypatch.setattr("trainer.comm.replicas._CHUNK", 7)
+    assert _checksum(part) == whole
+    assert _checksum(torch.zeros(0)) == (0, 0)
