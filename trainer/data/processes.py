@@ -52,18 +52,18 @@ def start_process_server() -> None:
         multiprocessing.util.spawnv_passfds = _spawn
 
 
-def _fork_instead(path: bytes, words: Sequence[Any], passed: Sequence[int]) -> int:
-    """Runs `python ... -c CODE`, the last of the words, in a fork instead of a new interpreter.
+def _fork_instead(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """Runs `python ... -c CODE`, the last of the arguments, in a fork instead of a new interpreter.
 
     It takes the place of multiprocessing's own function, whose arguments it has; returns the process id.
     """
-    if "forkserver" not in words[-1]:  # the tracker of semaphores is small, and needs nothing of ours
-        return _spawn(path, words, passed)
+    if "forkserver" not in args[-1]:  # the tracker of semaphores is small, and needs nothing of ours
+        return _spawn(path, args, passfds)
     pid = os.fork()
     if pid == 0:
         try:
-            _close_all_but({0, 1, 2, *passed})
-            exec(words[-1], {})
+            _close_all_but({0, 1, 2, *passfds})
+            exec(args[-1], {})
         finally:  # also by SystemExit, with which the server ends
             os._exit(0)
     return pid
