@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.support.browser import CHROMIUM, Browser, browser
-from tests.support.report_folders import failed_run, long_run, timed_out_run
+from tests.support.report_folders import failed_run, long_run, restarted_run, timed_out_run
 from trainer.report.board import Text, row, write_board
 from trainer.report.page import write_report
 
@@ -104,6 +104,19 @@ def test_nothing_is_wider_than_the_window_and_text_is_seen_on_its_ground(
         if dark
         else (brightness[0] > 600 and brightness[1] < 150)
     )
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_time_by_cause_fills_its_chart_and_a_narrow_window(page: Browser, tmp_path: Path, width: int) -> None:
+    page.open(write_report(restarted_run(tmp_path / "run")), width)
+    assert page.value("document.documentElement.scrollWidth") <= width
+    assert charts(page)["Time of the run by cause"] == 6
+    assert charts(page)["Time by cause, for each start and generation"] == 3
+    drawn = page.value(
+        "[...document.querySelectorAll('.bar .area')].reduce((s, a) => s + a.getBBox().width, 0)"
+    )
+    assert drawn == pytest.approx(1000, abs=2)
+    assert page.errors() == []
 
 
 def test_page_loads_nothing_but_itself(page: Browser, tmp_path: Path) -> None:

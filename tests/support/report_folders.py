@@ -151,6 +151,25 @@ def evaluation(share: float) -> dict[str, float | int]:
     }
 
 
+def restarted_run(folder: Path, *, cause: str = "killed by SIGKILL in step, step 1200") -> Path:
+    """A run of two starts; in the first one a fault came, and the ranks began again."""
+    long_run(folder, steps=2000, every=100)
+    begin = {"event": "begin", "start": "a", "generation": 1, "began": 1000.0, "from_step": 0, "time": 1060.0}
+    laps: list[dict[str, Any]] = [
+        {"event": "steps", "time": 1060.0 + step, "step": step, "steps": 100, "seconds": 100.0, "data_s": 5.0}
+        for step in range(100, 1200, 100)
+    ]
+    fault = {"cause": cause, "rank": 3, "node": "node-1", "step": 1200, "from_step": 900}
+    found = {"time": 2330.0, "seconds": 41.5, "parts": {"detect": 0.4, "start": 9.0}}
+    restart = {"event": "restart", "start": "a", "generation": 2, **fault, **found}
+    again = {**begin, "generation": 2, "from_step": 900, "time": 2360.0}
+    later = [{**lap, "time": lap["time"] + 400} for lap in laps if lap["step"] > 900]
+    next_start = {**begin, "start": "b", "from_step": 1100, "began": 90_000.0, "time": 90_050.0}
+    events = [begin, *laps, restart, again, *later, next_start]
+    (folder / "goodput.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
 def environment(rank: int) -> dict[str, str]:
     """Rank 3 has another torch."""
     versions = {"torch": "2.14.1" if rank != 3 else "2.14.0", "numpy": "2.4.6"}

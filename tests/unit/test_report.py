@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from io import BytesIO
@@ -15,14 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.support.report_folders import environment, failed_run, long_run, timed_out_run
+from tests.support.report_folders import environment, failed_run, long_run, restarted_run, timed_out_run
 from trainer.cli import main as cli
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, Text, read_rows, row, write_board
 from trainer.report.environment import Fact, environment_table
+from trainer.report.figures import training_charts
 from trainer.report.folder import last_lines, read_metrics, read_run
 from trainer.report.headline import metric_rows, not_finite, status, tiles
 from trainer.report.page import page, write_report
+from trainer.report.times import marked, restart_rows, restart_steps, time_charts
 
 KEYS = (
     "loss", "lr", "samples", "epoch", "samples_per_s", "compute_s", "data_s", "zero_shot_top1", "checkpoint",
@@ -273,6 +276,49 @@ def test_generation_of_a_line_is_no_metric_of_an_evaluation(tmp_path: Path) -> N
     found = read_metrics(tmp_path / "metrics.jsonl", [])
     assert found.evaluations == [{"step": 1, "zero_shot_top1": 0.5}]
     assert found.records[0]["generation"] == 2
+
+
+def test_time_of_the_run_is_drawn_by_cause_and_its_restarts_are_listed(tmp_path: Path) -> None:
+    facts = read_run(restarted_run(tmp_path / "run"))
+    bar, columns = time_charts(facts.times)
+    shares = {text.split()[0]: float(text.split()[1]) for text, _ in bar.legend}
+    assert sum(shares.values()) == pytest.approx(100, abs=0.3)
+    assert shares.keys() == {"useful", "start", "data", "detection", "recovery", "redone"}
+    ends = [float(end) for end in re.findall(r"0H([\d.]+)V300", bar.svg)]
+    assert ends == sorted(ends)
+    assert ends[-1] == 1000
+    heads = json.loads(columns.hover)["head"]
+    assert heads == [
+        "generation 1, from step 0 to 1,100",
+        "generation 2, from step 900 to 1,100",
+        "generation 1, from step 1,100 to 1,100",
+    ]
+    assert [label.text for label in columns.x_labels][-1].endswith(" min")
+    (row,) = restart_rows(facts)
+    assert (row.generation, row.who, row.from_step, row.seconds) == ("2", "rank 3 on node-1", "900", "41.5 s")
+    assert row.began == "22:10"
+    assert row.parts == "deciding 0.4 s, starting processes 9.0 s"
+
+
+def test_restarts_are_marked_on_the_curves(tmp_path: Path) -> None:
+    facts = read_run(restarted_run(tmp_path / "run"))
+    assert restart_steps(facts.times) == [900, 1100]
+    (chart,) = marked(training_charts(facts.metrics.records)[:1], 2000, [900, 1100])
+    assert re.findall(r'class="mark" d="M(\d+) 0V300"', chart.svg) == ["450", "550"]
+    text = shown(facts.folder)
+    assert "the ranks began again, and went on from steps 900, 1100." in text
+    assert text.count('class="mark"') > 2 * 6
+
+
+def test_run_without_times_has_its_restarts_from_the_last_start(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run")
+    assert "<h2>Time</h2>" not in shown(folder)
+    restart = {"generation": 2, "cause": HOSTILE, "rank": 1, "node": "n1", "from_step": 4, "seconds": None}
+    (folder / "restarts.json").write_text(json.dumps({"restarts": [restart]}))
+    (row,) = restart_rows(read_run(folder))
+    assert (row.cause, row.seconds, row.began) == (HOSTILE, "none yet", "")
+    assert "<script>alert" not in shown(folder)
+    assert "<h2>Time</h2>" in shown(folder)
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:

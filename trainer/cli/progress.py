@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.launch.liveness import inspect, rows
 from trainer.report.folder import Numbers, RunFacts, read_run
-from trainer.report.wording import percent
+from trainer.report.wording import percent, span
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, METRICS_FILE, rank_log
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
@@ -108,10 +108,10 @@ def _times(facts: RunFacts, *, wide: bool) -> Iterator[tuple[str, str]]:
         return
     causes = list(shown_causes(times))
     lost = ", ".join(f"{cause} {percent(seconds / times.whole_s)}" for cause, seconds in causes)
-    useful = f"{percent(times.useful_share)} of {duration(times.whole_s)} in steps that counted"
+    useful = f"{percent(times.useful_share)} of {span(times.whole_s)} in steps that counted"
     yield "useful", useful + (f"; lost: {lost}" if lost and not wide else "")
     for cause, seconds in causes if wide else []:
-        yield "lost", f"{percent(seconds / times.whole_s):>7}  {duration(seconds):>8}  {CAUSES[cause]}"
+        yield "lost", f"{percent(seconds / times.whole_s):>7}  {span(seconds):>8}  {CAUSES[cause]}"
 
 
 def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

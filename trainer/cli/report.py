@@ -24,8 +24,8 @@ def command(run: str, output: Path | None) -> None:
     """Write one HTML page about RUN, finished or not.
 
     RUN is a run folder, a job file, or the name of a run in ./runs. The page shows loss, speed, evaluation
-    over time, the environment and what went wrong. It loads nothing from elsewhere, so it can be sent as it
-    is. Its path goes to stdout.
+    over time, the time of the run by cause, its restarts, the environment and what went wrong. It loads
+    nothing from elsewhere, so it can be sent as it is. Its path goes to stdout.
     """
     from trainer.launch.submission import find_run
     from trainer.report.page import write_report

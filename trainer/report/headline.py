@@ -10,6 +10,7 @@ from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.wording import large, number, percent, size_of, time_of
+from trainer.telemetry.goodput import account
 from trainer.text.wording import duration, many
 
 _CHECKPOINTS = 20
@@ -114,6 +115,9 @@ def _speed(facts: RunFacts) -> Iterator[Tile]:
             percent(seconds["compute"] / sum(seconds.values())),
             f"{percent(_share(seconds, 'data'))} in data",
         )
+    times = account(facts.times)
+    if times.useful_share is not None:
+        yield Tile("useful time", percent(times.useful_share), "in steps that counted")
     if whole := _number(facts.result, "seconds"):
         yield Tile("time", duration(whole), many(ranks, "rank") if ranks else "")
 

@@ -6,7 +6,7 @@ one script that it has.
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from markupsafe import Markup
 from trainer.errors import InputError
 from trainer.report.environment import environment_table
 from trainer.report.figures import evaluation_charts, training_charts
-from trainer.report.folder import RunFacts, clean, read_run
+from trainer.report.folder import Numbers, RunFacts, clean, read_run
 from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
+from trainer.report.times import marked, restart_rows, restart_steps, time_charts
 from trainer.run.layout import REPORT_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.text.wording import many
@@ -56,7 +57,7 @@ def page(facts: RunFacts) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"clean": lambda value: clean(str(value)), "json_in_script": _json_in_script}
-    metrics = facts.metrics
+    metrics, began_again = facts.metrics, restart_steps(facts.times)
     return environment.get_template("page.html.j2").render(
         style=_source("page.css"),
         script=script,
@@ -66,8 +67,13 @@ def page(facts: RunFacts) -> str:
         status=status(facts),
         not_finite=not_finite(metrics.records),
         tiles=tiles(facts),
-        training=training_charts(metrics.records),
-        evaluation=evaluation_charts(metrics.evaluations),
+        training=marked(training_charts(metrics.records), _last_step(metrics.records), began_again),
+        evaluation=marked(
+            evaluation_charts(metrics.evaluations), _last_step(metrics.evaluations), began_again
+        ),
+        began_again=began_again,
+        times=time_charts(facts.times),
+        restarts=restart_rows(facts),
         metrics=metric_rows(metrics.evaluations),
         checkpoints=checkpoint_rows(metrics.checkpoints),
         details=facts.exit.get("details"),
@@ -75,6 +81,10 @@ def page(facts: RunFacts) -> str:
         environment=environment_table(facts.environment),
         facts=facts,
     )
+
+
+def _last_step(events: Sequence[Numbers]) -> float:
+    return events[-1]["step"] if events else 1
 
 
 def _subtitle(facts: RunFacts) -> str:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable
 
+from trainer.text.wording import duration
+
 
 def number(value: float) -> str:
     """Returns four significant digits, and whole numbers in full.
@@ -47,6 +49,11 @@ def time_of(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "not finite"
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def span(seconds: float) -> str:
+    """Returns a time from milliseconds to days: `120 ms`, `11.9 s`, `1:02:03`."""
+    return duration(seconds) if 60 <= seconds < math.inf else time_of(seconds)
 
 
 def size_of(size: float) -> str:
