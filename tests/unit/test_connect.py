@@ -4,12 +4,13 @@ A name server that fails for a while is asked again; a name that does not exist 
 """
 
 import socket
+import threading
 import time
 
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.comm import connect
+from trainer.comm import connect, torch_backend
 from trainer.errors import InputError
 from trainer.supervise.world import World
 
@@ -54,3 +55,23 @@ def test_a_name_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
         connect._check_resolvable("node", 1)
     assert len(asked) == 1
+
+
+def test_waiting_for_rank_0_ends_as_soon_as_it_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    accepted: list[tuple[str, int]] = []
+
+    def serve() -> None:
+        time.sleep(0.2)
+        with socket.create_server(("127.0.0.1", port)) as late:
+            connection, address = late.accept()
+            connection.close()
+            accepted.append(address)
+
+    rank_0 = threading.Thread(target=serve)
+    rank_0.start()
+    torch_backend._wait_until_served("127.0.0.1", port, 60.0)
+    rank_0.join(60.0)
+    assert accepted
+    torch_backend._wait_until_served("127.0.0.1", port, 0.05)  # nobody listens: torch says so itself

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from tests.support.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
+from trainer.errors import MachineError
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.check import PreflightReport
 from trainer.preflight.findings import Needs, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Rdma, Timing
+from trainer.preflight.repeat import check_again, has_passed
 from trainer.preflight.table import lines
 from trainer.supervise.world import detect
 
@@ -253,3 +255,32 @@ def test_report_is_one_line_of_json() -> None:
     assert "\n" not in text
     found = json.loads(text)
     assert (found["ranks"], found["errors"], found["measurements"][3]["node"]) == (4, 1, "n3")
+
+
+@pytest.mark.parametrize(
+    ("generation", "measured", "passed"),
+    [(2, ("here", "there"), True), (2, ("there",), False), (2, None, False), (1, ("here",), False)],
+)
+def test_a_restart_measures_no_node_again_that_has_passed(
+    tmp_path: Path, generation: int, measured: tuple[str, ...] | None, passed: bool
+) -> None:
+    figures = tmp_path / "preflight.json"
+    if measured is not None:
+        figures.write_text(json.dumps({"measurements": [{"node": node} for node in measured]}))
+    world = replace(detect({}, "here"), generation=generation)
+    comm = connect(tiny_job(), world, {})
+    try:
+        assert has_passed(comm, figures) == passed
+        assert check_again(comm).endswith("; 1 node passed before")
+    finally:
+        comm.close()
+
+
+def test_a_restart_finds_a_collective_that_has_become_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = connect(tiny_job(), detect({}, "here"), {})
+    try:
+        monkeypatch.setattr(comm, "all_reduce", lambda tensor: tensor + 1)
+        with pytest.raises(MachineError, match="wrong values: rank 0 on here: all_reduce: "):
+            check_again(comm)
+    finally:
+        comm.close()

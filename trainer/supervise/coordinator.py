@@ -36,6 +36,8 @@ REPEAT_S = 5.0
 REGROUP_S = 30.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before a restart."""
 _WATCH_S = 0.1
+_KILLED = -1.0
+"""Weight of a rank's death by SIGKILL among causes; the lightest is the first cause."""
 _STACKS = 16
 _DETAILS = 4000
 """Characters of a fault's details that are kept with its restart."""
@@ -171,7 +173,7 @@ class Coordinator:
         """
         record = replace(ExitRecord(**message["record"]), generation=self._round.generation)
         failure = _Failure(record, message.get("step", 0))
-        self._record_cause(-1.0 if message.get("killed") else 2.0 if message["waiting"] else 0.0, failure)
+        self._record_cause(_KILLED if message.get("killed") else 2.0 if message["waiting"] else 0.0, failure)
 
     def _on_lost(self, message: Message) -> None:
         rank, node = message["rank"], message["node"]
@@ -201,7 +203,9 @@ class Coordinator:
             self._spawn(self._decide_on_first_cause(), its.tasks)
 
     async def _decide_on_first_cause(self) -> None:
-        await asyncio.sleep(SETTLE_S)
+        causes = self._round.causes
+        # Nothing comes before a kill, so there is nothing to wait for.
+        await self._until(lambda: any(weight == _KILLED for weight, _ in causes), SETTLE_S)
         self._fail(min(self._round.causes, key=lambda cause: (cause[0], cause[1].record.time))[1])
 
     def _on_late(self, message: Message) -> None:

@@ -40,6 +40,7 @@ from trainer.model.host_compiler import check_compiler
 from trainer.model.optimizer import build_optimizer
 from trainer.model.packages import check_packages
 from trainer.preflight.check import PreflightReport, preflight
+from trainer.preflight.repeat import check_again, has_passed
 from trainer.run.folder import run_folder
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
@@ -114,7 +115,9 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         torch.use_deterministic_algorithms(True)
     clip = build_model(job, batch_plan, comm)
     _check_shared_memory(job, batch_plan, clip, source, comm)
-    if job.health.preflight:
+    if job.health.preflight and has_passed(comm, run.preflight):
+        _say("preflight", check_again(comm))
+    elif job.health.preflight:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
     if job.model.compile:
         _say("compile", str(compile_blocks(clip.model)))

@@ -22,7 +22,9 @@ def preload(arguments: Sequence[str]) -> None:
     """
     names = [*_ALWAYS, *(name for name in PRELOADED if name != "__main__")]
     with suppress(InputError):
-        names.append(row_of(job_of(arguments)).implementation.partition(":")[0])
+        job = job_of(arguments)
+        names.append(row_of(job).implementation.partition(":")[0])
+        names += ["torch.utils.tensorboard"] * job.logging.tensorboard
     for name in names:
         with suppress(ImportError):
             importlib.import_module(name)
