@@ -75,6 +75,10 @@ LAZY_COMMANDS = {
         "trainer.cli.report:command",
         "Write one HTML page about a run: curves, evaluation, what went wrong.",
     ),
+    "plan": (
+        "trainer.cli.plan:command",
+        "Say what to expect of a run: useful time, checkpoint interval, spare nodes.",
+    ),
     "stacks": (
         "trainer.cli.stacks:command",
         "List versions that go together: torch, CUDA, NCCL, Python, compilers.",

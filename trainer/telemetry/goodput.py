@@ -121,16 +121,16 @@ def account(all_times: Sequence[GenerationTimes]) -> Goodput:
 
 def by_generation(all_times: Sequence[GenerationTimes]) -> list[Goodput]:
     """Returns where the seconds of each of these generations went."""
-    usual_s, kept, following = _usual_s(all_times), math.inf, None
+    usual_s, kept, following = usual_step_s(all_times), math.inf, None
     parts = []
     for its in reversed(all_times):
-        parts.append(_account(its, kept, following, _usual_s([its]) or usual_s))
+        parts.append(_account(its, kept, following, usual_step_s([its]) or usual_s))
         if its.ready is not None:
             kept, following = min(kept, its.from_step), its.from_step
     return parts[::-1]
 
 
-def _usual_s(all_times: Sequence[GenerationTimes]) -> float | None:
+def usual_step_s(all_times: Sequence[GenerationTimes]) -> float | None:
     """Returns the mean seconds of a step without its share of checkpoints; None if no lap is known."""
     laps = [lap for its in all_times for lap in its.laps if lap.steps]
     steps = sum(lap.steps for lap in laps)

@@ -1,0 +1,99 @@
+"""Values of `clipship plan goodput` that a run or a job has, each with its source. Imports no torch."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Job
+from trainer.config.loader import load_job
+from trainer.errors import InputError
+from trainer.launch.submission import find_run
+from trainer.report.folder import RunFacts, read_run
+from trainer.run.layout import JOB_FILE
+from trainer.telemetry.goodput import by_generation, usual_step_s
+
+_ENOUGH_FAULTS = 3
+"""Faults from which on a run says something about the time between them."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a plan, under the name of its field, with its source in words."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def values_of(name: str) -> dict[str, Value]:
+    """Returns the values that a run (folder, job file or name in ./runs) or a job file has.
+
+    What a run measured stands before what its job says. Raises InputError if there is neither.
+    """
+    folder = _run_of(name)
+    job = load_job(Path(name) if folder is None else folder / JOB_FILE)
+    values = list(_of_job(job))
+    if folder is not None:
+        facts = read_run(folder)
+        values += _of_run(facts, job)
+    step_s = next((value.value for value in values if value.name == "step_s"), None)
+    values += _interval(job, step_s)
+    return {value.name: value for value in values}
+
+
+def _run_of(name: str) -> Path | None:
+    """Returns the run folder; None for a job file that has none yet. Raises InputError if it is neither."""
+    try:
+        return find_run(name)
+    except InputError:
+        if Path(name).is_file():
+            return None
+        raise
+
+
+def _of_job(job: Job) -> Iterator[Value]:
+    recovery = job.recovery
+    yield Value("nodes", job.resources.nodes, "job")
+    yield Value("spares", recovery.spare_nodes, "job")
+    if recovery.min_nodes is not None:
+        yield Value("min_nodes", recovery.min_nodes, "job")
+    in_memory = recovery.max_restarts > 0 and getattr(recovery, "keep_in_memory", False)
+    yield Value("memory_share", 1.0 if in_memory else 0.0, "job")
+
+
+def _interval(job: Job, step_s: float | None) -> Iterator[Value]:
+    minutes, steps = job.checkpoint.every_minutes, job.checkpoint.every_steps
+    seconds = [60 * minutes] if minutes is not None else []
+    seconds += [steps * step_s] if steps is not None and step_s is not None else []
+    if seconds:
+        yield Value("interval_s", min(seconds), "job")
+
+
+def _of_run(facts: RunFacts, job: Job) -> Iterator[Value]:
+    """Yields what the run measured; nothing that it had no occasion to measure."""
+    parts = by_generation(facts.times)
+    lost = {name: sum(part.lost_s[name] for part in parts) for name in (parts[0].lost_s if parts else {})}
+    useful_s = sum(part.useful_s for part in parts)
+    nodes = len({rank.get("node") for rank in facts.environment}) or job.resources.nodes
+    yield Value("nodes", nodes, "run")
+    if (step_s := usual_step_s(facts.times)) is not None:
+        yield Value("step_s", step_s, "measured")
+    if parts:
+        yield Value("start_s", parts[0].lost_s["start"], "measured")
+        beside = lost["data"] + lost["stragglers"] + lost["evaluation"]
+        yield Value("overhead_share", beside / max(useful_s + beside, 1e-9), "measured")
+    faults = sum(1 for its in facts.times if its.restart)
+    if faults:
+        yield Value("detect_s", lost["detection"] / faults, "measured")
+        yield Value("restart_s", lost["recovery"] / faults, "measured")
+    if faults >= _ENOUGH_FAULTS:
+        whole_s = useful_s + sum(lost.values())
+        yield Value("node_mtbf_s", whole_s * nodes / faults, "measured")
+    if written := facts.metrics.checkpoints:
+        if parts:
+            yield Value("checkpoint_s", lost["checkpoint"] / len(written), "measured")
+        times = [event["write_s"] for event in written if isinstance(event.get("write_s"), int | float)]
+        if times:
+            yield Value("write_s", statistics.median(times), "measured")
