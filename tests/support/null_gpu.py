@@ -53,6 +53,7 @@ class Case:
 
 CASES = (
     Case("clip in fp32"),
+    Case("clip in tf32", precision="tf32"),
     Case("clip in bf16, clipped", precision="bf16", optim={"grad_clip_norm": 1.0}),
     Case("clip in fp16", precision="fp16"),
     Case("siglip in bf16", precision="bf16", optim={"loss": "siglip"}),

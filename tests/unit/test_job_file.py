@@ -62,9 +62,9 @@ def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None
         ("comm.socket_ifname = 1", "comm.socket_ifname: unknown key; did you mean comm.nccl.socket_ifname?"),
         (
             "model.precision = 'fp61'",
-            'must be one of "fp32", "bf16", "fp16", "fp64" (given "fp61"); did you mean "fp64"?',
+            'must be one of "fp32", "tf32", "bf16", "fp16", "fp64" (given "fp61"); did you mean "fp64"?',
         ),
-        ("model.precision = 16", 'must be one of "fp32", "bf16", "fp16", "fp64" (given 16)'),
+        ("model.precision = 16", 'must be one of "fp32", "tf32", "bf16", "fp16", "fp64" (given 16)'),
         ("model.lock_image = 1", "model.lock_image: expected true or false (given 1)"),
         ("model = 1", "model: expected a section (given 1)"),
         ("model.name = ''", 'model.name: must not be empty (given "")'),

@@ -21,7 +21,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.data.pixels import normalised
 from trainer.errors import InputError
-from trainer.model.build import build_model, untrained
+from trainer.model.build import build_model, features, untrained
 from trainer.model.optimizer import build_optimizer
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -145,6 +145,40 @@ def test_bf16_autocast_keeps_parameters_gradients_and_loss_in_float32(alone: Com
     result = step(_batches(step.model, size), 0)
     assert result.loss_share.dtype == torch.float32
     assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "vision",
+    [
+        json.loads(Path(VIT).read_text())["vision_cfg"],
+        json.loads(Path(RESNET).read_text())["vision_cfg"],
+        *(
+            {"timm_model_name": name, "timm_model_pretrained": False, "timm_pool": pool, "image_size": 64}
+            for name, pool in (
+                ("test_efficientnet", "avg"),
+                ("test_convnext", "avg"),
+                ("test_vit", "token"),
+                ("test_nfnet", "avg"),
+                ("test_resnet", "avg"),
+            )
+        ),
+    ],
+    ids=lambda vision: vision.get("timm_model_name", f"patches of {vision.get('patch_size')}"),
+)
+def test_images_in_half_precision_have_the_features_of_images_in_float32(
+    tmp_path: Path, vision: dict[str, Any]
+) -> None:
+    """The first layer of every tower would cast them itself."""
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps({**json.loads(Path(VIT).read_text()), "vision_cfg": vision}))
+    clip = untrained(tiny_job(config=str(path))).model.train()
+    batch = _batches(clip, SAMPLES)[0]
+    assert batch.images.dtype == torch.float32
+    torch.manual_seed(0)
+    wanted, *_ = features(clip, batch.images, batch.tokens, "bf16")
+    torch.manual_seed(0)
+    got, *_ = features(clip, batch.images.to(torch.bfloat16), batch.tokens, "bf16")
+    assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("size", [4, SAMPLES])

@@ -19,6 +19,7 @@ from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
 from trainer.model.catalog import weights_file
+from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.loading import check_weights, loading
 from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
 
@@ -59,6 +60,7 @@ def build_model(job: Job, plan: BatchPlan, comm: Comm) -> Clip:
             raise (StorageError if is_storage else InputError)(text)
     assert clip is not None
     _place(clip.model, job.model, comm.device)
+    choose_gpu_math(job, clip.model, comm.device)
     if has_batch_norm(clip.model):
         _prepare_batch_norm(clip.model, job, plan, comm)
     return clip
@@ -87,9 +89,14 @@ def trained_towers(model: nn.Module) -> tuple[bool, bool]:
     return bool(image), bool(trained - image - {"logit_scale", "logit_bias"})
 
 
+def half_type(precision: Precision) -> torch.dtype | None:
+    """Returns the type in which autocast computes most layers; None without autocast."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Returns the autocast context of the job's precision for forward passes; parameters stay float32."""
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    half = half_type(precision)
     return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
 
 
@@ -193,11 +200,10 @@ def _place(model: nn.Module, settings: Model, device: torch.device) -> None:
         model.lock_text_tower()  # type: ignore[operator]
     if settings.grad_checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
-    convolutional = not hasattr(model.visual, "transformer")
     wanted = (
         settings.channels_last
         if settings.channels_last is not None
-        else convolutional and device.type == "cuda"
+        else is_convolutional(model) and device.type == "cuda"
     )
     model.to(device, torch.float64 if settings.precision == "fp64" else torch.float32)
     if wanted:

@@ -27,7 +27,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.order import position_seed
 from trainer.errors import InputError
-from trainer.model.build import clamp_logit_scale, features, trained_towers
+from trainer.model.build import clamp_logit_scale, features, half_type, trained_towers
 from trainer.model.catalog import NO_LOSS
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
@@ -162,8 +162,17 @@ class TrainStep:
             (position_seed(self._job.seed, step, position, "dropout") for position in positions),
             self._comm.device,
         )
-        normalise = batch.normalise or _unchanged
-        return features(module, normalise(batch.images), batch.tokens, self._job.model.precision)
+        return features(module, self._images(batch), batch.tokens, self._job.model.precision)
+
+    def _images(self, batch: MicroBatch) -> Tensor:
+        """Returns what the model takes.
+
+        With half precision, the towers' first layers would cast images to it and keep the result; a tower
+        that is given the result itself has the same values, and nobody keeps the longer ones.
+        """
+        images = batch.normalise(batch.images) if batch.normalise else batch.images
+        half = half_type(self._job.model.precision)
+        return images.to(half) if half is not None and images.dtype == torch.float32 else images
 
     def _loss_share(self, out: Features) -> Tensor:
         return self._loss(*out)
@@ -171,10 +180,6 @@ class TrainStep:
     def _backward_of(self, share: Tensor) -> None:
         # Reducers average over the ranks, but shares add up: hence the factor, the number of ranks.
         self.scaler.scale(share * self._comm.world.size).backward()
-
-
-def _unchanged(images: Tensor) -> Tensor:
-    return images
 
 
 def _carry(out: Features, grads: Sequence[Tensor | None]) -> None:

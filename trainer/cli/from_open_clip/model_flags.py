@@ -4,7 +4,7 @@ from trainer.cli.from_open_clip.line import Line
 from trainer.cli.from_open_clip.translation import Flag, Translation
 from trainer.model.catalog import known_models
 
-PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32": "fp32"}
+PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32": "tf32"}
 """Values of --precision that a job has, with their names here."""
 
 
@@ -50,7 +50,7 @@ def precision(flag: Flag, line: Line, result: Translation) -> None:
         )
         comment = f"instead of {given}: weights stay float32"
     elif given == "fp32":
-        comment = "open_clip_train lets GPUs multiply in TF32 here; this does not"
+        comment = "open_clip_train lets GPUs multiply in TF32 under this name; fp32 here does not"
     value = PRECISIONS.get(given) or ("fp16" if "fp16" in given else "bf16")
     result.set("model.precision", value, comment, named=flag.name in line.named)
 

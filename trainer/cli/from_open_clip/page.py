@@ -41,7 +41,8 @@ Some things differ without any flag:
   name.
 - Logged losses are means over all ranks, and all ranks share an evaluation. In open_clip_train,
   rank 0 logs its own loss and evaluates alone.
-- Matrices in float32 are multiplied in float32; open_clip_train allows TF32 on GPUs.
+- Matrices in float32 are multiplied in float32; open_clip_train always allows TF32 on GPUs, which is
+  a precision of its own here.
 """
 
 

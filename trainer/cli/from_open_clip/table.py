@@ -186,7 +186,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             ),
             "model.precision",
             model_flags.precision,
-            "`amp` is `fp16`; `amp_bf16` and `amp_bfloat16` are `bf16`; `fp32` is the same, without TF32. "
+            "`amp` is `fp16`; `amp_bf16` and `amp_bfloat16` are `bf16`; `fp32` is `tf32`. "
             "The others are refused: they keep the weights in half precision, where small updates are lost.",
         ),
         _key(
