@@ -110,6 +110,12 @@ def test_seconds_of_the_decision_belong_to_the_detection() -> None:
     }
 
 
+def test_planned_restart_is_no_fault_that_had_to_be_noticed() -> None:
+    planned = restart(134, 2, 0, kind="taken in", parts={"detect": 3.0})
+    events = [*HALF, planned, begin(140, generation=2, from_step=11)]
+    assert lost(goodput(events)) == {"start": 12.0, "redone": 1.0, "recovery": 10.0 + 6.0}
+
+
 def test_fault_during_a_restart_is_recovery_too() -> None:
     events = [*HALF, restart(124, 2, 12), restart(129, 3, 0), begin(135, generation=3, from_step=11)]
     assert lost(goodput(events)) == {"start": 12.0, "redone": 1.0, "recovery": 11.0}
@@ -135,6 +141,12 @@ def test_time_between_two_starts_does_not_count() -> None:
     times = goodput(events)
     assert times.whole_s == pytest.approx(24 + 11)
     assert lost(times) == {"start": 12.0 + 10.0, "other": 1.0}
+
+
+def test_no_second_counts_in_two_starts() -> None:
+    """The variable with the begin of a start may hold that of the allocation, which two starts share."""
+    events = [*HALF, end(123, 75), begin(140, start="b", from_step=11, began=100)]
+    assert goodput(events).whole_s == pytest.approx(40)
 
 
 def test_start_that_left_no_end_counts_up_to_the_last_step_that_was_kept() -> None:

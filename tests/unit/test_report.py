@@ -298,6 +298,7 @@ def test_time_of_the_run_is_drawn_by_cause_and_its_restarts_are_listed(tmp_path:
     assert (row.generation, row.who, row.from_step, row.seconds) == ("2", "rank 3 on node-1", "900", "41.5 s")
     assert row.began == "22:10"
     assert row.parts == "deciding 0.4 s, starting processes 9.0 s"
+    assert (row.cause, row.ranks) == ("killed by SIGKILL in step, step 1200; left out: node-1", "6")
 
 
 def test_restarts_are_marked_on_the_curves(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.report.folder import RunFacts, read_run
 from trainer.run.layout import JOB_FILE
-from trainer.telemetry.goodput import by_generation, usual_step_s
+from trainer.telemetry.goodput import PLANNED, by_generation, usual_step_s
 
 _ENOUGH_FAULTS = 3
 """Faults from which on a run says something about the time between them."""
@@ -84,7 +84,7 @@ def _of_run(facts: RunFacts, job: Job) -> Iterator[Value]:
         yield Value("start_s", parts[0].lost_s["start"], "measured")
         beside = lost["data"] + lost["stragglers"] + lost["evaluation"]
         yield Value("overhead_share", beside / max(useful_s + beside, 1e-9), "measured")
-    faults = sum(1 for its in facts.times if its.restart)
+    faults = sum(1 for its in facts.times if its.restart and its.restart.get("kind") != PLANNED)
     if faults:
         yield Value("detect_s", lost["detection"] / faults, "measured")
         yield Value("restart_s", lost["recovery"] / faults, "measured")

@@ -138,7 +138,8 @@ def _evaluation(values: Numbers) -> str:
 
 def _ended(record: Mapping[str, Any]) -> str:
     when = datetime.datetime.fromtimestamp(float(record.get("time", 0.0))).astimezone()
+    again = f", generation {record['generation']}" if record.get("generation", 1) not in (0, 1) else ""
     return (
-        f"exit code {record.get('exit_code')}, rank {record.get('rank')} on {record.get('node')}: "
+        f"exit code {record.get('exit_code')}, rank {record.get('rank')} on {record.get('node')}{again}: "
         f"{record.get('reason')} ({when:%F %T})"
     )

@@ -47,6 +47,8 @@ class RestartRow:
     from_step: str
     seconds: str
     parts: str
+    ranks: str
+    """Number of ranks from this restart on."""
 
 
 def time_charts(all_times: Sequence[GenerationTimes]) -> list[Chart]:
@@ -81,16 +83,18 @@ def restart_rows(facts: RunFacts) -> list[RestartRow]:
 
 
 def _row(restart: Mapping[str, Any], began: str) -> RestartRow:
-    seconds = restart.get("seconds")
+    seconds, names = restart.get("seconds"), restart.get("left_out")
+    left_out = [str(name) for name in names] if isinstance(names, list) else []
     return RestartRow(
         generation=_text(restart.get("generation")),
         began=began,
         who=f"rank {_text(restart.get('rank'))} on {_text(restart.get('node'))}",
-        cause=_text(restart.get("cause")),
+        cause=_text(restart.get("cause")) + (f"; left out: {', '.join(left_out)}" if left_out else ""),
         step=_text(restart.get("step")),
         from_step=_text(restart.get("from_step")),
         seconds=f"{seconds:g} s" if isinstance(seconds, int | float) else "none yet",
         parts=parts_text(restart.get("parts")),
+        ranks=_text(restart.get("ranks") or None),
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
 
+PLANNED = "taken in"
+"""Kind of a restart that follows from no fault: nodes came back."""
 CAUSES: dict[str, str] = {
     "start": "starting: from the supervisors' begin to the first step",
     "data": "waiting for data",
@@ -166,7 +168,8 @@ def _account(its: GenerationTimes, kept: float, following: int | None, usual_s: 
     ledger = _Ledger()
     startup = "start" if its.is_first else "recovery"
     until = its.ready if its.ready is not None else its.ended if its.ended is not None else its.last
-    detect_s = _number(_table(its.restart.get("parts")).get("detect"))
+    is_planned = its.restart.get("kind") == PLANNED
+    detect_s = 0.0 if is_planned else _number(_table(its.restart.get("parts")).get("detect"))
     left = ledger.take(max(0.0, until - its.began), "detection", detect_s)
     ledger.lose(startup, left)
     if its.ready is None:
@@ -227,7 +230,7 @@ def _assign_tail(
     step_s = gap / (kept_steps + lost_steps + 1) if usual_s is None else usual_s
     gap = ledger.take(gap, None, kept_steps * step_s)
     gap = ledger.take(gap, "redone", (lost_steps + 1) * step_s)  # and the step that the fault cut off
-    ledger.lose("detection", gap)
+    ledger.lose("recovery" if its.fault.get("kind") == PLANNED else "detection", gap)
 
 
 def generations(events: Sequence[Mapping[str, Any]]) -> list[GenerationTimes]:
@@ -285,6 +288,8 @@ def _begin(found: list[GenerationTimes], event: Mapping[str, Any], at: float) ->
         found[-1] = replace(before, ended=began)
     else:
         began = _number(event.get("began")) or at
+        if found:  # one start at a time writes a run folder
+            began = max(began, found[-1].last if found[-1].ended is None else found[-1].ended)
     found.append(
         GenerationTimes(start, number, min(began, at), not same, last=at, ready=at, from_step=from_step)
     )
