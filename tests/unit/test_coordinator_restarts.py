@@ -119,6 +119,9 @@ def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -
                 "seconds": None,
                 "details": "a trace",
                 "parts": {},
+                "kind": "fault",
+                "ranks": 2,
+                "left_out": [],
             }
         ]
         assert not (tmp_path / "exit.json").exists()

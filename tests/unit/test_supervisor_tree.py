@@ -14,7 +14,8 @@ import pytest
 
 from tests.listeners import listeners, outer_address
 from trainer.supervise.stop_request import send_stop_request
-from trainer.supervise.tree import Message, Rendezvous, Tree, TreePlan, signed
+from trainer.supervise.tree import FANOUT, Message, Rendezvous, Tree, signed
+from trainer.supervise.tree_plan import TreePlan
 from trainer.sysinfo.addresses import free_port
 
 
@@ -74,7 +75,7 @@ def test_ranks_of_a_node_meet_at_its_first_and_firsts_fill_the_tree_breadth_firs
 
 
 def test_ten_thousand_nodes_are_three_levels_deep() -> None:
-    plan, depth = TreePlan("n0"), {None: 0}
+    plan, depth = TreePlan("n0", FANOUT), {None: 0}
     for number in range(1, 10_000):
         parent = plan.parent(f"n{number}", (f"h{number}", number))
         depth[(f"h{number}", number)] = depth[parent] + 1  # type: ignore[index]

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from trainer.run import goodput_log
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
+from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims
 from trainer.run.layout import CHECKPOINTS, DIAGNOSIS_FILE, EXIT_FILE, LOCK, RESTARTS_FILE
 from trainer.run.lock import who_holds
 from trainer.safe_io.atomic import write_json
@@ -62,6 +63,32 @@ class ExitFiles:
         new rank 0 has the lock.
         """
         await within(WAIT_S, lambda: self._write_restarts(restarts))
+
+    async def claim(self, its: GenerationClaim) -> GenerationClaim | None:
+        """Claims a generation; returns None if that succeeded, else the claim that is in the way.
+
+        Without a run folder, or if the folder cannot be written in time, nobody gets a generation: the claim
+        that is returned is then nobody's, with member -1.
+        """
+        folder = self._folder
+        nobody = GenerationClaim("", its.generation, -1, "")
+        if folder is None:
+            return nobody
+        done: list[GenerationClaim | None] = []
+        await within(WAIT_S, lambda: done.append(claim(folder, its)))
+        return done[0] if done else nobody
+
+    async def newest_claim(self) -> GenerationClaim | None:
+        """Returns the claim of this start's newest generation; None if there is none."""
+        folder = self._folder
+        return None if folder is None else await within(WAIT_S, lambda: newest_claim(folder, self._start))
+
+    async def restarts(self) -> list[dict[str, Any]]:
+        """Returns the restarts of this start so far, as restarts.json has them."""
+        folder = self._folder
+        if folder is None:
+            return []
+        return await within(WAIT_S, lambda: restarts_of(folder, self._start)) or []
 
     async def newest_checkpoint(self) -> int | None:
         """Returns the step of the newest whole checkpoint, 0 if there is none.
@@ -115,6 +142,7 @@ def remove_exit_files(run_folder: Path, start: str) -> None:
     if not _is_held_by_other(run_folder, start):
         for name in _FILES:
             (run_folder / name).unlink(missing_ok=True)
+        remove_claims(run_folder, start)
         with suppress(OSError):
             os.utime(run_folder / LOCK)
 

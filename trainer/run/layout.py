@@ -38,6 +38,8 @@ EXIT_FILE = "exit.json"
 DIAGNOSIS_FILE = "diagnosis.json"
 RESTARTS_FILE = "restarts.json"
 """Restarts of the ranks within the last start, each with its cause; missing if there was none."""
+GENERATIONS = "generations"
+"""Folder with a file for each generation of the last start, from the second on: who coordinates it."""
 FLIGHT_RECORDS = "flight-records"
 NON_FINITE = "non-finite"
 """Folder with the samples of each step whose gradient was not finite: one file for each rank and step."""
@@ -51,11 +53,27 @@ REPORT_FILE = "report.html"
 LOCK = ".lock"
 
 LEFT_BEFORE = frozenset(
-    {ARTEFACTS, INDEX, LOCK, LOGS, EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, FLIGHT_RECORDS, GOODPUT_FILE}
+    {
+        ARTEFACTS,
+        INDEX,
+        LOCK,
+        LOGS,
+        EXIT_FILE,
+        DIAGNOSIS_FILE,
+        RESTARTS_FILE,
+        GENERATIONS,
+        FLIGHT_RECORDS,
+        GOODPUT_FILE,
+    }
 )
 """Names that a folder without a run may hold: a start that ends before it becomes a run leaves them."""
 
 _RANK_LOG = re.compile(r"rank-(\d{5,})\.log")
+
+
+def generation_file(generation: int) -> str:
+    """Returns the name of a generation's file in GENERATIONS."""
+    return f"{generation:05d}.json"
 
 
 def rank_log(rank: int) -> str:

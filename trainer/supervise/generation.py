@@ -16,7 +16,7 @@ from trainer.supervise.nccl_debug import rank_variables
 from trainer.supervise.nursery import Nursery
 from trainer.supervise.rank_process import RankProcess, end_rank, kill_rank, rank_folder, reap_group
 from trainer.supervise.world import FORGET_URL, GENERATION, USES_AGENT_STORE
-from trainer.sysinfo.addresses import free_port, listening_address
+from trainer.sysinfo.addresses import free_port, is_here, listening_address
 
 _POLL_S = 0.02
 _FORGET_S = 10.0
@@ -36,6 +36,8 @@ class Generation:
         self.report_requested = False
         self.ending = False
         """True once the rank is being ended for the next generation: its end is then no news."""
+        self.ended = False
+        """True once the rank and all that it started are gone, after `end`."""
         self._clean_up = ExitStack()
         try:
             self.folder = self._clean_up.enter_context(rank_folder())
@@ -51,11 +53,14 @@ class Generation:
     async def end(self) -> None:
         """Kills the rank and all that it started, and waits until the kernel has ended it, however long."""
         self.ending = True
+        if self.ended:
+            return
         kill_rank(self.rank)
         while self.rank.poll() is None:
             await asyncio.sleep(_POLL_S)
         reap_group(self.rank)
         self._clean_up.close()
+        self.ended = True
 
     def close(self) -> None:
         """Kills the rank and all that it started, if that is not done yet, and removes its folder."""
@@ -63,8 +68,11 @@ class Generation:
         self._clean_up.close()
 
 
-def fresh_variables(env: Mapping[str, str]) -> dict[str, str]:
+def fresh_variables(env: Mapping[str, str], address: str = "") -> dict[str, str]:
     """Returns the variables by which the ranks of the next generation meet; rank 0's supervisor calls it.
+
+    `address` is the one by which other supervisors reach this one; MASTER_ADDR becomes that if the launcher's
+    belongs to another machine.
 
     Nothing of the last generation may be met there: MASTER_PORT is a new port of this machine, which rank 0
     itself serves, and the launcher's server, if it has one, forgets the old ranks. Raises OSError.
@@ -75,6 +83,8 @@ def fresh_variables(env: Mapping[str, str]) -> dict[str, str]:
         opener.open(request, timeout=_FORGET_S).close()
     variables = {}
     if host := env.get("MASTER_ADDR"):
+        if address and not is_here(host):
+            host = variables["MASTER_ADDR"] = address
         variables["MASTER_PORT"] = str(free_port(listening_address(host) or ""))
     if USES_AGENT_STORE in env:
         variables[USES_AGENT_STORE] = "False"

@@ -5,15 +5,18 @@ All decisions are pure: no clock, no process, no file. No torch.
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trainer.text.wording import many
 
 _LONGEST_WAIT = 8
 """Longest wait before a restart, as a multiple of `backoff_s`."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*")
+
+
+Kind = Literal["fault", "lost", "taken in"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,16 @@ class Fault:
     step: int
     """Step that the rank was working on; 0 before the first."""
     cause: str
+    lost: bool = False
+    """True if the supervisor is gone, too: that is no bug of the program."""
 
     def is_like(self, other: "Fault") -> bool:
         """Returns whether rank, step and cause are the same.
 
         Numbers in the causes may differ: addresses, ports and processes are new in each generation.
         """
+        if self.lost or other.lost:
+            return False
         return (self.rank, self.step) == (other.rank, other.step) and _NUMBER.sub("N", self.cause) == (
             _NUMBER.sub("N", other.cause)
         )
@@ -55,6 +62,12 @@ class Restart:
     """Those seconds by part, with the names of `restart_parts.PARTS`; empty while `seconds` is None."""
     time: float = 0.0
     """Time of the report of the fault, in seconds since the epoch."""
+    kind: Kind = "fault"
+    """fault: a rank failed; lost: its supervisor or node is gone; taken in: members came back."""
+    ranks: int = 0
+    """Size of the world from this restart on."""
+    left_out: tuple[str, ...] = ()
+    """Supervisors that are gone and nodes that have failed too often, which have no rank from here on."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the restart as restarts.json has it."""
@@ -63,6 +76,11 @@ class Restart:
     def summary(self) -> dict[str, Any]:
         """Returns the restart as exit.json and result.json have it: without the details."""
         return {name: value for name, value in asdict(self).items() if name != "details"}
+
+
+def restart_from_json(row: Mapping[str, Any]) -> Restart:
+    """Returns the restart that `to_json` wrote. Raises TypeError if it is none."""
+    return Restart(**{**row, "left_out": tuple(row.get("left_out", ()))})
 
 
 @dataclass(frozen=True)
@@ -98,6 +116,13 @@ class RestartPolicy:
         self._saved_step = 0
         self._last: Fault | None = None
         self._in_a_row = 0
+
+    def restore(self, restarts: Sequence[Restart]) -> None:
+        """Counts the restarts of another coordinator, whose place this one takes."""
+        for each in restarts:
+            if each.kind != "taken in":
+                fault = Fault(each.rank, each.node, each.step, each.cause, lost=each.kind == "lost")
+                self.decide(fault, each.from_step)
 
     def decide(self, fault: Fault, saved_step: int) -> GoOn | GiveUp:
         """Returns what to do about a fault; `saved_step` is the step of the newest checkpoint, 0 for none."""

@@ -3,9 +3,11 @@
 Messages go up to rank 0's supervisor and down to all. Every supervisor calls the root first. The root keeps
 the first of each node, up to a number, and sends the others on: to the first of their own node, or to another
 node's first that has room. So a heartbeat goes to a neighbour, and no process has more than some tens of
-neighbours. A message is a line of JSON. Both sides of a connection prove that they know the run's token, by
-HMACs over fresh numbers of both; the token never travels. Each supervisor listens only at the address by
-which the others reach it. No torch.
+neighbours. If a supervisor is lost, those below it ask the root again; if that is the root, the next living
+one of a list that all know takes its place. News that every supervisor sends, such as that it has joined, is
+collected on the way up. A message is a line of JSON. Both sides of a connection prove that they know the
+run's token, by HMACs over fresh numbers of both; the token never travels. Each supervisor listens only at the
+address by which the others reach it. No torch.
 """
 
 import asyncio
@@ -15,12 +17,12 @@ import json
 import secrets
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer.supervise.tree_plan import Address, TreePlan
 from trainer.sysinfo.addresses import is_loopback, listening_address
 
 RENDEZVOUS = "CLIPSHIP_SUPERVISORS"
@@ -32,11 +34,16 @@ HEARTBEAT_S = 1.0
 HANDSHAKE_S = 5.0
 OUTSIDER = -1
 """Rank of a caller that only makes a request: it is not part of the run and may leave at any time."""
+REJOIN_CALL_S = 2.0
+"""Longest wait for the answer of a supervisor that may be the new root."""
+COLLECT_S = 0.05
+"""Seconds for which messages that every supervisor sends are collected on their way up."""
+_COLLECTED = frozenset({"joined", "ended", "done"})
+_MOST_COLLECTED = 500
 _LINE = 2**20
 _BACKLOG = 1024
 
 Message = dict[str, Any]
-Address = tuple[str, int]
 Side = Literal["host", "newcomer"]
 """Speaker in a handshake: the supervisor that was called, or the one that calls."""
 
@@ -94,34 +101,6 @@ def is_signed(token: str, side: Side, nonces: Sequence[str], message: Message) -
     return hmac.compare_digest(str(message.get("proof")).encode(errors="replace"), str(own["proof"]).encode())
 
 
-class TreePlan:
-    """Plan of the tree, at the root: who is whose child.
-
-    It fills breadth first, so that the tree stays flat.
-    """
-
-    def __init__(self, root_node: str, fanout: int = FANOUT) -> None:
-        self._fanout = fanout
-        self._firsts: dict[str, Address | None] = {root_node: None}
-        self._children: dict[Address | None, int] = {None: 0}
-        self._with_room: deque[Address | None] = deque([None])
-
-    def parent(self, node: str, address: Address) -> Address | None:
-        """Returns the address of a newcomer's parent; None means the root itself."""
-        if node in self._firsts:
-            first = self._firsts[node]
-            # The first supervisor of a node asks again if its parent did not answer.
-            return None if first == address else first
-        parent = self._with_room[0]
-        self._children[parent] += 1
-        if self._children[parent] == self._fanout:
-            self._with_room.popleft()
-        self._firsts[node] = address
-        self._children[address] = 0
-        self._with_room.append(address)
-        return parent
-
-
 class Link:
     """One connection to a neighbour in the tree."""
 
@@ -129,6 +108,8 @@ class Link:
         self._reader, self._writer = reader, writer
         self.last_received = time.monotonic()
         self.rank, self.node = OUTSIDER, ""
+        self.about: Message = {}
+        """Other facts that the neighbour tells when it joins."""
 
     def send(self, message: Message) -> None:
         """Sends without waiting; a message that a dead neighbour does not take is lost."""
@@ -180,10 +161,20 @@ class Tree:
     """One supervisor's place in the tree. Callbacks run in the event loop and must not wait."""
 
     def __init__(
-        self, rendezvous: Rendezvous, rank: int, node: str, silence_s: float, fanout: int = FANOUT
+        self,
+        rendezvous: Rendezvous,
+        rank: int,
+        node: str,
+        silence_s: float,
+        fanout: int = FANOUT,
+        *,
+        late: bool = False,
     ) -> None:
+        """`rank` is the supervisor's number. With `late` it takes a lost one's place and is no root."""
         self.rendezvous, self.rank, self.node = rendezvous, rank, node
-        self._root = rendezvous.host, rendezvous.port
+        self.is_root = rank == 0 and not late
+        self.about: Callable[[], Message] = dict
+        """Returns what else this supervisor says of itself when it joins, for example that it has no rank."""
         self.at_root: Callable[[Message], None] = lambda message: None
         """Callback at the root for each message from below."""
         self.from_above: Callable[[Message], None] = lambda message: None
@@ -194,7 +185,10 @@ class Tree:
         self.ending = False
         """True once the run is ending: links that close from now on are not reported."""
         self._silence_s = silence_s
-        self._plan = TreePlan(node, fanout)
+        self._fanout = fanout
+        self.plan = TreePlan(node, fanout)
+        """Plan of the tree; only the root's counts."""
+        self._collected: list[Message] = []
         self._parent: Link | None = None
         self._unsent: list[Message] = []
         self._children: set[Link] = set()
@@ -203,32 +197,155 @@ class Tree:
         self._stranger = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def join(self, timeout_s: float) -> None:
+    async def join(
+        self, timeout_s: float, roots: Callable[[], Awaitable[Sequence[Address]]] | None = None
+    ) -> None:
         """Listens and finds a parent.
 
-        Raises OSError if the port is taken, and TimeoutError if nobody answers in time.
+        `roots` returns addresses at which the root may be, before the rendezvous is tried. Raises OSError if
+        the port is taken, and TimeoutError if nobody answers in time.
         """
-        if self.rank == 0:
+        if self.is_root:
             host = self.rendezvous.host
             await self._listen(
                 host if is_loopback(host) else await asyncio.to_thread(listening_address, host),
                 self.rendezvous.port,
             )
         else:
-            self._parent = await self._find_parent(time.monotonic() + timeout_s)
-            self._spawn(self._receive_from_parent(self._parent))
-            for message in self._unsent:
-                self._parent.send(message)
+            self._take_parent(await self._find_parent(time.monotonic() + timeout_s, roots))
         self._spawn(self._send_heartbeats())
+
+    async def rejoin(self, successors: Sequence[tuple[int, Address]], timeout_s: float) -> set[int] | None:
+        """Finds a new way to the root after the parent is gone.
+
+        `successors` are numbers and addresses, the present root's first. Returns None if there is a new
+        parent. If this supervisor is the next that lives, it is the root from now on; then returns the
+        numbers of those before it whose processes are surely gone; the others may only be unreachable. Raises
+        TimeoutError if neither happens in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            dead: set[int] = set()
+            for number, address in successors:
+                if number == self.rank:
+                    self._become_root()
+                    return dead
+                link, answer, refused = await self._call_successor(address)
+                if link is not None:
+                    self._take_parent(link)
+                    return None
+                if answer:  # it lives, and may not know yet that it is the next root
+                    break
+                dead |= {number} if refused else set()
+            if time.monotonic() > deadline:
+                raise TimeoutError("no supervisor answers")
+            await asyncio.sleep(0.2)
+
+    def _become_root(self) -> None:
+        self.is_root = True
+        self.plan = TreePlan(self.node, self._fanout)
+        unsent, self._unsent = [*self._collected, *self._unsent], []
+        self._collected.clear()
+        for message in unsent:
+            self.at_root(message)
+
+    async def _call_successor(self, address: Address) -> tuple[Link | None, bool, bool]:
+        """Returns a link to a parent, if any; whether anybody answered; and whether nobody is there."""
+        try:
+            async with asyncio.timeout(REJOIN_CALL_S):
+                link, parent, is_root = await self._call_root(address)
+        except OSError as error:  # TimeoutError is one
+            return None, False, isinstance(error, ConnectionRefusedError)
+        if link is None or not is_root:
+            return None, link is not None, False
+        if parent is not None:
+            link.close()
+            link, _ = await self._call(parent)
+        return link, True, False
+
+    async def _call_root(self, address: Address) -> tuple[Link | None, Address | None, bool]:
+        """Returns the link to a supervisor, the parent that it names, and whether it is the root."""
+        link = Link(*await asyncio.open_connection(*address, limit=_LINE))
+        answer = await self._introduce(link, await self._listen(link.own_host(), 0), seeks_root=True)
+        if answer is None or not answer.get("root"):
+            link.close()
+            return (None if answer is None else link), None, False
+        link.rank, link.node = int(answer["rank"]), str(answer["node"])
+        parent = answer["parent"]
+        return link, (str(parent[0]), int(parent[1])) if parent else None, True
+
+    def _take_parent(self, link: Link) -> None:
+        self._parent = link
+        self._spawn(self._receive_from_parent(link))
+        unsent, self._unsent = self._unsent, []
+        for message in unsent:
+            self.up(message)
+
+    def lose_parent(self) -> None:
+        """Closes the link to the parent; until there is another, messages to the root wait."""
+        if self._parent is not None:
+            self._parent.close()
+            self._parent = None
+
+    def drop(self, rank: int) -> None:
+        """Closes the link to a child, so that it leaves; its own news counts no more."""
+        for link in [link for link in self._children if link.rank == rank]:
+            self._children.discard(link)
+            link.close()
+
+    @property
+    def address(self) -> Address:
+        """Address at which this supervisor listens; ("", 0) before it does."""
+        for host, server in self._servers.items():
+            port = int(server.sockets[0].getsockname()[1])
+            return (self.rendezvous.host if host is None else host), port
+        return "", 0
+
+    def call_roll(self) -> None:
+        """Lets this supervisor and all below it say again that they are there."""
+        self._answer_roll()
+        for child in self._children:
+            child.send({"kind": "roll call"})
+
+    def _answer_roll(self) -> None:
+        above = self._parent.rank if self._parent is not None else self.rank
+        about = {"rank": self.rank, "node": self.node, "address": self.address, "above": above}
+        self.up({"kind": "joined", **about, **self.about()})
 
     def up(self, message: Message) -> None:
         """Sends a message to the root; the root handles its own at once."""
-        if self.rank == 0:
-            self.at_root(message)
-        elif self._parent is not None:
-            self._parent.send(message)
-        else:
+        if self.is_root:
+            for each in message["messages"] if message["kind"] == "several" else [message]:
+                self._hear(each)
+        elif self._parent is None:
             self._unsent.append(message)
+        elif message["kind"] in _COLLECTED or message["kind"] == "several":
+            if not self._collected:
+                asyncio.get_running_loop().call_later(COLLECT_S, self._send_collected)
+            self._collected += message["messages"] if message["kind"] == "several" else [message]
+            if len(self._collected) >= _MOST_COLLECTED:
+                self._send_collected()
+        else:
+            self._send_collected()
+            self._parent.send(message)
+
+    def _hear(self, message: Message) -> None:
+        if message["kind"] == "joined" and "above" in message and message["rank"] != self.rank:
+            host, port = message["address"]
+            self.plan.adopt(message["rank"], message["node"], (str(host), int(port)), message["above"])
+        self.at_root(message)
+
+    def _send_collected(self) -> None:
+        """Sends what was collected as few messages; a single one stays as it is."""
+        if not self._collected:
+            return
+        if self._parent is None:
+            self._unsent, self._collected = [*self._collected, *self._unsent], []
+            return
+        for first in range(0, len(self._collected), _MOST_COLLECTED):
+            several = self._collected[first : first + _MOST_COLLECTED]
+            self._parent.send(several[0] if len(several) == 1 else {"kind": "several", "messages": several})
+        self._collected = []
 
     def down(self, message: Message) -> None:
         """Sends a message to every supervisor below, and handles it here."""
@@ -239,6 +356,8 @@ class Tree:
     async def leave(self) -> None:
         """Sends what is still to be sent, and closes all connections."""
         self.ending = True
+        if not self.is_root:
+            self._send_collected()
         links = [*self._children, *([self._parent] if self._parent else [])]
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(link.flush() for link in links)), HEARTBEAT_S)
@@ -267,18 +386,22 @@ class Tree:
             )
         return int(self._servers[host].sockets[0].getsockname()[1])
 
-    async def _find_parent(self, deadline: float) -> Link:
+    async def _find_parent(
+        self, deadline: float, roots: Callable[[], Awaitable[Sequence[Address]]] | None
+    ) -> Link:
         """Returns the link to this supervisor's parent, which the root names.
 
         If a parent does not answer, the root is asked again, until the deadline.
         """
         while True:
-            link, parent = await self._call(self._root)
-            if link is not None and parent is not None:
-                link.close()
-                link, parent = await self._call(parent)
-            if link is not None and parent is None:
-                return link
+            others = [] if roots is None else await roots()
+            for root in [*others, (self.rendezvous.host, self.rendezvous.port)]:
+                link, parent = await self._call(root, is_root=True)
+                if link is not None and parent is not None:
+                    link.close()
+                    link, parent = await self._call(parent)
+                if link is not None and parent is None:
+                    return link
             if time.monotonic() > deadline:
                 address = f"{self.rendezvous.host}, port {self.rendezvous.port}"
                 another = (
@@ -289,32 +412,36 @@ class Tree:
                 raise TimeoutError(f"rank 0's supervisor does not answer at {address}{another}")
             await asyncio.sleep(0.2)
 
-    async def _call(self, address: Address) -> tuple[Link | None, Address | None]:
-        """Returns a link that was welcomed, and the address of the parent to call instead, if any."""
+    async def _call(self, address: Address, *, is_root: bool = False) -> tuple[Link | None, Address | None]:
+        """Returns a link that was welcomed, and the address of the parent to call instead, if any.
+
+        `is_root` says that the root should be there.
+        """
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 link = Link(*await asyncio.open_connection(*address, limit=_LINE))
                 answer = await self._introduce(
-                    link, await self._listen(link.own_host(), 0) if address == self._root else 0
+                    link, await self._listen(link.own_host(), 0) if is_root else 0, seeks_root=is_root
                 )
         except OSError:  # TimeoutError is one
             return None, None
-        if answer is None:
+        if answer is None or (is_root and not answer.get("root")):
             link.close()
             return None, None
         link.rank, link.node = int(answer["rank"]), str(answer["node"])
         return link, (str(answer["parent"][0]), int(answer["parent"][1])) if answer["parent"] else None
 
-    async def _introduce(self, link: Link, port: int) -> Message | None:
+    async def _introduce(self, link: Link, port: int, *, seeks_root: bool) -> Message | None:
         """Introduces this supervisor; returns the answer, or None if the other side does not know the token.
 
-        Newcomers reach this supervisor at `port`.
+        Newcomers reach this supervisor at `port`. If it seeks the root, no other one takes it for a child.
         """
         challenge = await link.receive()
         if challenge is None:
             return None
         nonces = str(challenge.get("nonce")), secrets.token_hex(16)
-        about = {"rank": self.rank, "node": self.node, "port": port, "nonce": nonces[1]}
+        about = {"rank": self.rank, "node": self.node, "port": port, "nonce": nonces[1], "seeks": seeks_root}
+        about |= {"about": self.about()}
         link.send(signed(self.rendezvous.token, "newcomer", nonces, about))
         answer = await link.receive()
         self._stranger = answer is not None and not is_signed(self.rendezvous.token, "host", nonces, answer)
@@ -344,29 +471,31 @@ class Tree:
         if hello is None or not is_signed(self.rendezvous.token, "newcomer", nonces, hello):
             return False
         link.rank, link.node = int(hello["rank"]), str(hello["node"])
+        link.about = dict(hello.get("about") or {})
         parent = None
-        if self.rank == 0 and link.rank != OUTSIDER:
-            parent = self._plan.parent(link.node, (link.host(), int(hello["port"])))
+        if self.is_root and link.rank != OUTSIDER:
+            parent = self.plan.parent(link.node, (link.host(), int(hello["port"])), link.rank)
         link.send(
             signed(
                 self.rendezvous.token,
                 "host",
                 nonces,
-                {"parent": parent, "rank": self.rank, "node": self.node},
+                {"parent": parent, "rank": self.rank, "node": self.node, "root": self.is_root},
             )
         )
         await link.flush()
-        return parent is None
+        return parent is None and (self.is_root or link.rank == OUTSIDER or not hello.get("seeks"))
 
     async def _receive_from_child(self, link: Link) -> None:
         member = link.rank != OUTSIDER
         if member:
+            self.drop(link.rank)  # an earlier connection of the same one
             self._children.add(link)
-            self.up({"kind": "joined", "rank": link.rank, "node": link.node})
+            self.up({"kind": "joined", "rank": link.rank, "node": link.node, **link.about})
         while (message := await link.receive()) is not None:
             if "kind" in message:
                 self.up(message)
-        if member:
+        if member and link in self._children:
             self._children.discard(link)
             self._child_lost(link, "its connection closed")
 
@@ -383,15 +512,19 @@ class Tree:
             child.send({**lost, "relayed": True})
         self.from_above({**lost, "relayed": False})
 
-    def _child_lost(self, link: Link, reason: str) -> None:
+    def _child_lost(self, link: Link, reason: str, *, silent: bool = False) -> None:
         if not self.ending:
-            self.up({"kind": "lost", "rank": link.rank, "node": link.node, "reason": reason})
+            self.up(
+                {"kind": "lost", "rank": link.rank, "node": link.node, "reason": reason, "silent": silent}
+            )
 
     async def _receive_from_parent(self, link: Link) -> None:
         while (message := await link.receive()) is not None:
-            if "kind" in message:
+            if message.get("kind") == "roll call":
+                self.call_roll()
+            elif "kind" in message:
                 self.down(message)
-        if not self.ending:
+        if not self.ending and link is self._parent:
             self._parent_gone("its connection closed")
 
     async def _send_heartbeats(self) -> None:
@@ -424,4 +557,4 @@ class Tree:
                     }
                 )
             else:
-                self._child_lost(link, reason)
+                self._child_lost(link, reason, silent=True)

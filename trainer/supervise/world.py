@@ -232,7 +232,7 @@ def first_world(member: World, env: Environment) -> World | None:
     node has no rank, nor has one that takes the place of a killed one. Raises InputError if
     CLIPSHIP_SPARE_NODES leaves no rank.
     """
-    spares = _number(SPARE_NODES, env.get(SPARE_NODES, "0")) * member.local_size
+    spares = number_of_spares(member, env)
     if spares >= member.size:
         raise InputError(
             f"{SPARE_NODES}={env[SPARE_NODES]} leaves no rank: {member.launcher} started {member.size} "
@@ -241,6 +241,11 @@ def first_world(member: World, env: Environment) -> World | None:
     if env.get(RESPAWNED) or member.rank >= member.size - spares:
         return None
     return replace(member, size=member.size - spares)
+
+
+def number_of_spares(member: World, env: Environment) -> int:
+    """Returns how many supervisors have no rank in the first generation. Raises InputError."""
+    return _number(SPARE_NODES, env.get(SPARE_NODES, "0")) * member.local_size
 
 
 def rank_variables(world: World, cross: tuple[int, int], env: Environment) -> dict[str, str]:

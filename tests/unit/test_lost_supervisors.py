@@ -1,0 +1,198 @@
+"""Real supervisors with stub ranks: who goes on when some of them are lost, and with which ranks."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.stub_world import LIMITS, StubWorld, play, until
+from trainer.supervise import coordinator
+
+FEWER = replace(LIMITS, min_nodes=1)
+
+
+def four_nodes(folder: Path, **keys: Any) -> StubWorld:
+    """Eight supervisors on four nodes."""
+    return StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
+
+
+def record(world: StubWorld, name: str) -> Any:
+    return json.loads((world.folder / name).read_text())
+
+
+def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(2)
+        await world.agreed(2, 7)
+        assert world.world() == {0: 0, 1: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6}
+        rank = world.members[3].rank
+        assert rank is not None
+        place = rank.place
+        assert (place.local_rank, place.local_size, place.slot) == (0, 1, 1)
+        assert await world.end() == [0] * 7
+
+    play(story)
+    (restart,) = record(world, "exit.json")["restarts"]
+    assert (restart["kind"], restart["ranks"], restart["left_out"]) == (
+        "lost",
+        7,
+        ["1 supervisor on n1: gone"],
+    )
+    assert "restart 1 of 20: 7 ranks of 8" in capfd.readouterr().err
+    assert record(world, "generations/00002.json")["member"] == 0
+
+
+def test_world_without_the_batch_for_it_is_passed_over(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path, limits=replace(FEWER, world_sizes=(1, 2, 4, 8)))
+
+    async def story() -> None:
+        await world.start()
+        world.lose(2)
+        await world.agreed(2, 4)
+        assert world.world() == {0: 0, 1: 1, 4: 2, 5: 3}
+        assert await world.end() == [0] * 7, "those without a rank leave with the others"
+
+    play(story)
+
+
+def test_spare_node_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path, spares=1)
+
+    async def story() -> None:
+        await world.start()
+        assert world.world() == {number: number for number in range(6)}
+        world.lose(2, 3)
+        await world.agreed(2, 6)
+        assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
+        await world.end()
+
+    play(story)
+
+
+def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.fail(5)
+        await world.agreed(2, 8)
+        await asyncio.sleep(1.5)  # the roster of this generation travels
+        world.lose(0, 1)
+        await world.agreed(3, 6)
+        assert world.world() == {2: 0, 3: 1, 4: 2, 5: 3, 6: 4, 7: 5}
+        world.fail(7)
+        await world.agreed(4, 6)
+        assert await world.end() == [0] * 6
+
+    play(story)
+    kinds = [(restart["generation"], restart["kind"]) for restart in record(world, "exit.json")["restarts"]]
+    assert kinds == [(2, "fault"), (3, "lost"), (4, "fault")], (
+        "the new coordinator knows the earlier restarts"
+    )
+    assert record(world, "generations/00003.json")["member"] == 2
+
+
+def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(0, 2)
+        await world.agreed(2, 6)
+        await world.end()
+
+    play(story)
+
+
+def test_loss_during_a_regroup_leaves_those_who_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = four_nodes(tmp_path, limits=replace(FEWER, backoff_s=0.0))
+
+    async def story() -> None:
+        await world.start()
+        world.lose(7)
+        await until(lambda: all(node.rank is None for node in world.members.values()), 0.001)
+        world.lose(0, 6)
+        await until(lambda: sorted(world.world().values()) == list(range(5)))
+        assert sorted(world.world()) == [1, 2, 3, 4, 5]
+        await world.end()
+
+    play(story)
+
+
+def test_too_few_that_nobody_brings_back_end_the_run(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(2)
+        assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
+
+    play(story)
+    reason = record(world, "exit.json")["reason"]
+    assert "its supervisor is gone" in reason
+    assert (
+        "no restart, since 7 supervisors of 8 are left, and without recovery.min_nodes, the run needs 8 ranks"
+        in reason
+    )
+
+
+def test_run_waits_for_a_supervisor_that_its_launcher_starts_again(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path, respawns=True)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(0)
+        await asyncio.sleep(1.0)
+        assert world.world() == {}
+        world.begin(0, again=True)
+        await world.agreed(2, 8)
+        await world.end()
+
+    play(story)
+
+
+def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "GROW_S", 0.2)
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(5)
+        await world.agreed(2, 7)
+        world.begin(5, again=True)
+        ranks = [node.rank for node in world.members.values() if node.rank is not None]
+        await until(lambda: all(rank.heartbeat.stop_requested for rank in ranks))
+        for rank in ranks:
+            rank.rank.code = 75
+        await world.agreed(3, 8)
+        assert await world.end() == [0] * 8
+
+    play(story)
+    restart = record(world, "exit.json")["restarts"][-1]
+    assert (restart["kind"], restart["ranks"], restart["left_out"]) == ("taken in", 8, [])
+
+
+def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path) -> None:
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        (tmp_path / "generations").mkdir()
+        other = {"start": world.rendezvous.start, "generation": 2, "member": 5, "node": "n2"}
+        (tmp_path / "generations" / "00002.json").write_text(json.dumps(other))
+        world.lose(2)
+        tasks = [node.task for node in world.members.values()]
+        assert set(await asyncio.gather(*tasks)) == {1}
+
+    play(story)
+    assert not (tmp_path / "exit.json").exists()

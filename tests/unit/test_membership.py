@@ -1,0 +1,127 @@
+"""Which members of a run make its next world: tables, without clock, process and file."""
+
+import pytest
+
+from trainer.supervise.membership import Membership, Place, WorldPlan
+
+SIZES = (1, 2, 4, 8, 16)
+
+
+def membership(
+    nodes: int = 4,
+    each: int = 2,
+    *,
+    spares: int = 0,
+    fewest: int | None = None,
+    sizes: tuple[int, ...] = SIZES,
+) -> Membership:
+    """All members are there: 0 and 1 on node a, 2 and 3 on b, and so on; the last nodes are spares."""
+    wanted = (nodes - spares) * each
+    its = Membership(range(nodes * each), wanted, wanted if fewest is None else fewest, sizes)
+    for member in range(nodes * each):
+        its.join(member, "abcdefgh"[member // each])
+    return its
+
+
+def numbers(its: Membership) -> tuple[int, ...] | None:
+    world = its.next_world()
+    return None if world is None else world.numbers
+
+
+@pytest.mark.parametrize(
+    ("spares", "fewest", "lost", "world"),
+    [
+        (0, None, [], (0, 1, 2, 3, 4, 5, 6, 7)),
+        (0, None, [3], None),
+        (2, None, [], (0, 1, 2, 3)),
+        (2, None, [0, 1], (2, 3, 4, 5)),
+        (2, None, [3], (0, 1, 4, 5)),
+        (2, None, [0, 1, 2], (4, 5, 6, 7)),
+        (0, 2, [2, 3], (0, 1, 4, 5)),
+        (0, 2, [1], (2, 3, 4, 5)),
+        (0, 2, [1, 3, 5, 7], (0, 2, 4, 6)),
+        (0, 4, [0, 1, 2, 3, 4], None),
+        (0, 2, [0, 1, 2, 3, 4], (6, 7)),
+    ],
+    ids=[
+        "all",
+        "one lost, no fewer allowed",
+        "spares wait",
+        "spare node takes the place of a node",
+        "of a node that lost one member, the whole spare node takes the place",
+        "both spare nodes",
+        "half of the ranks, which can share the batch",
+        "whole nodes before others",
+        "one of each node",
+        "too few",
+        "fewest",
+    ],
+)
+def test_world_after_losses(
+    spares: int, fewest: int | None, lost: list[int], world: tuple[int, ...] | None
+) -> None:
+    its = membership(spares=spares, fewest=fewest)
+    for member in lost:
+        its.lose(member)
+    assert numbers(its) == world
+
+
+def test_member_that_comes_back_has_its_place_again() -> None:
+    its = membership()
+    its.lose(2)
+    assert numbers(its) is None
+    its.join(2, "b")
+    assert numbers(its) == tuple(range(8))
+
+
+def test_node_with_two_faults_is_left_out_if_the_rest_makes_as_large_a_world() -> None:
+    its = membership(spares=1, sizes=(2, 4, 6))
+    its.record_fault("b")
+    assert numbers(its) == (0, 1, 2, 3, 4, 5)
+    its.record_fault("b")
+    world = its.next_world()
+    assert world is not None
+    assert world.numbers == (0, 1, 4, 5, 6, 7)
+    assert its.left_out(world) == {"b": "it has failed 2 times"}
+    its.lose(7)
+    assert numbers(its) == (0, 1, 2, 4, 5, 6), "as few of it as possible, once the others are not enough"
+
+
+def test_condemned_node_is_left_out_with_its_reason() -> None:
+    its = membership(spares=1, sizes=(6,))
+    its.condemn("a", "its network is slow")
+    world = its.next_world()
+    assert world is not None
+    assert world.numbers == (2, 3, 4, 5, 6, 7)
+    assert its.left_out(world) == {"a": "its network is slow"}
+
+
+def test_unknown_sizes_allow_only_the_first_one() -> None:
+    its = membership(fewest=1, sizes=())
+    its.lose(0)
+    assert numbers(its) is None
+
+
+WORLD = WorldPlan(((0, "a"), (1, "a"), (2, "b"), (5, "c"), (6, "c"), (7, "c")))
+
+
+@pytest.mark.parametrize(
+    ("member", "place"),
+    [
+        (0, Place(0, 6, 0, 2, (0, 3))),
+        (1, Place(1, 6, 1, 2, (0, 2))),
+        (2, Place(2, 6, 0, 1, (1, 3))),
+        (6, Place(4, 6, 1, 3, (1, 2))),
+        (7, Place(5, 6, 2, 3, (0, 1))),
+        (3, None),
+    ],
+)
+def test_place_in_a_world(member: int, place: Place | None) -> None:
+    assert WORLD.place(member) == place
+
+
+def test_world_travels_as_runs_of_members() -> None:
+    assert WORLD.to_json() == [("a", 0, 1), ("b", 2, 2), ("c", 5, 7)]
+    assert WorldPlan.from_json([["a", 0, 1], ["b", 2, 2], ["c", 5, 7]]) == WORLD
+    large = WorldPlan(tuple((member, f"n{member // 8}") for member in range(10_000)))
+    assert len(str(large.to_json())) < 40_000

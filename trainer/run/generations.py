@@ -1,0 +1,73 @@
+"""Claims of generations in the run folder: of two halves of a cut network only one goes on.
+
+A coordinator that starts a generation makes the file of its number, which only one can make. The loser ends
+its own ranks and writes nothing. A rank that lives beyond the loss of its supervisor's neighbours is ended by
+its supervisor at once, and a rank without a supervisor by the kernel; so when a generation is claimed, no
+rank of the one before it writes any more. Imports no torch.
+"""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.run.layout import GENERATIONS, generation_file
+from trainer.safe_io.plain import read_plain
+
+
+@dataclass(frozen=True)
+class GenerationClaim:
+    """Coordinator of one generation, and where the other supervisors reach it."""
+
+    start: str
+    """Start of the run, as `Rendezvous.start` names it."""
+    generation: int
+    member: int
+    node: str
+    host: str = ""
+    port: int = 0
+
+
+def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
+    """Claims a generation; returns None if that succeeded, else the claim that was there before.
+
+    Raises OSError if the folder cannot be written.
+    """
+    folder = run_folder / GENERATIONS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / generation_file(its.generation)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return _read(path) or GenerationClaim("", its.generation, -1, "")  # it is being written
+    with os.fdopen(file, "wb") as claimed:
+        claimed.write(json.dumps(asdict(its)).encode())
+        claimed.flush()
+        os.fsync(file)
+    return None
+
+
+def newest_claim(run_folder: Path, start: str) -> GenerationClaim | None:
+    """Returns the claim of the newest generation of this start; None if there is none."""
+    with suppress(OSError):
+        for path in sorted((run_folder / GENERATIONS).glob("[0-9]*.json"), reverse=True):
+            its = _read(path)
+            if its is not None and its.start == start:
+                return its
+    return None
+
+
+def remove_claims(run_folder: Path, start: str) -> None:
+    """Removes the claims of earlier starts. Raises OSError."""
+    for path in (run_folder / GENERATIONS).glob("[0-9]*.json"):
+        its = _read(path)
+        if its is None or its.start != start:
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> GenerationClaim | None:
+    try:
+        return GenerationClaim(**json.loads(read_plain(path)))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,175 @@
+"""Members of a run, and which of them make the world of its next generation.
+
+A member is a supervisor; its number is the rank that the launcher gave it, and it keeps that number. A rank
+is the number of a member's rank in one world; a member that has no rank there is a spare. All decisions are
+pure: no clock, no process, no file. No torch.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainer.text.wording import many
+
+Run = tuple[str, int, int]
+"""Members with consecutive numbers on one node: the node, the first and the last number."""
+FAULTS_OF_A_BAD_NODE = 2
+"""Faults from which on a node is left out if the other nodes make a world that is as large."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of a member's rank in a world; `cross` is Horovod's rank and size across nodes."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class WorldPlan:
+    """World of one generation: its members and their nodes, in the order of ranks."""
+
+    members: tuple[tuple[int, str], ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.members)
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Members in the order of ranks."""
+        return tuple(member for member, _ in self.members)
+
+    def place(self, member: int) -> Place | None:
+        """Returns the member's place; None if it has no rank in this world."""
+        if member not in self.numbers:
+            return None
+        rank = self.numbers.index(member)
+        by_node: dict[str, list[int]] = {}
+        for number, node in self.members:
+            by_node.setdefault(node, []).append(number)
+        own = by_node[self.members[rank][1]]
+        local_rank = own.index(member)
+        across = [numbers for numbers in by_node.values() if len(numbers) > local_rank]
+        return Place(rank, self.size, local_rank, len(own), (across.index(own), len(across)))
+
+    def to_json(self) -> list[Run]:
+        """Returns the world as runs of consecutive members, which is short for large worlds."""
+        return list(runs(self.members))
+
+    @classmethod
+    def from_json(cls, value: Iterable[Sequence[str | int]]) -> "WorldPlan":
+        """Returns the world that `to_json` wrote."""
+        return cls(tuple(members_of(value)))
+
+
+def runs(members: Iterable[tuple[int, str]]) -> Iterator[Run]:
+    """Yields runs of members whose numbers follow each other and whose node is the same."""
+    current: Run | None = None
+    for number, node in members:
+        if current is not None and current[0] == node and current[2] == number - 1:
+            current = node, current[1], number
+            continue
+        if current is not None:
+            yield current
+        current = node, number, number
+    if current is not None:
+        yield current
+
+
+def members_of(value: Iterable[Sequence[str | int]]) -> Iterator[tuple[int, str]]:
+    """Yields each member of the runs with its node."""
+    for node, first, last in value:
+        for number in range(int(first), int(last) + 1):
+            yield number, str(node)
+
+
+class Membership:
+    """Counts who is there and which nodes failed, and chooses the next world."""
+
+    def __init__(self, members: Iterable[int], wanted: int, fewest: int, sizes: Sequence[int] = ()) -> None:
+        """`wanted` and `fewest` are numbers of ranks.
+
+        `sizes` are those that can share the global batch, smallest first; empty: only `wanted`.
+        """
+        self.expected = frozenset(members)
+        """Numbers of all members that the launcher started."""
+        self.wanted, self.fewest = wanted, fewest
+        self._sizes = [size for size in sizes if size >= fewest] or [wanted]
+        self.nodes: dict[int, str] = {}
+        """Node of each member that has ever joined."""
+        self._lost: set[int] = set()
+        self._faults: Counter[str] = Counter()
+        self._condemned: dict[str, str] = {}
+
+    def join(self, member: int, node: str) -> None:
+        """Records that a member is there, for the first time or again."""
+        self.nodes[member] = node
+        self._lost.discard(member)
+
+    def lose(self, member: int) -> None:
+        """Records that a member is gone."""
+        self._lost.add(member)
+
+    def record_fault(self, node: str) -> None:
+        """Counts a fault of a rank or supervisor of the node."""
+        self._faults[node] += 1
+
+    def condemn(self, node: str, why: str) -> None:
+        """Leaves a node out from the next world on, if the others make one that is as large."""
+        self._condemned[node] = why
+
+    @property
+    def living(self) -> list[int]:
+        """Numbers of the members that are there, in order."""
+        return sorted(member for member in self.nodes if member not in self._lost)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Numbers of the members that are gone."""
+        return frozenset(self._lost)
+
+    @property
+    def bad_nodes(self) -> Mapping[str, str]:
+        """Nodes that are left out if possible, each with the reason."""
+        failed = {
+            node: f"it has failed {many(count, 'time')}"
+            for node, count in self._faults.items()
+            if count >= FAULTS_OF_A_BAD_NODE
+        }
+        return {**failed, **self._condemned}
+
+    def next_world(self) -> WorldPlan | None:
+        """Returns the largest world that the members who are there can make; None if there are too few.
+
+        Nodes without bad marks come first, then nodes with more members, then those with lower numbers.
+        """
+        living = self.living
+        size = self._largest(min(len(living), self.wanted))
+        if size is None:
+            return None
+        on_node = Counter(self.nodes[member] for member in living)
+        first = {node: member for member in reversed(living) for node in (self.nodes[member],)}
+        bad = self.bad_nodes
+
+        def order(member: int) -> tuple[bool, int, int, int]:
+            node = self.nodes[member]
+            return node in bad, -on_node[node], first[node], member
+
+        chosen = sorted(sorted(living, key=order)[:size])
+        return WorldPlan(tuple((member, self.nodes[member]) for member in chosen))
+
+    def left_out(self, world: WorldPlan) -> dict[str, str]:
+        """Returns the bad nodes that have no rank in the world, each with the reason."""
+        used = {node for _, node in world.members}
+        return {node: why for node, why in self.bad_nodes.items() if node not in used}
+
+    def _largest(self, members: int) -> int | None:
+        end = bisect_right(self._sizes, members)
+        return self._sizes[end - 1] if end else None
