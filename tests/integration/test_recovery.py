@@ -216,10 +216,23 @@ def test_stop_after_a_restart_saves_and_leaves_with_75(tmp_path: Path) -> None:
     assert not ranks_left(running)
 
 
+@pytest.mark.fault("supervisor SIGKILLed, rank 0's too", goes_on=True)
+def test_run_whose_supervisors_are_killed_goes_on_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """The launcher starts rank 1's and then rank 0's supervisor again; the other coordinates then."""
+    whole = start(tmp_path / "whole")
+    end = start(tmp_path / "faulty", "orphan:1:step:3:1,orphan:0:step:5:2")
+    assert (whole.code, end.code) == (0, 0), end.errors
+    assert [(each["kind"], each["rank"], each["ranks"]) for each in restarts(end)] == [
+        ("lost", 1, 2),
+        ("lost", 0, 2),
+    ]
+    assert same(whole, end)
+
+
 @full
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
-def test_lost_supervisor_ends_the_run_in_spite_of_restarts(tmp_path: Path) -> None:
-    end = start(tmp_path, "orphan:1:step:3")
+def test_lost_supervisor_ends_the_run_when_restarts_are_used_up(tmp_path: Path) -> None:
+    end = start(tmp_path, "orphan:1:step:3", recovery={"max_restarts": 1})
     assert end.code == 1
     assert "its supervisor is gone" in end.errors
-    assert "restart" not in end.errors
+    assert "1 restart without a new checkpoint in between is all that recovery.max_restarts" in end.errors

@@ -17,7 +17,7 @@ from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.nursery import Nursery
 from trainer.supervise.supervisor import supervise
-from trainer.supervise.world import RESPAWNED, detect
+from trainer.supervise.world import detect
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.sysinfo.variables import name_problems
 from trainer.text.terminal import say
@@ -34,8 +34,6 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
         job_limits = read_limits(arguments)
         return job_limits if restarts else replace(job_limits, max_restarts=0)
 
-    if os.environ.get(RESPAWNED):  # a run does not take it in yet
-        return EXIT_FAILED
     try:
         raise_open_files_limit()
         world = detect(os.environ, os.uname().nodename)
