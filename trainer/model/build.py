@@ -1,10 +1,12 @@
 """Builds open_clip's models, tokenizers and transforms, the same way on every rank."""
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +141,7 @@ def untrained(job: Job) -> Clip:
             **_initial_logits(job.optim.loss),
         )
     with loading(job, None):
-        tokenizer = open_clip.get_tokenizer(name, cache_dir=job.model.cache_dir)
+        tokenizer = _tokenizer(name, job.model.cache_dir, json.dumps(open_clip.get_model_config(name)))
     preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
     shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
     size = (
@@ -157,6 +159,24 @@ def untrained(job: Job) -> Clip:
             preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
         ),
     )
+
+
+def preload_tokenizer(job: Job) -> None:
+    """Makes the tokenizer of the job's model, so that forks of this process need not.
+
+    A tokenizer of another library is left out: it may start threads, or be fetched.
+    """
+    name = _register(job.model.name)
+    config = open_clip.get_model_config(name)  # None if the name is that of a model on a hub
+    if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
+        _tokenizer(name, job.model.cache_dir, json.dumps(config))
+
+
+@cache
+def _tokenizer(name: str, cache_dir: str | None, config: str) -> Tokenizer:
+    """Returns open_clip's tokenizer of a model; one for a `config` is enough, and its file is large."""
+    tokenizer: Tokenizer = open_clip.get_tokenizer(name, cache_dir=cache_dir)
+    return tokenizer
 
 
 @contextmanager

@@ -1,30 +1,48 @@
-"""Imports ahead of time what a rank of a job needs, for the nursery; see `trainer.supervise.prefork`.
+"""Loads ahead of time what a rank of a job needs, for the nursery; see `trainer.supervise.prefork`.
 
 It starts no thread, touches no GPU and opens no connection, since the process is forked afterwards.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from trainer.comm.backends import row_of
+from trainer.config import Job
 from trainer.data.processes import PRELOADED
 from trainer.errors import InputError
 from trainer.run.job_limits import job_of
-
-_ALWAYS = ("trainer.train.main",)
+from trainer.sysinfo.imports import import_without
 
 
 def preload(arguments: Sequence[str]) -> None:
-    """Imports the modules of a rank with the arguments JOB [--set KEY=VALUE ...].
+    """Loads the modules and tables of a rank with the arguments JOB [--set KEY=VALUE ...].
 
     What cannot be imported or read is left to the rank, which says why.
     """
-    names = [*_ALWAYS, *(name for name in PRELOADED if name != "__main__")]
+    import_without("wandb", "open_clip")  # as in trainer.train.__main__
     with suppress(InputError):
         job = job_of(arguments)
-        names.append(row_of(job).implementation.partition(":")[0])
-        names += ["torch.utils.tensorboard"] * job.logging.tensorboard
-    for name in names:
-        with suppress(ImportError):
-            importlib.import_module(name)
+        for name in _modules(job):
+            with suppress(ImportError):
+                importlib.import_module(name)
+        _load_tables(job)
+
+
+def _modules(job: Job) -> Iterator[str]:
+    yield "trainer.train.main"
+    yield from (name for name in PRELOADED if name != "__main__")
+    yield row_of(job).implementation.partition(":")[0]
+    if job.logging.tensorboard:
+        yield "torch.utils.tensorboard"
+
+
+def _load_tables(job: Job) -> None:
+    """Loads the formats of pictures and the words of the tokenizer."""
+    from PIL import Image
+
+    from trainer.model.build import preload_tokenizer
+
+    Image.init()
+    with suppress(Exception):  # of a config that is wrong; the rank finds it again and explains it
+        preload_tokenizer(job)

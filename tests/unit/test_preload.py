@@ -1,0 +1,65 @@
+"""The preload loads what a rank of a job needs, and leaves to the rank what it cannot load."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.config.loader import dump_job
+from trainer.model import build
+from trainer.train.preload import preload
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(dump_job(tiny_job()))
+    return path
+
+
+def test_tokenizer_of_the_job_s_model_is_loaded_once(job_file: Path) -> None:
+    build._tokenizer.cache_clear()
+    preload([str(job_file)])
+    assert build._tokenizer.cache_info().currsize == 1
+    preload([str(job_file)])
+    assert build._tokenizer.cache_info().misses == 1
+    build.untrained(tiny_job())
+    assert build._tokenizer.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model.name", "hf-hub:nobody/nothing"), ("model.name", "no-such-model")]
+)
+def test_a_model_that_is_not_here_is_left_to_the_rank(job_file: Path, key: str, value: str) -> None:
+    build._tokenizer.cache_clear()
+    preload([str(job_file), "--set", f"{key}={value}"])
+    assert build._tokenizer.cache_info().currsize == 0
+
+
+def test_a_job_that_cannot_be_read_is_left_to_the_rank(tmp_path: Path) -> None:
+    preload([str(tmp_path / "none.toml")])
+    preload([])
+
+
+def test_a_module_is_imported_as_if_a_package_were_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("")
+    (tmp_path / "user.py").write_text("try:\n    import slow\nexcept ImportError:\n    slow = None\n")
+    program = (
+        "from trainer.sysinfo.imports import import_without\n"
+        "import_without('slow', 'user')\n"
+        "import user, slow\n"
+        "print(user.slow is None, slow.__name__)\n"
+        "import_without('slow', 'user')\n"
+        "assert slow is __import__('slow')\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": f"{tmp_path}:{root}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True slow\n"
