@@ -63,6 +63,12 @@ CASES = (
         precision="fp16",
         optim={"loss": "siglip", "max_batch_size_per_gpu": 8},
     ),
+    Case("clip in tiles, in bf16", precision="bf16", optim={"loss_tile": 4}),
+    Case(
+        "micro-batches in bf16, siglip in tiles",
+        precision="bf16",
+        optim={"loss": "siglip", "loss_tile": 4, "max_batch_size_per_gpu": 8},
+    ),
     Case("checkpointed activations", precision="bf16", model={"grad_checkpointing": True}),
     Case("patch dropout", DROPOUT, "bf16"),
     Case("a ResNet in bf16", RESNET, "bf16"),

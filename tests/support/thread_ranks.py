@@ -51,6 +51,9 @@ class ThreadComm:
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._exchanged(value)
 
+    def barrier(self, timeout_s: float) -> None:
+        self._table.barrier.wait(timeout_s)
+
     def reducer(self, model: nn.Module) -> Reducer:
         return DeterministicReducer(model, self.all_reduce, self.world.size)
 

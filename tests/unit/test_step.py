@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.thread_ranks import run_ranks
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -98,10 +99,44 @@ def test_dropout_draws_anew_in_each_step_and_repeats_with_the_seed(alone: Comm, 
     assert losses[0] == losses[2] != losses[1]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
+    kind: str, micro_batches: int, ranks: int
+) -> None:
+    """Ranks together have the gradient that one process has of the whole batch."""
+    size = SAMPLES // ranks // micro_batches
+    job = _accumulating(size, optim={"loss": kind, "loss_tile": 3}, model={"precision": "fp64"})
+    models = [untrained(job).model.double().train() for _ in range(ranks)]
+
+    def rank_main(comm: Any) -> dict[str, Tensor | None]:
+        model = models[comm.world.rank]
+        optimizer = build_optimizer(model, job.optim)
+        step = TrainStep(job, plan(job, ranks), comm, model, optimizer)
+        first = comm.world.rank * micro_batches
+        step.gradients(_batches(model, size)[first : first + micro_batches], step=0)
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    plain = tiny_job(optim={"loss": kind, "loss_tile": 0}, model={"precision": "fp64"})
+    (expected,) = run_ranks(1, lambda comm: _of_one(plain, comm))
+    for gradients in run_ranks(ranks, rank_main):
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-13)
+
+
+def _of_one(job: Job, comm: Any) -> dict[str, Tensor | None]:
+    return _gradients(_step(job, comm), SAMPLES)
+
+
+@pytest.mark.parametrize("tile", [0, 3])
 @pytest.mark.parametrize("locked", ["lock_image", "lock_text"])
 @pytest.mark.parametrize("size", [4, SAMPLES])
-def test_a_locked_tower_gets_no_gradient_and_the_other_one_does(alone: Comm, locked: str, size: int) -> None:
-    gradients = _gradients(_step(_with_model(_accumulating(size), **{locked: True}), alone), size)
+def test_a_locked_tower_gets_no_gradient_and_the_other_one_does(
+    alone: Comm, locked: str, size: int, tile: int
+) -> None:
+    job = _accumulating(size, optim={"loss_tile": tile})
+    gradients = _gradients(_step(_with_model(job, **{locked: True}), alone), size)
     image = [grad for name, grad in gradients.items() if name.startswith("visual.")]
     assert all(grad is None for grad in image) == (locked == "lock_image")
     assert gradients["logit_scale"] is not None

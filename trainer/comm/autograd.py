@@ -22,7 +22,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         whole = ctx.comm.all_reduce(grads[0].contiguous())
         start = ctx.comm.world.rank * ctx.rows
-        return whole[start : start + ctx.rows], None
+        return whole[start : start + ctx.rows].clone(), None  # a view would keep the other ranks' rows
 
 
 class _Sum(torch.autograd.Function):

@@ -15,7 +15,8 @@ def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4) -> int:
     """Returns the bytes that the plain loss adds at its peak on one rank.
 
     It holds four matrices of n x N values (for CLIP the logits and their log-softmax, in both directions; for
-    SigLIP logits, signs, their product and its log-sigmoid), and the gathered features of images and texts.
+    SigLIP logits, signs, their product and its log-sigmoid), and the gathered features of images and texts
+    (SigLIP gathers texts alone, and so takes a little less).
     """
     return (_LOGITS * n * N + 2 * N * D) * value_bytes
 
@@ -32,7 +33,7 @@ def tile_rows(setting: int | None, plain: int, memory: int) -> int:
 
 
 def tile_text(setting: int | None, rows: int, plain: int, memory: int) -> str:
-    """Returns the choice of tiles and its reason, for people."""
+    """Returns the choice of tiles and its reason, for people. The arguments are those of `tile_rows`."""
     reason = f"optim.loss_tile = {setting}"
     if setting is None:
         reason = (

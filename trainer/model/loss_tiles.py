@@ -235,30 +235,34 @@ def _siglip(task: _Task) -> _Known:
     comm, size = task.comm, task.comm.world.size
     own_grad_nD = torch.zeros_like(task.own_nD) if task.graded else None
     guest_nD, guest_grad_nD = task.other_nD, torch.zeros_like(task.other_nD) if task.other_graded else None
-    sums = []
+    sums = task.own_nD.new_zeros(2)  # of the losses of all pairs, and of their gradients
     for stop in range(size):
         if stop:
             guest_nD = comm.shift(guest_nD)
             guest_grad_nD = None if guest_grad_nD is None else comm.shift(guest_grad_nD)
-        sums.append(_pairs(task, guest_nD, stop == 0, own_grad_nD, guest_grad_nD))
+        _add_pairs(task, guest_nD, stop == 0, sums, own_grad_nD, guest_grad_nD)
     del guest_nD
     if guest_grad_nD is not None and size > 1:
         guest_grad_nD = comm.shift(guest_grad_nD)  # home
     for gradient in (own_grad_nD, guest_grad_nD):
         if gradient is not None:
             gradient.mul_(task.scale / task.total)
-    share, bias_grad = torch.stack(sums).sum(0).div_(task.total).unbind()
+    share, bias_grad = sums.div_(task.total).unbind()
     return _Known(share.clone(), own_grad_nD, guest_grad_nD, bias_grad.clone())
 
 
-def _pairs(
-    task: _Task, guest_nD: Tensor, matching: bool, own_grad_nD: Tensor | None, guest_grad_nD: Tensor | None
-) -> Tensor:
-    """Adds the pairs of own rows and a guest's rows to the gradients, which lack the factor scale / N.
+def _add_pairs(
+    task: _Task,
+    guest_nD: Tensor,
+    matching: bool,
+    sums: Tensor,
+    own_grad_nD: Tensor | None,
+    guest_grad_nD: Tensor | None,
+) -> None:
+    """Adds the pairs of own rows and a guest's rows to the sums and gradients, which lack the factors.
 
-    Pair (i, i) is a match if `matching`. Returns the sums of the pairs' losses and of their gradient, [2].
+    Pair (i, i) is a match if `matching`. The sums are those of the pairs' losses and of their gradients.
     """
-    sums = torch.zeros(2, dtype=guest_nD.dtype, device=guest_nD.device)
     assert task.bias is not None
     for row, rows_RD in _blocks(task, task.own_nD):
         for column in range(0, len(guest_nD), task.tile):
@@ -278,7 +282,6 @@ def _pairs(
             if guest_grad_nD is not None:
                 own_RD = task.own_nD[row : row + len(rows_RD)]
                 guest_grad_nD[column : column + len(columns_CD)].addmm_(weights_RC.T, own_RD)
-    return sums
 
 
 def _blocks(task: _Task, own_nD: Tensor) -> Iterator[tuple[int, Tensor]]:

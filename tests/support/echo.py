@@ -1,0 +1,28 @@
+"""One rank whose others are made up, for tests of what one rank's share of a large world takes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.supervise.world import World
+
+
+class Echo:
+    """Collectives whose other ranks have the tensors of this one; they allocate what real ones do."""
+
+    def __init__(self, ranks: int, device: str) -> None:
+        self.world = World(0, ranks, 0, ranks, "here", "test")
+        self.device = torch.device(device)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().repeat(self.world.size, 1)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().clone()
+
+    def shift(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value] * self.world.size

@@ -1,0 +1,86 @@
+"""Memory of the loss on one rank, as bytes of tensors that live at once; the rule that chooses tiles.
+
+The other ranks are made up: their rows are copies of this rank's.
+"""
+
+import logging
+
+import pytest
+import torch
+
+from tests.support.echo import Echo
+from tests.support.jobs import tiny_job
+from tests.support.live_bytes import LiveBytes
+from trainer.config.loss_tile import TILE, plain_bytes, tile_rows
+from trainer.model.rank_loss import RankLoss
+
+ROWS, WIDTH, TILE_ROWS = 128, 32, 16
+KINDS = pytest.mark.parametrize("kind", ["clip", "siglip"])
+
+
+def peak(kind: str, ranks: int, tile: int) -> int:
+    """Peak bytes of a loss and its backward pass, beyond the features themselves."""
+    inputs = [torch.randn(ROWS, WIDTH).requires_grad_() for _ in range(2)]
+    inputs += [torch.tensor(number).requires_grad_() for number in (10.0, -10.0)]
+    loss = RankLoss(tiny_job(optim={"loss": kind, "loss_tile": tile}), Echo(ranks, "cpu"))  # type: ignore[arg-type]
+    with LiveBytes(inputs) as live:
+        image, text, scale, bias = inputs
+        loss(image, text, scale, bias if kind == "siglip" else None).backward()
+    gradients = sum(tensor.grad.nbytes for tensor in inputs if tensor.grad is not None)
+    assert live.now == gradients, "the count ends with what is left"
+    return int(live.peak)
+
+
+def limit(ranks: int) -> int:
+    """Bytes that tiles may take: the gathered features, four tiles, and some for normalisers and blocks."""
+    return 2 * ranks * ROWS * WIDTH * 4 + 4 * TILE_ROWS**2 * 4 + 32 * 1024
+
+
+@KINDS
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_loss_in_tiles_takes_the_gathered_features_and_four_tiles(kind: str, ranks: int) -> None:
+    assert peak(kind, ranks, TILE_ROWS) <= limit(ranks)
+
+
+@KINDS
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_plain_loss_takes_more_and_as_much_as_the_rule_says(kind: str, ranks: int) -> None:
+    plain = peak(kind, ranks, 0)
+    assert plain > 3 * limit(ranks)
+    ruled = plain_bytes(ROWS, ranks * ROWS, WIDTH)
+    of_the_cpu = ranks * ROWS**2 * 4 if kind == "siglip" else 0  # its log-sigmoid has a buffer
+    assert plain == pytest.approx(ruled + of_the_cpu, rel=0.1)
+
+
+def test_memory_of_siglip_in_tiles_does_not_grow_with_the_number_of_ranks() -> None:
+    assert peak("siglip", 3, TILE_ROWS) == peak("siglip", 16, TILE_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("setting", "memory", "rows"),
+    [(None, 1000, 0), (None, 999, TILE), (0, 1, 0), (512, 10**9, 512)],
+)
+def test_tiles_are_chosen_where_the_plain_loss_takes_more_than_a_tenth_of_the_memory(
+    setting: int | None, memory: int, rows: int
+) -> None:
+    assert tile_rows(setting, 100, memory) == rows
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "width", "gib", "rows"),
+    [(32_768, 8, 512, 80, 0), (65_536, 8, 1024, 80, TILE), (65_536, 64, 1024, 80, 0)],
+)
+def test_the_rule_on_known_batches(samples: int, ranks: int, width: int, gib: int, rows: int) -> None:
+    assert tile_rows(None, plain_bytes(samples // ranks, samples, width), gib * 2**30) == rows
+
+
+def test_a_rank_says_why_it_computes_in_tiles(caplog: pytest.LogCaptureFixture) -> None:
+    features = torch.randn(4, 8)
+    loss = RankLoss(tiny_job(), Echo(2, "cpu"))  # type: ignore[arg-type]
+    loss._memory = 1000
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            loss(features, features, torch.tensor(10.0), None)
+    (message,) = caplog.messages
+    assert message.startswith("loss         in tiles of 2,048 samples (the whole logits would take 0.0 GiB, ")
+    assert message.endswith("more than a tenth of 0.0 GiB)")
