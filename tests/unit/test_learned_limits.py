@@ -13,7 +13,16 @@ from tests.support.jobs import tiny_job
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import heartbeat, learned_limits
 from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.learned_limits import ENOUGH, FLOOR_S, SETTLED, WAIT, WINDOW, LimitLearner, to_text
+from trainer.supervise.learned_limits import (
+    ENOUGH,
+    FEWEST,
+    FLOOR_S,
+    SETTLED,
+    WAIT,
+    WINDOW,
+    LimitLearner,
+    to_text,
+)
 from trainer.supervise.restarts import Fault
 from trainer.supervise.world import World
 from trainer.train.hang_limits import limit_learner
@@ -29,8 +38,10 @@ def taught(durations: list[float], what: str = "step", **how: Any) -> LimitLearn
 
 
 def test_configured_limit_holds_until_enough_is_known() -> None:
-    almost = taught((ENOUGH - 1) * [0.5]).limit("step")
+    almost = taught((FEWEST - 1) * [0.5]).limit("step")
     assert (almost.seconds, almost.learned) == (300.0, False)
+    few = taught(20 * [0.5]).limit("step")
+    assert (few.seconds, few.learned) == (5 * FLOOR_S, True), "a fifth of enough"
     enough = taught(ENOUGH * [0.5]).limit("step")
     assert (enough.seconds, enough.learned, enough.ceiling_s) == (FLOOR_S, True, 300.0)
 
@@ -98,8 +109,8 @@ def test_next_generation_believes_the_last_one_after_some_steps() -> None:
 
 def test_generation_of_another_size_learns_anew() -> None:
     text = to_text({"step": taught(ENOUGH * [4.0]).basis("step")}, 4)
-    assert not taught(2 * SETTLED * [0.5], ranks=3, before=text).limit("step").learned
-    assert not taught(2 * SETTLED * [0.5], ranks=4, before="").limit("step").learned
+    assert not taught(SETTLED * [0.5], ranks=3, before=text).limit("step").learned
+    assert not taught(SETTLED * [0.5], ranks=4, before="").limit("step").learned
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ P999_FACTOR = 2.0
 WINDOW = 1000
 """Durations that are kept."""
 ENOUGH = 100
+"""Durations from which a limit is learned as it is; from fewer, one that is longer in proportion."""
+FEWEST = 10
 """Durations without which no limit is learned."""
 SETTLED = 5
 """Durations after which a new generation believes what the one before it learned."""
@@ -98,10 +100,10 @@ class LimitLearner:
         """`ceilings` holds the configured limits in seconds by phase; `before` is the last generation's text.
 
         `period` is the largest number of steps from one that does extra work, such as writing a record, to
-        the next: enough is learned only after several of these.
+        the next: a limit is learned only after several of these.
         """
         self._ceilings, self.ranks, self._before = ceilings, ranks, from_text(before, ranks)
-        self._enough = max(ENOUGH, 3 * period)
+        self._fewest = max(FEWEST, 3 * period)
         self._durations = {what: Durations(max(WINDOW, 3 * period)) for what in LEARNED}
 
     def record(self, what: str, seconds: float) -> None:
@@ -113,12 +115,12 @@ class LimitLearner:
         """Returns what is known of a phase or of the waits; a count of 0 as long as it is not enough."""
         own = self._durations.get(what)
         if own is not None:
-            if len(own) >= self._enough:
-                return own.basis()
             before, now = self._before.get(what), own.basis()
-            if before is not None and before.count and now.count >= SETTLED:
+            if now.count < ENOUGH and before is not None and before.count and now.count >= SETTLED:
                 longest = max(before.p99_s, now.p99_s), max(before.p999_s, now.p999_s)
                 return Basis(before.count + now.count, *longest)
+            if now.count >= self._fewest:
+                return now
         return Basis()
 
     def known(self, what: str) -> Basis:
@@ -135,6 +137,7 @@ class LimitLearner:
         learned_s = max(FLOOR_S, P99_FACTOR * basis.p99_s, P999_FACTOR * basis.p999_s)
         if what == WAIT:
             learned_s = max(learned_s, STEPS_OF_WAIT * self.basis("step").p99_s)
+        learned_s *= max(1.0, ENOUGH / basis.count)
         return Limit(min(learned_s, ceiling_s), ceiling_s, basis)
 
 
