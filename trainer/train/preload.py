@@ -4,8 +4,9 @@ It starts no thread, touches no GPU and opens no connection, since the process i
 """
 
 import importlib
+import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from trainer.comm.backends import row_of
 from trainer.config import Job
@@ -20,13 +21,25 @@ def preload(arguments: Sequence[str]) -> None:
 
     What cannot be imported or read is left to the rank, which says why.
     """
-    import_without("wandb", "open_clip")  # as in trainer.train.__main__
-    with suppress(InputError):
-        job = job_of(arguments)
-        for name in _modules(job):
-            with suppress(ImportError):
-                importlib.import_module(name)
-        _load_tables(job)
+    with _log_untouched():
+        import_without("wandb", "open_clip")  # as in trainer.train.__main__
+        with suppress(InputError):
+            job = job_of(arguments)
+            for name in _modules(job):
+                with suppress(ImportError):
+                    importlib.import_module(name)
+            _load_tables(job)
+
+
+@contextmanager
+def _log_untouched() -> Iterator[None]:
+    """Keeps a library that logs from setting up the log: the rank does that later."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 def _modules(job: Job) -> Iterator[str]:
