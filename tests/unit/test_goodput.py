@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainer.run import goodput_log
 from trainer.run.exit_files import ExitFiles
 from trainer.run.layout import EXIT_FILE, GOODPUT_FILE
-from trainer.telemetry.goodput import CAUSES, Goodput, goodput, shown_causes
+from trainer.telemetry.goodput import CAUSES, Goodput, generations, goodput, shown_causes, steps_done
 from trainer.telemetry.goodput_recorder import GoodputRecorder
 from trainer.telemetry.records import Lap
 
@@ -241,6 +241,7 @@ def test_other_ranks_record_nothing(tmp_path: Path) -> None:
     assert other.steps(1, Lap(1, 0.0, 1.0), 0.0, 0.0) == {}
     with other.evaluating(1):
         pass
+    other.save(1)
     other.close(1, Lap())
     assert other.summary() == {}
 
@@ -265,6 +266,17 @@ def test_restart_is_a_line_when_it_begins_and_when_it_is_over_and_the_end_is_one
         ("end", None, 1),
     ]
     assert all(line["start"] == "now" and "details" not in line for line in lines)
+
+
+def test_saves_are_counted(tmp_path: Path) -> None:
+    now = Now()
+    first = recorder(tmp_path, now)
+    first.steps(1, Lap(1, 0.0, 1.0), 0.0, 0.0)
+    first.save(1)
+    first.steps(5, Lap(4, 0.0, 4.0), 0.0, 0.0)
+    first.save(5)
+    (its,) = generations(goodput_log.read(tmp_path))
+    assert (its.saves, its.step, steps_done([its])) == (2, 5, 5)
 
 
 def test_line_that_a_killed_process_left_unfinished_spoils_no_other(tmp_path: Path) -> None:

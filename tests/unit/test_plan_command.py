@@ -65,12 +65,15 @@ def test_values_of_a_run_are_those_that_it_measured(
         "[optim]\nglobal_batch_size = 512\nsteps = 2000\n[checkpoint]\nevery_steps = 50\n"
         "[recovery]\nmax_restarts = 3\nspare_nodes = 1\n"
     )
+    with open(folder / "goodput.jsonl", "a") as times:  # of the last start
+        times.write('{"event": "save", "step": 1100, "time": 90050.0}\n')
     values = {name: (value.value, value.source) for name, value in values_of(str(folder)).items()}
     assert values["step_s"] == (1.0, "measured")
     assert values["detect_s"] == (pytest.approx(70.4), "measured")
     assert values["restart_s"] == (pytest.approx(29.6), "measured")
     assert values["start_s"] == (60.0, "measured")
     assert values["overhead_share"] == (pytest.approx(45 / (45 + 860 + 195)), "measured")
+    assert values["checkpoint_s"] == (0.0, "measured")
     assert values["spares"] == (1, "job")
     assert values["interval_s"] == (50.0, "job")
     assert "node_mtbf_s" not in values, "one fault says little about the time between faults"

@@ -12,7 +12,7 @@ from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.report.folder import RunFacts, read_run
 from trainer.run.layout import JOB_FILE
-from trainer.telemetry.goodput import PLANNED, by_generation, usual_step_s
+from trainer.telemetry.goodput import PLANNED, by_generation, steps_done, usual_step_s
 
 _ENOUGH_FAULTS = 3
 """Faults from which on a run says something about the time between them."""
@@ -79,7 +79,8 @@ def _of_run(facts: RunFacts, job: Job) -> Iterator[Value]:
     nodes = len({rank.get("node") for rank in facts.environment}) or job.resources.nodes
     yield Value("nodes", nodes, "run")
     if (step_s := usual_step_s(facts.times)) is not None:
-        yield Value("step_s", step_s, "measured")
+        evaluation_s = lost["evaluation"] / max(1, steps_done(facts.times))
+        yield Value("step_s", step_s + evaluation_s, "measured")
     if parts:
         yield Value("start_s", parts[0].lost_s["start"], "measured")
         beside = lost["data"] + lost["stragglers"] + lost["evaluation"]
@@ -91,9 +92,8 @@ def _of_run(facts: RunFacts, job: Job) -> Iterator[Value]:
     if faults >= _ENOUGH_FAULTS:
         whole_s = useful_s + sum(lost.values())
         yield Value("node_mtbf_s", whole_s * nodes / faults, "measured")
-    if written := facts.metrics.checkpoints:
-        if parts:
-            yield Value("checkpoint_s", lost["checkpoint"] / len(written), "measured")
-        times = [event["write_s"] for event in written if isinstance(event.get("write_s"), int | float)]
-        if times:
-            yield Value("write_s", statistics.median(times), "measured")
+    if saves := sum(its.saves for its in facts.times):
+        yield Value("checkpoint_s", lost["checkpoint"] / saves, "measured")
+    written = (event.get("write_s") for event in facts.metrics.checkpoints)
+    if times := [seconds for seconds in written if isinstance(seconds, int | float)]:
+        yield Value("write_s", statistics.median(times), "measured")

@@ -1,9 +1,9 @@
 """goodput.jsonl: when each start and generation of a run began and ended, and what its time went into.
 
 Lines are only added, and none is ever removed: `metrics.jsonl` forgets the steps that a later generation does
-again, and `restarts.json` the restarts of an earlier start. Rank 0 adds `begin`, `steps`, `evaluation` and
-`close`; the supervisors add `restart` and `end`. `trainer.telemetry.goodput` computes from them. Imports no
-torch.
+again, and `restarts.json` the restarts of an earlier start. Rank 0 adds `begin`, `steps`, `evaluation`,
+`save` and `close`; the supervisors add `restart` and `end`. `trainer.telemetry.goodput` computes from them.
+Imports no torch.
 """
 
 import json

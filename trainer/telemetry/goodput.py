@@ -95,6 +95,8 @@ class GenerationTimes:
     """Its first step, in which loaders start and kernels are made."""
     laps: list[Steps] = field(default_factory=list)
     evaluation_s: float = 0.0
+    saves: int = 0
+    """Number of checkpoints that it began to write."""
     closed: bool = False
     """True if the training loop came to its end."""
     ended: float | None = None
@@ -130,6 +132,11 @@ def by_generation(all_times: Sequence[GenerationTimes]) -> list[Goodput]:
         if its.ready is not None:
             kept, following = min(kept, its.from_step), its.from_step
     return parts[::-1]
+
+
+def steps_done(all_times: Sequence[GenerationTimes]) -> int:
+    """Returns the number of steps that all lines tell of, steps that were done again included."""
+    return sum(lap.steps for its in all_times for lap in (*([its.first] if its.first else []), *its.laps))
 
 
 def usual_step_s(all_times: Sequence[GenerationTimes]) -> float | None:
@@ -316,6 +323,8 @@ def _extended(its: GenerationTimes, event: Mapping[str, Any], at: float) -> Gene
             its.laps.append(steps_of(event))
         case "evaluation":
             return replace(its, evaluation_s=its.evaluation_s + _number(event.get("seconds")))
+        case "save":
+            return replace(its, saves=its.saves + 1)
         case "close":
             return replace(its, closed=True)
     return its

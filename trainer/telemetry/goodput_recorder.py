@@ -86,6 +86,10 @@ class GoodputRecorder:
         self._own = replace(self._own, evaluation_s=self._own.evaluation_s + seconds)
         self._write_now({"event": "evaluation", "step": step, "seconds": round(seconds, 6)})
 
+    def save(self, step: int) -> None:
+        """Records that a checkpoint of the step is being saved."""
+        self._write_now({"event": "save", "step": step})
+
     def close(self, step: int, lap: Lap) -> None:
         """Records that the training loop has ended, and what came after the last record."""
         if self._folder is not None:

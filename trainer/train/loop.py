@@ -224,6 +224,7 @@ class Loop:
         self._report_written()
         about = self._describe(step, metrics) if self._comm.world.rank == 0 else {}
         self._setup.writer.save(step, self._setup.train_step, about, best)
+        self._monitors.goodput.save(step)
         self._policy.saved(step)
 
     def _describe(self, step: int, metrics: Metrics) -> dict[str, Any]:
