@@ -15,6 +15,7 @@ from tests.support.jobs import tiny_job
 from tests.support.processes import ended_on_failure
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError, MachineError, Preempted
+from trainer.run import lock
 from trainer.run.exit_files import ExitFiles, remove_other_exit_files
 from trainer.run.folder import move_aside
 from trainer.run.layout import EXIT_FILE, LOCK
@@ -31,6 +32,14 @@ time.sleep(600)
 """
 
 
+SEEN_BY_OTHERS = """
+import sys
+from pathlib import Path
+from trainer.run.lock import who_holds
+print(who_holds(Path(sys.argv[1])).node, who_holds(Path(sys.argv[1])).generation)
+"""
+
+
 @contextmanager
 def other_start(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
     """A process that holds the folder."""
@@ -39,6 +48,21 @@ def other_start(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         yield process
+
+
+def test_later_generation_of_the_same_start_takes_the_lock_of_a_lost_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "FENCED_S", 0.2)
+    with other_start(tmp_path) as other:
+        with pytest.raises(MachineError):
+            hold(tmp_path, "n2", "first", 0.5, lambda _: None, generation=1)
+        with pytest.raises(MachineError):
+            hold(tmp_path, "n2", "second", 0.5, lambda _: None, generation=2)
+        hold(tmp_path, "n2", "first", 60.0, lambda _: None, generation=2)
+        command = [sys.executable, "-c", SEEN_BY_OTHERS, str(tmp_path)]
+        assert subprocess.run(command, capture_output=True, text=True).stdout == "n2 2\n"
+        other.kill()
 
 
 def test_another_start_is_refused_by_name_until_the_first_is_killed(tmp_path: Path) -> None:

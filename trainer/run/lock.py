@@ -19,6 +19,12 @@ from trainer.safe_io.plain import open_plain, read_plain
 
 WAIT_S = 120.0
 """Seconds to wait for the lock. NFS keeps the locks of a lost node for its lease, 90 s."""
+FENCED_S = 5.0
+"""Seconds after which the rank 0 of a later generation takes the lock from that of an earlier one.
+
+That one's node is lost, or cut off and has ended its ranks by itself, so it writes no more; but the file
+system may keep its lock for long.
+"""
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 
 
@@ -35,6 +41,12 @@ class Holder:
     """Time when the lock was taken, in UTC (ISO 8601)."""
     start: str = ""
     """Start of the run, as `Rendezvous.start` names it; empty if Clipship's launcher did not start it."""
+    generation: int = 1
+    """Generation of ranks of that start."""
+
+    def is_before(self, start: str, generation: int) -> bool:
+        """Returns whether it belongs to an earlier generation of the same start."""
+        return bool(start) and self.start == start and self.generation < generation
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.node} since {self.since}" if self.node else "another process"
@@ -47,20 +59,26 @@ def hold(
     longest_s: float,
     say: Callable[[str], None],
     stop_requested: Callable[[], bool] = lambda: False,
+    generation: int = 1,
 ) -> None:
     """Lock the run folder until this process ends; a file system without locks locks nothing.
 
     If another process has the lock, waits for it up to `longest_s` seconds (at most WAIT_S), after telling
-    `say` so. Raises OSError if the file cannot be written, MachineError if the lock is still taken after the
-    wait, Preempted if `stop_requested` becomes true meanwhile.
+    `say` so. If that belongs to an earlier `generation` of the same start, the lock is taken from it after
+    FENCED_S seconds. Raises OSError if the file cannot be written, MachineError if the lock is still taken
+    after the wait, Preempted if `stop_requested` becomes true meanwhile.
     """
     path = folder / LOCK
     lock = open_plain(path, os.O_RDWR | os.O_CREAT)
     if not _take(lock):
         limit_s = min(longest_s, WAIT_S)
         say(f"{_holder(path)} is writing to {folder}: waiting up to {limit_s:.0f} s for it to end")
-        limit = time.monotonic() + limit_s
+        limit, fenced = time.monotonic() + limit_s, time.monotonic() + FENCED_S
         while not _take(lock):
+            if time.monotonic() > fenced and _holder(path).is_before(start, generation):
+                os.close(lock)
+                lock = _replace(path)
+                break
             if time.monotonic() > limit:
                 os.close(lock)
                 raise MachineError(
@@ -76,7 +94,7 @@ def hold(
             time.sleep(0.2)
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     os.ftruncate(lock, 0)
-    os.write(lock, json.dumps(asdict(Holder(node, os.getpid(), since, start))).encode())
+    os.write(lock, json.dumps(asdict(Holder(node, os.getpid(), since, start, generation))).encode())
     os.fsync(lock)  # for the other nodes of a network file system: the file stays open
 
 
@@ -127,6 +145,15 @@ def _take(lock: int) -> bool:
     except OSError as problem:
         return problem.errno not in _TAKEN
     return True
+
+
+def _replace(path: Path) -> int:
+    """Puts a new file, which this process has locked, in the place of the lock file; returns its number."""
+    temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}")
+    lock = open_plain(temporary, os.O_RDWR | os.O_CREAT)
+    _take(lock)
+    os.replace(temporary, path)
+    return lock
 
 
 def _holder(path: Path) -> Holder:

@@ -71,6 +71,7 @@ def _prepare(job: Job, run: Run, comm: "Comm") -> None:
             longest_s,
             _say_of_folder,
             lambda: comm.heartbeat.stop_requested,
+            comm.world.generation,
         )
         remove_other_exit_files(run.folder, start)
         write_whole(run.job, dump_job(job), private=True)
