@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.data_index import generated
-from benchmarks.environment import environment
+from benchmarks.environment import environment, share
 from trainer.data.shard_files import PackedSample, whole_folder, write_shards
 
 THEIRS = ("open_clip_torch==3.3.0", "webdataset==0.2.86")
@@ -88,6 +88,7 @@ def their_python(folder: Path) -> Path:
         subprocess.run([*pip, "--force-reinstall", "--no-deps", *THEIRS], check=True, stdout=sys.stderr)
         subprocess.run([*pip, "pandas"], check=True, stdout=sys.stderr)  # needed, and not declared
         done.touch()
+    share(home)
     return python
 
 

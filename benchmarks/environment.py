@@ -11,6 +11,11 @@ from pathlib import Path
 def environment(home: Path) -> Path:
     """Makes it, in place of what may be there; returns its Python, which has pip."""
     venv.create(home, clear=True, with_pip=True)
+    share(home)
+    return home / "bin" / "python"
+
+
+def share(home: Path) -> None:
+    """Lets an environment that may be older use the packages of the environment that runs this."""
     inside = next((home / "lib").glob("python*/site-packages"))
     (inside / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return home / "bin" / "python"
