@@ -73,6 +73,14 @@ def test_wait_doubles_up_to_eight_times_and_at_most_half_of_it_is_left_out() -> 
     assert 2.0 < answer.wait_s < 2.1
 
 
+def test_new_step_ends_the_waits_and_not_the_count() -> None:
+    its = policy(max_restarts=4)
+    new = [False, False, True, False]
+    waits = [its.decide(at(step), 0, new_step=new_step) for step, new_step in enumerate(new, 1)]
+    assert waits == [GoOn(1, 0.0), GoOn(2, 4.0), GoOn(3, 0.0), GoOn(4, 4.0)]
+    assert isinstance(its.decide(at(5), 0, new_step=True), GiveUp)
+
+
 def test_summary_is_the_restart_without_its_details() -> None:
     restart = Restart(2, "timed out", 1, "n1", 812, 800, 7.5, "a long stack")
     assert {**restart.summary(), "details": "a long stack"} == restart.to_json()

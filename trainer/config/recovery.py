@@ -24,8 +24,9 @@ class Recovery(Section):
     """End the run if the same rank fails at the same step for the same cause this many times in a row: that
     looks like a bug, and a restart does not help."""
     backoff_s: NonNegative = 5.0
-    """Wait before a restart if no checkpoint was saved since the restart before it. The wait doubles with
-    each further restart, up to eight times this value; a random part, up to half, is left out."""
+    """Wait before a restart if no new step was done, and no checkpoint saved, since the restart before it.
+    The wait doubles with each further one, up to eight times this value; a random part, up to half, is left
+    out."""
     spare_nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes that are allocated beside resources.nodes and compute nothing until one of those is lost, or has
     failed twice; then a spare takes its place. Needs max_restarts above 0."""

@@ -507,7 +507,10 @@ class Coordinator:
         cause = record.reason.partition("; ")[0]
         fault = Fault(record.rank, record.node, failure.step, cause, lost=failure.kind == "lost")
         self._membership.record_fault(record.node)
-        answer = self._policy.decide(fault, await self._exit_files.newest_checkpoint() or 0)
+        new_step = self._steps_done() > self._reached
+        answer = self._policy.decide(
+            fault, await self._exit_files.newest_checkpoint() or 0, new_step=new_step
+        )
         if isinstance(answer, GiveUp):
             await self._end_failed(failure, answer.reason)
         elif not self._can_go_on(failure):  # a stop or a lost supervisor came while the folder was read

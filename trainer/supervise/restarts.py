@@ -113,6 +113,8 @@ class RestartPolicy:
         self._max_restarts, self._same_fault_limit = max_restarts, same_fault_limit
         self._backoff_s, self._jitter = backoff_s, jitter
         self._restarts = 0
+        self._fruitless = 0
+        """Restarts in a row after which no new step was done and nothing was saved."""
         self._saved_step = 0
         self._last: Fault | None = None
         self._in_a_row = 0
@@ -124,10 +126,15 @@ class RestartPolicy:
                 fault = Fault(each.rank, each.node, each.step, each.cause, lost=each.kind == "lost")
                 self.decide(fault, each.from_step)
 
-    def decide(self, fault: Fault, saved_step: int) -> GoOn | GiveUp:
-        """Returns what to do about a fault; `saved_step` is the step of the newest checkpoint, 0 for none."""
+    def decide(self, fault: Fault, saved_step: int, *, new_step: bool = False) -> GoOn | GiveUp:
+        """Returns what to do about a fault; `saved_step` is the step of the newest checkpoint, 0 for none.
+
+        `new_step` says that a step was done since the last fault that had never been done before.
+        """
         if saved_step > self._saved_step:
             self._saved_step, self._restarts = saved_step, 0
+        if new_step or not self._restarts:
+            self._fruitless = 0
         self._in_a_row = self._in_a_row + 1 if self._last and fault.is_like(self._last) else 1
         self._last = fault
         if self._in_a_row >= self._same_fault_limit:
@@ -141,11 +148,12 @@ class RestartPolicy:
                 f"{'is' if self._restarts == 1 else 'are'} all that recovery.max_restarts allows"
             )
         self._restarts += 1
+        self._fruitless += 1
         return GoOn(self._restarts, self._wait_s())
 
     def _wait_s(self) -> float:
-        """Returns the seconds before this restart; 0 for the first one since a new checkpoint."""
-        if self._restarts == 1:
+        """Returns the seconds before this restart; 0 for the first one since a new step or checkpoint."""
+        if self._fruitless == 1:
             return 0.0
-        factor = min(1 << (self._restarts - 2), _LONGEST_WAIT)
+        factor = min(1 << (self._fruitless - 2), _LONGEST_WAIT)
         return self._backoff_s * factor * (1.0 - 0.5 * self._jitter())
