@@ -344,3 +344,20 @@ def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_pat
         assert seconds() == round(sum(parts.values()), 1)
 
     play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+
+
+def test_line_and_record_say_the_newest_step_that_a_node_has_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
+
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.until(lambda: "regroup" in story.kinds())
+        for rank, step in ((0, 5), (1, 0)):
+            its.receive({"kind": "ended", "rank": rank, "generation": 2, "in_memory": step})
+        await story.restarted(2)
+        assert story.lines[0].endswith("all ranks go on from step 5")
+        (record,) = json.loads((tmp_path / "restarts.json").read_text())["restarts"]
+        assert record["from_step"] == 5
+
+    play(Story(replace(LIMITS, run_folder=str(tmp_path)), obedient=False), work)

@@ -127,6 +127,8 @@ class _Round:
     """False until every supervisor may start its rank of this generation."""
     ended: set[int] = field(default_factory=set)
     """Members that have no rank of the generation before any more."""
+    in_memory: int = 0
+    """Newest step that any node of them has kept in memory; 0 if none has."""
     meeting: Message | None = None
     """Answer of rank 0's supervisor: variables by which the ranks meet, or the problem."""
     regrouped_again: bool = False
@@ -487,6 +489,7 @@ class Coordinator:
     def _on_ended(self, message: Message) -> None:
         member = message["rank"]
         self._round.ended.add(member)
+        self._round.in_memory = max(self._round.in_memory, message.get("in_memory", 0))
         if member in self._membership.lost:  # it was only late
             self._membership.join(member, self._membership.nodes[member])
 
@@ -557,7 +560,7 @@ class Coordinator:
         if world is None:
             return
         clock.end_part("end", time.monotonic())
-        from_step = await self._exit_files.newest_checkpoint() or 0
+        from_step = max(await self._exit_files.newest_checkpoint() or 0, its.in_memory)
         if self._decided:  # a stop has come, or a supervisor is lost
             return
         self._actions.say(self._line(failure, fault, go_on, from_step, world))

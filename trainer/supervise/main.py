@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, InputError, MachineError
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError, MachineError
 from trainer.run.exit_record import EXIT_DIR
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.limits import Limits, read_limits
 from trainer.supervise.nursery import Nursery
+from trainer.supervise.state_folder import state_folder, with_state_folder
 from trainer.supervise.supervisor import supervise
 from trainer.supervise.world import detect
 from trainer.sysinfo.shortage import raise_open_files_limit
@@ -45,7 +46,12 @@ def main(arguments: Sequence[str], module: str = "trainer.train", *, restarts: b
             say(f"warning: {problem}")
     command = [sys.executable, "-P", "-m", "trainer.supervise.rank_start", module, *arguments]
     os.environ.setdefault(BEGAN, f"{time.time():.3f}")
-    return supervise(world, command, os.environ, limits, nursery=Nursery(command, use=restarts))
+    with state_folder(os.environ, world.node) as kept:
+        env = with_state_folder(os.environ, kept)
+        code = supervise(world, command, env, limits, nursery=Nursery(command, use=restarts))
+        if kept is not None:
+            kept.failed = code not in (EXIT_DONE, EXIT_PREEMPTED, EXIT_BAD_INPUT)
+        return code
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Restart:
     node: str
     step: int
     from_step: int
-    """Step of the newest checkpoint, from which the ranks go on; 0: from the beginning."""
+    """Newest step that is in memory or on disk, from which the ranks go on; 0: from the beginning."""
     seconds: float | None = None
     """Seconds from the report of the fault to the end of the next new step; None if it never came."""
     details: str = ""

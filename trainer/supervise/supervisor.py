@@ -36,6 +36,7 @@ from trainer.supervise.nursery import Nursery
 from trainer.supervise.rank_process import SIGNALS, end_rank
 from trainer.supervise.rank_report import STACK_FILE, python_stack, report
 from trainer.supervise.roster import SUCCESSORS, Roster
+from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.tree import Message, Rendezvous, Tree
 from trainer.supervise.tree_plan import Address
 from trainer.supervise.world import (
@@ -446,7 +447,10 @@ class Supervisor:
         """Ends the rank, and confirms it, so that the generation with the number `following` can start."""
         if self.generation is not None:
             await self.generation.end()
-        self._send_up({"kind": "ended", "rank": self._world.rank, "generation": following})
+        in_memory = newest_kept(self._env)
+        self._send_up(
+            {"kind": "ended", "rank": self._world.rank, "generation": following, "in_memory": in_memory}
+        )
 
     async def _answer_meeting(self, generation: int) -> None:
         """Chooses where the ranks of a generation meet whose rank 0 will be here."""
