@@ -35,6 +35,12 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(event["step"], event["loss"]) for event in events if "loss" in event]
 
 
+def evaluations(folder: Path) -> list[int]:
+    """Steps of the evaluations in metrics.jsonl, in the order in which they stand."""
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [event["step"] for event in events if "zero_shot_top1" in event]
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = torch.load(
         folder / "checkpoints" / f"step-{STEPS:08d}" / "model.pt", weights_only=True
@@ -60,22 +66,25 @@ def restarts(end: End, file: str = "result.json") -> list[dict[str, Any]]:
 def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 1 first, then rank 0, which holds the lock of the run folder and serves the store."""
+    """Rank 1 first, then rank 0, which holds the lock of the run folder and serves the store.
+
+    No step is done again: each node has the newest one in memory. Checkpoints are those of steps 2 and 4.
+    """
     whole = start(tmp_path / "whole")
-    end = start(tmp_path / "faulty", "kill:1:step:3:1,kill:0:step:5:2")
+    end = start(tmp_path / "faulty", "kill:1:step:4:1,kill:0:step:6:2")
     assert (whole.code, end.code) == (0, 0), end.errors
     line = (
         f"clipship: rank {{victim}} on {NODE}{{generation}}: killed by SIGKILL in step, step {{fault}}; "
         "restart 1 of 3: all ranks go on from step {saved}"
     )
     assert [said for said in end.errors.splitlines() if "restart" in said] == [
-        line.format(victim=1, fault=3, saved=2, generation=""),
-        line.format(victim=0, fault=5, saved=4, generation=", generation 2"),
+        line.format(victim=1, fault=4, saved=3, generation=""),
+        line.format(victim=0, fault=6, saved=5, generation=", generation 2"),
     ], "the count began anew with the checkpoint of step 4"
     assert same(whole, end)
     for file in ("result.json", "exit.json", "restarts.json"):
         found = restarts(end, file)
-        assert [(each["rank"], each["step"], each["from_step"]) for each in found] == [(1, 3, 2), (0, 5, 4)]
+        assert [(each["rank"], each["step"], each["from_step"]) for each in found] == [(1, 4, 3), (0, 6, 5)]
         assert all(0 < each["seconds"] < 120 and each["node"] == NODE for each in found)
     assert restarts(whole) == []
     environment = json.loads((end.folder / "environment.json").read_text())
@@ -91,7 +100,7 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
     for file in ("metrics.jsonl", "ranks.jsonl"):
         written = [json.loads(line) for line in (end.folder / file).read_text().splitlines()]
         generations = {line["step"]: line["generation"] for line in written}
-        assert generations == {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3}
+        assert generations == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3}
     result = json.loads((end.folder / "result.json").read_text())
     lost_s = result["seconds"] * (1 - result["useful_share"])
     assert sum(result["lost_s"].values()) == pytest.approx(lost_s, abs=1.0)
@@ -104,14 +113,15 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
     rows = [line for line in shown if line.startswith("restart ")]
     assert len(rows) == 2
     assert (
-        f"rank 0 on {NODE}: killed by SIGKILL in step, step 5; all ranks went on from step 4, new step after"
+        f"rank 0 on {NODE}: killed by SIGKILL in step, step 6; all ranks went on from step 5, new step after"
         in rows[1]
     )
 
 
 @pytest.mark.fault("rank raises", goes_on=True)
 def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> None:
-    end = start(tmp_path, "raise:1:step:4")
+    """Without steps in memory it goes on from the checkpoint before."""
+    end = start(tmp_path, "raise:1:step:4", recovery={"keep_in_memory": False})
     assert end.code == 1
     assert [line.partition("; restart ")[2] for line in end.errors.splitlines() if "; restart " in line] == [
         "1 of 3: all ranks go on from step 2"
@@ -137,6 +147,22 @@ def test_killed_rank_changes_no_bit(
     end = start(tmp_path / "faulty", f"kill:{victim}:{phase}:{step}:1", backend, launcher)
     assert (whole.code, end.code) == (0, 0), end.errors
     assert [each["rank"] for each in restarts(end)] == [victim]
+    assert same(whole, end)
+    assert evaluations(end.folder) == [2, 4, 6]
+
+
+@full
+@pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVODRUN])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_rank_that_is_killed_while_it_keeps_a_step_costs_one_step_and_no_bit(
+    tmp_path: Path, backend: str, launcher: str, victim: int
+) -> None:
+    """Its part of step 3 in memory is torn, so step 3 is done again; its record stands once."""
+    whole = start(tmp_path / "whole", "", backend, launcher)
+    end = start(tmp_path / "faulty", f"kill:{victim}:keeping:3:1", backend, launcher)
+    assert (whole.code, end.code) == (0, 0), end.errors
+    assert [each["from_step"] for each in restarts(end)] == [2]
     assert same(whole, end)
 
 

@@ -12,6 +12,8 @@ ranks in which it happens, and commas separate several faults. Deeds:
 - unplug (its machine's network), worker-kill and worker-stop (a loader process);
 - nan (this rank's loss of that step is NaN).
 
+The phase `keeping` is the moment in which a step's part in memory is half written.
+
 Deeds of the phase `start`, before the supervisor begins:
 
 - absent (the rank never comes), port and meeting (another process has the port);
@@ -29,7 +31,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.support.net_hosts import INTERFACE
 from trainer.config.phases import LIMIT_KEYS, Phase
@@ -53,6 +57,9 @@ def install(fault: str) -> None:
     here = world.rank
     if generation and generation != [str(world.generation)]:
         return
+    if phase == "keeping":
+        keep_badly(deed, int(step), mine=str(here) == victim)
+        return
     enter = Heartbeat.begin_phase
     short = json.loads(os.environ.get(THEN, "{}"))
     then = {limited: short[key] for limited, key in LIMIT_KEYS.items() if key in short}
@@ -66,6 +73,20 @@ def install(fault: str) -> None:
             commit(deed)
 
     Heartbeat.begin_phase = fall  # type: ignore[method-assign, assignment]
+
+
+def keep_badly(deed: str, step: int, *, mine: bool) -> None:
+    """Does the deed when this rank has written a step's part into memory and not sealed it."""
+    from trainer.checkpoint.memory_state import PartWriter
+
+    seal = PartWriter.seal
+
+    def sealed(self: PartWriter, buffer: int, at: int, about: Mapping[str, Any]) -> None:
+        if mine and at == step:
+            commit(deed)
+        seal(self, buffer, at, about)
+
+    PartWriter.seal = sealed  # type: ignore[method-assign, assignment]
 
 
 def begin_badly(fault: str) -> None:

@@ -56,7 +56,7 @@ def run(setup: TrainSetup) -> TrainResult:
     """The whole training of one start."""
     best = best_value(setup.job, setup.comm, setup.run.checkpoints)
     policy = CheckpointPolicy(
-        setup.job.checkpoint, setup.job.eval, setup.schedule, setup.start.steps_done, best
+        setup.job.checkpoint, setup.job.eval, setup.schedule, setup.start.saved_step, best
     )
     with open_monitors(setup) as monitors:
         return Loop(setup, monitors, policy).run()

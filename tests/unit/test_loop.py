@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 
 from tests.support.training import run, setup_of
 from trainer.checkpoint import files
+from trainer.checkpoint.memory_keeper import MemoryKeeper
+from trainer.checkpoint.memory_restore import FromMemory
+from trainer.checkpoint.memory_state import kept_steps
+from trainer.checkpoint.resume import Start
 from trainer.comm.protocol import Comm
 from trainer.errors import EXIT_DONE, InputError, Preempted
 from trainer.train.checkpoint_policy import Metrics
@@ -183,3 +188,88 @@ def test_a_last_checkpoint_that_cannot_be_written_stops_the_run(
             patch.setattr("torch.save", disk_full)
             with pytest.raises(OSError, match="No space left"):
                 run(setup)
+
+
+def from_memory(folder: Path, comm: Comm, evaluate: Any, step: int, saved_step: int, **sections: Any) -> Any:
+    """A start at a step that was kept in memory, when the checkpoint of an earlier step is the newest."""
+    setup = setup_of(folder, comm, evaluate, step, **sections)
+    found = FromMemory(step, "here", saved_step, {"step": step, "loss": 0.25}, None, 0)
+    return replace(setup, start=Start(step, None, found))
+
+
+def lines(setup: TrainSetup, name: str) -> list[int]:
+    """Steps of the lines of metrics.jsonl that have a value of this name."""
+    events = [json.loads(line) for line in setup.run.metrics.read_text().splitlines()]
+    return [event["step"] for event in events if name in event]
+
+
+def test_start_from_memory_writes_the_record_that_was_not_written(tmp_path: Path, alone: Comm) -> None:
+    setup = from_memory(tmp_path, alone, dict, 2, 0)
+    setup.run.metrics.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    run(setup)
+    assert lines(setup, "loss") == [1, 2, 3, 4]
+
+
+def test_start_from_memory_does_not_write_a_record_twice(tmp_path: Path, alone: Comm) -> None:
+    setup = from_memory(tmp_path, alone, dict, 2, 0)
+    setup.run.metrics.write_text(
+        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1}\n'
+    )
+    run(setup)
+    assert lines(setup, "loss") == [1, 2, 3, 4]
+
+
+def test_start_from_memory_makes_up_for_checkpoint_and_evaluation(tmp_path: Path, alone: Comm) -> None:
+    """The ranks before ended while they wrote the checkpoint of the step, or evaluated it."""
+    keys = {"checkpoint": {"every_steps": 2, "keep": 9}, "eval": {"every_steps": 2}}
+    setup = from_memory(tmp_path, alone, lambda: {"zero_shot_top1": 0.5}, 2, 0, **keys)
+    run(setup)
+    assert saved(setup) == [2, 4]
+    assert evaluations(setup) == [2, 4]
+    assert manifest(setup, 2)["metrics"] == {"zero_shot_top1": 0.5}
+
+
+def test_start_from_memory_saves_at_once_if_a_checkpoint_of_an_earlier_step_was_lost(
+    tmp_path: Path, alone: Comm
+) -> None:
+    setup = from_memory(tmp_path, alone, dict, 3, 0, checkpoint={"every_steps": 2, "keep": 9})
+    run(setup)
+    assert saved(setup) == [3, 4]
+
+
+def test_evaluation_that_was_recorded_is_not_made_again(tmp_path: Path, alone: Comm) -> None:
+    """Its checkpoint gets the metrics, and may be the best."""
+    keys: dict[str, Any] = {
+        "checkpoint": {"every_steps": 2, "best": "zero_shot_top1"},
+        "eval": {"every_steps": 2},
+    }
+    before = setup_of(tmp_path, alone, fails, steps_done=1, **keys)
+    with pytest.raises(InputError):
+        run(before)
+    assert saved(before) == [2]
+    values = iter([0.5])
+    setup = from_memory(tmp_path, alone, lambda: {"zero_shot_top1": next(values)}, 2, 2, **keys)
+    event = {"step": 2, "zero_shot_top1": 0.75, "generation": 1}
+    setup.run.metrics.write_text(json.dumps(event) + "\n")
+    run(setup)
+    assert evaluations(setup) == [2, 4]
+    assert manifest(setup, 2)["metrics"] == {"zero_shot_top1": 0.75}
+    assert files.best_so_far(setup.run.checkpoints) == {"step": 2, "metric": "zero_shot_top1", "value": 0.75}
+
+
+def test_start_from_memory_at_the_last_step_evaluates_once(tmp_path: Path, alone: Comm) -> None:
+    values = iter([0.5])
+    setup = from_memory(tmp_path, alone, lambda: {"zero_shot_top1": next(values)}, STEPS, 2)
+    assert run(setup).metrics == {"zero_shot_top1": 0.5}
+    assert (saved(setup), evaluations(setup)) == ([STEPS], [STEPS])
+
+
+def test_loop_keeps_each_step_and_says_so_in_the_result(tmp_path: Path, alone: Comm) -> None:
+    setup = setup_of(tmp_path, alone, dict)
+    (tmp_path / "memory").mkdir()
+    keeper = MemoryKeeper(tmp_path / "memory", "start", setup.train_step, 0, 1)
+    result = run(replace(setup, keeper=keeper))
+    found = kept_steps(tmp_path / "memory", "start")
+    assert [kept.step for kept in found] == [STEPS, STEPS - 1]
+    assert found[0].about["record"]["step"] == STEPS
+    assert result.summary["in_memory"] == {"every_steps": 1, "bytes_per_node": 2 * found[0].layout.size}

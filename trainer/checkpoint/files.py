@@ -147,6 +147,14 @@ def newest(checkpoints: Path) -> Path:
     raise FileNotFoundError(f"no checkpoint in {checkpoints}")
 
 
+def saved_ago_s(checkpoints: Path) -> float:
+    """Returns the seconds since the newest complete checkpoint was published; 0 if there is none."""
+    for folder in newest_first(checkpoints):
+        with suppress(OSError):
+            return max(0.0, time.time() - (folder / MANIFEST).stat().st_mtime)
+    return 0.0
+
+
 def remove_leftovers(checkpoints: Path) -> None:
     """Removes folders that a killed run left half written or half removed."""
     for leftover in checkpoints.glob(".step-*"):

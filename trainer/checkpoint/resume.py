@@ -1,6 +1,7 @@
 """Finds where a start begins: at step 0, or at a checkpoint, which rank 0 checks and sends to the others.
 
-Rank 0 alone reads, so the number of ranks may differ from that which wrote the checkpoint.
+Rank 0 alone reads, so the number of ranks may differ from that which wrote the checkpoint. Ranks that are
+started again go on from a step that a node has in memory, if there is one (`memory_restore.py`).
 """
 
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
+from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, restore_from_memory
 from trainer.checkpoint.state import TrainState
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
@@ -19,6 +21,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import schedule
 from trainer.config.resume_rule import differences, may_change_keys
 from trainer.errors import InputError
+from trainer.run.checkpoints import newest_step
 from trainer.text.masking import masked
 
 log = logging.getLogger("clipship")
@@ -26,17 +29,38 @@ log = logging.getLogger("clipship")
 
 @dataclass(frozen=True)
 class Start:
-    """Number of steps that are done already, and the checkpoint that they come from."""
+    """Number of steps that are done already, and the checkpoint or the memory that they come from."""
 
     steps_done: int
     source: Path | None
+    memory: FromMemory | None = None
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint on disk; 0 if there is none."""
+        return self.steps_done if self.memory is None else self.memory.saved_step
+
+    def __str__(self) -> str:
+        if self.memory is not None:
+            return f"step {self.steps_done}, from the memory of {self.memory.node}"
+        return f"step {self.steps_done}, from {self.source or 'the beginning'}"
 
 
-def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples: int) -> Start:
+def restore(
+    job: Job,
+    comm: Comm,
+    checkpoints: Path,
+    train: TrainState,
+    samples: int,
+    memory: NodeMemory | None = None,
+) -> Start:
     """Collective: restores weights, optimizer and scaler on every rank.
 
-    The job's `checkpoint.resume` says from where. Raises InputError on every rank.
+    The newest step in `memory` counts, if any node has one; else the job's `checkpoint.resume` says from
+    where. Raises InputError on every rank.
     """
+    if memory is not None and (start := _from_memory(comm, checkpoints, train, memory)) is not None:
+        return start
     answer: tuple[int, str | None, Mapping[str, Any]] | str | None = None
     if comm.world.rank == 0:
         try:
@@ -61,6 +85,18 @@ def restore(job: Job, comm: Comm, checkpoints: Path, train: TrainState, samples:
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
     return Start(steps_done, Path(source) if source else None)
+
+
+def _from_memory(comm: Comm, checkpoints: Path, train: TrainState, memory: NodeMemory) -> Start | None:
+    """Collective: restores the newest step that a node has in memory; None if the disk has to serve."""
+    on_disk = comm.broadcast_object(newest_step(checkpoints) if comm.world.rank == 0 else 0)
+    found = restore_from_memory(comm, memory, train, on_disk)
+    if found is None:
+        return None
+    if comm.world.rank == 0:
+        files.remove_leftovers(checkpoints)
+        files.set_aside(checkpoints, found.step)
+    return Start(found.step, None, found)
 
 
 def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:

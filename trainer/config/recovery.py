@@ -11,9 +11,9 @@ class Recovery(Section):
     """Restarts of the ranks within one start of the run: no new job, the launcher and the nodes stay.
 
     A rank that dies, or that passes a limit of [timeouts], then no longer ends the run. All ranks are ended
-    and started again, and go on from the newest checkpoint. Bad input, a request to stop, and a failure
-    before the first step still end the run. So does a lost node, unless a spare node or fewer ranks can take
-    its place.
+    and started again, and go on from the newest step that a node has in memory. Bad input, a request to stop,
+    and a failure before the first step still end the run. So does a lost node, unless a spare node or fewer
+    ranks can take its place.
     """
 
     max_restarts: Annotated[int, Field(ge=0)] = 0
@@ -27,6 +27,11 @@ class Recovery(Section):
     """Wait before a restart if no new step was done, and no checkpoint saved, since the restart before it.
     The wait doubles with each further one, up to eight times this value; a random part, up to half, is left
     out."""
+    keep_in_memory: bool = True
+    """Keep the newest step in the memory of each node, so that a restart repeats at most one step and reads
+    no checkpoint. Only used with max_restarts above 0. It takes twice the size of weights and optimizer state
+    in each node's /dev/shm; `clipship check` says how much. If keeping every step would cost more than 2 % of
+    the time, only every k-th step is kept. false: restarts begin at the newest checkpoint on disk."""
     spare_nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes that are allocated beside resources.nodes and compute nothing until one of those is lost, or has
     failed twice; then a spare takes its place. Needs max_restarts above 0."""

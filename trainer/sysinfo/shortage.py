@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from trainer.errors import MachineError
+from trainer.sysinfo.memory import host_bytes
 from trainer.text.wording import many
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -50,7 +51,7 @@ def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: 
     `batch_bytes` is the size of one micro-batch of uint8 images. Without this check, a process without room
     for its next batch would die of a bus error.
     """
-    needed = ranks * workers * _PREFETCHED * batch_bytes
+    needed = loader_bytes(ranks, workers, batch_bytes)
     try:
         room = shutil.disk_usage(SHARED_MEMORY)
     except OSError:
@@ -63,6 +64,39 @@ def shared_memory_for_loaders(node: str, ranks: int, workers: int, batch_bytes: 
         f"{_mb(needed - room.free)} larger (kubernetes.shm_gb, docker run --shm-size), or use fewer "
         "data.workers or a smaller optim.max_batch_size_per_gpu"
     )
+
+
+def memory_for_state(node: str, needed: int, taken: int = 0, beside: int = 0) -> None:
+    """Raises MachineError if a node has too little memory to keep its ranks' newest steps in shared memory.
+
+    `needed` bytes are for the steps, `taken` of them are theirs already, and `beside` is for the loaders.
+    """
+    try:
+        room = shutil.disk_usage(SHARED_MEMORY)
+    except OSError:
+        return
+    keeps = f"recovery.keep_in_memory takes {_mb(needed)} of it (twice weights and optimizer state)"
+    missing = needed + beside - taken - room.free
+    if missing > 0:
+        also = f", and the loaders {_mb(beside)}" if beside else ""
+        raise MachineError(
+            f"{SHARED_MEMORY} of {node} has {_mb(room.free)} free of {_mb(room.total)}, and {keeps}{also}: "
+            f"make it {_mb(missing)} larger (kubernetes.shm_gb, docker run --shm-size), or set "
+            "recovery.keep_in_memory = false, so that restarts begin at a checkpoint"
+        )
+    if needed > (total := host_bytes()):
+        raise MachineError(
+            f"{node} has {_mb(total)} of memory, and {keeps}: give it {_mb(needed - total)} more, or set "
+            "recovery.keep_in_memory = false, so that restarts begin at a checkpoint"
+        )
+
+
+def loader_bytes(ranks: int, workers: int, batch_bytes: int) -> int:
+    """Returns the bytes of shared memory that the loader processes of a node's ranks may take.
+
+    `batch_bytes` is the size of one micro-batch of uint8 images.
+    """
+    return ranks * workers * _PREFETCHED * batch_bytes
 
 
 def shortage(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from trainer.safe_io.atomic import json_text, write_whole
 from trainer.safe_io.plain import open_plain, read_plain
@@ -17,6 +17,9 @@ from trainer.telemetry.writers import MetricWriter
 from trainer.text.wording import duration
 
 log = logging.getLogger("clipship")
+
+_NO_EVALUATION = {"loss", "checkpoint", "slow_rank"}
+"""Names of which each line of metrics.jsonl has one unless it is an evaluation's."""
 
 
 class Clock:
@@ -73,8 +76,12 @@ class Telemetry:
         steps_done: int = 0,
         writers: Sequence[MetricWriter] = (),
         generation: int = 1,
+        record: Mapping[str, object] | None = None,
     ) -> None:
-        """`generation` is that of the ranks, which every line says."""
+        """`generation` is that of the ranks, which every line says.
+
+        `record` is that of the step `steps_done`: it is written if the ranks before ended without writing it.
+        """
         self._steps, self._steps_done, self._writers = steps, steps_done, writers
         self._generation = generation
         self._warned = False
@@ -84,6 +91,8 @@ class Telemetry:
         self._file: IO[str] | None = (
             open(path, "a", opener=open_plain) if path is not None else None  # noqa: SIM115
         )
+        if path is not None and record is not None and not is_recorded(path, steps_done):
+            self.event(record)
 
     def __enter__(self) -> "Telemetry":
         return self
@@ -98,11 +107,16 @@ class Telemetry:
             with self._tolerating_full_disk():
                 writer.close(error)
 
-    def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> None:
-        """Writes one record of the loop, with the figures about all ranks, and its console line."""
-        self.event({**asdict(record), **(about_ranks or {})})
+    def write(self, record: Record, about_ranks: Mapping[str, object] | None = None) -> Mapping[str, object]:
+        """Writes one record of the loop, with the figures about all ranks, and its console line.
+
+        Returns the values of its line, on every rank.
+        """
+        values = {**asdict(record), **(about_ranks or {})}
+        self.event(values)
         if self._file is not None:
             log.info(console_line(record, self._steps, first=record.step == self._steps_done + 1))
+        return values
 
     def event(self, values: Mapping[str, object]) -> None:
         """Writes one line of metrics.jsonl, flushed, and passes it to the metric writers.
@@ -147,6 +161,27 @@ def drop_after(path: Path, steps_done: int) -> None:
             if json.loads(line)["step"] <= steps_done:
                 kept.append(line + "\n")
     write_whole(path, "".join(kept))
+
+
+def is_recorded(path: Path, step: int) -> bool:
+    """Returns whether metrics.jsonl has the record of a step."""
+    return any("loss" in line for line in _lines_of(path, step))
+
+
+def evaluation_of(path: Path, step: int) -> dict[str, float | int] | None:
+    """Returns the metrics that an evaluation of the step wrote into metrics.jsonl; None if there are none."""
+    for line in _lines_of(path, step):
+        if not _NO_EVALUATION & line.keys():
+            return {name: value for name, value in line.items() if name not in ("step", "generation")}
+    return None
+
+
+def _lines_of(path: Path, step: int) -> Iterator[dict[str, Any]]:
+    for text in read_plain(path).splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            line = json.loads(text)
+            if line["step"] == step:
+                yield line
 
 
 def last_loss(path: Path) -> float | None:

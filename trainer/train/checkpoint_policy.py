@@ -46,21 +46,23 @@ class CheckpointPolicy:
         checkpoint: Checkpoint,
         evaluation: Eval,
         schedule: Schedule,
-        steps_done: int,
+        saved_step: int,
         best: float = -math.inf,
         now: Callable[[], float] = time.monotonic,
+        saved_ago_s: float = 0.0,
     ) -> None:
-        """`steps_done` is the step that this start begins after; its checkpoint, if any, is on disk.
+        """`saved_step` is the step of the newest checkpoint on disk, often the one that is restored.
 
-        `best` is the best value of the metric `checkpoint.best` in earlier starts; `now` returns seconds.
+        `best` is the best value of the metric `checkpoint.best` in earlier starts; `now` returns seconds;
+        `saved_ago_s` are the seconds since the newest checkpoint was saved.
         """
         self._checkpoint, self._evaluation, self._schedule = checkpoint, evaluation, schedule
         self._best, self._now = best, now
-        self._saved_step, self._saved_at = steps_done, now()
+        self._saved_step, self._saved_at = saved_step, now() - saved_ago_s
 
     @property
     def saved_step(self) -> int:
-        """Step of this start's last checkpoint; the step that it began after if it has saved none."""
+        """Step of this start's last checkpoint; that of the newest one before it if it has saved none."""
         return self._saved_step
 
     def pop_overdue(self) -> bool:
@@ -81,6 +83,14 @@ class CheckpointPolicy:
         """
         due = stop or save or self._is_due(step, self._checkpoint.every_steps) or self._is_last(step)
         return AfterStep(due and step != self._saved_step, self._is_evaluation_due(step) and not stop)
+
+    def missed(self, step: int) -> bool:
+        """Returns whether a checkpoint was due after the last save and up to this step.
+
+        So it is for ranks that go on from memory, if those before them ended while they wrote it.
+        """
+        every = self._checkpoint.every_steps
+        return every is not None and every > 0 and step // every > self._saved_step // every
 
     def saved(self, step: int) -> None:
         """Records that a checkpoint of the step is saved, or on its way to the disk."""

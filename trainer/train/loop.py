@@ -3,7 +3,8 @@
 One call of `run` is the whole training, from whatever step it starts at.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +16,10 @@ from trainer.data.order import epoch_samples
 from trainer.errors import Preempted
 from trainer.model.optimizer import learning_rate, set_learning_rate
 from trainer.sysinfo.versions import versions
+from trainer.telemetry.metrics import evaluation_of
 from trainer.telemetry.records import Record
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics, is_due
+from trainer.train.keep_in_memory import summary_of
 from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
 from trainer.train.prefetch import global_batches
@@ -44,16 +47,18 @@ class Loop:
         """
         self._setup.clip.model.train()
         first = self._steps_done + 1
+        metrics, stop = self._finish_step_of_memory()
         # This phase includes the first batch, since the loaders start.
         self._comm.heartbeat.begin_phase("first step", first)
-        metrics: Metrics = {}
-        stop = False
-        for step in range(first, self._steps + 1):
+        for step in range(first, self._steps + 1) if not stop else ():
             stop, save = self._requests_of_all(step)
             rate = learning_rate(self._job.optim, step - 1, self._steps)
             result = self._traced_step(step, rate)
+            record = None
             if step == first or self._is_due(step, self._job.logging.every_steps):
-                self._record(step, rate, result)
+                record = self._record(step, rate, result)
+            if self._setup.keeper is not None:
+                self._setup.keeper.keep(step, record)
             if self._is_due(step, self._job.comm.check_replicas_steps):
                 check_replicas(self._comm, self._setup.clip.model, self._setup.train_step.optimizer)
             metrics, stop = self._save_and_evaluate(step, stop, save)
@@ -61,7 +66,7 @@ class Loop:
                 break
         # This start has no step left: the run was killed or stopped between the last checkpoint and the
         # result.
-        if self._steps_done == self._steps:
+        if self._steps_done == self._steps and self._setup.start.memory is None:
             metrics, stop = self._save_and_evaluate(self._steps, stop=False, save=False)
         self._close()
         monitors = self._monitors
@@ -71,8 +76,22 @@ class Loop:
             stopped=stop,
             metrics=metrics,
             bad_samples=monitors.skipped.by_cause,
-            summary=monitors.summary(),
+            summary={**monitors.summary(), **summary_of(self._setup.keeper)},
         )
+
+    def _finish_step_of_memory(self) -> tuple[Metrics, bool]:
+        """Collective: does what was due after a step that comes from memory and was not done any more.
+
+        Its checkpoint may not be complete, and its evaluation may not have ended. One that metrics.jsonl has
+        is not made again.
+        """
+        if self._setup.start.memory is None:
+            return {}, False
+        step, metrics = self._steps_done, None
+        if self._comm.world.rank == 0:
+            metrics = evaluation_of(self._setup.run.metrics, step)
+        metrics = self._comm.broadcast_object(metrics)
+        return self._save_and_evaluate(step, stop=False, save=self._policy.missed(step), known=metrics)
 
     def _is_due(self, step: int, every: int | None) -> bool:
         return is_due(step, every, self._steps)
@@ -83,8 +102,12 @@ class Loop:
         Collective.
         """
         stragglers = self._monitors.stragglers
-        sums = self._consensus.exchange([*self._own_requests(), *stragglers.contribution()])
+        keeper = self._setup.keeper
+        cost = (keeper.own_share,) if keeper is not None else ()
+        sums = self._consensus.exchange([*self._own_requests(), *cost, *stragglers.contribution()])
         stop, save, *paces = sums or (0.0, 0.0)
+        if keeper is not None and paces:
+            keeper.receive(paces.pop(0), self._comm.world.size)
         for event in stragglers.receive(paces):
             self._monitors.telemetry.event({"step": step - 1, **event})
         return stop > 0, save > 0
@@ -135,11 +158,12 @@ class Loop:
         self._reads.add(lambda: self._monitors.non_finite.check(step, values(), keys))
         return result
 
-    def _record(self, step: int, rate: float, result: StepResult) -> None:
+    def _record(self, step: int, rate: float, result: StepResult) -> "Future[Mapping[str, object]]":
         """Collective: sends the metrics of this step, with the times of the steps since the last record.
 
-        They are written when they are read.
+        They are written when they are read. The future then has the values that are written.
         """
+        written: Future[Mapping[str, object]] = Future()
         monitors, size = self._monitors, self._setup.plan.global_batch_size
         lap = monitors.clock.pop(monitors.stragglers.pop_comm_s())
         times, epoch = lap.per_step(), (step - 1) // self._setup.schedule.epoch_steps
@@ -164,12 +188,17 @@ class Loop:
                 **times,
                 bad_samples=bad_samples,
             )
-            monitors.telemetry.write(record, {**figures, **goodput})
+            written.set_result(monitors.telemetry.write(record, {**figures, **goodput}))
 
         self._reads.add(write)
+        return written
 
-    def _save_and_evaluate(self, step: int, stop: bool, save: bool) -> tuple[Metrics, bool]:
+    def _save_and_evaluate(
+        self, step: int, stop: bool, save: bool, known: Metrics | None = None
+    ) -> tuple[Metrics, bool]:
         """Collective: saves and evaluates after a step if due; returns the metrics and whether to stop.
+
+        `known` are the step's metrics if it has been evaluated already.
 
         A checkpoint that is due is on disk before the evaluation, which may fail. An evaluation that a stop
         leaves out, or ends between two rounds, is made in the next start only if it is the last.
@@ -184,7 +213,7 @@ class Loop:
                     self._setup.writer.wait()
         if not due.evaluate:
             return {}, stop
-        metrics, stop = self._evaluate(step)
+        metrics, stop = (known, stop) if known else self._evaluate(step)
         then = self._policy.after_evaluation(step, metrics, stop=stop)
         if then.save:
             with self._saving(step):
@@ -256,6 +285,8 @@ class Loop:
         monitors.profiler.close()
         with monitors.clock.spent_on("checkpoint_s"):
             self._setup.writer.finish()
+        if self._setup.keeper is not None:
+            self._setup.keeper.close()
         self._report_written()
         # A rank that leaves earlier would end those that still write.
         self._comm.barrier(self._job.timeouts.backstop_s)

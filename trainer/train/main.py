@@ -16,6 +16,8 @@ from pathlib import Path
 import click
 import torch
 
+from trainer.checkpoint.files import saved_ago_s
+from trainer.checkpoint.memory_restore import keeps_in_memory, node_memory
 from trainer.checkpoint.resume import best_value, restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.backends import check_restarts
@@ -47,11 +49,12 @@ from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import FORGET_URL, SINGLE, World
-from trainer.sysinfo.shortage import shared_memory_for_loaders
+from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
 from trainer.train.checkpoint_policy import CheckpointPolicy
 from trainer.train.hang_limits import limit_learner
+from trainer.train.keep_in_memory import check_memory, keeper_of
 from trainer.train.loop import Loop
 from trainer.train.monitors import open_monitors
 from trainer.train.requests import Requests
@@ -123,11 +126,12 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _say("compile", str(compile_blocks(clip.model)))
     step = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim))
     comm.heartbeat.reach("prepared")
-    start = restore(job, comm, run.checkpoints, step, samples)
+    memory = node_memory(job, comm, os.environ)
+    start = restore(job, comm, run.checkpoints, step, samples, memory)
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
     check_replicas(comm, clip.model, step.optimizer)
-    _say("start", f"step {start.steps_done}, from {start.source or 'the beginning'}")
+    _say("start", str(start))
     writer = CheckpointWriter(
         run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s
     )
@@ -147,23 +151,22 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         requests=requests,
         start=start,
         started=started,
+        keeper=keeper_of(memory, start, step, comm),
     )
 
 
 def _check_shared_memory(job: Job, batch_plan: BatchPlan, clip: Clip, source: Source, comm: Comm) -> None:
-    """Collective: checks that each node's shared memory is large enough for its loader processes.
+    """Collective: checks that each node's shared memory is large enough for loaders and steps in memory.
 
     Raises MachineError on the ranks of a node where it is too small.
     """
-    nodes = comm.all_gather_object(comm.world.node)
+    node, nodes = comm.world.node, comm.all_gather_object(comm.world.node)
     workers = loader_processes(source, job.data.workers)
     height, width = clip.crop.size  # the size leaves room for a fourth channel
-    shared_memory_for_loaders(
-        comm.world.node,
-        nodes.count(comm.world.node),
-        workers,
-        batch_plan.micro_batch_size * 4 * height * width,
-    )
+    loaders = nodes.count(node), workers, batch_plan.micro_batch_size * 4 * height * width
+    shared_memory_for_loaders(node, *loaders)
+    if keeps_in_memory(job):
+        check_memory(node, clip.model, loader_bytes(*loaders))
 
 
 def train(setup: TrainSetup) -> None:
@@ -173,7 +176,10 @@ def train(setup: TrainSetup) -> None:
     """
     job, comm = setup.job, setup.comm
     best = best_value(job, comm, setup.run.checkpoints)
-    policy = CheckpointPolicy(job.checkpoint, job.eval, setup.schedule, setup.start.steps_done, best)
+    ago_s = saved_ago_s(setup.run.checkpoints) if setup.start.memory else 0.0
+    policy = CheckpointPolicy(
+        job.checkpoint, job.eval, setup.schedule, setup.start.saved_step, best, saved_ago_s=ago_s
+    )
     with open_monitors(setup) as monitors:
         result = Loop(setup, monitors, policy).run()
         result.raise_if_stopped()  # in the block, since metric writers record how the training ended

@@ -73,4 +73,6 @@ def _open_telemetry(setup: TrainSetup) -> Telemetry:
     if world.rank:
         return Telemetry(None, steps, steps_done)
     writers = open_writers(setup.job, setup.run.folder, steps_done)
-    return Telemetry(setup.run.metrics, steps, steps_done, writers, world.generation)
+    memory = setup.start.memory
+    record = memory.record if memory is not None else None
+    return Telemetry(setup.run.metrics, steps, steps_done, writers, world.generation, record)

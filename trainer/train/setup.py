@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.protocol import Comm
@@ -38,6 +39,8 @@ class TrainSetup:
     writer: CheckpointWriter
     requests: Requests
     start: Start
-    """Step that this start begins after, and the checkpoint that it comes from."""
+    """Step that this start begins after, and the checkpoint or the memory that it comes from."""
     started: float
     """Value of time.monotonic() when this start began to prepare."""
+    keeper: MemoryKeeper | None = None
+    """Keeps the newest steps in memory; None if the job does not ask for that."""

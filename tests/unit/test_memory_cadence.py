@@ -1,0 +1,55 @@
+"""The cost of keeping a step in memory decides how often one is kept."""
+
+from trainer.checkpoint.memory_cadence import MEASURED, SHARE, Cadence
+
+
+def measured(step_s: float, cost_s: float) -> Cadence:
+    cadence = Cadence()
+    for _ in range(MEASURED):
+        assert cadence.own_share < 0, "not measured yet"
+        cadence.record(step_s, cost_s)
+    return cadence
+
+
+def test_each_step_is_kept_while_it_is_measured_and_if_it_is_cheap() -> None:
+    cadence = measured(1.0, SHARE / 2)
+    assert (cadence.every, cadence.chosen) == (1, False)
+    assert cadence.receive(2 * cadence.own_share, ranks=2)
+    assert (cadence.every, cadence.chosen, cadence.share) == (1, True, SHARE / 2)
+    assert cadence.is_due(7)
+
+
+def test_every_kth_step_is_kept_so_that_the_cost_stays_below_the_limit() -> None:
+    cadence = measured(1.0, 2.5 * SHARE)
+    assert cadence.receive(cadence.own_share, ranks=1)
+    assert cadence.every == 3
+    assert [step for step in range(1, 10) if cadence.is_due(step)] == [3, 6, 9]
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    cadence = Cadence()
+    for number in range(MEASURED):
+        cadence.record(100.0 if number == 0 else 1.0, 50.0 if number == 1 else SHARE / 2)
+    assert cadence.own_share == SHARE / 2
+
+
+def test_ranks_choose_the_same_from_the_sum_and_only_once() -> None:
+    cheap, dear = measured(1.0, 0.0), measured(1.0, 4 * SHARE)
+    total = cheap.own_share + dear.own_share
+    assert cheap.receive(total, 2)
+    assert dear.receive(total, 2)
+    assert cheap.every == dear.every == 2
+    assert not cheap.receive(total, 2)
+
+
+def test_nothing_is_chosen_until_every_rank_has_measured() -> None:
+    cadence = measured(1.0, 9 * SHARE)
+    assert not cadence.receive(cadence.own_share + Cadence().own_share, 2)
+    assert cadence.every == 1
+
+
+def test_choice_of_the_ranks_before_is_kept() -> None:
+    cadence = Cadence(4)
+    assert cadence.chosen
+    assert not cadence.receive(0.0, 2)
+    assert cadence.every == 4

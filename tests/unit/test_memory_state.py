@@ -1,0 +1,323 @@
+"""The newest step survives in memory to the last bit, and nothing else is ever taken for it."""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.jobs import RESNET, tiny_job
+from tests.unit.test_checkpoint import _optimizer_by_name, _train
+from trainer.checkpoint.memory_keeper import MemoryKeeper
+from trainer.checkpoint.memory_layout import BLOCK, Layout, NamedTensor, NotKept, as_bytes, named_tensors
+from trainer.checkpoint.memory_restore import Choice, NodeMemory, choose, node_memory
+from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
+from trainer.checkpoint.resume import restore
+from trainer.comm.protocol import Comm
+from trainer.supervise.state_folder import STATE_DIR
+from trainer.supervise.state_parts import newest_step
+from trainer.supervise.tree import Rendezvous
+from trainer.train.step import MicroBatch, TrainStep
+
+START = "the start"
+SAMPLES = 64
+SIZE = 64
+"""Pixels of a picture that the tiny ResNet takes."""
+
+
+def step_of(train: TrainStep, step: int, size: int = 32) -> None:
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randn(16, 3, size, size, generator=generator)
+    train([MicroBatch(images, torch.randint(1, 1000, (16, 16), generator=generator))], step)
+
+
+def keepers(folder: Path, train: TrainStep, parts: int = 1, **options: Any) -> list[MemoryKeeper]:
+    return [MemoryKeeper(folder, START, train, part, parts, **options) for part in range(parts)]
+
+
+def keep(keepers: list[MemoryKeeper], step: int, record: dict[str, object] | None = None) -> None:
+    written: Future[Mapping[str, object]] = Future()
+    written.set_result(record or {})
+    for keeper in keepers:
+        keeper.keep(step, written if record else None)
+
+
+def memory(folder: Path, part: int = 0, parts: int = 1) -> NodeMemory:
+    return NodeMemory(folder, START, part, parts, 0, tuple(kept_steps(folder, START)))
+
+
+def same(one: TrainStep, other: TrainStep) -> bool:
+    weights = other.model.state_dict()
+    ours, theirs = _optimizer_by_name(one), _optimizer_by_name(other)
+    return (
+        all(torch.equal(tensor, weights[name]) for name, tensor in one.model.state_dict().items())
+        and ours.keys() == theirs.keys()
+        and all(torch.equal(value, theirs[place]) for place, value in ours.items())
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_weights_optimizer_and_statistics_come_back_to_the_last_bit(
+    tmp_path: Path, alone: Comm, parts: int
+) -> None:
+    """Batch norm's statistics too. The parts are any number of local ranks', and one rank reads them all."""
+    job = tiny_job(config=RESNET, model={"channels_last": True})
+    train, twin = _train(alone, job, steps=0), _train(alone, job, steps=0)
+    kept = keepers(tmp_path / "memory", train, parts)
+    (tmp_path / "memory").mkdir()
+    for step in range(3):
+        step_of(train, step, SIZE)
+        keep(kept, step + 1, {"step": step + 1, "loss": 0.5})
+    start = restore(job, alone, tmp_path / "checkpoints", twin, SAMPLES, memory(tmp_path / "memory"))
+    assert (start.steps_done, start.saved_step, str(start)) == (3, 0, "step 3, from the memory of here")
+    assert start.memory is not None
+    assert start.memory.record == {"step": 3, "loss": 0.5}
+    assert same(train, twin)
+    step_of(train, 3, SIZE)
+    step_of(twin, 3, SIZE)
+    assert same(train, twin), "the next step is the same, too"
+
+
+def test_the_gradient_scaler_comes_back(tmp_path: Path, alone: Comm) -> None:
+    job = tiny_job(model={"precision": "fp16"})
+    train, twin = _train(alone, job), _train(alone, job, steps=0)
+    train.scaler.update(4096.0)
+    keep(keepers(tmp_path, train), 1)
+    assert restore(job, alone, tmp_path / "none", twin, SAMPLES, memory(tmp_path)).steps_done == 1
+    assert twin.scaler.get_scale() == 4096.0
+
+
+def test_digest_says_whether_two_nodes_hold_the_same(tmp_path: Path, alone: Comm) -> None:
+    """A node may have any number of ranks."""
+    train = _train(alone)
+    for name, parts in (("a", 1), ("b", 3), ("c", 2)):
+        (tmp_path / name).mkdir()
+        keep(keepers(tmp_path / name, train, parts), 1)
+        if name == "b":
+            next(train.model.parameters()).data.view(-1)[0] += 1
+    first, second, other = (kept_steps(tmp_path / name, START)[0].digest for name in "abc")
+    assert first == second != other
+
+
+def cut(folder: Path) -> None:
+    """The ranks were killed before they sealed the second of three parts."""
+    for path in folder.glob("*-00001-of-00003.json"):
+        path.unlink()
+
+
+def flip(folder: Path) -> None:
+    for path in folder.glob("*.data"):
+        with open(path, "r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+
+
+def shorten(folder: Path) -> None:
+    for path in folder.glob("*.data"):
+        os.truncate(path, BLOCK)
+
+
+def other_layout(folder: Path) -> None:
+    for path in folder.glob("*.layout"):
+        about = json.loads(path.read_text())
+        about["entries"][0]["shape"].append(1)
+        path.write_text(json.dumps(about))
+
+
+def no_layout(folder: Path) -> None:
+    for path in folder.glob("*.layout"):
+        path.unlink()
+
+
+def other_start(folder: Path) -> None:
+    for path in folder.glob("*.json"):
+        path.write_text(path.read_text().replace(START, "another"))
+
+
+@pytest.mark.parametrize("harm", [cut, flip, shorten, other_layout, no_layout, other_start])
+def test_what_is_torn_damaged_or_another_starts_is_not_a_step(
+    tmp_path: Path, alone: Comm, harm: Callable[[Path], None]
+) -> None:
+    keep(keepers(tmp_path, _train(alone), parts=3), 1)
+    assert [kept.step for kept in kept_steps(tmp_path, START)] == [1]
+    harm(tmp_path)
+    assert kept_steps(tmp_path, START) == []
+
+
+def test_rank_that_is_killed_while_it_copies_leaves_the_step_before(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    train = _train(alone)
+    kept = keepers(tmp_path, train, parts=2)
+    for step in (1, 2):
+        keep(kept, step)
+        step_of(train, step)
+    before = torch.clone(next(train.model.parameters()).detach())
+    kept[0].keep(3, None)
+    monkeypatch.setattr(torch, "_foreach_copy_", killed)
+    with pytest.raises(Killed):
+        kept[1].keep(3, None)
+    assert [each.step for each in kept_steps(tmp_path, START)] == [2]
+    assert newest_step(tmp_path, START) == 2
+    twin = _train(alone, steps=0)
+    kept_steps(tmp_path, START)[0].load(twin)
+    assert not torch.equal(before, next(twin.model.parameters())), "it is step 2's"
+
+
+def test_next_generation_overwrites_the_older_step_first(tmp_path: Path, alone: Comm) -> None:
+    """Its ranks may be more or fewer on the node; what it has not written yet stays whole."""
+    train = _train(alone)
+    keep(keepers(tmp_path, train, parts=2), 1)
+    keep(keepers(tmp_path, train, parts=2, first_buffer=1), 2)
+    twin = _train(alone, steps=0)
+    start = restore(tiny_job(), alone, tmp_path / "none", twin, SAMPLES, memory(tmp_path))
+    assert start.memory is not None
+    assert (start.steps_done, start.memory.first_buffer) == (2, 0)
+    assert [kept.step for kept in kept_steps(tmp_path, START)] == [2], "step 1 is given up"
+    again = keepers(tmp_path, twin, parts=3, first_buffer=start.memory.first_buffer)
+    again[0].keep(3, None)
+    assert newest_step(tmp_path, START) == 2
+    for keeper in again[1:]:
+        keeper.keep(3, None)
+    assert [kept.step for kept in kept_steps(tmp_path, START)] == [3, 2]
+    keep(again, 4)
+    assert [kept.step for kept in kept_steps(tmp_path, START)] == [4, 3]
+
+
+def test_state_that_grows_gets_a_new_layout_and_the_old_bytes_go(tmp_path: Path, alone: Comm) -> None:
+    """An optimizer has no state of a parameter before its first gradient."""
+    train = _train(alone)
+    late = next(train.model.parameters())
+    state = train.optimizer.state.pop(late)
+    kept = keepers(tmp_path, train)
+    keep(kept, 1)
+    train.optimizer.state[late] = state
+    keep(kept, 2)
+    assert [each.step for each in kept_steps(tmp_path, START)] == [2, 1]
+    keep(kept, 3)
+    assert [each.step for each in kept_steps(tmp_path, START)] == [3, 2]
+    assert len(list(tmp_path.glob("*.data"))) == 2
+
+
+def test_newest_step_of_any_node_is_taken_from_the_first_rank_that_has_it() -> None:
+    assert choose([[], [(7, "a"), (6, "b")], [], [(6, "b")]], on_disk=4) == Choice(7, 1)
+    assert choose([[(6, "b")], [], [(7, "a")], [(7, "a")]], on_disk=7) == Choice(7, 2)
+    assert choose([[], []], on_disk=0) == Choice()
+
+
+def test_copies_that_differ_are_not_trusted() -> None:
+    offers = [[(7, "a"), (6, "b")], [(7, "other"), (6, "b")], []]
+    assert choose(offers, on_disk=4) == Choice(6, 0, {7: [0, 1]})
+    assert choose([[(7, "a")], [(7, "other")]], on_disk=4) == Choice(distrusted={7: [0, 1]})
+
+
+def test_newer_checkpoint_on_disk_wins() -> None:
+    assert choose([[(7, "a")]], on_disk=8) == Choice()
+
+
+def test_start_from_the_disk_gives_up_what_is_in_memory(tmp_path: Path, alone: Comm) -> None:
+    """A step of a state that the run has left must not come back after the next fault."""
+    (tmp_path / "memory").mkdir()
+    keep(keepers(tmp_path / "memory", _train(alone)), 1)
+    kept = memory(tmp_path / "memory")
+    assert kept.kept
+    (tmp_path / "checkpoints" / "step-00000009").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000009" / "manifest.json").write_text("{}")  # newer, and broken
+    start = restore(tiny_job(), alone, tmp_path / "checkpoints", _train(alone, steps=0), SAMPLES, kept)
+    assert start.steps_done == 0
+    assert newest_step(tmp_path / "memory", START) == 0
+
+
+def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path, alone: Comm) -> None:
+    (tmp_path / "memory").mkdir()
+    keep(keepers(tmp_path / "memory", _train(alone)), 5)
+    for name in ("step-00000004", "step-00000007", ".step-00000006.partial"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()
+    train = _train(alone, steps=0)
+    start = restore(tiny_job(), alone, tmp_path / "checkpoints", train, SAMPLES, memory(tmp_path / "memory"))
+    assert (start.steps_done, start.saved_step) == (5, 4)
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["aside-step-00000007", "step-00000004"]
+
+
+def test_job_without_restarts_or_with_the_key_off_keeps_nothing(tmp_path: Path, alone: Comm) -> None:
+    env = {**Rendezvous("here", 4711, "secret").variables(), STATE_DIR: str(tmp_path)}
+    assert node_memory(tiny_job(), alone, env) is None
+    off = tiny_job(recovery={"max_restarts": 1, "keep_in_memory": False})
+    assert node_memory(off, alone, env) is None
+    on = tiny_job(recovery={"max_restarts": 1})
+    found = node_memory(on, alone, env)
+    assert found is not None
+    assert (found.folder, found.part, found.parts, found.leader) == (tmp_path, 0, 1, 0)
+    lonely = node_memory(on, alone, {STATE_DIR: str(tmp_path)})
+    assert lonely is not None
+    assert lonely.folder is None, "no supervisor, so nobody would remove it"
+
+
+def test_memory_that_is_full_stops_the_keeping_and_not_the_run(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reasons: list[str] = []
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    (keeper,) = keepers(tmp_path, _train(alone), failed=reasons.append)
+    assert keeper.own_share < 0
+    keeper.keep(1, None)
+    keeper.keep(2, None)
+    assert reasons == ["[Errno 28] No space left on device"]
+    assert keeper.own_share == 0, "the others choose without it"
+    keeper.close()
+
+
+def test_layout_is_whole_blocks_that_parts_share_without_gaps() -> None:
+    tensors = [
+        NamedTensor("weights", "a", "", torch.ones(3, BLOCK)),
+        NamedTensor("weights", "b", "", torch.ones((), dtype=torch.int64)),
+        NamedTensor(
+            "optimizer", "a", "exp_avg", torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        ),
+    ]
+    layout = Layout.of(tensors)
+    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    assert [entry.offset for entry in layout.entries] == [0, 12 * BLOCK, 12 * BLOCK + 64]
+    assert layout.size == 13 * BLOCK
+    for parts in (1, 2, 5, 20):
+        ranges = [layout.range_of(part, parts) for part in range(parts)]
+        assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
+        assert (ranges[0][0], ranges[-1][1]) == (0, layout.size)
+        pieces = [piece for begin, end in ranges for piece in layout.pieces(begin, end)]
+        assert sum(piece.end - piece.begin for piece in pieces) == sum(e.bytes for e in layout.entries)
+    assert as_bytes(tensors[2].tensor).numel() == 480
+
+
+def test_tensor_with_gaps_or_value_that_is_no_tensor_is_refused(alone: Comm) -> None:
+    with pytest.raises(NotKept, match="the elements of a do not fill a range of memory"):
+        Layout.of([NamedTensor("weights", "a", "", torch.ones(4, 4)[:, :2])])
+    train = _train(alone)
+    train.optimizer.state[next(train.model.parameters())]["count"] = 3
+    with pytest.raises(NotKept, match=r"the optimizer's count of .* is a int and no tensor"):
+        named_tensors(train)
+
+
+def test_writer_takes_its_memory_at_once(tmp_path: Path) -> None:
+    """A page without room would end the rank with a bus error in the middle of the training."""
+    layout = Layout.of([NamedTensor("weights", "a", "", torch.ones(BLOCK))])
+    PartWriter(tmp_path, START, layout, 0, 2)
+    assert sorted(path.stat().st_blocks * 512 for path in tmp_path.glob("*.data")) == [2 * BLOCK] * 2
+    forget(tmp_path, START, 0)

@@ -1,0 +1,158 @@
+"""Finds where ranks that are started again go on: at the newest step in the memory of any node.
+
+Each node's first rank says which steps its node has kept whole, with their checksums. The newest one wins if
+all that have it agree about it; a step about which they differ is not trusted, and it is said. The first rank
+that has the step reads it, and the others get weights and optimizer from it over the backend, so a node that
+is new, or that missed the step, needs nothing from the disk. If no node has a step that is trusted (all were
+lost, or a node's power was), the newest checkpoint on the disk is the fallback; it also wins if it is newer.
+
+The value of the best metric so far comes from the disk all the same: it belongs to a checkpoint there.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.memory_state import Kept, forget, kept_steps
+from trainer.checkpoint.state import TrainState
+from trainer.comm.protocol import Comm
+from trainer.comm.replicas import broadcast_replicas
+from trainer.config import Job
+from trainer.supervise.state_folder import STATE_DIR
+from trainer.supervise.state_parts import BUFFERS
+from trainer.supervise.tree import Rendezvous
+
+log = logging.getLogger("clipship")
+
+
+@dataclass(frozen=True)
+class FromMemory:
+    """Start at a step that was kept in memory, equal on all ranks but for `first_buffer`."""
+
+    step: int
+    node: str
+    """Node whose copy was taken."""
+    saved_step: int
+    """Step of the newest checkpoint on disk, 0 if there is none."""
+    record: Mapping[str, Any] | None
+    """Line of metrics.jsonl of the step, which may not have been written; None if none was due."""
+    every: int | None
+    """Every how many steps the ranks before kept one; None if they had not chosen yet."""
+    first_buffer: int
+    """Buffer of this rank's node that may be overwritten."""
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """The folder of this rank's node, and this rank's part of what is kept there."""
+
+    folder: Path | None
+    """None if this node has no folder: its supervisor could not make one, or there is no supervisor."""
+    start: str
+    part: int
+    parts: int
+    leader: int
+    """First rank of the node, which reads for all of them."""
+    kept: tuple[Kept, ...] = ()
+    """Whole steps in the folder, the newest first; only the leader has looked."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Step to go on from; `step` 0 means the disk."""
+
+    step: int = 0
+    root: int = 0
+    """First rank that has it."""
+    distrusted: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Ranks by step, for each newer step about which those that have it differ."""
+
+
+Offer = Sequence[tuple[int, str]]
+"""Step and digest of each whole step that a rank has found."""
+
+
+def keeps_in_memory(job: Job) -> bool:
+    """Returns whether the ranks of this job keep their steps in memory."""
+    return job.recovery.max_restarts > 0 and job.recovery.keep_in_memory
+
+
+def node_memory(job: Job, comm: Comm, env: Mapping[str, str]) -> NodeMemory | None:
+    """Collective: finds this node's folder and what it holds; None if the job keeps nothing in memory.
+
+    A folder that one supervisor of a node could not share is a folder of its own ranks alone.
+    """
+    if not keeps_in_memory(job):
+        return None
+    rendezvous = Rendezvous.from_env(env)
+    given = env.get(STATE_DIR, "") if rendezvous is not None else ""
+    places = comm.all_gather_object((comm.world.node, given))
+    peers = [rank for rank, place in enumerate(places) if place == (comm.world.node, given)]
+    start = rendezvous.start if rendezvous is not None else ""
+    folder = Path(given) if given else None
+    kept = tuple(kept_steps(folder, start)) if folder is not None and peers[0] == comm.world.rank else ()
+    return NodeMemory(folder, start, peers.index(comm.world.rank), len(peers), peers[0], kept)
+
+
+def choose(offers: Sequence[Offer], on_disk: int) -> Choice:
+    """Returns the newest step, not older than that on disk, about which all ranks that have it agree."""
+    distrusted: dict[int, list[int]] = {}
+    for step in sorted({step for offer in offers for step, _ in offer}, reverse=True):
+        found = [(rank, digest) for rank, offer in enumerate(offers) for of, digest in offer if of == step]
+        if step < on_disk:
+            break
+        if len({digest for _, digest in found}) == 1:
+            return Choice(step, found[0][0], distrusted)
+        distrusted[step] = [rank for rank, _ in found]
+    return Choice(distrusted=distrusted)
+
+
+def restore_from_memory(comm: Comm, memory: NodeMemory, train: TrainState, on_disk: int) -> FromMemory | None:
+    """Collective: restores weights, optimizer and scaler from a node's memory; None if the disk has to serve.
+
+    `on_disk` is the step of the newest checkpoint there, the same on every rank. All other steps in memory
+    are given up, so that none of them is taken for a step of this generation.
+    """
+    found = [(kept.step, kept.digest, kept.buffer) for kept in memory.kept]
+    everyone = comm.all_gather_object(found)
+    choice = choose([[(step, digest) for step, digest, _ in offer] for offer in everyone], on_disk)
+    for step, ranks in choice.distrusted.items():
+        log.warning(
+            "resume       the copies of step %d in the memory of the nodes of ranks %s differ: none is used",
+            step,
+            ", ".join(map(str, ranks)),
+        )
+    if memory.folder is not None and comm.world.rank == memory.leader:
+        forget(memory.folder, memory.start, choice.step)
+    if not choice.step:
+        return None
+    about = comm.broadcast_object(_load(memory, choice, train, comm), choice.root)
+    if isinstance(about, str):
+        log.warning("resume       the copy of step %d in memory cannot be used: %s", choice.step, about)
+        return None
+    broadcast_replicas(comm, train.model, train.optimizer, choice.root)
+    if about["scaler"] and train.scaler.is_enabled():
+        train.scaler.load_state_dict({**train.scaler.state_dict(), **about["scaler"]})
+    held = [buffer for step, _, buffer in everyone[memory.leader] if step == choice.step]
+    return FromMemory(
+        step=choice.step,
+        node=about["node"],
+        saved_step=on_disk,
+        record=about["record"],
+        every=about["every"] or None,
+        first_buffer=(held[0] + 1) % BUFFERS if held else 0,
+    )
+
+
+def _load(memory: NodeMemory, choice: Choice, train: TrainState, comm: Comm) -> Mapping[str, Any] | str:
+    """Returns what the chosen step says about itself, or why it cannot be loaded; its reader loads it."""
+    if comm.world.rank != choice.root:
+        return {}
+    kept = next(kept for kept in memory.kept if kept.step == choice.step)
+    try:
+        scaler = kept.load(train)
+    except (OSError, RuntimeError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    return {**kept.about, "scaler": scaler, "node": comm.world.node}
