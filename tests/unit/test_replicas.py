@@ -1,9 +1,9 @@
-"""Ranks compare their parameters by a checksum, and get them in few broadcasts."""
+"""The checksum by which ranks compare their parameters."""
 
 import pytest
 import torch
 
-from trainer.comm.replicas import _checksum, _groups
+from trainer.comm.replicas import _checksum
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 1001])
@@ -36,13 +36,3 @@ def test_checksum_depends_on_values_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("trainer.comm.replicas._CHUNK", 7)
     assert _checksum(part) == whole
     assert _checksum(torch.zeros(0)) == (0, 0)
-
-
-def test_small_tensors_of_one_kind_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.comm.replicas._TOGETHER", 40)
-    kinds = [(4, torch.float32), (6, torch.float32), (1, torch.float32), (1, torch.int64), (99, torch.int64)]
-    tensors = [torch.zeros(count, dtype=dtype) for count, dtype in [*kinds, (1, torch.int64)]]
-    groups = [*_groups(tensors)]
-    assert [len(group) for group in groups] == [2, 1, 1, 1, 1]
-    assert [id(tensor) for group in groups for tensor in group] == [*map(id, tensors)]
-    assert [*_groups([])] == []

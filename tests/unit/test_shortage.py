@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,3 +121,23 @@ def test_a_run_whose_loaders_need_more_shared_memory_than_there_is_says_so_befor
         "MB free of 2.1 MB, and 1 rank with data.workers = 2 may keep 4.2 MB of images there" in done.stderr
     )
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_memory_that_is_too_small_for_the_newest_steps_is_told_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortage, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000_000, free=10_000_000))
+    monkeypatch.setattr(shortage, "host_bytes", lambda: 11_000_000)
+    shortage.memory_for_state("n1", 10_000_000)
+    shortage.memory_for_state("n1", 11_000_000, taken=4_000_000, beside=2_000_000)
+    with pytest.raises(MachineError) as full:
+        shortage.memory_for_state("n1", 9_000_000, beside=3_000_000)
+    assert str(full.value) == (
+        f"{tmp_path} of n1 has 10.0 MB free of 20.0 MB, and recovery.keep_in_memory takes 9.0 MB of it "
+        "(twice weights and optimizer state), and the loaders 3.0 MB: make it 2.0 MB larger "
+        "(kubernetes.shm_gb, docker run --shm-size), or set recovery.keep_in_memory = false, so that "
+        "restarts begin at a checkpoint"
+    )
+    with pytest.raises(MachineError, match=r"n1 has 11\.0 MB of memory, and .* give it 1\.0 MB more"):
+        shortage.memory_for_state("n1", 12_000_000, taken=9_000_000)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trainer.cli.secret_values import secret_warnings
+from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.config import Data, Job
 from trainer.config.batch_plan import batch_text, plan, steps_per_epoch
 from trainer.config.schedulers import SCHEDULERS
@@ -52,9 +53,11 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
         ("evaluation", _evaluation(job, files=files)),
+        *(("in memory", text) for text in in_memory(job)),
         ("run folder", str(run_folder(job))),
         *(_summaries(job) if not local else []),
         *(("warning", text) for text in _no_gpu_here(job, local=local)),
+        *(("warning", text) for text in too_little_memory(job, local=local)),
         *(("warning", text) for text in warnings(job, samples)),
     ]
     return "".join(f"{topic:<12}{text}\n" for topic, text in rows)

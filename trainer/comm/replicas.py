@@ -1,6 +1,6 @@
 """Makes parameters and optimizer state equal on every rank, and checks that they are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root:
 
     Collective.
     """
-    _broadcast(comm, [*model.state_dict().values()], root)
+    for tensor in model.state_dict().values():
+        comm.broadcast_(tensor, root)
     packed, tensors = _pack(optimizer.state_dict())
     shapes = [(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.device.type) for t in tensors]
     packed, shapes = comm.broadcast_object((packed, shapes), root)
@@ -24,38 +25,10 @@ def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root:
             torch.empty(shape, dtype=getattr(torch, dtype), device=comm.device if kind != "cpu" else "cpu")
             for shape, dtype, kind in shapes
         ]
-    _broadcast(comm, tensors, root)
+    for tensor in tensors:
+        comm.broadcast_(tensor, root)
     if comm.world.rank != root:
         optimizer.load_state_dict(_unpack(packed, tensors))
-
-
-def _broadcast(comm: Comm, tensors: Sequence[Tensor], root: int) -> None:
-    """Copies the tensors of rank `root` to all ranks; small ones of one kind travel together. Collective."""
-    for group in _groups(tensors):
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group]) if len(group) > 1 else group[0]
-        comm.broadcast_(flat, root)
-        if len(group) > 1 and comm.world.rank != root:
-            parts = flat.split([tensor.numel() for tensor in group])
-            for tensor, part in zip(group, parts, strict=True):
-                tensor.detach().copy_(part.view(tensor.shape))
-
-
-def _groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields neighbours of one type on one device, at most _TOGETHER bytes unless one alone is larger."""
-    group: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        other = bool(group) and (group[0].dtype, group[0].device) != (tensor.dtype, tensor.device)
-        if group and (other or size + tensor.nbytes > _TOGETHER):
-            yield group
-            group, size = [], 0
-        group.append(tensor)
-        size += tensor.nbytes
-    if group:
-        yield group
-
-
-_TOGETHER = 1 << 24
 
 
 class ReplicaError(RuntimeError):

@@ -1,0 +1,64 @@
+"""`clipship check` says how much of each node's memory the newest steps take, and whether it is there."""
+
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+import open_clip
+import pytest
+
+from tests.support.jobs import VIT, tiny_job
+from trainer.cli.state_memory import in_memory, too_little_memory
+from trainer.config import Job
+from trainer.model.size import parameters, state_bytes
+
+GB = 10**9
+
+
+def job_of(model: str = "ViT-B-32", **sections: Any) -> Job:
+    sections["recovery"] = {"max_restarts": 1, **sections.get("recovery", {})}
+    return tiny_job(model={"name": model}, **sections)
+
+
+@pytest.mark.parametrize("name", [VIT])
+def test_parameters_are_counted_from_the_config_alone(name: str) -> None:
+    """All but the logit scale."""
+    open_clip.add_model_config(name)
+    model = open_clip.create_model("tiny-vit")
+    assert parameters(name) == sum(each.numel() for each in model.parameters()) - 1
+
+
+def test_known_models_have_their_known_size() -> None:
+    assert (parameters("ViT-B-32"), parameters("ViT-L-14")) == (151_277_312, 427_616_512)
+    assert parameters("RN50") is None
+    assert parameters("ViT-B-16-SigLIP") is None
+    assert parameters("hf-hub:someone/model") is None
+
+
+def test_check_says_gb_of_each_node() -> None:
+    (text,) = in_memory(job_of())
+    assert text == "restarts go on from the newest step, kept in 3.63 GB of each node's /dev/shm"
+    (text,) = in_memory(job_of("RN50"))
+    assert "kept in twice the size of weights and optimizer state of each node's" in text
+    assert list(in_memory(tiny_job())) == []
+    assert list(in_memory(job_of(recovery={"keep_in_memory": False}))) == []
+
+
+def test_too_little_shared_memory_here_is_told_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=GB))
+    (text,) = too_little_memory(job_of(), local=True)
+    assert text.startswith("/dev/shm of this machine has 1.00 GB, and the newest steps take 3.63 GB: ")
+    assert "give 2.63 GB more, or set recovery.keep_in_memory = false" in text
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * GB))
+    assert list(too_little_memory(job_of(), local=True)) == []
+    assert list(too_little_memory(job_of("RN50"), local=True)) == []
+
+
+def test_too_little_memory_of_a_cluster_is_told_with_the_key() -> None:
+    assert state_bytes("ViT-B-32") == 12 * 151_277_312
+    few = {"gpus_per_node": 1, "mem_gb_per_gpu": 3.0}
+    shm, memory = too_little_memory(job_of(resources=few, kubernetes={"namespace": "n"}), local=False)
+    assert shm.startswith("a worker's /dev/shm (kubernetes.shm_gb) has 2.15 GB")
+    assert memory.startswith("the memory of a node (resources.mem_gb_per_gpu) has 3.22 GB")
+    many = {"gpus_per_node": 8, "mem_gb_per_gpu": 3.0}
+    assert list(too_little_memory(job_of(resources=many, kubernetes={"namespace": "n"}), local=False)) == []
