@@ -112,6 +112,7 @@ class Ours(Side):
             f"logging.runs={folder / 'runs'}",
             "logging.every_steps=1",
             f"comm.backend={backend}",
+            "resources.cpus_per_gpu=1",  # as theirs: OMP_NUM_THREADS is 1
             *(["recovery.max_restarts=100"] if faults else []),
             *(["recovery.spare_nodes=1"] if faults and spare else []),
         ]
