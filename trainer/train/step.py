@@ -129,14 +129,7 @@ class TrainStep:
         return share.detach()
 
     def _accumulated(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
-        with torch.no_grad():
-            cached = [self._forward(self.model, batch, step, number) for number, batch in enumerate(batches)]
-        parts = zip(*[(image, text) for image, text, _, _ in cached], strict=True)
-        leaves = [
-            torch.cat(tower).requires_grad_(trained)
-            for tower, trained in zip(parts, self._trained, strict=True)
-        ]
-        logits = [tensor.detach().clone().requires_grad_() for tensor in cached[0][2:] if tensor is not None]
+        leaves, logits = self._leaves(batches, step)
         share = self._loss_share((leaves[0], leaves[1], logits[0], logits[1] if len(logits) > 1 else None))
         self._backward_of(share)
         wanted = [
@@ -152,6 +145,21 @@ class TrainStep:
                 out = self._forward(self._reducer.module, batch, step, number)
                 _carry(out, [wanted[0][number], wanted[1][number], *logit_grads])
         return share.detach()
+
+    def _leaves(self, batches: Sequence[MicroBatch], step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the features of all micro-batches, and logit scale and bias; all have no graph yet.
+
+        Features of a locked tower ask for no gradient.
+        """
+        with torch.no_grad():
+            cached = [self._forward(self.model, batch, step, number) for number, batch in enumerate(batches)]
+        towers = zip(*[(image, text) for image, text, _, _ in cached], strict=True)
+        leaves = [
+            torch.cat(parts).requires_grad_(trained)
+            for parts, trained in zip(towers, self._trained, strict=True)
+        ]
+        logits = [tensor.detach().clone().requires_grad_() for tensor in cached[0][2:] if tensor is not None]
+        return leaves, logits
 
     def _forward(self, module: nn.Module, batch: MicroBatch, step: int, number: int) -> Features:
         first = self._comm.world.rank * self._plan.batch_size_per_rank + number * self._plan.micro_batch_size

@@ -304,7 +304,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _built_in(
             "--loss-dist-impl",
             TEXT,
-            "all of its ways give the same loss; here features are gathered once",
+            "all of its ways give the same loss; here features are gathered once, or go round a ring "
+            "(`optim.loss_tile` with the SigLIP loss)",
         ),
         _missing(
             "--coca-caption-loss-weight",
