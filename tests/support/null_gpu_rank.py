@@ -1,0 +1,40 @@
+"""One of several ranks on null GPUs: trains in its own folder and prints its waits once DDP is warm.
+
+`python -m tests.support.null_gpu_rank FOLDER`. DDP itself waits in its first ten steps, to time them.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from tests.support.jobs import tiny_job
+from tests.support.null_gpu import Steps
+from tests.support.training import run, setup_of
+from trainer.comm.connect import connect
+from trainer.supervise.world import detect
+
+FIRST, LAST = 12, 16
+
+
+def main(folder: Path) -> None:
+    comm = connect(tiny_job(), detect(os.environ, os.uname().nodename), os.environ)
+    setup = setup_of(
+        folder / str(comm.world.rank),
+        comm,
+        dict,
+        model={"precision": "bf16"},
+        optim={"steps": LAST + 1},
+        eval={"zero_shot": (), "retrieval": ()},
+        logging={"every_steps": 2},
+    )
+    with Steps(FIRST, LAST) as steps:
+        run(setup)
+    seen = steps.seen
+    assert seen.waits == [], seen.table()
+    assert (seen["mallocs"], seen["host_allocs"]) == (0, 0)
+    print(f"rank {comm.world.rank} waited for nothing, reduced {seen['all_reduce']} times", flush=True)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
