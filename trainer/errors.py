@@ -4,6 +4,8 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_PREEMPTED = 75
+EXIT_START_AGAIN = 76
+"""Code of supervisors that their launcher starts again at once, in the same start; no run ends with it."""
 EXIT_TIMED_OUT = 124
 
 

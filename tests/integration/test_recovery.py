@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.ends import CLIPSHIP, HOROVODRUN, MPIRUN, SHORT, End, begin, full, ranks_left
+from tests.support.ends import (
+    CLIPSHIP,
+    HOROVOD_MPIRUN,
+    HOROVODRUN,
+    MPIRUN,
+    SHORT,
+    End,
+    begin,
+    full,
+    ranks_left,
+)
 from trainer.cli.main import main
 
 NODE = os.uname().nodename
@@ -137,7 +147,7 @@ def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> No
 
 @pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
 @full
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVODRUN])
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVODRUN, HOROVOD_MPIRUN])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("phase", "step"), [("step", 3), ("evaluation", 4), ("checkpoint", 4)])
 def test_killed_rank_changes_no_bit(

@@ -9,7 +9,7 @@ import pytest
 import trainer
 from tests.support.jobs import tiny_job
 from trainer.cli.check import check_without_files
-from trainer.comm.backends import BACKENDS, check_restarts, row_of
+from trainer.comm.backends import BACKENDS, check_lost_nodes, check_restarts, row_of, starts_again
 from trainer.config import Job
 from trainer.config.comm import Backend
 from trainer.errors import InputError
@@ -63,28 +63,39 @@ def restarting(*, comm: dict[str, Any] | None = None, data: dict[str, Any] | Non
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_restarts_are_accepted_under_a_row_s_launchers_and_refused_under_others(name: str) -> None:
+def test_restarts_are_accepted_under_every_launcher_of_ours(name: str) -> None:
     row = BACKENDS[name]
     assert set(row.restarts_under) <= set(row.launchers)
     for launcher in row.launchers:
-        check_restarts(tiny_job(comm={"backend": name}), launcher)
         job = restarting(comm={"backend": name, "launcher": launcher})
-        if launcher in row.restarts_under:
-            check_restarts(job, launcher)
-            check_without_files(job, 2)
-        else:
-            with pytest.raises(InputError, match=r"max_restarts = 3 needs ranks that can be started again"):
-                check_without_files(job, 2)
+        check_restarts(job, launcher)
+        check_without_files(job, 2)
+        in_place = launcher in row.restarts_under
+        expected = "" if launcher != "mpirun" else "lost" if in_place else "always"
+        assert starts_again(job, launcher) == expected
+        assert starts_again(tiny_job(comm={"backend": name}), launcher) == ""
 
 
-def test_horovod_over_mpi_says_why_its_ranks_cannot_be_started_again() -> None:
+def test_ranks_over_mpi_need_somebody_who_starts_all_again() -> None:
+    """As where mpirun was called by hand."""
     with pytest.raises(InputError) as refused:
-        check_restarts(restarting(comm={"backend": "horovod"}), "mpirun")
+        check_restarts(restarting(comm={"backend": "horovod"}), "mpirun", starts_again=False)
     assert str(refused.value) == (
         "recovery.max_restarts = 3 needs ranks that can be started again, but with comm.backend = horovod "
-        "under mpirun, MPI ends the whole run when one of its ranks is gone: set it to 0, or use "
-        "comm.launcher = horovodrun, or comm.backend = torch"
+        "under mpirun, MPI ends the whole run when one of its ranks is gone, and nothing is there to start "
+        "all again: set it to 0, use `clipship run`, or comm.backend = torch"
     )
+    check_restarts(restarting(comm={"backend": "torch"}), "mpirun", starts_again=False)
+
+
+@pytest.mark.parametrize("key", ["spare_nodes", "min_nodes"])
+def test_nodes_that_may_be_lost_are_refused_over_mpi(key: str) -> None:
+    recovery = {"max_restarts": 3, key: 1}
+    job = tiny_job(recovery=recovery, comm={"launcher": "mpirun"})
+    with pytest.raises(InputError, match=f"recovery.{key} = 1 is of no use for ranks that .* over MPI"):
+        check_without_files(job, 2)
+    check_without_files(tiny_job(recovery=recovery), 2)
+    check_lost_nodes(tiny_job(recovery=recovery), "clipship", keeps_going=True)
 
 
 def test_restarts_of_ranks_that_read_standard_input_are_refused() -> None:

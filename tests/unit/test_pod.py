@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,11 @@ from trainer.launch.kubernetes.pod.attempts import (
     write_attempts,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
+from trainer.launch.kubernetes.pod.launcher import mpirun_command
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
+from trainer.launch.start_again import is_asked_for
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.layout import EXIT_FILE
@@ -285,3 +288,34 @@ def test_the_launcher_takes_no_other_starts_end_for_its_ranks(tmp_path: Path) ->
     cause = first_cause(exits)
     assert cause is not None
     assert cause.reason == "refused"
+
+
+def test_the_launcher_ends_an_mpirun_whose_supervisors_ask_to_be_started_again(tmp_path: Path) -> None:
+    """mpirun may wait minutes for a node that has lost power."""
+    place = Rendezvous("127.0.0.1", 1, "token")
+    run, exits = tmp_path / "run", tmp_path / "exits"
+    exits.mkdir()
+    record = ExitRecord(1, "w1", 1, "killed", 0.0)
+    for generation in (2, 3):
+        asyncio.run(ExitFiles(str(run), place.start).request_start(record, generation))
+        asked = partial(is_asked_for, run, place.start, 3)
+        with Watch(run, place, exits, silence_s=60.0, start_s=60.0, starts_again=asked):
+            limit = time.monotonic() + (60 if generation == 3 else 2 * WATCH_S)
+            while not list(exits.iterdir()) and time.monotonic() < limit:
+                time.sleep(0.05)
+        assert len(list(exits.iterdir())) == (generation == 3)
+
+
+def test_ranks_are_told_their_generation_by_mpirun_and_all_else_by_their_pods(
+    key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/mpirun")
+    names = ("CLIPSHIP_STARTS_AGAIN", "CLIPSHIP_GENERATION")
+    command = mpirun_command(Path("/etc/clipship/job.toml"), 4, names)
+    assert [command[at + 1] for at, word in enumerate(command) if word == "-x"] == list(names)
+    assert "-x" not in mpirun_command(Path("/etc/clipship/job.toml"), 4)
+    pod = {"CLIPSHIP_SUPERVISORS": "w0:4711", "CLIPSHIP_SSH_KEY": str(key), "HOME": "/root"}
+    own = {"CLIPSHIP_GENERATION": "3", "CLIPSHIP_STARTS_AGAIN": "always", "HOME": "/"}
+    found = environment(pod, own)
+    assert (found["CLIPSHIP_GENERATION"], found["CLIPSHIP_STARTS_AGAIN"]) == ("3", "always")
+    assert found["HOME"] == "/root"

@@ -105,6 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "name-suffix": {"slurm": {"name_suffix": "i"}},
     "recovery": {"recovery": SPARE},
+    "recovery-mpi": {"comm": HOROVOD, "recovery": {"max_restarts": 3}, "slurm": {"launcher": "mpirun"}},
     "recovery-pyxis": {"recovery": SPARE, "slurm": PYXIS},
     "recovery-apptainer": {
         "recovery": {"max_restarts": 3},
@@ -320,6 +321,51 @@ def test_the_next_start_does_without_nodes_that_the_run_has_left_out(
     said = in_bash("exclude_left_out", tmp_path, {"recovery": SPARE}, scontrol=scontrol)
     lines = [line for line in said.splitlines() if line.startswith("asked")]
     assert lines == ([] if asked is None else [f"asked for update JobId=7 {asked}"])
+
+
+OVER_MPI: dict[str, Any] = {"comm": HOROVOD, "recovery": {"max_restarts": 3}, "slurm": {}}
+MPI_ENDS = """
+[[ $* == *trainer.rank* ]] || exec echo looks >&2
+echo "generation $CLIPSHIP_GENERATION" >&2
+if ((CLIPSHIP_GENERATION < 3)); then
+    printf '{{\\n  "generation": %s,\\n}}\\n' $((CLIPSHIP_GENERATION + 1)) >"{run}/start-again.json"
+    exit 76
+fi
+printf '{{\\n  "node": "n1",\\n  "exit_code": 0,\\n  "reason": "the end"\\n}}\\n' >"{run}/exit.json"
+exit 5
+"""
+
+
+def test_over_mpi_the_script_starts_all_again_while_the_run_asks_for_it(tmp_path: Path) -> None:
+    run = tmp_path / "first-run"
+    run.mkdir()
+    (run / "start-again.json").write_text('{\n  "generation": 2,\n}')  # of an earlier start
+    said = start(tmp_path, MPI_ENDS.format(run=run), **OVER_MPI)
+    assert [line for line in said if line.startswith("generation")] == [
+        "generation 1",
+        "generation 2",
+        "generation 3",
+    ]
+    assert said[-1] == "exit 0", said
+
+
+def test_over_mpi_a_start_that_asks_for_nothing_is_not_started_again(tmp_path: Path) -> None:
+    run = tmp_path / "first-run"
+    run.mkdir()
+    (run / "start-again.json").write_text('{\n  "generation": 2,\n}')  # of an earlier start
+    srun = '[[ $* == *trainer.rank* ]] || exit 0; echo "generation $CLIPSHIP_GENERATION" >&2; exit 9'
+    said = start(tmp_path, srun, **OVER_MPI)
+    assert [line for line in said if line.startswith("generation")] == ["generation 1"]
+    assert said[-1] == "exit 9", said
+
+
+def test_over_mpi_a_lost_node_queues_the_job_again(tmp_path: Path) -> None:
+    run = tmp_path / "first-run"
+    srun = f"""
+    if [[ $* != *trainer.rank* ]]; then [[ ! -e {run}/start-again.json ]]; exit; fi
+    printf '{{\\n  "generation": 2,\\n}}\\n' >{run}/start-again.json; exit 76"""
+    said = start(tmp_path, srun, **OVER_MPI)
+    assert said[-3:] == ["clipship: a node is lost; queued again", "requeue", "exit 1"], said
 
 
 def test_a_job_that_does_not_go_on_keeps_slurms_own_ways() -> None:

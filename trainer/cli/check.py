@@ -6,7 +6,7 @@ Imports no torch and no open_clip.
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from trainer.comm.backends import check_restarts
+from trainer.comm.backends import check_lost_nodes, check_restarts
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.config.world_sizes import check_nodes
@@ -14,7 +14,7 @@ from trainer.data.sample_counts import check_data, check_streams
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
-from trainer.launch.local import launcher_for
+from trainer.launch.local import KEEPING_GOING, launcher_for
 from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages
@@ -83,7 +83,10 @@ def check_without_files(job: Job, world_size: int) -> int | None:
 def _check_recovery(job: Job) -> None:
     """Raises InputError if the job asks for restarts that its ranks on this host could not make."""
     if job.recovery.max_restarts:
-        check_restarts(job, launcher_for(job.comm, several_hosts=False))
+        launcher = launcher_for(job.comm, several_hosts=job.resources.nodes > 1)
+        check_restarts(job, launcher)
+        if not job.schedulers:
+            check_lost_nodes(job, launcher, keeps_going=launcher in KEEPING_GOING)
 
 
 def check_evaluated(job: Job) -> None:

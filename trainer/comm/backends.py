@@ -41,7 +41,10 @@ class BackendRow:
     bound_to: Callable[[Comm], tuple[str, Launcher] | None]
     """A setting that works with one launcher alone, as "key = value", and that launcher."""
     restarts_under: tuple[Launcher, ...]
-    """Launchers of `launchers` under which all ranks can be ended and started again in one start of a run."""
+    """Launchers of `launchers` under which supervisors can start their ranks again.
+
+    Under the others the launcher itself has to start all supervisors again.
+    """
     why_no_restart: str
     """Reason why they cannot under the others, as a clause."""
     environment: Callable[[Job], Mapping[str, str]]
@@ -153,24 +156,52 @@ BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_TORCH, _HOROVOD)}
 """Rows by the value of `comm.backend`."""
 
 
-def check_restarts(job: Job, launcher: Launcher) -> None:
+def check_restarts(job: Job, launcher: Launcher, *, starts_again: bool = True) -> None:
     """Raises InputError if the job asks for restarts and its ranks cannot be started again.
 
-    That is so for a backend that cannot under this launcher (srun counts as mpirun), and for samples that can
-    be read only once.
+    `launcher` starts the ranks; srun counts as mpirun. `starts_again` says whether it can start all
+    supervisors again, as our own commands and scripts can. Samples that can be read only once allow no
+    restart.
     """
-    row, key = row_of(job), f"recovery.max_restarts = {job.recovery.max_restarts}"
-    if job.recovery.max_restarts and launcher not in row.restarts_under:
+    row, recovery = row_of(job), job.recovery
+    if not recovery.max_restarts:
+        return
+    key = f"recovery.max_restarts = {recovery.max_restarts}"
+    if launcher not in row.restarts_under and not starts_again:
         raise InputError(
             f"{key} needs ranks that can be started again, but with comm.backend = {row.name} under "
-            f"{launcher}, {row.why_no_restart}: set it to 0, or use comm.launcher = "
-            f"{' or '.join(row.restarts_under)}, or comm.backend = torch"
+            f"{launcher}, {row.why_no_restart}, and nothing is there to start all again: set it to 0, use "
+            f"`clipship run`, or comm.backend = torch"
         )
-    if job.recovery.max_restarts and STANDARD_INPUT in job.data.train:
+    if STANDARD_INPUT in job.data.train:
         raise InputError(
             f"{key}: ranks that are started again would need all of data.train = {STANDARD_INPUT}, "
             "and standard input can be read only once: set it to 0, or name files"
         )
+
+
+def check_lost_nodes(job: Job, launcher: str, *, keeps_going: bool) -> None:
+    """Raises InputError if the job counts on going on without a node, and its launcher ends all then.
+
+    MPI does, and the launcher starts all again on the same nodes.
+    """
+    nodes = [name for name in ("spare_nodes", "min_nodes") if getattr(job.recovery, name)]
+    if nodes and not keeps_going:
+        raise InputError(
+            f"recovery.{nodes[0]} = {getattr(job.recovery, nodes[0])} is of no use for ranks that connect or "
+            f"start over MPI ({launcher}): MPI ends all when one is gone, and they start again on the same "
+            "nodes: leave it out"
+        )
+
+
+def starts_again(job: Job, launcher: Launcher) -> Literal["", "lost", "always"]:
+    """Returns when the launcher must start all supervisors again, for `trainer.supervise.world.STARTS_AGAIN`.
+
+    Only MPI needs that; srun counts as mpirun for ranks that connect over it.
+    """
+    if not job.recovery.max_restarts or launcher != "mpirun":
+        return ""
+    return "lost" if launcher in row_of(job).restarts_under else "always"
 
 
 def row_of(job: Job) -> BackendRow:

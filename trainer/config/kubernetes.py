@@ -178,7 +178,7 @@ class Kubernetes(SchedulerSection):
     job ends and names the missing ones."""
     retries: Annotated[int, Field(ge=0)] = 3
     """Consecutive failures, without a new checkpoint in between, after which the launcher still starts the
-    ranks again."""
+    ranks again. Restarts that recovery.max_restarts allows do not count here."""
     backoff_limit: Annotated[int, Field(ge=0)] = 3
     """Number of launcher pods that may be lost."""
     grace_s: Annotated[int, Field(ge=1)] | None = None

@@ -18,8 +18,8 @@ class Recovery(Section):
 
     max_restarts: Annotated[int, Field(ge=0)] = 0
     """Restarts before the run ends with the fault. The count begins anew once a newer checkpoint is saved. 0:
-    the first fault ends the run. Horovod can restart only where horovodrun starts its ranks, and not over
-    MPI."""
+    the first fault ends the run. Over MPI, which ends all ranks when one is gone, mpirun or srun starts all
+    of them again, on the same nodes."""
     same_fault_limit: Annotated[int, Field(ge=2)] = 2
     """End the run if the same rank fails at the same step for the same cause this many times in a row: that
     looks like a bug, and a restart does not help."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.comm.backends import BACKENDS, Launcher, row_of
+from trainer.comm.backends import BACKENDS, Launcher, row_of, starts_again
 from trainer.config import STANDARD_INPUT, Comm, Job
 from trainer.config.overrides import as_variable
 from trainer.errors import InputError
@@ -26,16 +26,17 @@ from trainer.launch.hosts import KEEP_ALIVE, SSH_OPTIONS, Host, address_as_seen_
 from trainer.launch.interrupt import line_for_signal
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
+from trainer.launch.start_again import is_asked_for, run_generations, wait_for_hosts
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
 from trainer.run.folder import run_folder
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import KEEPS_GOING, RESPAWNS, SPARE_NODES
+from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.shortage import raise_open_files_limit
-from trainer.text.terminal import shown
+from trainer.text.terminal import say, shown
 from trainer.text.wording import many
 
 
@@ -97,7 +98,7 @@ def start_ranks(
             "use comm.launcher = clipship on one host, which passes it to one rank"
         )
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
-    keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher in _KEEPING_GOING
+    keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher in KEEPING_GOING
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
         rendezvous = _rendezvous(all_hosts, hosts is None)
         variables = (
@@ -107,6 +108,9 @@ def start_ranks(
         )
         if keeps_going:
             variables |= _keeping_going(job, hosts)
+        again = starts_again(job, launcher) if folder is not None else ""
+        if again:
+            variables |= {STARTS_AGAIN: again, GENERATION: "1"}
         start = Start(tuple(command), variables, all_hosts, hosts is None, Path(exits), keeps_going)
         arguments = _COMMANDS[launcher](start)
         environment = {
@@ -135,16 +139,29 @@ def start_ranks(
                 number, times, state, begun=begun, here=hosts is None, saves=folder is not None
             )
 
-        code = supervise(
-            arguments,
-            environment,
-            start.folder,
-            request_stop,
-            fallback_signal,
-            lambda: recorded_end() is not None,
-            stdin,
-            signal_line,
-            one_record_ends=not keeps_going,
+        def asked_for(generation: int) -> bool:
+            return bool(again and folder) and is_asked_for(Path(folder or ""), rendezvous.start, generation)
+
+        def start_once(generation: int) -> int:
+            for record in start.folder.glob("rank-*.json"):
+                record.unlink()  # of the generation before
+            return supervise(
+                arguments,
+                environment | ({GENERATION: str(generation)} if again else {}),
+                start.folder,
+                request_stop,
+                fallback_signal,
+                lambda: recorded_end() is not None or asked_for(generation + 1),
+                stdin,
+                signal_line,
+                one_record_ends=not keeps_going,
+            )
+
+        code = run_generations(
+            start_once,
+            lambda generation: not requests and asked_for(generation),
+            lambda: wait_for_hosts([host.name for host in hosts or ()], job.timeouts.init_s),
+            say,
         )
         # One supervisor may have left alone, cut off from others that went on.
         ends = [first_cause(start.folder), recorded_end()]
@@ -178,7 +195,7 @@ def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
     return launcher
 
 
-_KEEPING_GOING: frozenset[Launcher] = frozenset({"clipship", "horovodrun"})
+KEEPING_GOING: frozenset[Launcher] = frozenset({"clipship", "horovodrun"})
 """Launchers of our own, under which one supervisor may be lost."""
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,14 +22,21 @@ from trainer.run import goodput_log
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
 from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims
-from trainer.run.layout import CHECKPOINTS, DIAGNOSIS_FILE, EXIT_FILE, LOCK, RESTARTS_FILE
+from trainer.run.layout import (
+    CHECKPOINTS,
+    DIAGNOSIS_FILE,
+    EXIT_FILE,
+    LOCK,
+    RESTARTS_FILE,
+    START_AGAIN_FILE,
+)
 from trainer.run.lock import who_holds
 from trainer.safe_io.atomic import write_json
 from trainer.safe_io.plain import read_plain
 from trainer.text.masking import masked_values
 
 WAIT_S = 3.0
-_FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE)
+_FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, START_AGAIN_FILE)
 Result = TypeVar("Result")
 
 
@@ -63,6 +71,16 @@ class ExitFiles:
         new rank 0 has the lock.
         """
         await within(WAIT_S, lambda: self._write_restarts(restarts))
+
+    async def request_start(self, record: ExitRecord, generation: int) -> None:
+        """Asks the launcher to start all supervisors again as this generation, because of the record."""
+        value = {**asdict(record), "generation": generation}
+        await within(WAIT_S, lambda: self._write(START_AGAIN_FILE, value, again=True))
+
+    async def requested_start(self) -> ExitRecord | None:
+        """Returns the last request of this start to start all supervisors again; None if there is none."""
+        folder = self._folder
+        return None if folder is None else await within(WAIT_S, lambda: requested_start(folder, self._start))
 
     async def claim(self, its: GenerationClaim) -> GenerationClaim | None:
         """Claims a generation; returns None if that succeeded, else the claim that is in the way.
@@ -168,6 +186,17 @@ def exit_record_of(run_folder: Path, start: str) -> ExitRecord | None:
     Returns None if its supervisors wrote nothing, or if the file is an older start's.
     """
     record = _read(run_folder / EXIT_FILE)
+    with suppress(TypeError):
+        return ExitRecord(**record) if record.get("start") == start else None
+    return None
+
+
+def requested_start(run_folder: Path, start: str) -> ExitRecord | None:
+    """Returns the last request of this start to start all supervisors again.
+
+    It is the record of the fault, with the generation to start. Returns None if there is none.
+    """
+    record = _read(run_folder / START_AGAIN_FILE)
     with suppress(TypeError):
         return ExitRecord(**record) if record.get("start") == start else None
     return None

@@ -38,6 +38,8 @@ EXIT_FILE = "exit.json"
 DIAGNOSIS_FILE = "diagnosis.json"
 RESTARTS_FILE = "restarts.json"
 """Restarts of the ranks within the last start, each with its cause; missing if there was none."""
+START_AGAIN_FILE = "start-again.json"
+"""Request to the launcher to start all supervisors again, as the generation that is named in it."""
 GENERATIONS = "generations"
 """Folder with a file for each generation of the last start, from the second on: who coordinates it."""
 FLIGHT_RECORDS = "flight-records"
@@ -61,6 +63,7 @@ LEFT_BEFORE = frozenset(
         EXIT_FILE,
         DIAGNOSIS_FILE,
         RESTARTS_FILE,
+        START_AGAIN_FILE,
         GENERATIONS,
         FLIGHT_RECORDS,
         GOODPUT_FILE,

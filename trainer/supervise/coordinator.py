@@ -13,7 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    EXIT_START_AGAIN,
+    EXIT_TIMED_OUT,
+)
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, rank_name, supervisor_lost
 from trainer.run.generations import GenerationClaim
@@ -161,19 +168,23 @@ class Coordinator:
         member: int = 0,
         keeps_going: bool = False,
         respawns: bool = False,
+        starts_again: str = "",
+        generation: int = 1,
     ) -> None:
-        """`ranks` are the members of the first generation, in the order of ranks, and `member` is this one.
+        """`ranks` are the members of this generation, in the order of ranks, and `member` is this one.
 
-        `keeps_going` and `respawns` say what the launcher does when a supervisor is gone, see `world`.
+        `keeps_going`, `respawns` and `starts_again` say what the launcher does when a supervisor is gone, see
+        `world`.
         """
         self.limits, self._exit_files, self._actions = limits, exit_files, actions
         self._member = member
         self._membership = membership or Membership(ranks, len(ranks), len(ranks))
         self._keeps_going = keeps_going and limits.max_restarts > 0 and actions.claim is not None
         self._respawns = respawns
+        self._starts_again = starts_again if limits.max_restarts > 0 and not self._keeps_going else ""
         self._orphans: set[int] = set()
         """Members that are looking for another way to this supervisor."""
-        self._ran = 1
+        self._ran = generation
         """Last generation that has run here."""
         self._claimed: list[int] = []
         """Numbers of generations that this coordinator has claimed, or passed over, since then."""
@@ -188,7 +199,7 @@ class Coordinator:
         """Clock of the restart under way; None if there is none."""
         self._reached = 0.0
         """Last step that any generation has done."""
-        self._round = _Round(1, tuple(ranks))
+        self._round = _Round(generation, tuple(ranks))
         self._others_there = True
         self._stop_at: float | None = None
         self._decided = False
@@ -346,8 +357,9 @@ class Coordinator:
         if not self._keeps_going:
             self._others_there = False
             if its.started:
-                self._record_cause(1.0, _Failure(record, others_there=False))
-            else:
+                step = self._present_step() if self._starts_again else 0
+                self._record_cause(1.0, _Failure(record, step, others_there=False, kind="lost"))
+            elif not self._starts_again:
                 self._decide(record)
             return
         self._lose(member, silent=silent)
@@ -396,6 +408,9 @@ class Coordinator:
     def _record_cause(self, weight: float, failure: _Failure) -> None:
         its = self._round
         its.causes.append((weight, failure))
+        if len(its.causes) == 1 and self._may_start_again(failure) and self._can_go_on(failure):
+            # MPI leaves half a second until it kills all
+            self._spawn(self._exit_files.request_start(failure.record, its.generation + 1))
         if len(its.causes) == 1 and not its.collecting:
             self._spawn(self._decide_on_first_cause(), its.tasks)
 
@@ -413,6 +428,8 @@ class Coordinator:
 
         A request more than REPEAT_S later, or one marked `again`, ends the run at once.
         """
+        if self._starts_again and (self._round.causes or not self._round.started):
+            return  # MPI signals all others when one has failed
         if self._stop_at is None:
             self._stop_at = time.monotonic()
             self._spawn(self._stopped_in_time())
@@ -518,8 +535,76 @@ class Coordinator:
             await self._end_failed(failure, answer.reason)
         elif not self._can_go_on(failure):  # a stop or a lost supervisor came while the folder was read
             await self._end_failed(failure)
+        elif self._may_start_again(failure):
+            await self._let_start_again(failure, fault, answer)
         else:
             await self._restart(failure, fault, answer)
+
+    def _may_start_again(self, failure: _Failure) -> bool:
+        """Returns whether a restart after this failure needs the launcher."""
+        return self._starts_again == "always" or bool(self._starts_again and not failure.others_there)
+
+    async def _let_start_again(self, failure: _Failure, fault: Fault, go_on: GoOn) -> None:
+        """Lets all supervisors leave, so that the launcher starts them again as the next generation."""
+        its = self._begin_round()
+        nodes = self._membership.nodes
+        world = WorldPlan(tuple((member, nodes.get(member, "")) for member in its.members))
+        from_step = await self._exit_files.newest_checkpoint() or 0
+        self._actions.say(self._line(failure, fault, go_on, from_step, world))
+        at = round(time.time() - (time.monotonic() - failure.at), 3)
+        restart = Restart(
+            its.generation,
+            fault.cause,
+            fault.rank,
+            fault.node,
+            fault.step,
+            from_step,
+            time=at,
+            ranks=world.size,
+        )
+        details = failure.record.details[:_DETAILS]
+        self._restarts.append(replace(restart, kind=failure.kind, details=details))
+        await self._write_restarts()
+        await self._exit_files.request_start(failure.record, its.generation)
+        if failure.others_there:
+            await self._until(lambda: self._decided or its.ended >= set(its.members), ANSWER_S)
+        await self._until(lambda: self._decided, go_on.wait_s)
+        if not self._decided:
+            self._decided = True
+            self._actions.finish(replace(failure.record, exit_code=EXIT_START_AGAIN))
+
+    async def resume(self) -> None:
+        """Goes on where the last generation's coordinator left off; the launcher has started all again.
+
+        If that one was lost, the fault is counted here.
+        """
+        self._restarts = [restart_from_json(row) for row in await self._exit_files.restarts()]
+        self._policy.restore(self._restarts)
+        for each in self._restarts:
+            self._membership.record_fault(each.node)
+        generation = self._round.generation
+        if not self._restarts or self._restarts[-1].generation < generation:
+            record = await self._exit_files.requested_start()
+            if record is not None and not await self._count_lost(record, generation):
+                return
+        self._reached = float(max((each.step for each in self._restarts), default=1) - 1)
+        if self._restarts:
+            seconds_ago = max(0.0, time.time() - self._restarts[-1].time)
+            self._clock = RestartClock(time.monotonic() - seconds_ago)
+            self._spawn(self._watch_progress(self._round))
+
+    async def _count_lost(self, record: ExitRecord, generation: int) -> bool:
+        """Counts a fault that nobody has recorded; returns False if the run ends because of it."""
+        cause = record.reason.partition("; ")[0]
+        saved_step = await self._exit_files.newest_checkpoint() or 0
+        answer = self._policy.decide(Fault(record.rank, record.node, 0, cause, lost=True), saved_step)
+        if isinstance(answer, GiveUp):
+            self._decide(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
+            return False
+        restart = Restart(generation, cause, record.rank, record.node, 0, saved_step, time=record.time)
+        self._restarts.append(replace(restart, kind="lost", ranks=len(self._round.members)))
+        await self._write_restarts()
+        return True
 
     def _can_go_on(self, failure: _Failure) -> bool:
         """Returns whether a restart may help, and can be made.
@@ -530,7 +615,9 @@ class Coordinator:
             self.limits.max_restarts > 0
             and self._actions.fresh_variables is not None
             and failure.record.exit_code not in (EXIT_BAD_INPUT, EXIT_PREEMPTED)
-            and (self._keeps_going or (failure.others_there and self._others_there))
+            and (
+                self._keeps_going or bool(self._starts_again) or (failure.others_there and self._others_there)
+            )
             and self._stop_at is None
             and not self._decided
             and not self._round.done

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.phases import NOTHING_DONE
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, first_cause, record_cause, supervisor_lost
 from trainer.run.generations import GenerationClaim
@@ -43,6 +43,7 @@ from trainer.supervise.world import (
     KEEPS_GOING,
     RESPAWNED,
     RESPAWNS,
+    STARTS_AGAIN,
     World,
     first_world,
     number_of_spares,
@@ -99,7 +100,7 @@ def supervise(
     generation = None
     if first is not None:
         own = {} if first.size == world.size else rank_variables(first, _cross(first), env)
-        generation = start_rank(1, env={**env, **own}, is_root=first.rank == 0)
+        generation = start_rank(world.generation, env={**env, **own}, is_root=first.rank == 0)
     supervisor: Supervisor | None = None
     try:
         job_limits = limits()
@@ -148,9 +149,9 @@ class Supervisor:
         """Number of the rank in the present world; without a rank the number of this supervisor."""
         spares = number_of_spares(world, env)
         self._ranks = range(world.size - spares)
-        self._latest = 1
+        self._latest = world.generation
         """Highest number of a generation that this supervisor has heard of."""
-        self._ran = 1
+        self._ran = world.generation
         """Number of the last generation that was started."""
         self._roster: Roster | None = None
         self._rejoining = False
@@ -197,6 +198,8 @@ class Supervisor:
             member=world.rank,
             keeps_going=self._keeps_going,
             respawns=bool(self._env.get(RESPAWNS)),
+            starts_again=self._env.get(STARTS_AGAIN, ""),
+            generation=world.generation,
         )
 
     def _at_root(self, message: Message) -> None:
@@ -219,7 +222,10 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         if self._coordinator is not None:
-            await self._exit_files.remove_old()
+            if self._world.generation == 1:
+                await self._exit_files.remove_old()
+            else:
+                await self._coordinator.resume()
             about = {"idle": True} if self._is_idle else {}
             self._send_up({"kind": "joined", "rank": self._world.rank, "node": self._world.node, **about})
         if self._tree is not None:
@@ -630,10 +636,20 @@ class Supervisor:
         number = its.number if its is not None else self._latest
         record = ExitRecord(rank, node, code, reason, time.time(), text(diagnosis, {}, ""), generation=number)
         self._print(record)
+        if self._may_start_again:
+            await self._exit_files.request_start(record, self._ran + 1)
+            self._end(EXIT_START_AGAIN)
+            return
         # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.
         await self._exit_files.write(EXIT_FILE, asdict(record))
         await self._exit_files.write(DIAGNOSIS_FILE, diagnosis.to_json(code, {}))
         self._end(code)
+
+    @property
+    def _may_start_again(self) -> bool:
+        """True if the launcher starts all supervisors again, and there is something to go on from."""
+        begun = self._ran > 1 or self._rank_state().phase not in NOTHING_DONE
+        return bool(self._env.get(STARTS_AGAIN)) and self._limits.max_restarts > 0 and begun
 
     def _send_up_about_rank(self, message: Message) -> None:
         assert self.generation is not None
@@ -656,7 +672,7 @@ class Supervisor:
 
         Every rank leaves with the cause's exit code, so that no launcher can choose another.
         """
-        if record.exit_code:
+        if record.exit_code not in (EXIT_DONE, EXIT_START_AGAIN):
             self._print(record)
         if self._tree is not None:
             self._tree.ending = True

@@ -42,6 +42,12 @@ RESPAWNS = "CLIPSHIP_RESPAWNS"
 
 The run then waits for such a supervisor if it cannot go on without it.
 """
+STARTS_AGAIN = "CLIPSHIP_STARTS_AGAIN"
+"""Variable of a launcher that starts all supervisors again, as the next generation, if the run folder asks.
+
+MPI ends all processes when one is gone. "lost": only the loss of a supervisor needs that. "always": the ranks
+cannot be started again in any other way.
+"""
 RESPAWNED = "CLIPSHIP_RESPAWNED"
 """Variable that a launcher sets to 1 for a supervisor that takes the place of one that was killed.
 

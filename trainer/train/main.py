@@ -20,7 +20,7 @@ from trainer.checkpoint.files import saved_ago_s
 from trainer.checkpoint.memory_restore import keeps_in_memory, node_memory
 from trainer.checkpoint.resume import best_value, restore
 from trainer.checkpoint.writer import CheckpointWriter
-from trainer.comm.backends import check_restarts
+from trainer.comm.backends import Launcher, check_restarts
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
@@ -48,7 +48,7 @@ from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import FORGET_URL, SINGLE, World
+from trainer.supervise.world import FORGET_URL, SINGLE, STARTS_AGAIN, World
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
@@ -79,7 +79,8 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     job = load_job(job_path, [*inherited(os.environ), *overrides])
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
-    check_restarts(job, "horovodrun" if FORGET_URL in os.environ else "mpirun")
+    launcher: Launcher = "horovodrun" if FORGET_URL in os.environ else "mpirun"
+    check_restarts(job, launcher, starts_again=STARTS_AGAIN in os.environ)
     if job.data.workers:
         start_process_server()
     comm = connect(job, world, os.environ, heartbeat)

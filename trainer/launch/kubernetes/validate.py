@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
-from trainer.comm.backends import check_restarts, row_of
+from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.keys import rank_paths
@@ -208,7 +208,11 @@ def _digits_below(count: int) -> int:
 
 
 def _batch(job: Job) -> Iterator[str]:
-    for check in (lambda: plan(job, job.resources.world_size), lambda: check_restarts(job, "mpirun")):
+    for check in (
+        lambda: plan(job, job.resources.world_size),
+        lambda: check_restarts(job, "mpirun"),
+        lambda: check_lost_nodes(job, "[kubernetes]", keeps_going=False),
+    ):
         try:
             check()
         except InputError as problem:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from trainer.comm.backends import row_of
+from trainer.comm.backends import row_of, starts_again
 from trainer.config import Job
 from trainer.config.keys import rank_paths
 from trainer.config.loader import dump_job
@@ -17,10 +17,10 @@ from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
 from trainer.launch.image_name import for_enroot
 from trainer.launch.rank_env import rank_environment
-from trainer.launch.slurm.validate import validate
+from trainer.launch.slurm.validate import can_keep_going, validate
 from trainer.launch.templates import render
 from trainer.run.exit_record import SUPERVISOR_LOST
-from trainer.supervise.world import KEEPS_GOING, RESPAWNS, SPARE_NODES
+from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
@@ -46,6 +46,8 @@ class SbatchContext:
     cpus_per_rank: int
     keeps_going: bool
     """True if the job and the ranks' supervisors go on without one of them, or without a node."""
+    starts_again: bool
+    """True if the script starts all supervisors again when they ask for it: MPI ends all when one is gone."""
     max_starts: int
     """Largest number of starts of the job, the first included."""
     variables: Mapping[str, str]
@@ -127,9 +129,10 @@ def _context(job: Job) -> SbatchContext:
         ranks_per_node=resources.ranks_per_node,
         cpus_per_rank=resources.cpus_per_gpu,
         keeps_going=_keeps_going(job),
+        starts_again=bool(_starts_again(job)),
         max_starts=slurm.max_restarts + 1,
         variables=variables,
-        variable_names=sorted({*variables, *RENDEZVOUS}),
+        variable_names=sorted({*variables, *RENDEZVOUS, *((GENERATION,) if _starts_again(job) else ())}),
         unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
         container_note={
             "none": "",
@@ -160,7 +163,12 @@ def _context(job: Job) -> SbatchContext:
 
 def _keeps_going(job: Job) -> bool:
     """Returns whether the run may go on without a supervisor or a node."""
-    return job.recovery.max_restarts > 0
+    return job.recovery.max_restarts > 0 and can_keep_going(job)
+
+
+def _starts_again(job: Job) -> str:
+    """Returns when the script must start all supervisors again, "" for never; see `world.STARTS_AGAIN`."""
+    return "" if can_keep_going(job) else starts_again(job, "mpirun")
 
 
 def _gpu_request(job: Job) -> GpuRequest:
@@ -225,6 +233,8 @@ def _variables(job: Job) -> dict[str, str]:
     recovery, resources = job.recovery, job.resources
     members = (resources.nodes + recovery.spare_nodes) * resources.ranks_per_node
     variables = rank_environment(job, members)
+    if again := _starts_again(job):
+        variables[STARTS_AGAIN] = again
     if _keeps_going(job):
         variables |= {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(recovery.spare_nodes)}
     if job.slurm.container == "none":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from trainer.comm.backends import check_restarts, row_of
+from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.types import STANDARD_INPUT
@@ -14,6 +14,11 @@ def validate(job: Job) -> None:
     problems = list(_problems(job))
     if problems:
         raise InputError("\n".join(problems))
+
+
+def can_keep_going(job: Job) -> bool:
+    """Returns whether the ranks' launcher lets the others go on when a supervisor or a node is lost."""
+    return job.slurm.launcher == "srun" and row_of(job).uses_master_address
 
 
 def _problems(job: Job) -> Iterator[str]:
@@ -29,7 +34,11 @@ def _problems(job: Job) -> Iterator[str]:
         )
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
-    for check in (lambda: plan(job, job.resources.world_size), lambda: check_restarts(job, "mpirun")):
+    for check in (
+        lambda: plan(job, job.resources.world_size),
+        lambda: check_restarts(job, "mpirun"),
+        lambda: check_lost_nodes(job, f"[slurm], {job.slurm.launcher}", keeps_going=can_keep_going(job)),
+    ):
         try:
             check()
         except InputError as problem:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from trainer.comm.backends import starts_again
 from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
@@ -35,6 +36,7 @@ from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_
 from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
 from trainer.launch.processes import supervise
+from trainer.launch.start_again import is_asked_for, run_generations
 from trainer.run.exit_files import remove_exit_files
 from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
@@ -42,6 +44,7 @@ from trainer.run.layout import METRICS_FILE, Run
 from trainer.supervise.coordinator import REPEAT_S
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
+from trainer.supervise.world import GENERATION, STARTS_AGAIN
 from trainer.text.terminal import say, shown
 
 HOSTFILE = Path("/etc/mpi/hostfile")
@@ -73,6 +76,7 @@ class Launcher:
         self._folder = run_folder(job)
         self._record = read_attempts(self._folder, env.get(JOB_UID, ""))
         self._asked = 0
+        self._starts_again = starts_again(job, "mpirun")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -126,8 +130,28 @@ class Launcher:
         )  # otherwise an earlier start's end would be taken for this one's
         before = _stamp(Run(self._folder).result)
         with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
-            code = self._mpirun(Path(folder))
+            code = run_generations(
+                lambda generation: self._mpirun(Path(folder), generation),
+                lambda generation: not self._asked and self._is_asked_for(generation, shown_s=SHOWN_S),
+                self._wait_for_workers_again,
+                say,
+            )
             return self._run_result(code, Path(folder), before)
+
+    def _is_asked_for(self, generation: int, *, shown_s: float = 0.0) -> bool:
+        """Returns whether the supervisors ask to be started again, since MPI ends all when one is gone."""
+        return bool(self._starts_again) and is_asked_for(
+            self._folder, self._rendezvous.start, generation, shown_s=shown_s
+        )
+
+    def _wait_for_workers_again(self) -> str:
+        """Waits for the workers between two generations; returns why the next one cannot start, or ""."""
+        limit = self._job.kubernetes.workers_ready_s
+        missing = wait_for_all(self._hosts, self._ssh_port, limit, lambda: bool(self._asked), say)
+        if self._asked or missing:
+            return "asked to stop" if self._asked else self._missing(missing)
+        self._rendezvous = _at_its_address(self._named_rendezvous)
+        return "" if self._earlier_ranks_gone() else "ranks of the generation before still run"
 
     def _missing(self, missing: Sequence[str]) -> str:
         return (
@@ -154,15 +178,30 @@ class Launcher:
                 time.sleep(WATCH_S)
         return not listens(self._rendezvous)
 
-    def _mpirun(self, folder: Path) -> int:
+    def _mpirun(self, folder: Path, generation: int) -> int:
+        for record in folder.glob("rank-*.json"):
+            record.unlink()  # of the generation before
         start_s = self._job.timeouts.init_s + self._job.kubernetes.workers_ready_s
-        watch = Watch(self._folder, self._rendezvous, folder, self._job.timeouts.silence_s, start_s)
+        watch = Watch(
+            self._folder,
+            self._rendezvous,
+            folder,
+            self._job.timeouts.silence_s,
+            start_s,
+            lambda: self._is_asked_for(generation + 1),
+        )
         known_hosts = folder / "known_hosts"
         known_hosts.write_text(known_host(self._env), encoding="utf-8")
-        variables = {**self._env, **ssh_variables(self._ssh_port, known_hosts), EXIT_DIR: str(folder)}
+        again = {STARTS_AGAIN: self._starts_again, GENERATION: str(generation)} if self._starts_again else {}
+        variables = {
+            **self._env,
+            **ssh_variables(self._ssh_port, known_hosts),
+            EXIT_DIR: str(folder),
+            **again,
+        }
         with watch:
             return supervise(
-                mpirun_command(self._job_path, self._job.resources.world_size),
+                mpirun_command(self._job_path, self._job.resources.world_size, tuple(again)),
                 variables,
                 folder,
                 self._pass_on,
@@ -223,10 +262,10 @@ class Launcher:
             time.sleep(0.1)
 
 
-def mpirun_command(job_path: Path, ranks: int) -> list[str]:
+def mpirun_command(job_path: Path, ranks: int, exported: Sequence[str] = ()) -> list[str]:
     """Returns the command line of mpirun, the same for Open MPI 4 and 5.
 
-    It passes on no variables: ranks take theirs from their pods.
+    It passes on the variables that are named in `exported`: ranks take the others from their pods.
     """
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -238,6 +277,7 @@ def mpirun_command(job_path: Path, ranks: int) -> list[str]:
         mpirun,
         *root,
         *where,
+        *(option for name in exported for option in ("-x", name)),
         sys.executable,
         "-P",
         "-m",

@@ -7,10 +7,11 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
+from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_TIMED_OUT
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, record_cause
 from trainer.supervise.tree import Rendezvous
@@ -29,8 +30,16 @@ class Watch:
     """
 
     def __init__(
-        self, run_folder: Path, rendezvous: Rendezvous, exit_dir: Path, silence_s: float, start_s: float
+        self,
+        run_folder: Path,
+        rendezvous: Rendezvous,
+        exit_dir: Path,
+        silence_s: float,
+        start_s: float,
+        starts_again: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`starts_again` returns whether all supervisors have asked to be started again."""
+        self._starts_again = starts_again
         self._run_folder, self._rendezvous, self._exit_dir = run_folder, rendezvous, exit_dir
         self._silence_s = 2 * silence_s + SHOWN_S
         self._start_s = start_s
@@ -50,6 +59,8 @@ class Watch:
         while not self._over.wait(WATCH_S):
             now = time.monotonic()
             record = read_end(self._run_folder, self._rendezvous)
+            if record is None and self._starts_again():
+                record = self._of_rank_0(EXIT_START_AGAIN, "all ranks start again")
             if record is None and last_answer is not None and now - last_answer > self._silence_s:
                 reason = (
                     f"rank 0's supervisor has not answered for {self._silence_s:g} s: its node failed, or "

@@ -1,0 +1,185 @@
+"""Runs that their launcher starts again, since it ends all when one is gone, as MPI does."""
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
+from trainer.launch import local
+from trainer.launch.start_again import is_asked_for, run_generations
+from trainer.run.exit_files import ExitFiles
+from trainer.run.exit_record import ExitRecord
+from trainer.supervise.coordinator import Actions, Coordinator, Message
+from trainer.supervise.limits import Limits
+from trainer.supervise.tree import Rendezvous
+
+
+class Story:
+    """Coordinator of two ranks of one generation, and what it has done."""
+
+    def __init__(
+        self, folder: Path, *, starts_again: str, generation: int = 1, max_restarts: int = 2
+    ) -> None:
+        self.said: list[Message] = []
+        self.ends: list[ExitRecord] = []
+        self.files = ExitFiles(str(folder), "now")
+
+        async def variables() -> dict[str, str]:
+            return {}
+
+        actions = Actions(
+            self.said.append, self.ends.append, lambda: 5.0, lambda: True, fresh_variables=variables
+        )
+        limits = Limits(
+            run_folder=str(folder),
+            max_restarts=max_restarts,
+            backoff_s=0.0,
+            checkpoint_s=60.0,
+            shutdown_s=60.0,
+        )
+        self.its = Coordinator(
+            range(2), limits, self.files, actions, starts_again=starts_again, generation=generation
+        )
+        for rank in (0, 1):
+            self.its.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
+
+    async def ended(self) -> ExitRecord:
+        while not self.ends:
+            await asyncio.sleep(0.01)
+        return self.ends[0]
+
+
+def failed(rank: int, generation: int, cause: str = "killed") -> Message:
+    record = asdict(ExitRecord(rank, f"n{rank}", 1, cause, time.time()))
+    return {
+        "kind": "failed",
+        "generation": generation,
+        "waiting": False,
+        "step": 6,
+        "record": record,
+        "killed": True,
+    }
+
+
+def lost(rank: int) -> Message:
+    return {"kind": "lost", "rank": rank, "node": f"n{rank}", "reason": "its connection closed"}
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((folder / "restarts.json").read_text())["restarts"]
+    return found
+
+
+def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="always")
+        story.its.receive(failed(1, 1))
+        while not story.said:
+            await asyncio.sleep(0.01)
+        assert story.said == [{"kind": "regroup", "generation": 2}]
+        for rank in (0, 1):
+            story.its.receive({"kind": "ended", "rank": rank, "generation": 2})
+        assert (await story.ended()).exit_code == EXIT_START_AGAIN
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert is_asked_for(tmp_path, "now", 2)
+    assert not is_asked_for(tmp_path, "now", 3)
+    assert not is_asked_for(tmp_path, "another", 2)
+    assert [(row["generation"], row["cause"], row["kind"]) for row in rows(tmp_path)] == [
+        (2, "killed", "fault")
+    ]
+    assert not (tmp_path / "exit.json").exists()
+
+
+def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path) -> None:
+    """Two restarts are allowed; the coordinator of each generation is another process."""
+
+    async def work(generation: int) -> ExitRecord:
+        story = Story(tmp_path, starts_again="always", generation=generation)
+        if generation > 1:
+            await story.its.resume()
+        story.its.receive(failed(generation % 2, generation, f"cause {chr(96 + generation)}"))
+        return await story.ended()
+
+    codes = [asyncio.run(asyncio.wait_for(work(generation), 30)).exit_code for generation in (1, 2, 3)]
+    assert codes == [EXIT_START_AGAIN, EXIT_START_AGAIN, 1]
+    end = json.loads((tmp_path / "exit.json").read_text())
+    assert end["generation"] == 3
+    assert "2 restarts without a new checkpoint" in end["reason"]
+    assert [row["generation"] for row in end["restarts"]] == [2, 3]
+    assert not is_asked_for(tmp_path, "now", 3), "the run has ended"
+
+
+def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_path: Path) -> None:
+    """Rank 0's supervisor was killed; another one left the request."""
+
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="lost", generation=2)
+        await story.files.request_start(ExitRecord(0, "n0", EXIT_FAILED, "its supervisor is gone", 1.0), 2)
+        await story.its.resume()
+        assert not story.ends
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert [(row["generation"], row["node"], row["kind"]) for row in rows(tmp_path)] == [(2, "n0", "lost")]
+
+
+def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_path: Path) -> None:
+    async def work(starts_again: str) -> ExitRecord:
+        story = Story(tmp_path / starts_again, starts_again=starts_again)
+        story.its.receive(lost(1))
+        story.its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})  # MPI's own, to all others
+        return await story.ended()
+
+    (tmp_path / "lost").mkdir()
+    assert asyncio.run(asyncio.wait_for(work("lost"), 30)).exit_code == EXIT_START_AGAIN
+    assert is_asked_for(tmp_path / "lost", "now", 2)
+    assert asyncio.run(asyncio.wait_for(work(""), 30)).exit_code == EXIT_FAILED
+
+
+def test_generations_are_started_until_none_is_asked_for() -> None:
+    started: list[int] = []
+
+    def start(generation: int) -> int:
+        started.append(generation)
+        return 100 + generation
+
+    assert run_generations(start, lambda generation: generation < 4, lambda: "", print) == 103
+    assert started == [1, 2, 3]
+
+
+def test_a_generation_that_cannot_start_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_generations(lambda generation: 7, lambda generation: True, lambda: "no ssh to b", print) == 7
+    assert capsys.readouterr().out == "no restart: no ssh to b\n"
+
+
+def test_clipship_run_starts_mpirun_again_with_the_same_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    def supervise(command: list[str], env: dict[str, str], exits: Path, *_: object, **__: object) -> int:
+        rendezvous = Rendezvous.from_env(env)
+        assert rendezvous is not None
+        assert not list(exits.glob("rank-*.json"))
+        assert command.count("CLIPSHIP_GENERATION") == 1
+        generation = int(env["CLIPSHIP_GENERATION"])
+        seen.append((env["CLIPSHIP_TOKEN"], env["CLIPSHIP_GENERATION"], env["CLIPSHIP_STARTS_AGAIN"]))
+        files, record = ExitFiles(str(tmp_path), rendezvous.start), ExitRecord(1, "n", 1, "killed", 1.0)
+        (exits / "rank-00001.json").write_text(json.dumps(asdict(record)))
+        if generation < 3:
+            asyncio.run(files.request_start(record, generation + 1))
+            return EXIT_START_AGAIN
+        (exits / "rank-00001.json").unlink()
+        return 0
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    monkeypatch.setattr(local, "_open_mpi", lambda: "mpirun")
+    job = tiny_job(comm={"backend": "horovod", "launcher": "mpirun"}, recovery={"max_restarts": 3})
+    assert local.start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == 0
+    assert [one[1:] for one in seen] == [("1", "always"), ("2", "always"), ("3", "always")]
+    assert len({one[0] for one in seen}) == 1

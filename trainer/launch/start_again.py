@@ -1,0 +1,66 @@
+"""Starts all supervisors again after a fault, under a launcher that ends all when one is gone.
+
+MPI does that. The supervisors then ask for the next generation of the run by a file in the run folder; they
+have the same token, so it is the same start. Imports no torch.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.launch.commands import answer_of
+from trainer.launch.hosts import SSH_OPTIONS
+from trainer.run.exit_files import exit_record_of, requested_start
+from trainer.sysinfo.addresses import is_here
+
+_POLL_S = 0.5
+_ASK_AGAIN_S = 5.0
+
+
+def run_generations(
+    start_once: Callable[[int], int],
+    is_asked_for: Callable[[int], bool],
+    wait_until_ready: Callable[[], str],
+    say: Callable[[str], None],
+) -> int:
+    """Starts all supervisors with the number of each generation in turn; returns the last exit code.
+
+    `is_asked_for` says whether the run asks for the generation. `wait_until_ready` returns why the next one
+    cannot start, "" if it can.
+    """
+    generation = 1
+    while True:
+        code = start_once(generation)
+        generation += 1
+        if not is_asked_for(generation):
+            return code
+        if problem := wait_until_ready():
+            say(f"no restart: {problem}")
+            return code
+
+
+def is_asked_for(run_folder: Path, start: str, generation: int, *, shown_s: float = 0.0) -> bool:
+    """Returns whether the run has not ended and asks for this generation.
+
+    A shared file system may show a file of another host only after `shown_s` seconds.
+    """
+    deadline = time.monotonic() + shown_s
+    while exit_record_of(run_folder, start) is None:
+        request = requested_start(run_folder, start)
+        if request is not None and request.generation == generation:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return False
+
+
+def wait_for_hosts(names: list[str], limit_s: float) -> str:
+    """Waits until ssh reaches each host; returns which it does not reach within the limit, "" for none."""
+    deadline = time.monotonic() + limit_s
+    left = [name for name in names if not is_here(name)]
+    while left := [name for name in left if answer_of("ssh", *SSH_OPTIONS, name, "true").returncode]:
+        if time.monotonic() > deadline:
+            return f"ssh does not reach {', '.join(left)} within {limit_s:g} s"
+        time.sleep(_ASK_AGAIN_S)
+    return ""
