@@ -10,7 +10,7 @@ import pytest
 
 from trainer.supervise import state_folder as module
 from trainer.supervise.state_folder import (
-    KEEP_STATE,
+    STARTS_AGAIN,
     STATE_DIR,
     folder_name,
     newest_kept,
@@ -114,10 +114,10 @@ def test_start_without_an_id_or_without_memory_has_none(tmp_path: Path) -> None:
     assert with_state_folder({STATE_DIR: "/an/outer/runs", "OTHER": "1"}, None) == {"OTHER": "1"}
 
 
-def test_outer_loop_keeps_the_folder_of_a_failed_run_for_a_while(
+def test_launcher_that_starts_again_keeps_the_folder_of_a_failed_run_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looped = {**ENV, KEEP_STATE: "1"}
+    looped = {**ENV, STARTS_AGAIN: "always"}
     with state_folder(looped, "a", tmp_path) as folder:
         assert folder is not None
         write_header(folder.path, header(7))
@@ -135,8 +135,8 @@ def test_outer_loop_keeps_the_folder_of_a_failed_run_for_a_while(
     assert not folder.path.exists(), "it did not come"
 
 
-def test_outer_loop_leaves_nothing_of_a_run_that_is_done(tmp_path: Path) -> None:
-    with state_folder({**ENV, KEEP_STATE: "1"}, "a", tmp_path):
+def test_launcher_that_starts_again_leaves_nothing_of_a_run_that_is_done(tmp_path: Path) -> None:
+    with state_folder({**ENV, STARTS_AGAIN: "always"}, "a", tmp_path):
         pass
     assert not list(tmp_path.iterdir())
 

@@ -6,9 +6,9 @@ need not ask one another. Each holds a shared lock on a file in it; a folder wit
 and the next start on the node removes it. Others can write in /dev/shm: only a folder that belongs to this
 user, with mode 0700, is used. No torch.
 
-Restarts that go around the supervisors set CLIPSHIP_KEEP_STATE: MPI ends all supervisors of a node when one
-rank is gone, and an outer loop starts them again as the same start. The last supervisor then leaves the
-folder if the run has failed, and the next start of another run removes it only after KEPT_S.
+MPI ends all supervisors of a node when one rank is gone; a launcher that sets CLIPSHIP_STARTS_AGAIN then
+starts them again as the same start. The last supervisor leaves the folder there if the run has failed, and
+the next start of another run removes it only after KEPT_S.
 """
 
 import fcntl
@@ -28,8 +28,8 @@ from trainer.supervise.tree import Rendezvous
 
 STATE_DIR = "CLIPSHIP_STATE_DIR"
 """Variable with the folder in which a rank keeps its state in memory; not set if there is none."""
-KEEP_STATE = "CLIPSHIP_KEEP_STATE"
-"""Variable that is set if the supervisors may be started again as the same start, by an outer loop."""
+STARTS_AGAIN = "CLIPSHIP_STARTS_AGAIN"
+"""Variable of a launcher that may start all supervisors again as the same start."""
 MEMORY = Path("/dev/shm")
 KEPT_S = 900.0
 """Seconds for which a folder that was left for the same start is safe from others."""
@@ -64,7 +64,7 @@ def state_folder(env: Mapping[str, str], node: str, memory: Path = MEMORY) -> It
     if held is None:
         yield None
         return
-    folder = StateFolder(memory / name, held, may_return=KEEP_STATE in env)
+    folder = StateFolder(memory / name, held, may_return=bool(env.get(STARTS_AGAIN)))
     try:
         yield folder
     finally:
