@@ -22,6 +22,7 @@ from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
 from trainer.config.loader import load_job
 from trainer.model.build import untrained
 from trainer.sysinfo.addresses import free_port
+from trainer.telemetry.goodput import CAUSES
 
 STEPS = 6
 MANY_STEPS = 30
@@ -144,6 +145,7 @@ def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished
         "logit_scale",
         "samples_per_s",
         "bad_samples",
+        "generation",
     }
     times = {
         "step_s",
@@ -154,9 +156,12 @@ def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished
         "data_s_max",
         "compute_s_max",
         "comm_s_min",
+        "data_s_median",
+        "straggler_s",
     }
+    of_run = {"useful_share", *(f"lost_{cause}_s" for cause in CAUSES)}
     of_ranks = {"comm_bytes", "comm_share", "slowest_rank", "slowest_by", "cpu_share_max", "rss_bytes_max"}
-    assert {key for record in records for key in record} == wanted | times | of_ranks
+    assert {key for record in records for key in record} == wanted | times | of_ranks | of_run
     assert all(record.keys() == records[0].keys() for record in records)
     assert [record["samples"] for record in records] == [BATCH * step for step in range(1, STEPS + 1)]
     assert [record["epoch"] for record in records] == [0] * EPOCH_STEPS + [1]
@@ -172,7 +177,12 @@ def test_run_folder_holds_the_job_its_metrics_logs_and_result(finished: Finished
         "loss": records[-1]["loss"],
     }
     expected["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    assert expected.items() <= run.result().items()
+    result = run.result()
+    assert expected.items() <= result.items()
+    assert 0 < result["useful_share"] < 1
+    assert sum(result["lost_s"].values()) == pytest.approx(
+        result["seconds"] * (1 - result["useful_share"]), abs=1.0
+    )
     assert [path.name for path in run.run.rglob("*.partial")] == []
 
 
