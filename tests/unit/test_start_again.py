@@ -12,10 +12,11 @@ from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.launch import local
 from trainer.launch.start_again import is_asked_for, run_generations
-from trainer.run.exit_files import ExitFiles
+from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.coordinator import Actions, Coordinator, Message
 from trainer.supervise.limits import Limits
+from trainer.supervise.membership import Membership
 from trainer.supervise.tree import Rendezvous
 
 
@@ -183,3 +184,32 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
     assert local.start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == 0
     assert [one[1:] for one in seen] == [("1", "always"), ("2", "always"), ("3", "always")]
     assert len({one[0] for one in seen}) == 1
+
+
+def test_the_end_names_the_nodes_that_the_run_has_left_out(tmp_path: Path) -> None:
+    """A batch script that queues the job again excludes them."""
+
+    async def work() -> None:
+        ends: list[ExitRecord] = []
+        membership = Membership(range(3), wanted=2, fewest=2)
+        its = Coordinator(
+            (1, 2),
+            Limits(run_folder=str(tmp_path)),
+            ExitFiles(str(tmp_path), "now"),
+            Actions(lambda _message: None, ends.append),
+            membership=membership,
+            member=1,
+        )
+        for member in range(3):
+            its.receive({"kind": "joined", "rank": member, "node": f"n{member}"})
+        its.receive({"kind": "condemn", "node": "n0", "why": "its network is slow"})
+        its.receive(failed(0, 1))
+        while not ends:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    text = (tmp_path / "exit.json").read_text()
+    assert '\n  "left_out": [\n    "n0"\n  ]' in text, "as the batch script reads it"
+    record = exit_record_of(tmp_path, "now")
+    assert record is not None
+    assert record.left_out == ("n0",)

@@ -41,8 +41,12 @@ class ExitRecord:
     generation: int = 0
     """Generation of the ranks that ended so; 0 where only the coordinator knows it, which fills it in."""
 
+    left_out: Sequence[str] = ()
+    """Nodes without which the run went on since they had failed too often; set in exit.json only."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "restarts", tuple(self.restarts))  # JSON has lists
+        object.__setattr__(self, "left_out", tuple(self.left_out))
 
     def headline(self) -> str:
         """Returns the record as one line for people."""

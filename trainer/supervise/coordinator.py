@@ -928,7 +928,9 @@ class Coordinator:
             self._decided = True
             restarts = tuple(restart.summary() for restart in self._restarts)
             generation = record.generation or self._round.generation
-            self._spawn(self._end(replace(record, restarts=restarts, generation=generation)))
+            left_out = tuple(sorted(self._membership.left_out(self.state[1])))
+            its = replace(record, restarts=restarts, generation=generation, left_out=left_out)
+            self._spawn(self._end(its))
 
     async def _end(self, record: ExitRecord) -> None:
         if self._restarts:
