@@ -34,7 +34,12 @@ class Story:
             return {}
 
         actions = Actions(
-            self.said.append, self.ends.append, lambda: 5.0, lambda: True, fresh_variables=variables
+            self.said.append,
+            self.ends.append,
+            lambda: 5.0,
+            lambda: True,
+            fresh_variables=variables,
+            in_memory=lambda: 4,
         )
         limits = Limits(
             run_folder=str(folder),
@@ -91,9 +96,9 @@ def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_pat
     assert is_asked_for(tmp_path, "now", 2)
     assert not is_asked_for(tmp_path, "now", 3)
     assert not is_asked_for(tmp_path, "another", 2)
-    assert [(row["generation"], row["cause"], row["kind"]) for row in rows(tmp_path)] == [
-        (2, "killed", "fault")
-    ]
+    (row,) = rows(tmp_path)
+    assert (row["generation"], row["cause"], row["kind"]) == (2, "killed", "fault")
+    assert row["from_step"] == 4, "the newest step in memory"
     assert not (tmp_path / "exit.json").exists()
 
 
@@ -126,7 +131,8 @@ def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_
         assert not story.ends
 
     asyncio.run(asyncio.wait_for(work(), 30))
-    assert [(row["generation"], row["node"], row["kind"]) for row in rows(tmp_path)] == [(2, "n0", "lost")]
+    (row,) = rows(tmp_path)
+    assert (row["generation"], row["node"], row["kind"], row["from_step"]) == (2, "n0", "lost", 4)
 
 
 def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_path: Path) -> None:

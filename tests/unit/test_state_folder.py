@@ -10,7 +10,6 @@ import pytest
 
 from trainer.supervise import state_folder as module
 from trainer.supervise.state_folder import (
-    STARTS_AGAIN,
     STATE_DIR,
     folder_name,
     newest_kept,
@@ -20,6 +19,7 @@ from trainer.supervise.state_folder import (
 )
 from trainer.supervise.state_parts import Header, newest_step, whole_steps, write_header
 from trainer.supervise.tree import Rendezvous
+from trainer.supervise.world import STARTS_AGAIN
 
 RUN = Rendezvous("here", 4711, "secret")
 ENV = RUN.variables()

@@ -93,6 +93,8 @@ class Actions:
     """
     moments: Callable[[], Mapping[str, float]] = dict
     """Returns the moments of its start that rank 0 has reached in its present generation."""
+    in_memory: Callable[[], int] = lambda: 0
+    """Returns the newest step that this node has kept in memory; 0 if there is none."""
     claim: Callable[[int], Awaitable[GenerationClaim | None]] | None = None
     """Claims the generation of that number; returns None, or the claim that is in the way."""
     below: Callable[[int], set[int]] = lambda member: set()
@@ -549,7 +551,7 @@ class Coordinator:
         its = self._begin_round()
         nodes = self._membership.nodes
         world = WorldPlan(tuple((member, nodes.get(member, "")) for member in its.members))
-        from_step = await self._exit_files.newest_checkpoint() or 0
+        from_step = max(await self._exit_files.newest_checkpoint() or 0, self._actions.in_memory())
         self._actions.say(self._line(failure, fault, go_on, from_step, world))
         at = round(time.time() - (time.monotonic() - failure.at), 3)
         restart = Restart(
@@ -601,7 +603,8 @@ class Coordinator:
         if isinstance(answer, GiveUp):
             self._decide(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
             return False
-        restart = Restart(generation, cause, record.rank, record.node, 0, saved_step, time=record.time)
+        from_step = max(saved_step, self._actions.in_memory())
+        restart = Restart(generation, cause, record.rank, record.node, 0, from_step, time=record.time)
         self._restarts.append(replace(restart, kind="lost", ranks=len(self._round.members)))
         await self._write_restarts()
         return True

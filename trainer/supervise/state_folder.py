@@ -25,11 +25,10 @@ from typing import IO
 from trainer.safe_io.plain import is_own_folder, open_plain
 from trainer.supervise.state_parts import newest_step
 from trainer.supervise.tree import Rendezvous
+from trainer.supervise.world import STARTS_AGAIN
 
 STATE_DIR = "CLIPSHIP_STATE_DIR"
 """Variable with the folder in which a rank keeps its state in memory; not set if there is none."""
-STARTS_AGAIN = "CLIPSHIP_STARTS_AGAIN"
-"""Variable of a launcher that may start all supervisors again as the same start."""
 MEMORY = Path("/dev/shm")
 KEPT_S = 900.0
 """Seconds for which a folder that was left for the same start is safe from others."""

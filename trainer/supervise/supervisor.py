@@ -292,6 +292,7 @@ class Supervisor:
             say=lambda line: print(shown(line), file=sys.stderr, flush=True),
             fresh_variables=variables if together else None,
             moments=lambda: heartbeat.moments(self.generation.memory) if self.generation is not None else {},
+            in_memory=lambda: newest_kept(self._env),
             claim=self._claim if self._tree is not None else None,
             below=lambda member: self._tree.plan.below(member) if self._tree is not None else set(),
             forget=self._forget,
