@@ -100,11 +100,19 @@ def test_next_generation_believes_the_last_one_after_some_steps() -> None:
     known = {"step": taught(ENOUGH * [4.0]).known("step")}
     learner = taught((SETTLED - 1) * [0.5], ranks=4, before=to_text(known, 4))
     assert not learner.limit("step").learned
-    assert learner.known("step") == known["step"], "a fault in these steps forgets nothing"
+    assert learner.known("step").count == ENOUGH + SETTLED - 1, "a fault in these steps forgets nothing"
     learner.record("step", 0.5)
     assert learner.limit("step").seconds == 24.0
     learner.record("step", 5.0)
     assert learner.limit("step").seconds == 30.0, "slower steps of its own count at once"
+
+
+def test_generations_of_few_steps_learn_together() -> None:
+    text = ""
+    for _ in range(4):
+        learner = taught((FEWEST - 1) * [0.5], ranks=4, before=text)
+        text = to_text({"step": learner.known("step")}, 4)
+    assert learner.limit("step").seconds == pytest.approx(FLOOR_S * ENOUGH / (4 * (FEWEST - 1)))
 
 
 def test_generation_of_another_size_learns_anew() -> None:

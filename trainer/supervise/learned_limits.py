@@ -111,22 +111,23 @@ class LimitLearner:
         if what in self._durations:
             self._durations[what].add(seconds)
 
-    def basis(self, what: str) -> Basis:
-        """Returns what is known of a phase or of the waits; a count of 0 as long as it is not enough."""
-        own = self._durations.get(what)
-        if own is not None:
-            before, now = self._before.get(what), own.basis()
-            if now.count < ENOUGH and before is not None and before.count and now.count >= SETTLED:
-                longest = max(before.p99_s, now.p99_s), max(before.p999_s, now.p999_s)
-                return Basis(before.count + now.count, *longest)
-            if now.count >= self._fewest:
-                return now
-        return Basis()
-
     def known(self, what: str) -> Basis:
-        """Returns the basis, or what the last generation knew, for the next one."""
-        basis = self.basis(what)
-        return basis if basis.count else self._before.get(what, basis)
+        """Returns what was seen of a phase or of the waits, for the next generation to go on with.
+
+        What the last one saw counts until this one has seen enough itself.
+        """
+        own = self._durations[what].basis() if what in self._durations else Basis()
+        before = self._before.get(what, Basis())
+        if own.count >= ENOUGH or not before.count:
+            return own
+        p99_s, p999_s = max(before.p99_s, own.p99_s), max(before.p999_s, own.p999_s)
+        return Basis(before.count + own.count, p99_s, p999_s)
+
+    def basis(self, what: str) -> Basis:
+        """Returns what a limit can be learned from; a count of 0 as long as it is not enough."""
+        known = self.known(what)
+        settled = what in self._durations and len(self._durations[what]) >= SETTLED
+        return known if settled and known.count >= self._fewest else Basis()
 
     def limit(self, what: str) -> Limit:
         """Returns the limit of a phase or of a wait within a step; never above the configured one."""
