@@ -39,7 +39,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli test-faults test-faults-full bench-goodput bench-hang bench-heartbeat bench-data test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -171,6 +171,9 @@ bench-hang: venv ## limits that ranks learn from their steps: false alarms, seco
 
 bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
 	@$(PY) -m benchmarks.heartbeat
+
+bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simulated here; what a run of that size writes
+	@$(PY) -m benchmarks.generations $(BENCH_ARGS)
 
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.data $(BENCH_ARGS)

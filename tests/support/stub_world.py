@@ -3,6 +3,7 @@
 import asyncio
 import mmap
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -106,12 +107,14 @@ class StubWorld:
     def __post_init__(self) -> None:
         self.rendezvous = Rendezvous("127.0.0.1", free_port("127.0.0.1"), secrets.token_hex(16))
         self.limits = replace(self.limits, run_folder=str(self.folder))
+        self._on_node = Counter(self.nodes)
+        self._first_of = {node: number for number, node in reversed(list(enumerate(self.nodes)))}
 
     def begin(self, member: int, *, again: bool = False) -> Node:
         """Starts a supervisor; `again`: in the place of a lost one."""
         node = self.nodes[member]
-        same = [number for number, other in enumerate(self.nodes) if other == node]
-        world = World(member, len(self.nodes), same.index(member), len(same), node, "clipship run")
+        lowest, each = self._first_of[node], self._on_node[node]
+        world = World(member, len(self.nodes), member - lowest, each, node, "clipship run")
         env = {
             **self.rendezvous.variables(),
             KEEPS_GOING: "1",
@@ -145,11 +148,10 @@ class StubWorld:
 
     def knows(self, members: int) -> bool:
         """Returns whether every living supervisor has a roster of so many members."""
-        return all(
-            node.supervisor._coordinator is not None
-            or (node.supervisor._roster is not None and len(node.supervisor._roster.members) == members)
-            for node in self.members.values()
-        )
+        rosters = [
+            node.supervisor._roster for node in self.members.values() if not node.supervisor._coordinator
+        ]
+        return all(roster is not None and len(roster.members) == members for roster in rosters)
 
     def lose(self, *members: int) -> None:
         """Ends supervisors as SIGKILL does: their connections close, and their ranks end."""

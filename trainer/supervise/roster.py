@@ -32,7 +32,7 @@ class Roster:
             "kind": "roster",
             "generation": self.generation,
             "world": self.world.to_json(),
-            "members": list(runs(self.members)),
+            "others": None if self.members == self.world.members else list(runs(self.members)),
             "succession": self.succession,
         }
 
@@ -43,7 +43,7 @@ class Roster:
         return cls(
             int(message["generation"]),
             WorldPlan.from_json(message["world"]),
-            tuple(members_of(message["members"])),
+            tuple(members_of(message["world"] if message["others"] is None else message["others"])),
             tuple((int(member), (str(host), int(port))) for member, (host, port) in succession),
         )
 

@@ -30,7 +30,7 @@ from trainer.supervise.generation import Generation, fresh_variables
 from trainer.supervise.heartbeat import RankState
 from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
 from trainer.supervise.limits import Limits
-from trainer.supervise.membership import Membership, Place, WorldPlan
+from trainer.supervise.membership import Membership, Place, place_in
 from trainer.supervise.nccl_debug import flight_record
 from trainer.supervise.nursery import Nursery
 from trainer.supervise.rank_process import SIGNALS, end_rank
@@ -69,8 +69,8 @@ UNHEARD_S = 5.0
 Rank 0's supervisor asks everybody at once when it receives the report of a late rank.
 """
 
-ROSTER_S = 1.0
-"""Least time, in seconds, between two rosters."""
+ROSTER_S, ROSTER_LATEST_S = 0.7, 10.0
+"""Seconds without news after which a roster is sent, and the seconds after which it is sent in any case."""
 REJOIN_FACTOR, REJOIN_S = 3.0, 15.0
 """Time for which a supervisor looks for another way to the coordinator.
 
@@ -153,9 +153,11 @@ class Supervisor:
         """Highest number of a generation that this supervisor has heard of."""
         self._ran = world.generation
         """Number of the last generation that was started."""
-        self._roster: Roster | None = None
+        self._roster_message: Message | None = None
         self._rejoining = False
         self._roster_due = False
+        self._changed_at = 0.0
+        """Time at which a member has come or gone."""
         self._progress: Message = {}
         rendezvous = Rendezvous.from_env(env)
         late = bool(env.get(RESPAWNED))
@@ -317,13 +319,20 @@ class Supervisor:
             self._tree.drop(member)
 
     def _send_roster_soon(self) -> None:
+        self._changed_at = time.monotonic()
         if self._keeps_going and not self._roster_due:
             self._roster_due = True
             self._spawn(self._send_roster())
 
+    @property
+    def _roster(self) -> Roster | None:
+        return None if self._roster_message is None else Roster.from_message(self._roster_message)
+
     async def _send_roster(self) -> None:
-        """Tells all supervisors who is there, at most once in ROSTER_S."""
-        await asyncio.sleep(ROSTER_S)
+        """Tells all supervisors who is there, when nobody has come or gone for ROSTER_S."""
+        latest = time.monotonic() + ROSTER_LATEST_S
+        while self._changed_at + ROSTER_S > time.monotonic() < latest:
+            await asyncio.sleep(max(0.01, self._changed_at + ROSTER_S - time.monotonic()))
         self._roster_due = False
         if self._coordinator is None or self._tree is None or self._ended is not None:
             return
@@ -430,7 +439,7 @@ class Supervisor:
             case "stacks" if generation is not None and self._rank in message["ranks"]:
                 self._spawn(self._send_stack(generation))
             case "roster" if self._coordinator is None:
-                self._roster = Roster.from_message(message)
+                self._roster_message = message  # a large one takes a while to read, and is seldom needed
             case "regroup":
                 self._latest = max(self._latest, message["generation"])
                 self._spawn(self._end_generation(message["generation"]))
@@ -477,7 +486,7 @@ class Supervisor:
         """Starts the rank again, if it has a place in the world of this generation."""
         number, variables = message["generation"], dict(message["variables"])
         if "world" in message:
-            place = WorldPlan.from_json(message["world"]).place(self._world.rank)
+            place = place_in(message["world"], self._world.rank)
             self._rank = self._world.rank if place is None else place.rank
             if place is None:
                 self.generation = None

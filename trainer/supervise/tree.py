@@ -113,8 +113,12 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Sends without waiting; a message that a dead neighbour does not take is lost."""
+        self.send_line(json.dumps(message).encode() + b"\n")
+
+    def send_line(self, line: bytes) -> None:
+        """Sends a message that is a line already."""
         if not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            self._writer.write(line)
 
     async def receive(self) -> Message | None:
         """Returns the next message; None if the neighbour has gone or sends what cannot be read."""
@@ -349,8 +353,10 @@ class Tree:
 
     def down(self, message: Message) -> None:
         """Sends a message to every supervisor below, and handles it here."""
-        for child in self._children:
-            child.send(message)
+        if self._children:
+            line = json.dumps(message).encode() + b"\n"
+            for child in self._children:
+                child.send_line(line)
         self.from_above(message)
 
     async def leave(self) -> None:

@@ -1,0 +1,231 @@
+"""Simulates the loss of a node in a large run: `python -m benchmarks.generations [NODES ...]`.
+
+Real supervisors with stub ranks, eight on each node, meet on loopback in a few processes: their tree, their
+messages and their decisions are those of a run. One node is lost, and the time is taken until all that are
+left have the ranks of the same new world. Then follow the bytes and seconds of what a run of that size
+writes: `ranks.jsonl`, logs and the preflight's comparisons. The last line is JSON.
+"""
+
+import asyncio
+import json
+import multiprocessing as mp
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.at_scale import written_at_scale
+from tests.support.stub_world import LIMITS, StubWorld, until
+from trainer.supervise import supervisor as supervisor_module
+from trainer.supervise.tree import Link, Message
+
+WORKERS = 4
+RANKS_PER_NODE = 8
+_AT_ONCE = 20
+"""Supervisors of one process that join at the same time."""
+_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Lost:
+    """One size of the run, and what the loss of one node took."""
+
+    nodes: int
+    ranks: int
+    joined_s: float
+    agreed_s: float
+    """Seconds from the loss until the last supervisor has the rank of the new world."""
+    root_messages: int
+    """Messages that the coordinator received meanwhile, heartbeats left out."""
+    root_received_bytes: int
+    root_sent_bytes: int
+    root_neighbours: int
+    depth: int
+    """Largest number of connections between a supervisor and the coordinator."""
+
+    def line(self) -> str:
+        """Returns the figures as a line for people."""
+        return (
+            f"{self.ranks:>7} ranks on {self.nodes} nodes: joined in {self.joined_s:.1f} s; one node lost: "
+            f"all agree after {self.agreed_s:.1f} s, the coordinator has {self.root_neighbours} neighbours, "
+            "hears "
+            f"{self.root_messages} messages of {self.root_received_bytes / 1e3:.0f} kB and sends "
+            f"{self.root_sent_bytes / 1e3:.0f} kB; the tree is {self.depth} levels deep"
+        )
+
+
+def lose_a_node(nodes: int) -> Lost:
+    """Starts the run, loses one node that has others below it, and measures."""
+    folder = Path(tempfile.mkdtemp(prefix="clipship-generations-"))
+    names = [f"node-{member // RANKS_PER_NODE}" for member in range(nodes * RANKS_PER_NODE)]
+    try:
+        return _simulate(names, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _simulate(names: list[str], folder: Path) -> Lost:
+    context = mp.get_context("fork")
+    world = _world(names, folder)
+    pipes: list[Connection] = []
+    for number in range(WORKERS):
+        ours, theirs = context.Pipe()
+        mine = [member for member in range(1, len(names)) if member % WORKERS == number]
+        context.Process(target=_worker, args=(world, mine, theirs), daemon=True).start()
+        pipes.append(ours)
+    return asyncio.run(_coordinate(world, pipes))
+
+
+def _world(names: list[str], folder: Path) -> StubWorld:
+    _relax()
+    sizes = tuple(range(1, len(names) + 1))
+    limits = replace(LIMITS, silence_s=120.0, init_s=_LIMIT_S, min_nodes=1, world_sizes=sizes)
+    return StubWorld(names, folder, limits)
+
+
+def _relax() -> None:
+    """Lets the processes that stand for many machines look at their stub ranks less often."""
+    supervisor_module.TICK_S = 10.0
+    supervisor_module.HELD_UP_S = 1e9
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _coordinate(world: StubWorld, pipes: list[Connection]) -> Lost:
+    counts = _count()
+    began = time.monotonic()
+    coordinator = world.begin(0).supervisor
+    tree = coordinator._tree
+    assert tree is not None
+    await _answers(pipes)
+    total = len(world.nodes)
+    while (its := coordinator._coordinator) is None or len(its._membership.living) < total:
+        await asyncio.sleep(0.05)
+    joined = time.monotonic() - began
+    await asyncio.sleep(5.0)  # the roster travels
+    counts.clear()
+    lost = {member for member, name in enumerate(world.nodes) if name == "node-1"}
+    for pipe in pipes:
+        pipe.send(lost)
+    began = time.monotonic()
+    ends = await _answers(pipes)
+    await until(lambda: coordinator.generation is not None and coordinator.generation.number == 2)
+    agreed = max(ends, key=lambda end: end["at"])["at"]
+    depth = await _depth(pipes)
+    figures = dict(counts)
+    for pipe in pipes:
+        pipe.send("end")
+    return Lost(
+        total // RANKS_PER_NODE,
+        total,
+        joined,
+        agreed - began,
+        figures["messages"],
+        figures["received"],
+        figures["sent"],
+        len(tree._children),
+        depth,
+    )
+
+
+def _count() -> Counter[str]:
+    """Counts what this process, which is the coordinator's, receives and sends from now on."""
+    counts: Counter[str] = Counter()
+    receive, send = Link.receive, Link.send_line
+
+    async def counted(self: Link) -> Message | None:
+        message = await receive(self)
+        if message:
+            counts["messages"] += 1
+            counts["received"] += len(json.dumps(message)) + 1
+        return message
+
+    def sent(self: Link, line: bytes) -> None:
+        counts["sent"] += len(line)
+        send(self, line)
+
+    Link.receive, Link.send_line = counted, sent  # type: ignore[method-assign]
+    return counts
+
+
+async def _answers(pipes: list[Connection]) -> list[Any]:
+    loop = asyncio.get_running_loop()
+    return [await loop.run_in_executor(None, pipe.recv) for pipe in pipes]
+
+
+async def _depth(pipes: list[Connection]) -> int:
+    """Returns the depth of the tree, from the parents that all supervisors name."""
+    parents: dict[int, int] = {}
+    for pipe in pipes:
+        pipe.send("parents")
+    for answer in await _answers(pipes):
+        parents |= answer
+
+    def level(member: int) -> int:
+        return 0 if member == 0 else 1 + level(parents[member])
+
+    return max(level(member) for member in parents)
+
+
+def _worker(world: StubWorld, members: list[int], pipe: Connection) -> None:
+    asyncio.run(_members(world, members, pipe))
+
+
+async def _members(world: StubWorld, members: list[int], pipe: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    for first in range(0, len(members), _AT_ONCE):
+        nodes = [world.begin(member) for member in members[first : first + _AT_ONCE]]
+        trees = [node.supervisor._tree for node in nodes]
+        await until(lambda trees=trees: all(tree is not None and tree._parent for tree in trees), 0.05)  # type: ignore[misc]
+    pipe.send("joined")
+    lost = await loop.run_in_executor(None, pipe.recv)
+    world.lose(*(lost & world.members.keys()))
+    await until(_all_in(world, 2), 0.1)
+    pipe.send({"at": time.monotonic()})
+    await loop.run_in_executor(None, pipe.recv)
+    parents = {}
+    for member, node in world.members.items():
+        tree = node.supervisor._tree
+        assert tree is not None
+        assert tree._parent is not None
+        parents[member] = tree._parent.rank
+    pipe.send(parents)
+    await loop.run_in_executor(None, pipe.recv)
+    os._exit(0)
+
+
+def _all_in(world: StubWorld, generation: int) -> Any:
+    """Returns a function that says whether all supervisors here have a rank of the generation."""
+    waiting = set(world.members)
+
+    def done() -> bool:
+        for member in list(waiting):
+            rank = world.members[member].rank
+            if rank is not None and rank.number == generation:
+                waiting.discard(member)
+        return not waiting
+
+    return done
+
+
+def main(sizes: list[int]) -> None:
+    """Prints a line for each number of nodes, and the figures as JSON last."""
+    print(f"{os.cpu_count()} cores, {WORKERS + 1} processes, {RANKS_PER_NODE} supervisors a node")
+    figures = []
+    for nodes in sizes:
+        figures.append(lose_a_node(nodes))
+        print(figures[-1].line(), flush=True)
+    written = written_at_scale(sizes[-1], RANKS_PER_NODE)
+    print(written.line())
+    print(json.dumps({"lost": [asdict(each) for each in figures], "written": asdict(written)}))
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]] or [125, 1250])
