@@ -23,7 +23,7 @@ RECORDS_PER_HOUR = 360
 
 @dataclass(frozen=True)
 class Written:
-    """What rank 0 writes and compares in a run of this size."""
+    """Sizes and times of what rank 0 writes and compares in a run of so many ranks."""
 
     ranks: int
     rank_stats_bytes_per_hour: int

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.at_scale import written_at_scale
 from tests.support.stub_world import LIMITS, StubWorld, until
 from trainer.supervise import supervisor as supervisor_module
+from trainer.supervise import tree
 from trainer.supervise.tree import Link, Message
 
 WORKERS = 4
@@ -91,9 +92,10 @@ def _world(names: list[str], folder: Path) -> StubWorld:
 
 
 def _relax() -> None:
-    """Lets the processes that stand for many machines look at their stub ranks less often."""
+    """Lets processes that stand for many machines look at stub ranks less often and answer more slowly."""
     supervisor_module.TICK_S = 10.0
     supervisor_module.HELD_UP_S = 1e9
+    tree.HANDSHAKE_S = tree.REJOIN_CALL_S = 120.0
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -102,8 +104,8 @@ async def _coordinate(world: StubWorld, pipes: list[Connection]) -> Lost:
     counts = _count()
     began = time.monotonic()
     coordinator = world.begin(0).supervisor
-    tree = coordinator._tree
-    assert tree is not None
+    root = coordinator._tree
+    assert root is not None
     await _answers(pipes)
     total = len(world.nodes)
     while (its := coordinator._coordinator) is None or len(its._membership.living) < total:
@@ -130,7 +132,7 @@ async def _coordinate(world: StubWorld, pipes: list[Connection]) -> Lost:
         figures["messages"],
         figures["received"],
         figures["sent"],
-        len(tree._children),
+        len(root._children),
         depth,
     )
 
@@ -182,8 +184,8 @@ async def _members(world: StubWorld, members: list[int], pipe: Connection) -> No
     loop = asyncio.get_running_loop()
     for first in range(0, len(members), _AT_ONCE):
         nodes = [world.begin(member) for member in members[first : first + _AT_ONCE]]
-        trees = [node.supervisor._tree for node in nodes]
-        await until(lambda trees=trees: all(tree is not None and tree._parent for tree in trees), 0.05)  # type: ignore[misc]
+        places = [node.supervisor._tree for node in nodes]
+        await until(lambda places=places: all(place is not None and place._parent for place in places), 0.05)  # type: ignore[misc]
     pipe.send("joined")
     lost = await loop.run_in_executor(None, pipe.recv)
     world.lose(*(lost & world.members.keys()))
@@ -192,10 +194,10 @@ async def _members(world: StubWorld, members: list[int], pipe: Connection) -> No
     await loop.run_in_executor(None, pipe.recv)
     parents = {}
     for member, node in world.members.items():
-        tree = node.supervisor._tree
-        assert tree is not None
-        assert tree._parent is not None
-        parents[member] = tree._parent.rank
+        place = node.supervisor._tree
+        assert place is not None
+        assert place._parent is not None
+        parents[member] = place._parent.rank
     pipe.send(parents)
     await loop.run_in_executor(None, pipe.recv)
     os._exit(0)
