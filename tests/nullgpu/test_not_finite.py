@@ -2,14 +2,17 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.support.null_gpu import Steps, nullgpu
 from tests.support.training import run, setup_of
+from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.comm.protocol import Comm
 from trainer.train.non_finite import NonFinite
 
@@ -52,6 +55,37 @@ def test_no_checkpoint_of_a_step_is_begun_before_its_gradient_is_known(tmp_path:
     with pytest.raises(NonFinite, match="step 1 "):
         run(setup_of(tmp_path, gpu, dict, **sections(), checkpoint={"every_steps": 1}))
     assert not list(tmp_path.glob("checkpoints/*"))
+
+
+class Keeper:
+    """Takes the place of what keeps steps in memory, and remembers what it is given."""
+
+    own_share = 0.0
+
+    def __init__(self) -> None:
+        self.records: list[Future[Mapping[str, object]]] = []
+
+    def keep(self, _step: int, record: Future[Mapping[str, object]]) -> None:
+        self.records.append(record)
+
+    def receive(self, _total: float, _ranks: int) -> None:
+        """Does nothing."""
+
+
+@pytest.mark.usefixtures("reads_nan")
+@pytest.mark.parametrize("every_steps", [1, 100])
+def test_a_step_in_memory_is_complete_only_when_its_gradient_is_known(
+    tmp_path: Path, gpu: Comm, every_steps: int
+) -> None:
+    keeper = Keeper()
+    job = {
+        **sections(non_finite="skip", non_finite_in_a_row=3),
+        "logging": {"every_steps": every_steps},
+    }
+    setup = replace(setup_of(tmp_path, gpu, dict, **job), keeper=cast(MemoryKeeper, keeper))
+    with pytest.raises(NonFinite, match="step 3 "):
+        run(setup)
+    assert [record.done() for record in keeper.records] == [True, True, False]
 
 
 @pytest.mark.usefixtures("reads_nan")

@@ -44,7 +44,7 @@ def keep(keepers: list[MemoryKeeper], step: int, record: dict[str, object] | Non
     written: Future[Mapping[str, object]] = Future()
     written.set_result(record or {})
     for keeper in keepers:
-        keeper.keep(step, written if record else None)
+        keeper.keep(step, written)
 
 
 def memory(folder: Path, part: int = 0, parts: int = 1) -> NodeMemory:

@@ -90,11 +90,12 @@ class MemoryKeeper:
             self._chosen(self.cadence)
 
     def keep(self, step: int, record: "Future[Record] | None") -> None:
-        """Keeps this step, after its update, if it is due; `record` is its line of metrics.jsonl, if any.
+        """Keeps this step, after its update, if it is due; `record` is its line of metrics.jsonl.
 
-        On the CPU the record is there already. On a GPU it may come a step later, and the step is complete
-        only then, so no step is ever restored without its record. Every rank of the node calls it after each
-        step.
+        The line is empty for a step that is not logged. On the CPU it is there already. On a GPU it comes a
+        step later, when the gradient is known to be finite, and the step is complete only then. So no step is
+        ever restored without its record, or if its gradient ended the run. Every rank of the node calls it
+        after each step.
         """
         began = time.perf_counter()
         step_s = None if self._step_at is None else began - self._step_at
@@ -126,7 +127,8 @@ class MemoryKeeper:
         every = self.cadence.every if self.cadence.chosen else 0
 
         def about() -> Mapping[str, Any]:
-            return {"record": None if record is None else dict(record.result()), "every": every}
+            values = None if record is None else dict(record.result())
+            return {"record": values or None, "every": every}
 
         self._copy.start(self._buffer, step, about)
         self._buffer = (self._buffer + 1) % BUFFERS

@@ -54,9 +54,8 @@ class Loop:
             stop, save = self._requests_of_all(step)
             rate = learning_rate(self._job.optim, step - 1, self._steps)
             result = self._traced_step(step, rate)
-            record = None
-            if step == first or self._is_due(step, self._job.logging.every_steps):
-                record = self._record(step, rate, result)
+            is_logged = step == first or self._is_due(step, self._job.logging.every_steps)
+            record = self._record(step, rate, result) if is_logged else self._known()
             if self._setup.keeper is not None:
                 self._setup.keeper.keep(step, record)
             if self._is_due(step, self._job.comm.check_replicas_steps):
@@ -157,6 +156,15 @@ class Loop:
         values, keys = result.on_host(), [key for batch in batches for key in batch.keys]
         self._reads.add(lambda: self._monitors.non_finite.check(step, values(), keys))
         return result
+
+    def _known(self) -> "Future[Mapping[str, object]]":
+        """Returns a future without values, which is done when the gradient of the last step is known.
+
+        It is never done if that ends the run.
+        """
+        known: Future[Mapping[str, object]] = Future()
+        self._reads.add(lambda: known.set_result({}))
+        return known
 
     def _record(self, step: int, rate: float, result: StepResult) -> "Future[Mapping[str, object]]":
         """Collective: sends the metrics of this step, with the times of the steps since the last record.
