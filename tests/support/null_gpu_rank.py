@@ -1,6 +1,7 @@
 """One of several ranks on null GPUs: trains in its own folder and prints its waits once DDP is warm.
 
-`python -m tests.support.null_gpu_rank FOLDER`. DDP itself waits in its first ten steps, to time them.
+`python -m tests.support.null_gpu_rank FOLDER LOSS LOSS_TILE`. DDP itself waits in its first ten steps, to
+time them.
 """
 
 import os
@@ -16,14 +17,14 @@ from trainer.supervise.world import detect
 FIRST, LAST = 12, 16
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, loss: str, loss_tile: int) -> None:
     comm = connect(tiny_job(), detect(os.environ, os.uname().nodename), os.environ)
     setup = setup_of(
         folder / str(comm.world.rank),
         comm,
         dict,
         model={"precision": "bf16"},
-        optim={"steps": LAST + 1},
+        optim={"steps": LAST + 1, "loss": loss, "loss_tile": loss_tile},
         eval={"zero_shot": (), "retrieval": ()},
         logging={"every_steps": 2},
     )
@@ -37,4 +38,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
