@@ -46,6 +46,13 @@ def test_successors_are_on_different_nodes_first() -> None:
     assert plan.successors(4)[0] == (2, place(2))
 
 
+def test_successors_are_children_of_the_root_before_those_below_them() -> None:
+    plan = TreePlan("a", 2)
+    for number, node in [(3, "b"), (2, "b"), (1, "a")]:  # rank 3's supervisor came first on its node
+        plan.parent(node, place(number), number)
+    assert [member for member, _ in plan.successors(4)] == [3, 1, 2]
+
+
 def test_members_that_were_in_the_tree_before_are_adopted() -> None:
     plan = TreePlan("n1", 2)
     plan.adopt(3, "n3", place(3), 1)

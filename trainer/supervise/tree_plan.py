@@ -126,13 +126,20 @@ class TreePlan:
             del self._first_of[seat.node], self._firsts[seat.address]
 
     def successors(self, most: int) -> list[tuple[int, Address]]:
-        """Returns up to `most` members with their addresses, those of different nodes first."""
+        """Returns up to `most` members with their addresses.
+
+        Children of the root come first, since they notice its loss; of those, one of each node.
+        """
         nodes: set[str] = {self._root_node}
         near: list[tuple[int, Address]] = []
+        children: list[tuple[int, Address]] = []
         rest: list[tuple[int, Address]] = []
         for member, seat in sorted(self._seats.items()):
             if len(near) == most:
                 break
-            (rest if seat.node in nodes else near).append((member, seat.address))
+            if seat.parent is not None:
+                rest.append((member, seat.address))
+                continue
+            (children if seat.node in nodes else near).append((member, seat.address))
             nodes.add(seat.node)
-        return [*near, *rest][:most]
+        return [*near, *children, *rest][:most]
