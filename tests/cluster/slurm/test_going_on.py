@@ -8,6 +8,8 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,3 +115,83 @@ def test_a_job_that_loses_its_first_node_is_queued_again(demo: Demo) -> None:
     run.end(0)
     ended = demo.wait(run.name, run.job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+
+
+def test_training_goes_on_in_the_same_job_with_a_spare_in_a_lost_nodes_place(demo: Demo) -> None:
+    name = "with-a-spare"
+    recovery = {"max_restarts": 3, "spare_nodes": 1, "backoff_s": 0.0}
+    job = demo.submit(
+        name,
+        resources=TWO_NODES,
+        checkpoint={"every_steps": 5},
+        optim={"epochs": 4},
+        recovery=recovery,
+    )
+    demo.wait_for_step(name, 7, job)
+    demo.cluster.kill_node("n2")
+    ended = demo.wait(name, job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), demo.output(name, job)
+    assert sorted(demo.losses(name)) == list(range(1, 89))
+    restarts = demo.result(name)["restarts"]
+    assert [(each["kind"], each["node"], each["ranks"]) for each in restarts] == [("lost", "n2", 2)]
+
+
+def _process(demo: Demo, node: str, mark: bytes) -> int:
+    """Returns the process of the node whose command line has the mark, and that is no shell around it."""
+    return next(
+        pid
+        for pid in demo.cluster.members(node)
+        if mark in (line := _command(pid)) and not line.startswith(b"sh\0")
+    )
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+RANK, SUPERVISOR = b"\0trainer.supervise.rank_start\0", b"\0trainer.rank\0"
+OVER_MPI = {"comm": {"backend": "horovod", "deterministic": False}}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("mark", "recovery", "sections", "kind", "ranks"),
+    [
+        pytest.param(RANK, {}, {}, "fault", 2, id="rank"),
+        pytest.param(SUPERVISOR, {}, {}, "lost", 2, id="supervisor"),
+        pytest.param(None, {"min_nodes": 1}, {}, "lost", 1, id="node-fewer"),
+        pytest.param(RANK, {}, OVER_MPI, "fault", 2, id="horovod-rank", marks=pytest.mark.horovod),
+        pytest.param(SUPERVISOR, {}, OVER_MPI, "lost", 2, id="horovod-supervisor", marks=pytest.mark.horovod),
+    ],
+)
+def test_training_goes_on_in_the_same_job(
+    demo: Demo,
+    mark: bytes | None,
+    recovery: dict[str, int],
+    sections: dict[str, dict[str, Any]],
+    kind: str,
+    ranks: int,
+) -> None:
+    name = f"goes-on-{kind}-{ranks}-{len(sections)}-{mark is None}"
+    job = demo.submit(
+        name,
+        resources=TWO_NODES,
+        checkpoint={"every_steps": 5},
+        optim={"epochs": 4},
+        recovery={"max_restarts": 3, "backoff_s": 0.0, **recovery},
+        **sections,
+    )
+    demo.wait_for_step(name, 7, job)
+    if mark is None:
+        demo.cluster.kill_node("n2")
+    else:
+        os.kill(_process(demo, "n2", mark), signal.SIGKILL)
+    ended = demo.wait(name, job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), demo.output(name, job)
+    assert sorted(demo.losses(name)) == list(range(1, 89))
+    restarts = demo.result(name)["restarts"]
+    assert [(each["node"], each["ranks"]) for each in restarts][:1] == [("n2", ranks)]
+    assert restarts[0]["kind"] in (kind, "lost")  # under MPI only the request may be left
