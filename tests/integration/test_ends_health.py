@@ -47,6 +47,7 @@ def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(
     result = json.loads((end.folder / "result.json").read_text())
     assert result["slow_ranks"] == {"1": len(flagged)}
     assert result["slowest_rank"] == 1
+    assert result["lost_s"]["stragglers"] > 10, "the seconds for which rank 0 waited"
 
 
 @pytest.mark.fault("loader stalls; loader worker killed")

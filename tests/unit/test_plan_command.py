@@ -75,6 +75,7 @@ def test_values_of_a_run_are_those_that_it_measured(
     assert values["overhead_share"] == (pytest.approx(45 / (45 + 860 + 195)), "measured")
     assert values["checkpoint_s"] == (0.0, "measured")
     assert values["spares"] == (1, "job")
+    assert values["memory_share"] == (1.0, "job"), "recovery.keep_in_memory"
     assert values["interval_s"] == (50.0, "job")
     assert "node_mtbf_s" not in values, "one fault says little about the time between faults"
     found = plan(capsys, str(folder), "--restart-s", "5")

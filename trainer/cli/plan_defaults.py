@@ -59,7 +59,7 @@ def _of_job(job: Job) -> Iterator[Value]:
     yield Value("spares", recovery.spare_nodes, "job")
     if recovery.min_nodes is not None:
         yield Value("min_nodes", recovery.min_nodes, "job")
-    in_memory = recovery.max_restarts > 0 and getattr(recovery, "keep_in_memory", False)
+    in_memory = recovery.max_restarts > 0 and recovery.keep_in_memory
     yield Value("memory_share", 1.0 if in_memory else 0.0, "job")
 
 
