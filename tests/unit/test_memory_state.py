@@ -17,11 +17,12 @@ from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_layout import BLOCK, Layout, NamedTensor, NotKept, as_bytes, named_tensors
 from trainer.checkpoint.memory_restore import Choice, NodeMemory, choose, node_memory
 from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
-from trainer.checkpoint.resume import restore
+from trainer.checkpoint.resume import Start, restore
 from trainer.comm.protocol import Comm
 from trainer.supervise.state_folder import STATE_DIR
 from trainer.supervise.state_parts import newest_step
 from trainer.supervise.tree import Rendezvous
+from trainer.train.keep_in_memory import keeper_of, summary_of
 from trainer.train.step import MicroBatch, TrainStep
 
 START = "the start"
@@ -321,3 +322,17 @@ def test_writer_takes_its_memory_at_once(tmp_path: Path) -> None:
     PartWriter(tmp_path, START, layout, 0, 2)
     assert sorted(path.stat().st_blocks * 512 for path in tmp_path.glob("*.data")) == [2 * BLOCK] * 2
     forget(tmp_path, START, 0)
+
+
+def test_job_may_say_itself_how_often_steps_are_kept(tmp_path: Path, alone: Comm) -> None:
+    train = _train(alone)
+    here = NodeMemory(tmp_path, START, 0, 1, 0)
+    assert keeper_of(None, Start(0, None), train, alone, 2) is None
+    keeper = keeper_of(here, Start(0, None), train, alone, 2)
+    assert keeper is not None
+    for step in (1, 2, 3):
+        keep([keeper], step)
+    assert [kept.step for kept in kept_steps(tmp_path, START)] == [2]
+    assert kept_steps(tmp_path, START)[0].about["every"] == 2
+    assert summary_of(keeper)["in_memory"] == {"every_steps": 2, "bytes_per_node": 2 * keeper.bytes}
+    assert summary_of(None) == {}

@@ -32,6 +32,9 @@ class Recovery(Section):
     no checkpoint. Only used with max_restarts above 0. It takes twice the size of weights and optimizer state
     in each node's /dev/shm; `clipship check` says how much. If keeping every step would cost more than 2 % of
     the time, only every k-th step is kept. false: restarts begin at the newest checkpoint on disk."""
+    keep_every_steps: Positive | None = None
+    """Keep every so many steps in memory, whatever it costs; a restart repeats at most as many. None: every
+    step, or every k-th, so that it costs at most 2 % of the time; the log says k after ten steps."""
     spare_nodes: Annotated[int, Field(ge=0)] = 0
     """Nodes that are allocated beside resources.nodes and compute nothing until one of those is lost, or has
     failed twice; then a spare takes its place. Needs max_restarts above 0."""

@@ -21,8 +21,13 @@ from trainer.sysinfo.shortage import memory_for_state
 log = logging.getLogger("clipship")
 
 
-def keeper_of(memory: NodeMemory | None, start: Start, train: TrainState, comm: Comm) -> MemoryKeeper | None:
-    """Returns the keeper of this rank's part of each step; None if the job keeps nothing in memory."""
+def keeper_of(
+    memory: NodeMemory | None, start: Start, train: TrainState, comm: Comm, every: int | None = None
+) -> MemoryKeeper | None:
+    """Returns the keeper of this rank's part of each step; None if the job keeps nothing in memory.
+
+    `every` is the job's `recovery.keep_every_steps`.
+    """
     if memory is None:
         return None
     if memory.folder is None:
@@ -35,7 +40,7 @@ def keeper_of(memory: NodeMemory | None, start: Start, train: TrainState, comm: 
         memory.part,
         memory.parts,
         first_buffer=from_memory.first_buffer if from_memory else 0,
-        every=from_memory.every if from_memory else None,
+        every=every or (from_memory.every if from_memory else None),
         failed=lambda reason: _warn(comm, reason),
         chosen=_say_chosen,
     )

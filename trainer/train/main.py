@@ -152,7 +152,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         requests=requests,
         start=start,
         started=started,
-        keeper=keeper_of(memory, start, step, comm),
+        keeper=keeper_of(memory, start, step, comm, job.recovery.keep_every_steps),
     )
 
 
