@@ -20,7 +20,9 @@ from tests.support.ends import (
     begin,
     full,
     ranks_left,
+    write_job,
 )
+from tests.support.two_nodes import run_on_two_nodes
 from trainer.cli.main import main
 
 NODE = os.uname().nodename
@@ -272,3 +274,32 @@ def test_lost_supervisor_ends_the_run_when_restarts_are_used_up(tmp_path: Path) 
     assert end.code == 1
     assert "its supervisor is gone" in end.errors
     assert "1 restart without a new checkpoint in between is all that recovery.max_restarts" in end.errors
+
+
+@full
+@pytest.mark.fault("node lost, the coordinator's too", goes_on=True)
+@pytest.mark.parametrize("lost", [(0, 1), (2, 3)], ids=["coordinator's node", "other node"])
+def test_run_goes_on_with_the_ranks_of_the_node_that_is_left(tmp_path: Path, lost: tuple[int, int]) -> None:
+    def job(folder: Path, fault: str) -> Path:
+        folder.mkdir()
+        return write_job(
+            folder,
+            "torch",
+            "clipship",
+            fault,
+            steps=STEPS,
+            recovery={"max_restarts": 3, "min_nodes": 1},
+            optim={"global_batch_size": 16},
+        )
+
+    whole = run_on_two_nodes(job(tmp_path / "whole", ""))
+    fault = ",".join(f"orphan:{victim}:step:3:1" for victim in lost)
+    ends = run_on_two_nodes(job(tmp_path / "faulty", fault))
+    assert [code for code, _ in whole] == [0] * 4
+    assert [code for code, _ in ends] == [-9 if rank in lost else 0 for rank in range(4)], ends
+    runs = [tmp_path / name / "runs" / "ends" for name in ("whole", "faulty")]
+    (restart,) = json.loads((runs[1] / "result.json").read_text())["restarts"]
+    assert (restart["kind"], restart["ranks"], restart["from_step"]) == ("lost", 2, 2)
+    ours, theirs = (dict(losses(run)) for run in runs)
+    assert ours.keys() == theirs.keys()
+    assert theirs == pytest.approx(ours, rel=1e-4), "the same samples, in another order of additions"

@@ -348,3 +348,26 @@ def test_joining_fails_if_the_root_never_comes() -> None:
         await tree.leave()
 
     in_loop(story())
+
+
+def test_call_that_a_dying_root_cuts_off_is_repeated_before_its_death_is_in_doubt() -> None:
+    async def story() -> None:
+        place = rendezvous()
+        trees, _ = await grown(place, ["a", "b"])
+        await trees[0].leave()
+        calls: list[asyncio.StreamWriter] = []
+
+        def dies(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            calls.append(writer)
+            writer.close()
+            server.close()
+
+        server = await asyncio.start_server(dies, place.host, place.port)
+        trees[1].lose_parent()
+        own = 1, trees[1].address
+        assert await trees[1].rejoin([(0, (place.host, place.port)), own], 10.0) == {0}
+        assert len(calls) == 1
+        assert trees[1].is_root
+        await trees[1].leave()
+
+    in_loop(story())

@@ -17,6 +17,7 @@ import json
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ REJOIN_CALL_S = 2.0
 """Longest wait for the answer of a supervisor that may be the new root."""
 COLLECT_S = 0.05
 """Seconds for which messages that every supervisor sends are collected on their way up."""
+_HUNG_UP = 3
+"""Calls that a supervisor may cut off before it counts as one that may live."""
+_NoParent = Literal["refused", "hung up", "silent", "no root"]
 _COLLECTED = frozenset({"joined", "ended", "done"})
 _MOST_COLLECTED = 500
 _LINE = 2**20
@@ -228,19 +232,23 @@ class Tree:
         TimeoutError if neither happens in time.
         """
         deadline = time.monotonic() + timeout_s
+        hung_up: Counter[int] = Counter()
         while True:
             dead: set[int] = set()
             for number, address in successors:
                 if number == self.rank:
                     self._become_root()
                     return dead
-                link, answer, refused = await self._call_successor(address)
-                if link is not None:
-                    self._take_parent(link)
+                answer = await self._call_successor(address)
+                if isinstance(answer, Link):
+                    self._take_parent(answer)
                     return None
-                if answer:  # it lives, and may not know yet that it is the next root
+                hung_up[number] += answer == "hung up"
+                # It lives and may not know yet that it is the next root; or it is just being killed, and the
+                # kernel refuses the next call.
+                if answer == "no root" or (answer == "hung up" and hung_up[number] < _HUNG_UP):
                     break
-                dead |= {number} if refused else set()
+                dead |= {number} if answer == "refused" else set()
             if time.monotonic() > deadline:
                 raise TimeoutError("no supervisor answers")
             await asyncio.sleep(0.2)
@@ -253,19 +261,21 @@ class Tree:
         for message in unsent:
             self.at_root(message)
 
-    async def _call_successor(self, address: Address) -> tuple[Link | None, bool, bool]:
-        """Returns a link to a parent, if any; whether anybody answered; and whether nobody is there."""
+    async def _call_successor(self, address: Address) -> Link | _NoParent:
+        """Returns a link to a parent that a supervisor names, or what the call met instead."""
         try:
             async with asyncio.timeout(REJOIN_CALL_S):
                 link, parent, is_root = await self._call_root(address)
         except OSError as error:  # TimeoutError is one
-            return None, False, isinstance(error, ConnectionRefusedError)
-        if link is None or not is_root:
-            return None, link is not None, False
-        if parent is not None:
+            if isinstance(error, ConnectionRefusedError):
+                return "refused"
+            return "hung up" if isinstance(error, ConnectionError) else "silent"
+        if link is None:
+            return "hung up"
+        if is_root and parent is not None:
             link.close()
             link, _ = await self._call(parent)
-        return link, True, False
+        return link if is_root and link is not None else "no root"
 
     async def _call_root(self, address: Address) -> tuple[Link | None, Address | None, bool]:
         """Returns the link to a supervisor, the parent that it names, and whether it is the root."""
