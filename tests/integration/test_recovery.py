@@ -268,6 +268,20 @@ def test_run_whose_supervisors_are_killed_goes_on_and_ends_with_the_same_bits(tm
 
 
 @full
+@pytest.mark.fault("supervisor SIGKILLed, rank 0's too", goes_on=True)
+@pytest.mark.parametrize(("backend", "launcher"), [MPIRUN, HOROVOD_MPIRUN])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_mpirun_that_ends_with_a_supervisor_is_started_again_and_changes_no_bit(
+    tmp_path: Path, backend: str, launcher: str, victim: int
+) -> None:
+    whole = start(tmp_path / "whole", "", backend, launcher)
+    end = start(tmp_path / "faulty", f"orphan:{victim}:step:4:1", backend, launcher)
+    assert (whole.code, end.code) == (0, 0), end.errors
+    assert [(each["kind"], each["generation"]) for each in restarts(end)] == [("lost", 2)]
+    assert same(whole, end)
+
+
+@full
 @pytest.mark.fault("supervisor SIGKILLed, rank 0's too")
 def test_lost_supervisor_ends_the_run_when_restarts_are_used_up(tmp_path: Path) -> None:
     end = start(tmp_path, "orphan:1:step:3", recovery={"max_restarts": 1})

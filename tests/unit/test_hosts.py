@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from trainer.launch import local
 from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
 from trainer.launch.local import launcher_for, ranks_without_spares, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
+from trainer.run.generations import GenerationClaim, claim
+from trainer.supervise.tree import Rendezvous
 
 
 def test_hosts_are_names_with_numbers_of_ranks() -> None:
@@ -234,3 +237,30 @@ def test_supervisors_are_told_what_their_launcher_does_without_one_of_them(
     command, env = seen[0]
     assert [env.get(name) for name in TOLD] == told
     assert ("--keep-going" in command) is bool(max_restarts)
+
+
+def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def send(rendezvous: Rendezvous, number: int, *, again: bool = False) -> bool:
+        asked.append((rendezvous.host, rendezvous.port))
+        return rendezvous.port == 4711
+
+    def supervise(
+        command: list[str], env: dict[str, str], exits: Path, request_stop: Any, *_: Any, **__: Any
+    ) -> int:
+        rendezvous = Rendezvous.from_env(env)
+        assert rendezvous is not None
+        assert request_stop(15) is False, "nobody has taken its place"
+        claim(tmp_path, GenerationClaim("another start", 3, 1, "n", "n9", 1))
+        claim(tmp_path, GenerationClaim(rendezvous.start, 2, 1, "n", "n1", 4711))
+        assert request_stop(15) is True
+        return 0
+
+    monkeypatch.setattr(local, "send_stop_request", send)
+    monkeypatch.setattr(local, "supervise", supervise)
+    job = tiny_job(recovery={"max_restarts": 3})
+    assert start_ranks(["true"], job, nproc=2, hosts=None, folder=tmp_path) == 0
+    assert asked[1:] == [asked[0], ("n1", 4711)]

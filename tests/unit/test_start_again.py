@@ -160,7 +160,8 @@ def test_generations_are_started_until_none_is_asked_for() -> None:
 
 
 def test_a_generation_that_cannot_start_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_generations(lambda generation: 7, lambda generation: True, lambda: "no ssh to b", print) == 7
+    code = run_generations(lambda _: EXIT_START_AGAIN, lambda _: True, lambda: "no ssh to b", print)
+    assert code == EXIT_FAILED
     assert capsys.readouterr().out == "no restart: no ssh to b\n"
 
 

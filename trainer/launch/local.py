@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.comm.backends import BACKENDS, Launcher, row_of, starts_again
@@ -30,6 +30,7 @@ from trainer.launch.start_again import is_asked_for, run_generations, wait_for_h
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
 from trainer.run.folder import run_folder
+from trainer.run.generations import newest_claim
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
@@ -131,7 +132,13 @@ def start_ranks(
             # at a keyboard a second Ctrl-C is always meant
             again = number == signal.SIGINT and number in requests and os.isatty(0)
             requests.append(number)
-            return send_stop_request(rendezvous, number, again=again)
+            if send_stop_request(rendezvous, number, again=again):
+                return True
+            moved = newest_claim(folder, rendezvous.start) if folder and keeps_going else None
+            if moved is None or not moved.port:
+                return False
+            successor = replace(rendezvous, host=moved.host, port=moved.port)
+            return send_stop_request(successor, number, again=again)
 
         def signal_line(number: int, times: int) -> str:
             state, begun = published_state(start.folder)

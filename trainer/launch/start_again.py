@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainer.errors import EXIT_FAILED
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import SSH_OPTIONS
 from trainer.run.exit_files import exit_record_of, requested_start
@@ -26,7 +27,7 @@ def run_generations(
     """Starts all supervisors with the number of each generation in turn; returns the last exit code.
 
     `is_asked_for` says whether the run asks for the generation. `wait_until_ready` returns why the next one
-    cannot start, "" if it can.
+    cannot start, "" if it can; if it cannot, the run has failed.
     """
     generation = 1
     while True:
@@ -36,7 +37,7 @@ def run_generations(
             return code
         if problem := wait_until_ready():
             say(f"no restart: {problem}")
-            return code
+            return EXIT_FAILED
 
 
 def is_asked_for(run_folder: Path, start: str, generation: int, *, shown_s: float = 0.0) -> bool:

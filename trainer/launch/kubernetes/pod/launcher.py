@@ -24,7 +24,14 @@ from types import FrameType
 from trainer.comm.backends import starts_again
 from trainer.config import Job
 from trainer.config.loader import load_job
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    EXIT_START_AGAIN,
+    InputError,
+)
 from trainer.launch.kubernetes.pod.attempts import (
     AttemptRecord,
     decide,
@@ -223,7 +230,7 @@ class Launcher:
                 return EXIT_DONE, "done"
             time.sleep(WATCH_S / 2)
         cause = first_cause(folder)
-        if cause is not None:
+        if cause is not None and cause.exit_code != EXIT_START_AGAIN:
             return cause.exit_code, cause.headline().removeprefix("clipship: ")
         if self._asked:
             return EXIT_PREEMPTED, "asked to stop before every rank had started"
