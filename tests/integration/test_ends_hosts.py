@@ -6,11 +6,12 @@ The machine that starts the ranks runs none of them, and still learns how they e
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import net_hosts
-from tests.support.ends import DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, Running, begin, full
+from tests.support.ends import CLIPSHIP, DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, Running, begin, full
 from tests.support.net_hosts import Third, three_machines
 
 pytestmark = [
@@ -28,7 +29,7 @@ def third(tmp_path: Path) -> Iterator[Third]:
         yield found
 
 
-def start(tmp_path: Path, third: Third, backend: str, launcher: str, fault: str) -> Running:
+def start(tmp_path: Path, third: Third, backend: str, launcher: str, fault: str, **sections: Any) -> Running:
     around = [
         *third.around,
         "env",
@@ -43,12 +44,13 @@ def start(tmp_path: Path, third: Third, backend: str, launcher: str, fault: str)
         around=around,
         hosts="node-a:1,node-b:1",
         timeouts={"silence_s": SILENCE_S},
+        **sections,
     )
 
 
 @full
 @pytest.mark.parametrize(
-    ("backend", "launcher"), [MPIRUN, HOROVOD_MPIRUN, HOROVODRUN]
+    ("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN]
 )  # torchrun starts ranks on one machine only
 def test_rank_that_is_killed_on_another_machine_gives_the_runs_code_and_reason(
     tmp_path: Path, third: Third, backend: str, launcher: str
@@ -81,3 +83,22 @@ def test_node_that_is_cut_off_ends_the_run_on_the_other_and_is_named(
     word = json.loads((end.folder / "exit.json").read_text())
     assert word["node"] == name
     assert word["time"] - float(running.moment.read_text()) < DEATH_S
+
+
+@full
+def test_supervisor_of_another_machine_is_started_again_over_ssh(tmp_path: Path, third: Third) -> None:
+    recovery = {"max_restarts": 3, "backoff_s": 0.0}
+    end = start(tmp_path, third, "torch", "clipship", "orphan:1:step:3:1", recovery=recovery).end()
+    assert end.code == 0, end.errors
+    assert "clipship: rank 1's supervisor on node-b ended" in end.errors
+    restarts = json.loads((end.folder / "result.json").read_text())["restarts"]
+    assert [(each["kind"], each["node"], each["ranks"]) for each in restarts] == [("lost", "node-b", 2)]
+
+
+@full
+def test_run_goes_on_with_fewer_ranks_when_a_machine_is_cut_off(tmp_path: Path, third: Third) -> None:
+    recovery = {"max_restarts": 3, "backoff_s": 0.0, "min_nodes": 1}
+    end = start(tmp_path, third, "torch", "clipship", "unplug:1:step:3", recovery=recovery).end()
+    assert end.code == 0, end.errors
+    restarts = json.loads((end.folder / "result.json").read_text())["restarts"]
+    assert [(each["kind"], each["node"], each["ranks"]) for each in restarts] == [("lost", "node-b", 1)]
