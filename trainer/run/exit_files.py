@@ -26,6 +26,7 @@ from trainer.run.layout import (
     CHECKPOINTS,
     DIAGNOSIS_FILE,
     EXIT_FILE,
+    GOODPUT_FILE,
     LOCK,
     RESTARTS_FILE,
     START_AGAIN_FILE,
@@ -126,7 +127,8 @@ class ExitFiles:
             os.utime(Path(path).with_name(LOCK))
 
     def _add_times(self, event: str, values: Mapping[str, Any]) -> None:
-        if self._folder is not None:
+        """Adds a line to goodput.jsonl, if the run has one: a run that was refused at its start has none."""
+        if self._folder is not None and (self._folder / GOODPUT_FILE).exists():
             line = {"event": event, "start": self._start, **masked_values(values)}
             with suppress(OSError):  # a full disk keeps no run from going on
                 goodput_log.append(self._folder, line)

@@ -8,6 +8,7 @@ import importlib
 import logging
 import math
 import secrets
+import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,6 +71,7 @@ class TensorBoard:
     def __init__(self, folder: Path, steps_done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        _say_errors_of_its_thread_once()
         self._writer = SummaryWriter(str(folder), purge_step=steps_done + 1)
 
     def write(self, values: Mapping[str, object]) -> None:
@@ -129,6 +131,18 @@ class Wandb:
         if error is None or isinstance(error, Preempted) or self._offline:
             self._run.finish()
             self._wandb.teardown()  # only then has its own process written everything to disk
+
+
+def _say_errors_of_its_thread_once() -> None:
+    """Keeps TensorBoard's thread from printing an OSError, which the next `write` or `close` raises again."""
+    otherwise = threading.excepthook
+
+    def hook(raised: threading.ExceptHookArgs) -> None:
+        of_tensorboard = type(raised.thread).__module__.startswith("tensorboard.")
+        if not (of_tensorboard and issubclass(raised.exc_type, OSError)):
+            otherwise(raised)
+
+    threading.excepthook = hook
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, float]:
