@@ -18,6 +18,7 @@ from trainer.comm.keep_going import (
 )
 from trainer.comm.ssh_start import start_here, start_on
 from trainer.comm.started_ranks import StartedRank, StartRank, run_ranks
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.supervise.world import RESPAWNED
 
 KILLED = -signal.SIGKILL
@@ -102,6 +103,13 @@ def test_a_supervisor_that_leaves_while_the_others_go_on_was_cut_off_and_comes_b
     for member in (0, 1, 2):
         end(plan, member, 0)
     assert plan.exit_code == 0
+
+
+@pytest.mark.parametrize("code", [EXIT_DONE, EXIT_BAD_INPUT, EXIT_PREEMPTED, EXIT_START_AGAIN])
+def test_a_supervisor_that_leaves_with_the_whole_run_is_not_started_again(code: int) -> None:
+    plan = KeepGoing(2)
+    assert end(plan, 0, code) is None
+    assert plan.due(10 * CUT_OFF_WAIT_S) == []
 
 
 def test_of_two_that_left_with_different_codes_the_latest_counts() -> None:

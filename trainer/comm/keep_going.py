@@ -6,6 +6,7 @@ a supervisor; its number is that of its rank in the first world. No torch.
 
 from collections import Counter
 
+from trainer.errors import EXIT_FAILED, EXIT_TIMED_OUT
 from trainer.supervise.rank_process import SIGNALS
 
 FIRST_WAIT_S = 1.0
@@ -20,6 +21,8 @@ Its node was cut off from the others. At the end of a run all leave, within less
 """
 LEAVE_S = 30.0
 """Seconds for the last supervisors to leave, from the time at which more than half of them have left."""
+_CODES_OF_CUT_OFF = (EXIT_FAILED, EXIT_TIMED_OUT)
+"""Exit codes of a supervisor that was cut off; with any other the whole run ends."""
 _SSH_FAILED = 255
 _BY_A_SIGNAL = 128
 
@@ -57,7 +60,7 @@ class KeepGoing:
         self._running.discard(member)
         if left_by_itself(returncode, over_ssh=over_ssh):
             self._left[member] = returncode
-            wait = CUT_OFF_WAIT_S if returncode else None
+            wait = CUT_OFF_WAIT_S if returncode in _CODES_OF_CUT_OFF else None
             if self.is_ending and self._ending_since is None:
                 self._ending_since = now
         else:

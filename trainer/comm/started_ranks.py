@@ -111,13 +111,14 @@ class _KeptRanks:
 
     def _record_end(self, member: int, code: int, now: float, host: str, lived_s: float) -> None:
         wait_s = self._plan.record_end(member, code, now, lived_s=lived_s, over_ssh=bool(host))
-        if wait_s is not None or not left_by_itself(code, over_ssh=bool(host)):
+        if not left_by_itself(code, over_ssh=bool(host)):
             where = f" on {host}" if host else ""
             next_start = "" if wait_s is None else f"; it is started again in {wait_s:.0f} s"
             how = _how(code) if code != 255 or not host else "since ssh lost its host"
             self._say(f"rank {member}'s supervisor{where} ended {how}{next_start}")
 
     def _start_again(self, member: int, now: float) -> None:
+        self._say(f"rank {member}'s supervisor is started again")
         try:
             self._running[member] = self._start(member, {RESPAWNED: "1"})
         except OSError as error:
