@@ -139,9 +139,7 @@ def test_training_goes_on_in_the_same_job_with_a_spare_in_a_lost_nodes_place(dem
 def _process(demo: Demo, node: str, mark: bytes) -> int:
     """Returns the process of the node whose command line has the mark, and that is no shell around it."""
     return next(
-        pid
-        for pid in demo.cluster.members(node)
-        if mark in (line := _command(pid)) and not line.startswith(b"sh\0")
+        pid for pid in demo.cluster.members(node) if mark in (line := _command(pid)) and b"\0-c\0" not in line
     )
 
 
