@@ -31,6 +31,15 @@ def test_those_below_a_lost_member_find_another_parent_and_take_along_whom_they_
     assert plan.below(3) >= {7, 8}
 
 
+def test_those_below_a_lost_member_do_not_wait_for_each_other() -> None:
+    plan = TreePlan("n0", 1)  # a chain: the root, 1, 2, 3; and the node of 3 has others
+    for number in (1, 2, 3):
+        plan.parent(f"n{number}", place(number), number)
+    plan.forget(1)
+    plan.parent("n9", place(9), 9)
+    assert plan.parent("n2", place(2), 2) == place(9), "3 has room, but no way to the root yet"
+
+
 def test_lost_member_that_comes_back_does_not_get_below_those_it_had() -> None:
     plan = grown(15)
     plan.forget(3)

@@ -780,7 +780,7 @@ class Coordinator:
         self._claimed = []
         start: Message = {"kind": "start", "generation": its.generation, "variables": dict(variables)}
         if self._keeps_going:
-            start["world"] = world.to_json()
+            start["world"] = world.to_text()
         self._actions.broadcast(start)
         self._actions.members_changed()
 

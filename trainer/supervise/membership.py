@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from trainer.text.wording import many
 
-Run = tuple[str, int, int]
-"""Members with consecutive numbers on one node: the node, the first and the last number."""
 FAULTS_OF_A_BAD_NODE = 2
 """Faults from which on a node is left out if the other nodes make a world that is as large."""
 
@@ -49,26 +46,26 @@ class WorldPlan:
 
     def place(self, member: int) -> Place | None:
         """Returns the member's place; None if it has no rank in this world."""
-        return place_in(self.to_json(), member)
+        return place_in(self.to_text(), member)
 
-    def to_json(self) -> list[Run]:
-        """Returns the world as runs of consecutive members, which is short for large worlds."""
-        return list(runs(self.members))
+    def to_text(self) -> str:
+        """Returns the world as text: runs of consecutive members, so it is short and soon read."""
+        return runs_text(self.members)
 
     @classmethod
-    def from_json(cls, value: Iterable[Sequence[Any]]) -> "WorldPlan":
-        """Returns the world that `to_json` wrote."""
-        return cls(tuple(members_of(value)))
+    def from_text(cls, text: str) -> "WorldPlan":
+        """Returns the world that `to_text` wrote."""
+        return cls(tuple(members_of(text)))
 
 
-def place_in(world: Sequence[Sequence[Any]], member: int) -> Place | None:
-    """Returns the member's place in a world of runs, as `WorldPlan.to_json` wrote it.
+def place_in(world: str, member: int) -> Place | None:
+    """Returns the member's place in a world, as `WorldPlan.to_text` wrote it.
 
     It takes time in proportion to the nodes, not to the ranks.
     """
     size, rank, own, before = 0, -1, "", 0
     on_node: dict[str, int] = {}
-    for node, first, last in world:
+    for node, first, last in runs_of(world):
         if first <= member <= last:
             rank, own = size + member - first, node
             before = on_node.get(node, 0) + member - first
@@ -80,25 +77,29 @@ def place_in(world: Sequence[Sequence[Any]], member: int) -> Place | None:
     return Place(rank, size, before, on_node[own], (across.index(own), len(across)))
 
 
-def runs(members: Iterable[tuple[int, str]]) -> Iterator[Run]:
-    """Yields runs of members whose numbers follow each other and whose node is the same."""
-    current: Run | None = None
+def runs_text(members: Iterable[tuple[int, str]]) -> str:
+    """Returns members with their nodes as text, a line for each run of numbers on one node."""
+    runs: list[tuple[str, int, int]] = []
     for number, node in members:
-        if current is not None and current[0] == node and current[2] == number - 1:
-            current = node, current[1], number
-            continue
-        if current is not None:
-            yield current
-        current = node, number, number
-    if current is not None:
-        yield current
+        if runs and runs[-1][0] == node and runs[-1][2] == number - 1:
+            runs[-1] = node, runs[-1][1], number
+        else:
+            runs.append((node, number, number))
+    return "\n".join(f"{first} {last} {node}" for node, first, last in runs)
 
 
-def members_of(value: Iterable[Sequence[Any]]) -> Iterator[tuple[int, str]]:
+def runs_of(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yields node, first and last number of each run that `runs_text` wrote."""
+    for line in text.splitlines():
+        first, last, node = line.split(" ", 2)
+        yield node, int(first), int(last)
+
+
+def members_of(text: str) -> Iterator[tuple[int, str]]:
     """Yields each member of the runs with its node."""
-    for node, first, last in value:
-        for number in range(int(first), int(last) + 1):
-            yield number, str(node)
+    for node, first, last in runs_of(text):
+        for number in range(first, last + 1):
+            yield number, node
 
 
 class Membership:

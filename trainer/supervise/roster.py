@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.supervise.membership import WorldPlan, members_of, runs
+from trainer.supervise.membership import WorldPlan, members_of, runs_text
 from trainer.supervise.tree_plan import Address
 
 SUCCESSORS = 8
@@ -31,8 +31,8 @@ class Roster:
         return {
             "kind": "roster",
             "generation": self.generation,
-            "world": self.world.to_json(),
-            "others": None if self.members == self.world.members else list(runs(self.members)),
+            "world": self.world.to_text(),
+            "others": None if self.members == self.world.members else runs_text(self.members),
             "succession": self.succession,
         }
 
@@ -42,7 +42,7 @@ class Roster:
         succession: Sequence[Any] = message["succession"]
         return cls(
             int(message["generation"]),
-            WorldPlan.from_json(message["world"]),
+            WorldPlan.from_text(message["world"]),
             tuple(members_of(message["world"] if message["others"] is None else message["others"])),
             tuple((int(member), (str(host), int(port))) for member, (host, port) in succession),
         )

@@ -532,16 +532,15 @@ class Supervisor:
 
     def _on_orphaned(self, lost: Message) -> None:
         """Handles the loss of the supervisor above, or of one further up (`relayed`)."""
-        roster = self._roster
-        if self._keeps_going and roster is not None and not lost["cut"]:
+        if self._keeps_going and self._roster_message is not None and not lost["cut"]:
             if self._coordinator is None and not self._rejoining:
                 self._rejoining = not lost["relayed"]
-                self._spawn(self._rejoin(lost, roster))
+                self._spawn(self._rejoin(lost))
         elif not self._orphaned:
             self._orphaned = True
             self._spawn(self._leave_orphaned(lost))
 
-    async def _rejoin(self, lost: Message, roster: Roster) -> None:
+    async def _rejoin(self, lost: Message) -> None:
         """Ends the rank at once, since others may go on without it, and finds another way to the coordinator.
 
         If this supervisor is the next in the order of succession, it takes the coordinator's place.
@@ -553,6 +552,8 @@ class Supervisor:
                 await ending
             self._send_up({"kind": "ended", "rank": self._world.rank, "generation": self._latest + 1})
             return
+        roster = self._roster
+        assert roster is not None
         self._tree.lose_parent()
         try:
             dead = await self._tree.rejoin(

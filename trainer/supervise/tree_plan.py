@@ -76,9 +76,14 @@ class TreePlan:
         if self._root_children < self._fanout:
             return None
         for address, first in self._firsts.items():
-            if first.children < self._fanout and newcomer not in self._above_or_self(address):
+            if first.children < self._fanout and self._is_below_the_root(address, newcomer):
                 return address
         return None
+
+    def _is_below_the_root(self, address: Address, newcomer: Address) -> bool:
+        """Returns whether a first has a way to the root that does not lead through the newcomer."""
+        above = list(self._above_or_self(address))
+        return newcomer not in above and above[-1] in self._firsts
 
     def _leave_parent(self, address: Address) -> None:
         parent = self._firsts[address].parent
