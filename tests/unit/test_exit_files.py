@@ -26,6 +26,7 @@ def keep(files: ExitFiles, reason: str) -> str:
 
 @pytest.mark.parametrize("start", ["now", ""], ids=["by a launcher", "by hand"])
 def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, start: str) -> None:
+    (tmp_path / GOODPUT_FILE).touch()
     assert keep(ExitFiles(str(tmp_path), start, 0), "first") == str(tmp_path / EXIT_FILE)
     keep(ExitFiles(str(tmp_path), start, 1), "second")
     found = exit_record_of(tmp_path, start)
@@ -33,6 +34,11 @@ def test_the_first_exit_record_of_a_start_is_not_overwritten(tmp_path: Path, sta
     assert found.reason == "first"
     assert {path.name for path in tmp_path.iterdir()} == {EXIT_FILE, GOODPUT_FILE}
     assert len((tmp_path / GOODPUT_FILE).read_text().splitlines()) == 1
+
+
+def test_the_end_of_a_run_that_did_not_begin_leaves_no_goodput_file(tmp_path: Path) -> None:
+    keep(ExitFiles(str(tmp_path), "now"), "refused")
+    assert [path.name for path in tmp_path.iterdir()] == [EXIT_FILE]
 
 
 def test_a_start_by_hand_removes_the_exit_files_of_the_previous_one(tmp_path: Path) -> None:

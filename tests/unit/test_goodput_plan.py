@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
@@ -131,6 +131,25 @@ def test_faults_are_given_by_their_times() -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@example(
+    Plan(
+        nodes=2,
+        spares=0,
+        min_nodes=1,
+        node_mtbf_s=20.0,
+        node_loss_share=0.5,
+        repair_s=1.0,
+        step_s=5.0,
+        interval_s=1.0,
+        checkpoint_s=8.0,
+        write_s=0.0,
+        detect_s=0.0,
+        restart_s=0.0,
+        start_s=0.0,
+        memory_share=1.0,
+    ),
+    0,
+)
 @given(
     st.builds(
         Plan,

@@ -127,8 +127,8 @@ class ExitFiles:
             os.utime(Path(path).with_name(LOCK))
 
     def _add_times(self, event: str, values: Mapping[str, Any]) -> None:
-        """Adds a line to goodput.jsonl, if the run has one: a run that was refused at its start has none."""
-        if self._folder is not None and (self._folder / GOODPUT_FILE).exists():
+        """Adds a line to goodput.jsonl, which a run that was refused at its start does not have."""
+        if self._folder is not None and (event != "end" or (self._folder / GOODPUT_FILE).exists()):
             line = {"event": event, "start": self._start, **masked_values(values)}
             with suppress(OSError):  # a full disk keeps no run from going on
                 goodput_log.append(self._folder, line)

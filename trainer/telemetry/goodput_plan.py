@@ -203,6 +203,8 @@ class _Done:
 
     steps_s: float = 0.0
     work_s: float = 0.0
+    part_work_s: float = 0.0
+    """Work in the step that is not whole yet; parts of it may have been done on fewer nodes."""
 
 
 @dataclass
@@ -259,9 +261,7 @@ class _Run:
         kept = self.saved
         if fault.in_memory:
             cut_off = min(self.done.steps_s, math.fmod(self.done.steps_s, self.plan.step_s))
-            kept = _Done(
-                self.done.steps_s - cut_off, self.done.work_s - cut_off * self.active / self.plan.nodes
-            )
+            kept = _Done(self.done.steps_s - cut_off, self.done.work_s - self.done.part_work_s)
             self.lost_s["redone"] += cut_off
         else:
             self.lost_s["redone"] += self.done.steps_s - kept.steps_s
@@ -322,8 +322,10 @@ class _Run:
         self.done, self.since_save, self.now = self._after(gained), rest, end
 
     def _after(self, gained: float) -> _Done:
-        share = self.active / self.plan.nodes
-        return _Done(self.done.steps_s + gained, self.done.work_s + gained * share)
+        share, steps_s = self.active / self.plan.nodes, self.done.steps_s + gained
+        part_s = math.fmod(steps_s, self.plan.step_s)
+        before = self.done.part_work_s if gained < part_s else 0.0
+        return _Done(steps_s, self.done.work_s + gained * share, before + min(gained, part_s) * share)
 
 
 def _peak(places: Sequence[float], values: Sequence[float]) -> float:
