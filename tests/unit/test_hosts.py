@@ -239,6 +239,23 @@ def test_supervisors_are_told_what_their_launcher_does_without_one_of_them(
     assert ("--keep-going" in command) is bool(max_restarts)
 
 
+@pytest.mark.parametrize(("around", "expected"), [(None, "12.500"), ("3.25", "3.250"), ("x", "12.500")])
+def test_the_runs_time_counts_from_the_command_or_from_what_a_program_around_it_says(
+    around: str | None, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def supervise(command: list[str], env: dict[str, str], *_: object, **__: object) -> int:
+        seen.append(env["CLIPSHIP_BEGAN"])
+        return 0
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    if around is not None:
+        monkeypatch.setenv("CLIPSHIP_BEGAN", around)
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None, folder=tmp_path, began=12.5) == 0
+    assert seen == [expected]
+
+
 def test_a_request_to_stop_reaches_the_coordinator_that_took_anothers_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from trainer.launch.kubernetes.pod.attempts import (
     write_attempts,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
-from trainer.launch.kubernetes.pod.launcher import mpirun_command
+from trainer.launch.kubernetes.pod.launcher import mpirun_command, told_variables
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
@@ -204,6 +204,17 @@ def test_the_launcher_waits_for_every_sshd_and_no_longer_than_allowed(greeter: i
     assert wait_for_all(["127.0.0.1"], greeter, 60.0, lambda: False, print) == []
     assert wait_for_all(["127.0.0.1", "127.0.0.2"], greeter, 0.0, lambda: False, print) == ["127.0.0.2"]
     assert wait_for_all(["127.0.0.2"], greeter, 60.0, lambda: True, print) == ["127.0.0.2"]
+
+
+def test_the_runs_time_counts_from_the_first_worker_that_answers(greeter: int) -> None:
+    times: list[int] = []
+    for hosts in (["127.0.0.2"], ["127.0.0.1", "127.0.0.2"], ["127.0.0.1"]):
+        wait_for_all(hosts, greeter, 0.0, lambda: False, print, on_first=lambda: times.append(1))
+    assert len(times) == 2
+    assert told_variables(None, "", 1) == {}
+    assert told_variables(12.3456, "", 1) == {"CLIPSHIP_BEGAN": "12.346"}
+    told = {"CLIPSHIP_STARTS_AGAIN": "lost", "CLIPSHIP_GENERATION": "2", "CLIPSHIP_BEGAN": "1.000"}
+    assert told_variables(1.0, "lost", 2) == told
 
 
 def test_a_port_that_accepts_and_says_nothing_is_no_sshd() -> None:

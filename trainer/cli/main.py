@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -216,6 +217,7 @@ def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: st
     from trainer.cli.describe import warnings
     from trainer.launch import local
 
+    began = time.time()
     named_hosts = given_hosts(nproc, hosts)
     try:
         job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
@@ -226,7 +228,7 @@ def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: st
         _set_aside(job)
     for warning in warnings(job, samples):
         say(f"warning: {warning}")
-    return local.run(job_path, job, overrides, nproc=nproc, hosts=named_hosts)
+    return local.run(job_path, job, overrides, nproc=nproc, hosts=named_hosts, began=began)
 
 
 @cli.command(

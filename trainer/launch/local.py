@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.generations import newest_claim
+from trainer.run.goodput_log import BEGAN
+from trainer.run.goodput_log import began as began_at
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
@@ -61,17 +64,26 @@ class Start:
 
 
 def run(
-    job_path: Path, job: Job, overrides: Sequence[str], *, nproc: int | None, hosts: Sequence[Host] | None
+    job_path: Path,
+    job: Job,
+    overrides: Sequence[str],
+    *,
+    nproc: int | None,
+    hosts: Sequence[Host] | None,
+    began: float | None = None,
 ) -> int:
     """Train the job on `nproc` ranks here or on `hosts`.
 
     Returns the exit code of the rank that failed first, else 0. Raises InputError if the launcher is missing
     or cannot do what the job asks. The rank's command names the job file's absolute path: over ssh every host
-    needs the file and this environment at the same path.
+    needs the file and this environment at the same path. `began` is the time of the command, in seconds since
+    the epoch, from which the run's time counts; None means now.
     """
     # -P: a folder `trainer` in the working folder is not this package
     command = (sys.executable, "-P", "-m", "trainer.rank", os.path.abspath(job_path))
-    return start_ranks(command, job, nproc=nproc, hosts=hosts, folder=run_folder(job), overrides=overrides)
+    return start_ranks(
+        command, job, nproc=nproc, hosts=hosts, folder=run_folder(job), overrides=overrides, began=began
+    )
 
 
 def start_ranks(
@@ -82,12 +94,13 @@ def start_ranks(
     hosts: Sequence[Host] | None,
     folder: Path | None = None,
     overrides: Sequence[str] = (),
+    began: float | None = None,
 ) -> int:
     """Start `command` once for each rank, wait for all, and explain on stderr why the first one failed.
 
     See `run` for result and errors. Ranks read `overrides` of the job from their environment. `folder` is the
     run's, in which supervisors leave their records: if no rank runs on this machine, it is the only place
-    that both sides see.
+    that both sides see. The run's time counts from `began`, in seconds since the epoch; None means now.
     """
     raise_open_files_limit()
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
@@ -106,6 +119,7 @@ def start_ranks(
             _variables(job, launcher, all_hosts, hosts is None)
             | rendezvous.variables()
             | as_variable(overrides)
+            | {BEGAN: f"{began_at(os.environ, began or time.time()):.3f}"}
         )
         if keeps_going:
             variables |= _keeping_going(job, hosts)

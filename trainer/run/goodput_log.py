@@ -19,8 +19,9 @@ from trainer.safe_io.plain import open_plain
 BEGAN = "CLIPSHIP_BEGAN"
 """Variable with the time at which this start began, in seconds since the epoch.
 
-Each supervisor sets it for its rank, unless it is set already: a program around the launcher may know an
-earlier time, such as that of the allocation.
+The program that starts the supervisors sets it: `clipship run` to the time of the command, Slurm's script to
+that of the allocation, the launcher pod to that of the first worker's answer. A supervisor that was not told
+sets the time of its own begin.
 """
 
 

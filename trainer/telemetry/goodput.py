@@ -1,8 +1,8 @@
 """Splits the seconds of a run, over all its starts and generations, by what they were spent on.
 
 Pure: computes from the lines of goodput.jsonl (`trainer.run.goodput_log`), all times in seconds. A start
-counts from the moment its supervisors began; the time before that, such as waiting in a scheduler's queue, is
-not known here. No torch.
+counts from the moment its allocation began, as far as the program that starts its supervisors knows it, else
+from their own begin; the time before, such as waiting in a scheduler's queue, is not known here. No torch.
 """
 
 import math
@@ -15,7 +15,7 @@ from trainer.errors import EXIT_DONE, EXIT_PREEMPTED
 PLANNED = "taken in"
 """Kind of a restart that follows from no fault: nodes came back."""
 CAUSES: dict[str, str] = {
-    "start": "starting: from the supervisors' begin to the first step",
+    "start": "starting: from the allocation's begin to the first step",
     "data": "waiting for data",
     "checkpoint": "saving checkpoints, as far as training waited",
     "evaluation": "evaluating",

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cluster.slurm.cluster import REPOSITORY
 from tests.cluster.slurm.runs import HOSTILE, LIMIT_S, SHORT, Demo
+from trainer.launch.slurm.script import RENDEZVOUS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 
@@ -80,13 +81,14 @@ def test_horovod_by_mpirun_in_a_run_with_a_hostile_name_and_hostile_variables(de
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher: str) -> None:
-    name = f"variables-{launcher}"
+    name, before = f"variables-{launcher}", time.time()
     found = demo.variables(name, env=HOSTILE, slurm={"launcher": launcher, "python": demo.stand_in()})
     for variables in found:
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
         assert variables["CLIPSHIP_WORLD_SIZE"] == "4"
-    for key in ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN", "OMP_NUM_THREADS"):
+    for key in (*RENDEZVOUS, "OMP_NUM_THREADS", "CLIPSHIP_BEGAN"):
         assert len({variables[key] for variables in found}) == 1, key
+    assert before - 1 <= float(found[0]["CLIPSHIP_BEGAN"]) <= time.time()
     assert len(found[0]["CLIPSHIP_TOKEN"]) == 32
 
 

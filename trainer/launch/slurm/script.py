@@ -20,11 +20,12 @@ from trainer.launch.rank_env import rank_environment
 from trainer.launch.slurm.validate import can_keep_going, validate
 from trainer.launch.templates import render
 from trainer.run.exit_record import SUPERVISOR_LOST
+from trainer.run.goodput_log import BEGAN
 from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
-"""Variables that the script sets on the first node, besides `rank_environment`; the last two are those of
+"""Addresses and the token, which the script sets on the first node; the last two variables are those of
 `trainer.supervise.tree.Rendezvous`."""
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
 _WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
@@ -132,7 +133,9 @@ def _context(job: Job) -> SbatchContext:
         starts_again=bool(_starts_again(job)),
         max_starts=slurm.max_restarts + 1,
         variables=variables,
-        variable_names=sorted({*variables, *RENDEZVOUS, *((GENERATION,) if _starts_again(job) else ())}),
+        variable_names=sorted(
+            {*variables, *RENDEZVOUS, BEGAN, *((GENERATION,) if _starts_again(job) else ())}
+        ),
         unset=[*_UNSET, *(("PYTHONPATH", "PYTHONHOME") if slurm.container != "none" else ())],
         container_note={
             "none": "",

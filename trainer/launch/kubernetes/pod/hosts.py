@@ -32,16 +32,24 @@ def read_hostfile(path: Path) -> list[str]:
 
 
 def wait_for_all(
-    hosts: Sequence[str], port: int, limit_s: float, given_up: Callable[[], bool], say: Callable[[str], None]
+    hosts: Sequence[str],
+    port: int,
+    limit_s: float,
+    given_up: Callable[[], bool],
+    say: Callable[[str], None],
+    *,
+    on_first: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Wait until sshd answers on every host.
+    """Wait until sshd answers on every host; calls `on_first` as soon as one answers.
 
     Returns the hosts that still do not answer after `limit_s` seconds, or when `given_up` becomes true.
     """
     begun = reported = time.monotonic()
     missing = list(hosts)
     while not given_up():
-        missing = _silent(missing, port)
+        before, missing = missing, _silent(missing, port)
+        if len(before) == len(hosts) > len(missing):
+            on_first()
         now = time.monotonic()
         if not missing or now - begun > limit_s:
             return missing

@@ -47,6 +47,7 @@ from trainer.launch.start_again import is_asked_for, run_generations
 from trainer.run.exit_files import remove_exit_files
 from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
+from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import METRICS_FILE, Run
 from trainer.supervise.coordinator import REPEAT_S
 from trainer.supervise.stop_request import send_stop_request
@@ -83,6 +84,8 @@ class Launcher:
         self._folder = run_folder(job)
         self._record = read_attempts(self._folder, env.get(JOB_UID, ""))
         self._asked = 0
+        self._began: float | None = None
+        """Time at which the first worker answered: from then on pods wait for the others."""
         self._starts_again = starts_again(job, "mpirun")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -116,7 +119,12 @@ class Launcher:
     def _attempt(self) -> tuple[int, str]:
         """Start all ranks once; returns exit code and reason."""
         missing = wait_for_all(
-            self._hosts, self._ssh_port, self._job.kubernetes.workers_ready_s, lambda: bool(self._asked), say
+            self._hosts,
+            self._ssh_port,
+            self._job.kubernetes.workers_ready_s,
+            lambda: bool(self._asked),
+            say,
+            on_first=self._note_begin,
         )
         if self._asked:
             return EXIT_PREEMPTED, "asked to stop before the ranks had started"
@@ -144,6 +152,9 @@ class Launcher:
                 say,
             )
             return self._run_result(code, Path(folder), before)
+
+    def _note_begin(self) -> None:
+        self._began = self._began or time.time()
 
     def _is_asked_for(self, generation: int, *, shown_s: float = 0.0) -> bool:
         """Returns whether the supervisors ask to be started again, since MPI ends all when one is gone."""
@@ -199,16 +210,16 @@ class Launcher:
         )
         known_hosts = folder / "known_hosts"
         known_hosts.write_text(known_host(self._env), encoding="utf-8")
-        again = {STARTS_AGAIN: self._starts_again, GENERATION: str(generation)} if self._starts_again else {}
+        told = told_variables(self._began, self._starts_again, generation)
         variables = {
             **self._env,
             **ssh_variables(self._ssh_port, known_hosts),
             EXIT_DIR: str(folder),
-            **again,
+            **told,
         }
         with watch:
             return supervise(
-                mpirun_command(self._job_path, self._job.resources.world_size, tuple(again)),
+                mpirun_command(self._job_path, self._job.resources.world_size, tuple(told)),
                 variables,
                 folder,
                 self._pass_on,
@@ -267,6 +278,16 @@ class Launcher:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._asked:
             time.sleep(0.1)
+
+
+def told_variables(began: float | None, starts_again: str, generation: int) -> dict[str, str]:
+    """Returns the variables that ranks get from the launcher, and not from their pods.
+
+    `began` is the time from which the run's time counts, None if it is not known; `starts_again` is the value
+    of STARTS_AGAIN, "" if a fault ends the run.
+    """
+    again = {STARTS_AGAIN: starts_again, GENERATION: str(generation)} if starts_again else {}
+    return again | ({} if began is None else {BEGAN: f"{began:.3f}"})
 
 
 def mpirun_command(job_path: Path, ranks: int, exported: Sequence[str] = ()) -> list[str]:
