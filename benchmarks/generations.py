@@ -104,12 +104,12 @@ def _relax() -> None:
 async def _coordinate(world: StubWorld, pipes: list[Connection]) -> Lost:
     counts = _count()
     began = time.monotonic()
-    coordinator = world.begin(0).supervisor
-    root = coordinator._tree
+    first = world.begin(0)
+    root = first.tree
     assert root is not None
     await _answers(pipes)
     total = len(world.nodes)
-    while (its := coordinator._coordinator) is None or len(its._membership.living) < total:
+    while (its := first.coordinator) is None or len(its.state[2]) < total:
         await asyncio.sleep(0.05)
     joined = time.monotonic() - began
     await asyncio.sleep(5.0)  # the roster travels
@@ -119,7 +119,7 @@ async def _coordinate(world: StubWorld, pipes: list[Connection]) -> Lost:
         pipe.send(lost)
     began = time.monotonic()
     ends = await _answers(pipes)
-    await until(lambda: coordinator.generation is not None and coordinator.generation.number >= 2)
+    await until(lambda: first.rank is not None and first.rank.number >= 2)
     agreed = max(ends, key=lambda end: end["at"])["at"]
     depth = await _depth(pipes)
     figures = dict(counts)
@@ -185,7 +185,7 @@ async def _members(world: StubWorld, members: list[int], pipe: Connection) -> No
     loop = asyncio.get_running_loop()
     for first in range(0, len(members), _AT_ONCE):
         nodes = [world.begin(member) for member in members[first : first + _AT_ONCE]]
-        places = [node.supervisor._tree for node in nodes]
+        places = [node.tree for node in nodes]
         await until(lambda places=places: all(place is not None and place._parent for place in places), 0.05)  # type: ignore[misc]
     pipe.send("joined")
     lost = await loop.run_in_executor(None, pipe.recv)
@@ -195,7 +195,7 @@ async def _members(world: StubWorld, members: list[int], pipe: Connection) -> No
     await loop.run_in_executor(None, pipe.recv)
     parents = {}
     for member, node in world.members.items():
-        place = node.supervisor._tree
+        place = node.tree
         assert place is not None
         assert place._parent is not None
         parents[member] = place._parent.rank

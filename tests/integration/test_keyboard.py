@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ends import write_job
-from trainer.supervise.coordinator import REPEAT_S
+from trainer.supervise.stopping import REPEAT_S
 
 AT_ONCE_S = 2.0
 """Limit for an answer to a key. One that waits for no rank or supervisor takes milliseconds."""

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.supervise import supervisor as module
+from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.heartbeat import Heartbeat, request_stop
 from trainer.supervise.limits import Limits
 from trainer.supervise.supervisor import Supervisor
-from trainer.supervise.tree import Rendezvous
+from trainer.supervise.tree import Rendezvous, Tree
 from trainer.supervise.world import (
     GENERATION,
     KEEPS_GOING,
@@ -91,6 +92,16 @@ class Node:
         generation: Any = self.supervisor.generation
         return None if generation is None or generation.ended else generation
 
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """The run's coordinator, if it is here."""
+        return self.supervisor._seat.coordinator
+
+    @property
+    def tree(self) -> Tree | None:
+        """Connections of the supervisor."""
+        return self.supervisor._context.tree
+
 
 @dataclass
 class StubWorld:
@@ -149,7 +160,7 @@ class StubWorld:
     def knows(self, members: int) -> bool:
         """Returns whether every living supervisor has a roster of so many members."""
         rosters = [
-            node.supervisor._roster for node in self.members.values() if not node.supervisor._coordinator
+            node.supervisor._parent_loss.roster for node in self.members.values() if not node.coordinator
         ]
         return all(roster is not None and len(roster.members) == members for roster in rosters)
 
@@ -157,20 +168,17 @@ class StubWorld:
         """Ends supervisors as SIGKILL does: their connections close, and their ranks end."""
         for member in members:
             node = self.members.pop(member)
-            tree = node.supervisor._tree
+            tree = node.tree
             assert tree is not None
             tree.ending = True
             for link in [*tree._children, *([tree._parent] if tree._parent else [])]:
                 link._writer.transport.abort()
             for server in tree._servers.values():
                 server.close()
-            for task in [*tree._tasks, *node.supervisor._tasks, node.task]:
+            for task in [*tree._tasks, *node.supervisor._context.tasks, node.task]:
                 task.cancel()
-            if node.supervisor._coordinator is not None:
-                its = node.supervisor._coordinator
-                its._decided = True
-                for task in [*its._tasks, *its._round.tasks]:
-                    task.cancel()
+            if node.coordinator is not None:
+                node.coordinator.close()
 
     def fail(self, member: int) -> None:
         """Ends the rank of a supervisor, which stays."""

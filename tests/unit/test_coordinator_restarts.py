@@ -14,7 +14,9 @@ from tests.unit.test_diagnosis import COMPUTING, WAITING
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise import coordinator as module
-from trainer.supervise.coordinator import Actions, Coordinator, Message
+from trainer.supervise import recovery
+from trainer.supervise.actions import Actions, Message
+from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 
 LIMITS = Limits(checkpoint_s=60.0, shutdown_s=60.0, max_restarts=2, backoff_s=0.0)
@@ -289,7 +291,7 @@ def test_supervisor_that_is_lost_while_ranks_are_being_ended_ends_the_run() -> N
 
 
 def test_rank_that_does_not_end_ends_the_run_with_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REGROUP_S", 0.3)
+    monkeypatch.setattr(recovery, "REGROUP_S", 0.3)
 
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1, code=7))

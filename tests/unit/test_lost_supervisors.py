@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.stub_world import LIMITS, StubWorld, play, until
-from trainer.supervise import coordinator
+from trainer.supervise import recovery
 
 FEWER = replace(LIMITS, min_nodes=1)
 
@@ -162,7 +162,7 @@ def test_run_waits_for_a_supervisor_that_its_launcher_starts_again(tmp_path: Pat
 def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "GROW_S", 0.2)
+    monkeypatch.setattr(recovery, "GROW_S", 0.2)
     world = four_nodes(tmp_path, limits=FEWER)
 
     async def story() -> None:

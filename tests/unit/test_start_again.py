@@ -14,7 +14,8 @@ from trainer.launch import local
 from trainer.launch.start_again import is_asked_for, run_generations
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
-from trainer.supervise.coordinator import Actions, Coordinator, Message
+from trainer.supervise.actions import Actions, Message
+from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.membership import Membership
 from trainer.supervise.tree import Rendezvous

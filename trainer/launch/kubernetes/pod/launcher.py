@@ -49,8 +49,8 @@ from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.run.layout import METRICS_FILE, Run
-from trainer.supervise.coordinator import REPEAT_S
 from trainer.supervise.stop_request import send_stop_request
+from trainer.supervise.stopping import REPEAT_S
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import GENERATION, STARTS_AGAIN
 from trainer.text.terminal import say, shown

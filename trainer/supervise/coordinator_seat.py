@@ -1,0 +1,156 @@
+"""Coordinator's seat: connects the coordinator with the supervisor that it is part of.
+
+Rank 0's supervisor has the coordinator; if that is lost, another one makes a new one. It also sends the
+roster, by which all know who that would be. No torch.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from trainer.errors import EXIT_DONE, EXIT_START_AGAIN
+from trainer.run.exit_record import ExitRecord
+from trainer.run.generations import GenerationClaim
+from trainer.supervise.actions import Actions, Message
+from trainer.supervise.coordinator import Coordinator
+from trainer.supervise.diagnosis import Missing
+from trainer.supervise.ending import Ending
+from trainer.supervise.membership import Membership
+from trainer.supervise.own_rank import OwnRank
+from trainer.supervise.roster import SUCCESSORS, Roster
+from trainer.supervise.state_folder import newest_kept
+from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.world import RESPAWNS, STARTS_AGAIN, number_of_spares
+from trainer.text.terminal import shown
+
+ROSTER_S, ROSTER_LATEST_S = 0.7, 10.0
+"""Seconds without news after which a roster is sent, and the seconds after which it is sent in any case."""
+
+
+class CoordinatorSeat:
+    """Place of the coordinator in one supervisor; it may be empty."""
+
+    def __init__(
+        self,
+        context: SupervisorContext,
+        own: OwnRank,
+        ending: Ending,
+        send_down: Callable[[Message], None],
+    ) -> None:
+        """`send_down` sends a message to every supervisor, this one included."""
+        self._context, self._own, self._ending, self._send_down = context, own, ending, send_down
+        self.coordinator: Coordinator | None = None
+        """The run's coordinator; None if it is elsewhere."""
+        self._roster_due = False
+        self._changed_at = 0.0
+        """Time at which a member has come or gone."""
+
+    def take(self) -> Coordinator:
+        """Makes this supervisor's coordinator, and returns it."""
+        world, limits, env = self._context.world, self._context.limits, self._context.env
+        alone = self._context.tree is None
+        ranks = (world.rank,) if alone else range(world.size - number_of_spares(world, env))
+        per_node = max(1, min(world.local_size, len(ranks)))
+        fewest = len(ranks) if limits.min_nodes is None else min(len(ranks), limits.min_nodes * per_node)
+        members = (world.rank,) if alone else range(world.size)
+        self.coordinator = Coordinator(
+            ranks,
+            limits,
+            self._context.exit_files,
+            self._actions(together=not alone or world.size == 1),
+            membership=Membership(members, len(ranks), fewest, limits.world_sizes),
+            member=world.rank,
+            keeps_going=self._context.keeps_going,
+            respawns=bool(env.get(RESPAWNS)),
+            starts_again=env.get(STARTS_AGAIN, ""),
+            generation=world.generation,
+        )
+        return self.coordinator
+
+    async def take_over(self, roster: Roster, ran: int, latest: int, dead: Sequence[int]) -> None:
+        """Makes the coordinator in the place of a lost one; the processes of `dead` are surely gone.
+
+        `ran` is the last generation that was started, and `latest` the highest number that was heard of.
+        """
+        coordinator = self.take()
+        assert self._context.tree is not None
+        self._context.tree.call_roll()
+        root = roster.succession[0][0]
+        own = self._context.world.rank
+        members = [(number, node) for number, node in roster.members if number != own]
+        missing = Missing(root, roster.node_of(root))
+        latest = max(latest, roster.generation)
+        await coordinator.take_over(ran, latest, roster.world, members, missing, dead)
+
+    def receive(self, message: Message) -> None:
+        """Handles a message to the coordinator, if it is here."""
+        if self.coordinator is not None:
+            self.coordinator.receive(message)
+
+    def _actions(self, *, together: bool) -> Actions:
+        """Returns what the coordinator can do here; only ranks that it reaches all can be started again."""
+        own, tree = self._own, self._context.tree
+
+        async def variables() -> Mapping[str, str]:
+            return await own.choose_meeting()
+
+        return Actions(
+            broadcast=self._send_down,
+            finish=self._finish,
+            steps_done=lambda: own.state().steps_done,
+            has_begun=lambda: own.has_begun,
+            say=lambda line: print(shown(line), file=sys.stderr, flush=True),
+            fresh_variables=variables if together else None,
+            moments=own.moments,
+            in_memory=lambda: newest_kept(self._context.env),
+            claim=self._claim if tree is not None else None,
+            below=lambda member: tree.plan.below(member) if tree is not None else set(),
+            forget=self._forget,
+            members_changed=self._send_roster_soon,
+            leave=self._ending.leave_cut_off,
+        )
+
+    def _finish(self, record: ExitRecord) -> None:
+        """Ends the run.
+
+        Every rank leaves with the cause's exit code, so that no launcher can choose another.
+        """
+        if record.exit_code not in (EXIT_DONE, EXIT_START_AGAIN):
+            self._ending.show(record)
+        if self._context.tree is not None:
+            self._context.tree.ending = True
+        self._send_down({"kind": "end", "code": record.exit_code})
+
+    async def _claim(self, generation: int) -> GenerationClaim | None:
+        assert self._context.tree is not None
+        host, port = self._context.address
+        start, world = self._context.tree.rendezvous.start, self._context.world
+        return await self._context.exit_files.claim(
+            GenerationClaim(start, generation, world.rank, world.node, host, port)
+        )
+
+    def _forget(self, member: int) -> None:
+        if self._context.tree is not None:
+            self._context.tree.plan.forget(member)
+            self._context.tree.drop(member)
+
+    def _send_roster_soon(self) -> None:
+        self._changed_at = time.monotonic()
+        if self._context.keeps_going and not self._roster_due:
+            self._roster_due = True
+            self._context.spawn(self._send_roster())
+
+    async def _send_roster(self) -> None:
+        """Tells all supervisors who is there, when nobody has come or gone for ROSTER_S."""
+        latest = time.monotonic() + ROSTER_LATEST_S
+        while self._changed_at + ROSTER_S > time.monotonic() < latest:
+            await asyncio.sleep(max(0.01, self._changed_at + ROSTER_S - time.monotonic()))
+        self._roster_due = False
+        tree = self._context.tree
+        if self.coordinator is None or tree is None or self._ending.code is not None:
+            return
+        generation, world, members = self.coordinator.state
+        here = (self._context.world.rank, self._context.address)
+        succession = (here, *tree.plan.successors(SUCCESSORS))
+        tree.down(Roster(generation, world, members, succession).to_message())

@@ -1,0 +1,87 @@
+"""Ends one supervisor: as the coordinator says, or alone if it does not reach the coordinator. No torch."""
+
+import asyncio
+import sys
+import time
+from dataclasses import asdict
+
+from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
+from trainer.run.exit_record import ExitRecord, record_cause
+from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
+from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
+from trainer.supervise.own_rank import OwnRank
+from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.world import STARTS_AGAIN
+from trainer.text.terminal import shown
+
+
+class Ending:
+    """End of one supervisor; the first exit code counts."""
+
+    def __init__(self, context: SupervisorContext, own: OwnRank) -> None:
+        self._context, self._own = context, own
+        self.code: int | None = None
+        """Exit code; None while the run goes on."""
+        self.changed = asyncio.Event()
+        """Is set when the code has come, so that nobody waits longer."""
+
+    def end(self, code: int) -> None:
+        """Ends this supervisor with the exit code."""
+        if self._context.tree is not None:
+            self._context.tree.ending = True
+        self.code = code if self.code is None else self.code
+        self._own.closed = True
+        self.changed.set()
+
+    def show(self, record: ExitRecord) -> None:
+        """Shows people why the run ends."""
+        print(shown(record.headline()), file=sys.stderr, flush=True)
+        # If the cause was recorded, the process that started the launcher shows the details, last.
+        if not record_cause(record, self._context.env) and record.details:
+            print(shown(record.details), file=sys.stderr, flush=True)
+
+    def leave_cut_off(self, other: str) -> None:
+        """Ends this supervisor and all below it, since others go on without them."""
+        if self._context.tree is not None:
+            self._context.tree.ending = True
+            self._context.tree.down({"kind": "cut off", "other": other})
+        self.end_cut_off(EXIT_FAILED, other)
+
+    def end_cut_off(self, code: int, other: str) -> None:
+        """Ends this rank without writing into the run folder.
+
+        That folder may be on another network; it is left to supervisors that still reach each other.
+        """
+        if self.code is None:
+            node = self._context.world.node
+            self.show(ExitRecord(self._own.number, node, code, cut_off(other), time.time()))
+            self.end(code)
+
+    async def end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:
+        """Ends this rank if rank 0's supervisor does not decide, not yet or no longer.
+
+        Writes the cause in its place.
+        """
+        if self.code is not None:
+            return
+        own, files = self._own, self._context.exit_files
+        rank, node = (missing.rank, missing.node) if missing else (own.number, self._context.world.node)
+        its = own.report()
+        diagnosis = Diagnosis(reason, [] if its is None else [its], [missing] if missing else [])
+        number = own.generation.number if own.generation is not None else own.latest
+        record = ExitRecord(rank, node, code, reason, time.time(), text(diagnosis, {}, ""), generation=number)
+        self.show(record)
+        if self._may_start_again:
+            await files.request_start(record, own.ran + 1)
+            self.end(EXIT_START_AGAIN)
+            return
+        # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.
+        await files.write(EXIT_FILE, asdict(record))
+        await files.write(DIAGNOSIS_FILE, diagnosis.to_json(code, {}))
+        self.end(code)
+
+    @property
+    def _may_start_again(self) -> bool:
+        """True if the launcher starts all supervisors again, and there is something to go on from."""
+        begun = self._own.ran > 1 or self._own.has_begun
+        return bool(self._context.env.get(STARTS_AGAIN)) and self._context.limits.max_restarts > 0 and begun

@@ -1,0 +1,66 @@
+"""Fencing: of two parts of a cut network, only one may start the next generation.
+
+Each coordinator claims the number of the generation in the run folder, see `trainer.run.generations`, and
+waits first until the ranks of silent members have surely been ended. No torch.
+"""
+
+import time
+
+from trainer.run.generations import GenerationClaim
+from trainer.supervise.presence import ORPHANS_S, Presence
+from trainer.supervise.round import Round
+from trainer.supervise.run_state import RunState
+
+FENCE_S = 3.0
+"""Seconds from the silence of a supervisor until its rank has surely been ended by itself.
+
+Both sides of a connection wait for `timeouts.silence_s`, and each looks once a second.
+"""
+
+
+class Fence:
+    """Claims generations for one coordinator."""
+
+    def __init__(self, run: RunState, presence: Presence) -> None:
+        self._run, self._presence = run, presence
+        self._ran = run.round.generation
+        self._claimed: list[int] = []
+        """Numbers of generations that were claimed here, or passed over, since the last that ran."""
+
+    def record_start(self, generation: int) -> None:
+        """Records that a generation has started, here or with an earlier coordinator."""
+        self._ran, self._claimed = generation, []
+
+    async def is_ours(self, its: Round) -> bool:
+        """Claims the generation; if another part of a cut network has it, this part leaves.
+
+        The smaller part waits first, so that the larger one comes before it.
+        """
+        run, doubtful = self._run, self._presence.doubtful
+        assert run.actions.claim is not None
+        if its.generation in self._claimed:
+            return True
+        if doubtful:
+            here = len(run.membership.living)
+            wait_s = FENCE_S if here > len(doubtful) else 3 * run.limits.silence_s + 2 * ORPHANS_S
+            until = max(doubtful.values()) + wait_s
+            await run.until(lambda: run.decided or not doubtful, until - time.monotonic())
+        while not run.decided:
+            # Each number since the last generation that ran here is claimed in turn: so two parts of a cut
+            # network always meet at the first one.
+            number = self._claimed[-1] + 1 if self._claimed else self._ran + 1
+            other = await run.actions.claim(number)
+            is_dead = other is not None and other.member in run.membership.lost - doubtful.keys()
+            if other is not None and not is_dead and other.member != run.member:
+                self._leave(other)
+                return False
+            self._claimed.append(number)
+            its.generation = max(its.generation, number + (other is not None))
+            if other is None and number >= its.generation:
+                return not run.decided
+        return False
+
+    def _leave(self, other: GenerationClaim) -> None:
+        self._run.decided = True
+        where = f"supervisor {other.member} on {other.node}" if other.node else "the run folder"
+        self._run.actions.leave(where)

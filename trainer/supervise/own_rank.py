@@ -1,0 +1,260 @@
+"""A supervisor's own rank: starts it in each generation, watches it, reports about it and ends it.
+
+No torch.
+"""
+
+import asyncio
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from trainer.config.phases import NOTHING_DONE
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from trainer.run.exit_record import ExitRecord, first_cause
+from trainer.run.layout import FLIGHT_RECORDS
+from trainer.supervise import heartbeat
+from trainer.supervise.actions import Message
+from trainer.supervise.generation import Generation, fresh_variables
+from trainer.supervise.heartbeat import RankState
+from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
+from trainer.supervise.membership import Place, place_in
+from trainer.supervise.nccl_debug import flight_record
+from trainer.supervise.rank_report import STACK_FILE, RankReport, python_stack, report
+from trainer.supervise.state_folder import newest_kept
+from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.world import first_world, rank_variables
+from trainer.sysinfo import memory
+
+
+class OwnRank:
+    """Rank of one supervisor, or none for now."""
+
+    def __init__(
+        self,
+        context: SupervisorContext,
+        generation: Generation | None,
+        start_rank: Callable[..., Generation],
+        on_late: Callable[[str, Generation], None],
+    ) -> None:
+        """`start_rank` starts the rank of a generation, given its number, its environment and `is_root`.
+
+        `on_late` is called when the rank has passed a limit, with the words for it.
+        """
+        self.generation = generation
+        """The rank as it runs now; after a fault another one takes its place. None: there is none."""
+        self._context, self._start_rank, self._on_late = context, start_rank, on_late
+        world = context.world
+        first = first_world(world, context.env)
+        self.number = first.rank if first is not None else world.rank
+        """Number of the rank in the present world; without a rank the number of this supervisor."""
+        self.latest = world.generation
+        """Highest number of a generation that this supervisor has heard of."""
+        self.ran = world.generation
+        """Number of the last generation that was started."""
+        self.closed = False
+        """True once this supervisor ends: then no rank is started any more."""
+        self._progress: Message = {}
+        self._pauses: list[tuple[float, float]] = []
+        """Time at which this process went on after each pause, and the pause's length, both in seconds."""
+        self._learned: dict[str, str] = {}
+        """Variable of the next generation's rank: the limits that the ranks so far have learned."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is no rank, or if it is gone."""
+        return self.generation is None or self.generation.ended
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the rank has done anything that could be saved."""
+        return self.state().phase not in NOTHING_DONE
+
+    def state(self) -> RankState:
+        """Returns the rank's state; time when this process was suspended does not count.
+
+        So a suspended job keeps the rest of its limits.
+        """
+        if self.generation is None:
+            return RankState("init", float("inf"), 0, time.monotonic(), 0, "", False)
+        return heartbeat.read(self.generation.memory).resumed_after(
+            lambda since: sum(min(pause, end - since) for end, pause in self._pauses if since < end)
+        )
+
+    def moments(self) -> Mapping[str, float]:
+        """Returns the moments of its start that the rank has reached in its present generation."""
+        return heartbeat.moments(self.generation.memory) if self.generation is not None else {}
+
+    def record_pause(self, seconds: float) -> None:
+        """Records that this process, and so its rank too, was suspended until now."""
+        self._pauses.append((time.monotonic(), seconds))
+
+    def request_stop(self) -> None:
+        """Asks the rank to save and leave."""
+        if self.generation is not None:
+            heartbeat.request_stop(self.generation.memory)
+
+    def inspect(self, *, tells_progress: bool) -> None:
+        """Checks whether the rank has ended or has passed a limit.
+
+        `tells_progress`: rank 0 tells the coordinator what it has done.
+        """
+        generation = self.generation
+        if generation is None or generation.ending:
+            return
+        if tells_progress and self.number == 0:
+            self._send_progress()
+        code = generation.rank.poll()
+        if code is not None:
+            if not generation.reported_end:
+                generation.reported_end = True
+                self._report_end(generation, code)
+            return
+        state = self.state()
+        if state.late and not generation.reported_late:
+            generation.reported_late = True
+            what = f"{state.late_text} (noticed on rank {self.number})"
+            self._send_up(generation, {"kind": "late", "what": what})
+            self._on_late(what, generation)
+        generation.reported_late = state.late
+
+    def _send_progress(self) -> None:
+        """Tells a coordinator that has no heartbeat of its own about rank 0."""
+        assert self.generation is not None
+        state = self.state()
+        now = {"steps_done": state.steps_done, "begun": state.phase not in NOTHING_DONE}
+        if now != self._progress:
+            self._progress = now
+            self._send_up(self.generation, {"kind": "progress", **now})
+
+    def _send_up(self, generation: Generation, message: Message) -> None:
+        self._context.send_up({**message, "generation": generation.number})
+
+    def _record(self, code: int, reason: str, details: str = "") -> ExitRecord:
+        return ExitRecord(self.number, self._context.world.node, code, reason, time.time(), details)
+
+    def _report_end(self, generation: Generation, code: int) -> None:
+        if code in (EXIT_DONE, EXIT_PREEMPTED):
+            cause = first_cause(generation.folder)
+            reason = cause.reason if cause else ""
+            done = {"kind": "done", "rank": self.number, "code": code, "reason": reason}
+            self._send_up(generation, done)
+            return
+        state = self.state()
+        where = f"{state.phase}, step {state.step}" if state.step else state.phase
+        record = first_cause(generation.folder) or self._record(EXIT_FAILED, "")
+        if code < 0:
+            record = self._killed(generation, -code, where)
+        elif not record.reason:
+            record = self._record(code, f"exited with code {code} in {where}")
+        self._send_up(
+            generation,
+            {
+                "kind": "failed",
+                "record": asdict(record),
+                "step": state.step,
+                "waiting": code > 0 and state.waiting,
+                "killed": code == -signal.SIGKILL,
+            },
+        )
+
+    def _killed(self, generation: Generation, number: int, where: str) -> ExitRecord:
+        name = signal.Signals(number).name
+        most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
+        hint = (
+            f"; the kernel does this when memory runs out: {memory.hint(most_kb)}"
+            if number == signal.SIGKILL
+            else ""
+        )
+        stack = generation.folder / STACK_FILE
+        details = stack.read_text(errors="replace")[:4000] if stack.exists() else ""
+        return self._record(EXIT_FAILED, f"killed by {name} in {where}{hint}", details)
+
+    async def end(self) -> None:
+        """Kills the rank and all that it started, and waits until the kernel has ended it."""
+        if self.generation is not None:
+            await self.generation.end()
+
+    async def end_before(self, following: int) -> None:
+        """Ends the rank, and confirms it, so that the generation with the number `following` can start."""
+        await self.end()
+        in_memory = newest_kept(self._context.env)
+        number = self._context.world.rank
+        self._context.send_up(
+            {"kind": "ended", "rank": number, "generation": following, "in_memory": in_memory}
+        )
+
+    async def choose_meeting(self) -> dict[str, str]:
+        """Returns the variables by which the ranks of the next generation meet here. Raises OSError."""
+        return await asyncio.to_thread(fresh_variables, self._context.env, self._context.address[0])
+
+    async def answer_meeting(self, generation: int) -> None:
+        """Chooses where the ranks of a generation meet whose rank 0 will be here."""
+        answer: Message = {"kind": "meeting", "generation": generation}
+        try:
+            answer["variables"] = await self.choose_meeting()
+        except OSError as error:
+            answer["problem"] = str(error)
+        self._context.send_up(answer)
+
+    async def end_and_start(self, message: Message) -> None:
+        """Starts the rank that a message asks for, after the one that still runs has ended."""
+        await self.end()
+        self.start(message)
+
+    def start(self, message: Message) -> None:
+        """Starts the rank again, if it has a place in the world of this generation."""
+        number, variables = message["generation"], dict(message["variables"])
+        if "world" in message:
+            place = place_in(message["world"], self._context.world.rank)
+            self.number = self._context.world.rank if place is None else place.rank
+            if place is None:
+                self.generation = None
+                return
+            variables |= self._place_variables(place)
+        if self.closed or number != self.latest:
+            return
+        try:
+            if self.generation is not None and (state := heartbeat.read(self.generation.memory)).ranks:
+                self._learned = {LEARNED_LIMITS: to_text(state.learned, state.ranks)}
+            own = {**self._context.env, **variables, **self._learned}
+            self.generation = self._start_rank(number, env=own, is_root=self.number == 0)
+        except OSError as error:
+            record = self._record(EXIT_FAILED, f"the rank cannot be started again: {error}")
+            self._context.send_up(
+                {"kind": "failed", "record": asdict(record), "waiting": False, "generation": number}
+            )
+            return
+        heartbeat.limit_init(self.generation.memory, self._context.limits.init_s)
+
+    def _place_variables(self, place: Place) -> dict[str, str]:
+        world = replace(
+            self._context.world,
+            rank=place.rank,
+            size=place.size,
+            local_rank=place.local_rank,
+            local_size=place.local_size,
+        )
+        return rank_variables(world, place.cross, self._context.env)
+
+    def report(self) -> RankReport | None:
+        """Returns what the rank does now; None if there is none."""
+        its = self.generation
+        return (
+            None if its is None else report(self.number, self._context.world.node, its.rank.pid, self.state())
+        )
+
+    async def send_report(self, generation: Generation) -> None:
+        """Sends this rank's report. NCCL's flight record is saved first, since the end may follow at once."""
+        own = report(self.number, self._context.world.node, generation.rank.pid, self.state())
+        if folder := self._context.limits.run_folder:
+            await flight_record(generation.folder, Path(folder, FLIGHT_RECORDS))
+        self._send_up(generation, {"kind": "report", "report": own.to_json()})
+
+    async def send_stack(self, generation: Generation) -> None:
+        """Sends the Python stack of this rank."""
+        rank = self.number
+        stack = await python_stack(generation.rank.pid, generation.folder)
+        self._send_up(generation, {"kind": "stack", "rank": rank, "stack": stack})

@@ -1,0 +1,103 @@
+"""Presence: which members are there, which are gone, and which may still come or may live beyond a cut.
+
+The coordinator's part of it; `membership` holds the result. No torch.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from trainer.run.exit_record import supervisor_lost
+from trainer.supervise.round import Round
+from trainer.supervise.run_state import RunState
+
+REGROUP_S = 30.0
+"""Longest wait, in seconds, for every supervisor to confirm that its rank has ended before a restart."""
+ORPHANS_S = 4.0
+"""Longest wait, in seconds, for a supervisor to find another way after the one above it is gone."""
+
+
+class Presence:
+    """Follows who comes and who goes."""
+
+    def __init__(self, run: RunState, record_lost: Callable[[int, str, str, bool], None]) -> None:
+        """`record_lost` is called with a lost member, its node, the reason and whether it is only silent."""
+        self._run, self._record_lost = run, record_lost
+        self.doubtful: dict[int, float] = {}
+        """Members that may live beyond a cut in the network, and when they fell silent."""
+        self._orphans: set[int] = set()
+        """Members that are looking for another way to this supervisor."""
+        self._awaited: set[int] = set()
+        """Members of an earlier coordinator that have not come yet."""
+        self._joined_at = 0.0
+
+    @property
+    def has_orphans(self) -> bool:
+        """True while members are looking for another way to this supervisor."""
+        return bool(self._orphans)
+
+    def join(self, member: int, node: str) -> None:
+        """Records that a member is there, for the first time or again."""
+        self._run.membership.join(member, node)
+        self._orphans.discard(member)
+        self._awaited.discard(member)
+        self._joined_at = time.monotonic()
+        self.doubtful.pop(member, None)
+        self._run.actions.members_changed()
+
+    def lose(self, member: int, *, silent: bool) -> None:
+        """Counts a member as gone. Those below it in the tree have ORPHANS_S to find another way."""
+        run = self._run
+        orphans = {other for other in run.actions.below(member) if other in run.membership.living}
+        run.membership.lose(member)
+        self._orphans.discard(member)
+        run.actions.forget(member)
+        if silent:
+            self.doubtful[member] = time.monotonic()
+        if orphans := orphans - self._orphans:
+            self._orphans |= orphans
+            run.spawn(self._lose_orphans(orphans, silent=silent))
+        run.actions.members_changed()
+
+    async def _lose_orphans(self, orphans: set[int], *, silent: bool) -> None:
+        self._joined_at = time.monotonic()
+        while orphans & self._orphans and time.monotonic() < self._joined_at + ORPHANS_S:
+            await asyncio.sleep(0.1)  # in a large run they come one after the other
+        for member in sorted(orphans & self._orphans):
+            reason = supervisor_lost("it has not come back since the supervisor above it was lost")
+            self._record_lost(member, self._run.membership.nodes[member], reason, silent)
+
+    def take_over(self, members: Sequence[tuple[int, str]], root: int, dead: Sequence[int]) -> None:
+        """Counts the members of an earlier coordinator (`root`) that are not here as gone for now.
+
+        Those whose processes are not `dead` are awaited.
+        """
+        here = self._run.membership.living
+        for member, node in members:
+            if member not in here:
+                self._run.membership.join(member, node)
+                self._run.membership.lose(member)
+                if member not in dead and member != root:
+                    self._awaited.add(member)
+                if root not in dead:
+                    self.doubtful[member] = time.monotonic()
+
+    async def all_ended(self, its: Round) -> None:
+        """Waits until nobody is awaited and all who are there have ended their ranks.
+
+        Those who do not come or do not end in time count as lost.
+        """
+        run = self._run
+        began = self._joined_at = time.monotonic()
+        patience = ORPHANS_S + (run.limits.silence_s if self.doubtful else 0.0)
+        limit = began + REGROUP_S
+
+        def settled() -> bool:
+            waiting = self._orphans or (self._awaited and time.monotonic() < self._joined_at + patience)
+            return run.decided or (not waiting and its.ended >= set(run.membership.living))
+
+        await run.until(settled, max(REGROUP_S, patience))
+        self._awaited.clear()
+        if time.monotonic() >= limit:
+            for member in set(run.membership.living) - its.ended:
+                self.lose(member, silent=True)

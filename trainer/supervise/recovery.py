@@ -1,0 +1,265 @@
+"""Recovery: after a failure it decides whether the run goes on, and starts the ranks again if so.
+
+It ends the ranks, waits until it is known who is left, agrees on their world and where they meet, and starts
+the next generation. The coordinator's part of it; no torch.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from trainer.run.exit_record import ExitRecord, supervisor_lost
+from trainer.supervise.actions import Message
+from trainer.supervise.diagnosis import Missing
+from trainer.supervise.fencing import Fence
+from trainer.supervise.membership import WorldPlan
+from trainer.supervise.presence import REGROUP_S, Presence
+from trainer.supervise.relaunch import Relaunch
+from trainer.supervise.restart_parts import RestartClock
+from trainer.supervise.restart_wording import left_out, restart_line, too_few
+from trainer.supervise.restarts import Fault, GiveUp, GoOn
+from trainer.supervise.round import Failure, Round
+from trainer.supervise.run_state import RunState
+from trainer.text.wording import many
+
+GROW_S = 3.0
+"""Wait, in seconds, for others to come back before the ranks start again because one did."""
+_RANKS = 16
+
+
+class Recovery:
+    """Lets the run go on after a failure, or ends it."""
+
+    def __init__(self, run: RunState, presence: Presence) -> None:
+        self._run, self._presence = run, presence
+        self._fence = Fence(run, presence)
+        self.relaunch = Relaunch(run)
+        self.others_there = True
+        """False once a supervisor is gone from a run that cannot go on without it."""
+
+    def can_go_on(self, failure: Failure) -> bool:
+        """Returns whether a restart may help, and can be made.
+
+        A run whose ranks fail before their first step has a wrong input or a wrong environment.
+        """
+        run = self._run
+        return (
+            run.limits.max_restarts > 0
+            and run.actions.fresh_variables is not None
+            and failure.record.exit_code not in (EXIT_BAD_INPUT, EXIT_PREEMPTED)
+            and (run.keeps_going or bool(run.starts_again) or (failure.others_there and self.others_there))
+            and run.stop_at is None
+            and not run.decided
+            and not run.round.done
+            and (bool(run.history) or run.has_begun())
+        )
+
+    def fail(self, failure: Failure) -> None:
+        """Lets the run go on after a failure, or ends it; of several failures the first counts."""
+        if not self._run.round.failed and not self._run.decided:
+            self._run.round.failed = True
+            self._run.spawn(self._go_on_or_end(failure))
+
+    async def _go_on_or_end(self, failure: Failure) -> None:
+        run = self._run
+        if not self.can_go_on(failure):
+            await run.end_failed(failure)
+            return
+        record = failure.record
+        cause = record.reason.partition("; ")[0]
+        fault = Fault(record.rank, record.node, failure.step, cause, lost=failure.kind == "lost")
+        run.membership.record_fault(record.node)
+        answer = await run.history.decide(fault, new_step=run.steps_done() > run.history.reached)
+        if isinstance(answer, GiveUp):
+            await run.end_failed(failure, answer.reason)
+        elif not self.can_go_on(failure):  # a stop or a lost supervisor came while the folder was read
+            await run.end_failed(failure)
+        elif self.relaunch.is_needed(failure):
+            await self.relaunch.leave(failure, fault, answer)
+        else:
+            await self._restart(failure, fault, answer)
+
+    async def _restart(self, failure: Failure, fault: Fault, go_on: GoOn) -> None:
+        """Ends all ranks, waits until every supervisor confirms it, and starts the next generation."""
+        run, history = self._run, self._run.history
+        history.reached = max(history.reached, run.steps_done())
+        clock = RestartClock(failure.at)
+        clock.end_part("detect", time.monotonic())
+        for member in failure.silent if run.keeps_going else ():
+            self._presence.lose(member, silent=True)
+        its = run.begin_round()
+        world = await self._next_world(failure, its)
+        if world is None:
+            return
+        clock.end_part("end", time.monotonic())
+        from_step = max(await history.saved_step(), its.in_memory)
+        if run.decided:  # a stop has come, or a supervisor is lost
+            return
+        run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
+        without = left_out(run.membership, world)
+        history.add(its.generation, failure, fault, from_step, ranks=world.size, left_out=without)
+        history.clock = clock
+        await history.write()
+        clock.end_part("agree", time.monotonic())
+        if go_on.wait_s:
+            await run.until(lambda: run.decided, go_on.wait_s)
+            clock.end_part("wait", time.monotonic())
+        await self._start_generation(failure, its, world)
+
+    async def _next_world(self, failure: Failure, its: Round) -> WorldPlan | None:
+        """Returns the world of those who are there and have ended their ranks; None if the run has ended."""
+        run = self._run
+        if not run.keeps_going:
+            return await self._same_world(failure, its)
+        limit = time.monotonic() + (run.limits.init_s if run.respawns else 0.0)
+        told = False
+        while not run.decided:
+            await self._presence.all_ended(its)
+            if (world := run.membership.next_world()) is not None:
+                return world
+            if time.monotonic() >= limit:
+                await run.end_failed(failure, f"no restart, since {too_few(run)}")
+                return None
+            if not told:
+                told = True
+                # The claim says where one that comes back finds this coordinator.
+                if not await self._fence.is_ours(its):
+                    return None
+                run.actions.say(
+                    f"clipship: {too_few(run)}; waiting up to {run.limits.init_s:.0f} s for the launcher "
+                    "to start a supervisor again"
+                )
+            await asyncio.sleep(0.2)
+        return None
+
+    async def _same_world(self, failure: Failure, its: Round) -> WorldPlan | None:
+        """Returns the world as it was, once all have ended their ranks; None if the run has ended."""
+        run = self._run
+        await run.until(lambda: len(its.ended) == len(its.members) or run.decided, REGROUP_S)
+        left = [rank for rank, member in enumerate(its.members) if member not in its.ended]
+        if left:
+            ranks = ", ".join(map(str, left[:_RANKS]))
+            why = f"no restart, since rank {ranks} did not end in {REGROUP_S:g} s"
+            await run.end_failed(failure, why)
+            return None
+        return run.world
+
+    async def _start_generation(self, failure: Failure, its: Round, world: WorldPlan) -> None:
+        run = self._run
+        while not run.decided:
+            variables = await self._meeting(failure, its, world)
+            if run.decided:
+                return
+            settled = (
+                variables is not None and its.ended >= set(world.numbers) and not self._presence.has_orphans
+            )
+            if run.keeps_going and (not settled or run.membership.next_world() != world):
+                changed = await self._next_world(failure, its)  # somebody has come or gone meanwhile
+                if changed is None:
+                    return
+                world = changed
+                run.history.change_last(ranks=world.size, left_out=left_out(run.membership, world))
+                continue
+            if run.keeps_going and not await self._fence.is_ours(its):
+                return
+            if run.membership.next_world() == world or not run.keeps_going:
+                self._start(its, world, variables or {})
+                await run.history.write()
+                await run.watch_progress(its)
+                return
+            its.generation += 1  # this number is used up
+
+    def _start(self, its: Round, world: WorldPlan, variables: Mapping[str, str]) -> None:
+        its.started, its.members = True, world.numbers
+        self._fence.record_start(its.generation)
+        start: Message = {"kind": "start", "generation": its.generation, "variables": dict(variables)}
+        if self._run.keeps_going:
+            start["world"] = world.to_text()
+        self._run.actions.broadcast(start)
+        self._run.actions.members_changed()
+
+    async def _meeting(self, failure: Failure, its: Round, world: WorldPlan) -> Mapping[str, str] | None:
+        """Returns the variables by which the ranks meet, which the new rank 0's supervisor chooses.
+
+        Returns None if it does not answer, or if the run ends because there are none.
+        """
+        run = self._run
+        assert run.actions.fresh_variables is not None
+        first = world.numbers[0]
+        if not run.keeps_going or first == run.member:
+            try:
+                return dict(await run.actions.fresh_variables())
+            except OSError as error:
+                await run.end_failed(failure, f"no restart, since the ranks cannot meet again: {error}")
+                return None
+        its.meeting = None
+        run.actions.broadcast({"kind": "meet", "member": first, "generation": its.generation})
+        gone = run.membership.lost
+        await run.until(lambda: its.meeting is not None or first in gone or run.decided, REGROUP_S)
+        answer = its.meeting
+        if answer is None:
+            self._presence.lose(first, silent=True)
+            return None
+        if answer.get("problem"):
+            why = f"no restart, since the ranks cannot meet again: {answer['problem']}"
+            await run.end_failed(failure, why)
+            return None
+        return dict(answer["variables"])
+
+    async def regroup_again(self, its: Round) -> None:
+        """Tells a supervisor that was not there when the others were told to end their ranks."""
+        await asyncio.sleep(0.2)
+        if self._run.round is its and not its.started and not its.regrouped_again:
+            its.regrouped_again = True
+            self._run.actions.broadcast({"kind": "regroup", "generation": its.generation})
+            await asyncio.sleep(0.2)
+            its.regrouped_again = False
+
+    async def grow(self, its: Round) -> None:
+        """Lets the ranks save and leave if more of them can start, since members have come back."""
+        await asyncio.sleep(GROW_S)
+        run = self._run
+        world = run.membership.next_world()
+        if world is None or world.size <= len(its.members) or its.growing or run.stop_at is not None:
+            return
+        its.growing = True
+        run.actions.broadcast({"kind": "stop"})
+
+    async def take_in(self) -> None:
+        """Starts the ranks again after they have saved: this is no fault, and no step is done again."""
+        run = self._run
+        nodes = run.membership.nodes
+        new = [member for member in run.membership.living if member not in run.round.members]
+        member = new[0] if new else run.member
+        cause = f"{many(len(new), 'supervisor')} came back"
+        fault = Fault(member, nodes[member], 0, cause)
+        record = ExitRecord(member, nodes[member], EXIT_FAILED, cause, time.time())
+        await self._restart(Failure(record, kind="taken in"), fault, GoOn(0, 0.0))
+
+    async def take_over(
+        self,
+        ran: int,
+        generation: int,
+        world: WorldPlan,
+        members: Sequence[tuple[int, str]],
+        root: Missing,
+        dead: Sequence[int],
+    ) -> None:
+        """Goes on in the place of another coordinator, which is lost (`root`).
+
+        `ran` is the last generation that has run, `generation` the highest number that anybody has used,
+        `world` the last world, and `members` those who were there. `dead` are those whose processes are
+        surely gone; if the coordinator is none of them, it may be alive beyond a cut in the network.
+        """
+        run = self._run
+        self._fence.record_start(ran)
+        for each in await run.history.restore():
+            run.membership.record_fault(each.node)
+        run.round.generation, run.round.members = generation, world.numbers
+        self._presence.take_over(members, root.rank, dead)
+        place = world.place(root.rank)
+        rank = place.rank if place is not None else root.rank
+        reason = supervisor_lost("those below it have lost their connections")
+        record = ExitRecord(rank, root.node, EXIT_FAILED, reason, time.time(), generation=generation)
+        self.fail(Failure(record, run.present_step(), kind="lost"))

@@ -1,0 +1,82 @@
+"""Relaunch: restarts for which the launcher must start all supervisors again.
+
+MPI ends all processes when one is lost. The coordinator lets all leave; the next one counts on from what it
+finds in the run folder. No torch.
+"""
+
+import time
+from dataclasses import replace
+
+from trainer.errors import EXIT_START_AGAIN
+from trainer.run.exit_record import ExitRecord
+from trainer.supervise.restart_parts import RestartClock
+from trainer.supervise.restart_wording import restart_line
+from trainer.supervise.restarts import Fault, GiveUp, GoOn
+from trainer.supervise.round import Failure
+from trainer.supervise.run_state import RunState
+
+LEAVE_S = 4.0
+"""Longest wait, in seconds, for every supervisor to confirm that its rank has ended before all leave."""
+
+
+class Relaunch:
+    """Lets all supervisors leave and be started again, and goes on after that."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+
+    def is_needed(self, failure: Failure) -> bool:
+        """Returns whether a restart after this failure needs the launcher."""
+        when = self._run.starts_again
+        return when == "always" or bool(when and not failure.others_there)
+
+    async def leave(self, failure: Failure, fault: Fault, go_on: GoOn) -> None:
+        """Lets all supervisors leave, so that the launcher starts them again as the next generation."""
+        run = self._run
+        its = run.begin_round()
+        world = run.world
+        from_step = max(await run.history.saved_step(), run.actions.in_memory())
+        run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
+        run.history.add(its.generation, failure, fault, from_step, ranks=world.size)
+        await run.history.write()
+        await run.exit_files.request_start(failure.record, its.generation)
+        if failure.others_there:
+            await run.until(lambda: run.decided or its.ended >= set(its.members), LEAVE_S)
+        await run.until(lambda: run.decided, go_on.wait_s)
+        if not run.decided:
+            run.decided = True
+            run.actions.finish(replace(failure.record, exit_code=EXIT_START_AGAIN))
+
+    async def resume(self) -> None:
+        """Goes on where the last generation's coordinator left off; the launcher has started all again.
+
+        If that one was lost, the fault is counted here.
+        """
+        run, history = self._run, self._run.history
+        for each in await history.restore():
+            run.membership.record_fault(each.node)
+        generation = run.round.generation
+        if not history or history.last.generation < generation:
+            record = await run.exit_files.requested_start()
+            if record is not None and not await self._count_lost(record, generation):
+                return
+        history.reach_restarted_steps()
+        if history:
+            seconds_ago = max(0.0, time.time() - history.last.time)
+            history.clock = RestartClock(time.monotonic() - seconds_ago)
+            run.spawn(run.watch_progress(run.round))
+
+    async def _count_lost(self, record: ExitRecord, generation: int) -> bool:
+        """Counts a fault that nobody has recorded; returns False if the run ends because of it."""
+        run = self._run
+        fault = Fault(record.rank, record.node, 0, record.reason.partition("; ")[0], lost=True)
+        answer = await run.history.decide(fault)
+        if isinstance(answer, GiveUp):
+            run.decide(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
+            return False
+        from_step = max(await run.history.saved_step(), run.actions.in_memory())
+        seconds_ago = time.time() - record.time
+        failure = Failure(replace(record, details=""), kind="lost", at=time.monotonic() - seconds_ago)
+        run.history.add(generation, failure, fault, from_step, ranks=len(run.round.members))
+        await run.history.write()
+        return True

@@ -1,0 +1,63 @@
+"""Round: all that the coordinator learns about one generation, and the failures that would end the run.
+
+No torch.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from trainer.run.exit_record import ExitRecord
+from trainer.supervise.actions import Message
+from trainer.supervise.diagnosis import Diagnosis
+from trainer.supervise.rank_report import RankReport
+from trainer.supervise.restarts import Kind
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Failure of a rank that would end the run."""
+
+    record: ExitRecord
+    step: int = 0
+    """Step that the rank was working on."""
+    diagnosis: Diagnosis | None = None
+    """State of all ranks if a limit passed; it is written to the run folder when the run ends."""
+    ras: str = ""
+    others_there: bool = True
+    """False if a supervisor is gone or does not answer."""
+    kind: Kind = "fault"
+    silent: tuple[int, ...] = ()
+    """Members that do not answer."""
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Round:
+    """All that the coordinator learns about one generation; the next generation gets a new one."""
+
+    generation: int
+    members: tuple[int, ...] = ()
+    """Members in the order of ranks; before the start those of the generation before."""
+    started: bool = True
+    """False until every supervisor may start its rank of this generation."""
+    ended: set[int] = field(default_factory=set)
+    """Members that have no rank of the generation before any more."""
+    in_memory: int = 0
+    """Newest step that any node of them has kept in memory; 0 if none has."""
+    meeting: Message | None = None
+    """Answer of rank 0's supervisor: variables by which the ranks meet, or the problem."""
+    regrouped_again: bool = False
+    progress: Message = field(default_factory=dict)
+    """State of rank 0 as its supervisor tells it, if that is not this one."""
+    growing: bool = False
+    """True once the ranks were asked to save and leave, so that more of them can start."""
+    done: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    causes: list[tuple[float, Failure]] = field(default_factory=list)
+    reports: dict[int, RankReport] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
+    collecting: bool = False
+    failed: bool = False
+    """True once a failure is being decided about."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)

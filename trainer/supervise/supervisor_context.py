@@ -1,0 +1,42 @@
+"""Context of one supervisor: its place, its limits and its connections, which its parts share. No torch."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.run.exit_files import ExitFiles
+from trainer.supervise.actions import Message
+from trainer.supervise.limits import Limits
+from trainer.supervise.tree import Tree
+from trainer.supervise.tree_plan import Address
+from trainer.supervise.world import World
+
+
+@dataclass(frozen=True)
+class SupervisorContext:
+    """Place of a supervisor among all, and how it reaches them."""
+
+    world: World
+    limits: Limits
+    env: Mapping[str, str]
+    """Environment that the launcher gave it."""
+    exit_files: ExitFiles
+    tree: Tree | None
+    """Connections to the other supervisors; None: it works alone."""
+    keeps_going: bool
+    """True if the launcher keeps the others when a supervisor is gone."""
+    send_up: Callable[[Message], None]
+    """Sends a message to the coordinator, wherever it is."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def address(self) -> Address:
+        """Address at which this supervisor listens; ("", 0) if it does not."""
+        return self.tree.address if self.tree is not None else ("", 0)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the work in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
