@@ -31,9 +31,8 @@ def test_every_dependency_of_the_package_is_pinned_within_its_bound() -> None:
         | pinned(ROOT / "docker/requirements-mpi.txt")
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["mpi"])
-    ]
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(line) for line in (*project["dependencies"], *extras["train"], *extras["mpi"])]
     outside = [
         str(need)
         for need in wanted

@@ -28,6 +28,7 @@ from trainer.cli.presets import preset_names, preset_summary, write_preset
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, MachineError, StorageError
 from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, rank_log
+from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
 from trainer.text.terminal import say, shown
 
@@ -370,6 +371,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except click.ClickException as problem:
         problem.show()
+        return EXIT_BAD_INPUT
+    except ModuleNotFoundError as missing:
+        if not (text := missing_extra(missing.name or "")):
+            raise
+        say(text)
         return EXIT_BAD_INPUT
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED

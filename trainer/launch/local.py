@@ -39,6 +39,7 @@ from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 from trainer.sysinfo.addresses import free_port, loopback_interface
+from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.terminal import say, shown
 from trainer.text.wording import many
@@ -102,6 +103,7 @@ def start_ranks(
     run's, in which supervisors leave their records: if no rank runs on this machine, it is the only place
     that both sides see. The run's time counts from `began`, in seconds since the epoch; None means now.
     """
+    require("torch")  # said once here, not by each rank
     raise_open_files_limit()
     launcher = launcher_for(job.comm, several_hosts=hosts is not None)
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-
-from PIL import Image
+from typing import TYPE_CHECKING, Any
 
 from trainer.safe_io.atomic import write_json
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 BOARD_FILE = "retrieval_board.json"
 
@@ -46,7 +47,7 @@ class Row:
     """The texts, nearest first."""
 
 
-def row(image: Image.Image, texts: Sequence[Text]) -> Row:
+def row(image: "Image.Image", texts: Sequence[Text]) -> Row:
     """Returns the row of a picture, which is scaled down if it is larger than the board shows it."""
     small = image.convert("RGB")
     small.thumbnail((_SIDE, _SIDE))

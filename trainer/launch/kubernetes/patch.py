@@ -39,12 +39,7 @@ def patched(text: str, patch: Patch) -> str:
     """Returns the patched manifest; without a patch the text itself, so that its comments stay."""
     if not (patch.launcher or patch.worker):
         return text
-    try:
-        import yaml  # the Kubernetes client depends on it
-    except ImportError:
-        raise InputError(
-            "[kubernetes.patch] needs the Python package pyyaml: pip install 'clipship[launch]'"
-        ) from None
+    import yaml  # slow to import, rarely needed
 
     class Dumper(yaml.SafeDumper):
         """Writes texts of several lines, such as the job file, as blocks if YAML allows it."""
