@@ -182,7 +182,7 @@ bench-data: venv ## our loader against open_clip_train's on one core, and an ind
 	@$(PY) -m benchmarks.data $(BENCH_ARGS)
 
 test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names it
-	@PYTHON='$(PY)' '$(NULLGPU)' $(PY) -m pytest tests/nullgpu $(TEST_ARGS)
+	@PYTHON='$(PY)' '$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(TEST_ARGS)
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

@@ -31,7 +31,7 @@ def test_parameters_are_counted_from_the_config_alone(name: str) -> None:
 def test_known_models_have_their_known_size() -> None:
     assert (parameters("ViT-B-32"), parameters("ViT-L-14")) == (151_277_312, 427_616_512)
     assert parameters("RN50") is None
-    assert parameters("ViT-B-16-SigLIP") is None
+    assert parameters("ViT-B-16-SigLIP") == 203_155_968
     assert parameters("hf-hub:someone/model") is None
 
 

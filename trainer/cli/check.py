@@ -16,6 +16,7 @@ from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.launch.local import KEEPING_GOING, launcher_for
 from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained
+from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages
 from trainer.run.checkpoints import check_resume
@@ -31,6 +32,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     """
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
+        lambda: check_micro_batch(job, world_size),
         lambda: _check_recovery(job),
         lambda: check_nodes(job),
         lambda: check_model(job.model.name),
@@ -68,6 +70,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     """
     checks: list[Callable[[], object]] = [
         lambda: plan(job, world_size),
+        lambda: check_micro_batch(job, world_size),
         lambda: _check_recovery(job),
         lambda: check_nodes(job),
     ]

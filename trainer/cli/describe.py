@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
+from trainer.cli.gpu_plan import gpu_rows, too_large
 from trainer.cli.secret_values import secret_warnings
 from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.config import Data, Job
@@ -17,6 +18,7 @@ from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
 from trainer.image.stack_table import table
 from trainer.launch.local import launcher_for
+from trainer.model.fit import with_gpu_limit
 from trainer.model.packages import needed, not_named
 from trainer.run.folder import run_folder
 from trainer.sysinfo.imports import load
@@ -36,7 +38,9 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     `files` lets the files that the job names be opened. Raises InputError if the launcher cannot start the
     backend.
     """
-    batch_plan = plan(job, world_size)
+    planned = with_gpu_limit(job, world_size)
+    batch_plan = plan(planned, world_size)
+    on_gpus = _on_gpus(job, local=local)
     rows = [
         ("job", f"{job.name}, seed {job.seed}"),
         ("model", _model(job)),
@@ -48,7 +52,8 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
         ),
         ("world", _world(job, world_size, local=local)),
         ("device", _device(job, local=local)),
-        ("batch", batch_text(job, batch_plan)),
+        ("batch", batch_text(planned, batch_plan)),
+        *(gpu_rows(job, batch_plan, _total_steps(job, samples)) if on_gpus else []),
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
@@ -58,6 +63,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
         *(_summaries(job) if not local else []),
         *(("warning", text) for text in _no_gpu_here(job, local=local)),
         *(("warning", text) for text in too_little_memory(job, local=local)),
+        *(("warning", text) for text in (too_large(job, batch_plan) if on_gpus else [])),
         *(("warning", text) for text in warnings(job, samples)),
     ]
     return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
@@ -177,6 +183,13 @@ def _device(job: Job, *, local: bool) -> str:
     if local and not _has_a_gpu():
         return "the CPU (this machine has no GPU, and the job asks for none)"
     return "a GPU for each rank if torch can use one, else the CPU (the job asks for no GPU)"
+
+
+def _on_gpus(job: Job, *, local: bool) -> bool:
+    """Returns whether it is known that the job's ranks compute on GPUs."""
+    if job.resources.on_cpu:
+        return False
+    return bool(job.asks_for_gpus or job.resources.gpu) or (local and _has_a_gpu())
 
 
 def _no_gpu_here(job: Job, *, local: bool) -> Iterator[str]:

@@ -24,8 +24,9 @@ class BatchPlan:
 def plan(job: Job, world_size: int) -> BatchPlan:
     """Divides the global batch equally among ranks, each share in the fewest equal micro-batches that fit.
 
-    Raises InputError if the ranks cannot have equal shares, naming sizes that fit, or if accumulation is
-    needed and comm.torch.static_graph forbids it.
+    "auto" sets no limit here: `trainer.model.fit` puts a number in its place first. Raises InputError if the
+    ranks cannot have equal shares, naming sizes that fit, or if accumulation is needed and
+    comm.torch.static_graph forbids it.
     """
     total = job.optim.global_batch_size
     if total % world_size:
@@ -36,7 +37,7 @@ def plan(job: Job, world_size: int) -> BatchPlan:
             f"or one of these numbers of ranks: {_divisors_near(total, world_size)}"
         )
     per_rank = total // world_size
-    accumulation = _accumulation(per_rank, job.optim.max_batch_size_per_gpu or per_rank)
+    accumulation = _accumulation(per_rank, _limit(job) or per_rank)
     if accumulation > 1 and job.comm.backend == "torch" and job.comm.torch.static_graph:
         raise InputError(
             "comm.torch.static_graph = true needs a reduction after every pass, but with "
@@ -51,13 +52,20 @@ def batch_text(job: Job, batch_plan: BatchPlan) -> str:
 
     For example `256 = 1 rank x 1 micro-batch x 256 samples (no max_batch_size_per_gpu: no accumulation)`.
     """
-    limit = job.optim.max_batch_size_per_gpu
+    limit = _limit(job)
     reason = f"max_batch_size_per_gpu = {limit}" if limit else "no max_batch_size_per_gpu: no accumulation"
+    if job.optim.max_batch_size_per_gpu == "auto":
+        reason = 'max_batch_size_per_gpu = "auto": the ranks choose by the memory of their GPUs'
     return (
         f"{batch_plan.global_batch_size:,} = {many(batch_plan.world_size, 'rank')} "
         f"x {many(batch_plan.accumulation, 'micro-batch', 'micro-batches')} "
         f"x {many(batch_plan.micro_batch_size, 'sample')} ({reason})"
     )
+
+
+def _limit(job: Job) -> int | None:
+    limit = job.optim.max_batch_size_per_gpu
+    return None if limit == "auto" else limit
 
 
 def _accumulation(per_rank: int, limit: int) -> int:

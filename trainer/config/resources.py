@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.config.gpus import GpuName
 from trainer.config.types import AboveZero, Positive, Section
 
 
@@ -21,6 +22,9 @@ class Resources(Section):
     GPUs are asked for, and gpus_per_node counts ranks. None: gpu if the launcher gave the rank GPUs, or if
     gpus_per_node is set (and neither slurm.gpus nor kubernetes.gpu_resource is "none"); else whatever the
     node has."""
+    gpu: GpuName | None = None
+    """Kind of GPU that the job will run on. `clipship check` then says what fits and how long it takes; no
+    scheduler is asked for it."""
     cpus_per_gpu: Positive = 8
     """CPU cores for each GPU, or for each rank where there are no GPUs."""
     mem_gb_per_gpu: AboveZero | None = None

@@ -73,9 +73,9 @@ class Optim(Section):
     global_batch_size: Positive
     """Samples in one optimizer step, over all ranks. Batch per GPU and accumulation follow from the world
     size."""
-    max_batch_size_per_gpu: Annotated[Positive | None, MAY_CHANGE] = None
+    max_batch_size_per_gpu: Annotated[Positive | Literal["auto"] | None, MAY_CHANGE] = None
     """Most samples in one forward pass; a rank's larger share is accumulated (exactly, from cached features).
-    """
+    "auto": as many as fit the GPU by the arithmetic of `clipship check`; on CPUs no limit. None: no limit."""
     epochs: Positive | None = None
     """Passes over the data. Give either epochs or steps."""
     steps: Positive | None = None

@@ -12,12 +12,14 @@ from pathlib import Path
 import click
 
 from trainer.comm.connect import connect
+from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
 from trainer.config.overrides import inherited
 from trainer.model.build import build_model
+from trainer.model.fit import with_micro_batch
 from trainer.preflight.check import preflight
 from trainer.preflight.table import lines
 from trainer.run.folder import run_folder
@@ -58,6 +60,8 @@ def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, a
     comm = connect(job, world, os.environ, heartbeat)
     log.info("%-12s %s, %s on %s", "world", many(world.size, "rank"), comm.name, comm.device)
     check_future_folder(folder, comm)
+    if job.optim.max_batch_size_per_gpu == "auto":
+        job = with_micro_batch(job, world.size, smallest_gpu_bytes(comm))
     batch_plan = plan(job, world.size)
     report = preflight(job, comm, batch_plan, build_model(job, batch_plan, comm), folder)
     if world.rank == 0:

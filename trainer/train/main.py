@@ -22,6 +22,7 @@ from trainer.checkpoint.resume import best_value, restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.backends import Launcher, check_restarts
 from trainer.comm.connect import connect
+from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
 from trainer.config import Job
@@ -38,6 +39,7 @@ from trainer.data.streams import loader_processes
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model
 from trainer.model.compile import compile_blocks
+from trainer.model.fit import with_micro_batch
 from trainer.model.host_compiler import check_compiler
 from trainer.model.optimizer import build_optimizer
 from trainer.model.packages import check_packages
@@ -101,7 +103,10 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     Returns None if the run is done already. Raises InputError on all ranks alike.
     """
     started = time.monotonic()
-    batch_plan = plan(job, comm.world.size)
+    planned = job
+    if job.optim.max_batch_size_per_gpu == "auto":
+        planned = with_micro_batch(job, comm.world.size, smallest_gpu_bytes(comm))
+    batch_plan = plan(planned, comm.world.size)
     check_installed(job.logging)
     check_compiler(job.model)
     check_packages(job)
@@ -114,7 +119,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume)):
         _say("result", f"{run.result}: this run is done; --fresh moves it aside and starts again")
         return None
-    _announce(job, comm, run, batch_plan, source, samples, length)
+    _announce(planned, comm, run, batch_plan, source, samples, length)
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
     clip = build_model(job, batch_plan, comm)

@@ -1,0 +1,178 @@
+"""`clipship check` says what a step takes of a GPU, what fits, and how long the run takes at best."""
+
+from typing import Any, get_args
+
+import pytest
+
+from tests.support.jobs import RESNET, VIT, tiny_job
+from trainer.cli.check import check_without_files
+from trainer.cli.describe import describe
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.config.gpus import GIB, GPUS, GpuName
+from trainer.errors import InputError
+from trainer.model import catalog
+from trainer.model.architecture import architecture
+from trainer.model.fit import fits, largest_micro_batch, usable_bytes, with_gpu_limit, with_micro_batch
+from trainer.model.step_memory import step_memory
+from trainer.model.step_speed import step_speed, training_flops
+
+
+def job_of(config: str = "ViT-B-32", batch: int = 1024, *, gpu: str | None = "H100", **sections: Any) -> Job:
+    return tiny_job(
+        config=config,
+        model={"precision": "bf16", **sections.pop("model", {})},
+        optim={"global_batch_size": batch, **sections.pop("optim", {})},
+        resources={"gpus_per_node": 1, "gpu": gpu, **sections.pop("resources", {})},
+        **sections,
+    )
+
+
+def rows_of(job: Job, ranks: int = 1, samples: int = 64) -> list[str]:
+    return describe(job, ranks, samples, local=False, files=False).splitlines()
+
+
+def test_the_table_has_the_gpus_that_a_job_may_name() -> None:
+    assert tuple(GPUS) == get_args(GpuName)
+    for gpu in GPUS.values():
+        assert gpu.tflops["bf16"] > gpu.tflops["tf32"] >= gpu.tflops["fp32"]
+        assert gpu.memory == int(gpu.memory_gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("ViT-B-32", 151.3),
+        ("ViT-L-14", 427.6),
+        ("ViT-bigG-14", 2539.6),
+        ("ViT-B-16-SigLIP", 203.2),
+        ("ViT-SO400M-14-SigLIP", 877.4),
+    ],
+)
+def test_parameters_of_known_models(name: str, millions: float) -> None:
+    shape = architecture(name)
+    assert shape is not None
+    assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["RN50", "EVA02-B-16", "roberta-ViT-B-32", "coca_ViT-B-32", "hf-hub:a/b"])
+def test_models_whose_config_does_not_say_their_size_have_none(name: str) -> None:
+    assert architecture(name) is None
+    assert not any(line.startswith("memory") for line in rows_of(job_of(name)))
+
+
+def test_peak_memory_of_b_32_is_what_performance_md_measured() -> None:
+    shape = architecture("ViT-B-32")
+    assert shape is not None
+    memory = step_memory(shape, job_of(), plan(job_of(), 1))
+    assert memory.total / GIB == pytest.approx(35.89, rel=0.03)
+
+
+def test_several_ranks_hold_gradients_all_the_time_and_parts_of_the_model_if_it_is_split() -> None:
+    job, shape = job_of(), architecture("ViT-B-32")
+    assert shape is not None
+    two = step_memory(shape, job, plan(job, 2))
+    assert two.gradients == 4 * shape.parameters
+    split = step_memory(shape, job, plan(job, 2), shards=2)
+    assert (split.gradients, split.optimizer) == (two.gradients // 2, two.optimizer // 2)
+
+
+@pytest.mark.parametrize("model", ["ViT-B-32", "ViT-L-14", "ViT-B-16-SigLIP"])
+def test_the_largest_micro_batch_fits_and_one_more_sample_does_not(model: str) -> None:
+    shape, memory = architecture(model), GPUS["L40S"].memory
+    assert shape is not None
+    most = largest_micro_batch(shape, job_of(model, batch=4), 4, memory)
+    assert most > 4
+    for samples, fitting in ((most, True), (most + 1, False)):
+        job = job_of(model, batch=4 * samples)
+        assert fits(shape, job, plan(job, 4), memory) is fitting
+
+
+def test_auto_takes_equal_micro_batches_that_fit() -> None:
+    job = job_of("ViT-L-14", 32_768, optim={"max_batch_size_per_gpu": "auto"})
+    shape = architecture("ViT-L-14")
+    assert shape is not None
+    chosen = with_gpu_limit(job, 64)
+    assert isinstance(chosen.optim.max_batch_size_per_gpu, int)
+    batch_plan = plan(chosen, 64)
+    assert batch_plan.micro_batch_size <= chosen.optim.max_batch_size_per_gpu
+    assert fits(shape, job, batch_plan, GPUS["H100"].memory)
+    assert plan(job, 64).accumulation == 1, "without a GPU's name nothing limits it before the start"
+    assert with_micro_batch(job, 64, None).optim.max_batch_size_per_gpu is None
+
+
+def test_auto_is_refused_where_the_arithmetic_cannot_tell() -> None:
+    with pytest.raises(InputError, match=r'"auto": the config of .*tiny-resnet.json does not say .* number'):
+        check_without_files(job_of(RESNET, 16, optim={"max_batch_size_per_gpu": "auto"}), 1)
+    cpu = job_of(RESNET, 16, optim={"max_batch_size_per_gpu": "auto"}, resources={"device": "cpu"})
+    assert check_without_files(cpu, 1) == 64
+
+
+def test_auto_is_left_to_the_ranks_where_open_clip_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_config_folders", list)
+    job = job_of("ViT-L-14", 32_768, optim={"max_batch_size_per_gpu": "auto"})
+    check_without_files(job, 64)
+    text = "the ranks choose by the memory of their GPUs"
+    assert any(line.startswith("batch") and text in line for line in rows_of(job, 64))
+
+
+def test_auto_is_refused_if_not_even_one_sample_fits() -> None:
+    job = job_of("ViT-bigG-14", 64, gpu="RTX-4090", optim={"max_batch_size_per_gpu": "auto"})
+    with pytest.raises(InputError, match=r"not even one sample of ViT-bigG-14 fits a GPU of 23.5 GiB: "):
+        check_without_files(job, 8)
+
+
+def test_check_says_memory_what_fits_and_how_long_it_takes() -> None:
+    lines = rows_of(job_of(batch=8192, optim={"steps": 1000}), ranks=8)
+    memory = next(line for line in lines if line.startswith("memory"))
+    assert memory.startswith("memory      about 36.3 GiB of 79.1 (H100): activations 33.3, optimizer 1.1")
+    after = lines[lines.index(memory) + 1]
+    assert after.strip().startswith("up to 2,")
+    assert after.endswith("samples fit in one forward pass (optim.max_batch_size_per_gpu)")
+    estimate = next(line for line in lines if line.startswith("estimate"))
+    assert "samples/s on 8 H100s (MFU 0." in estimate
+    assert "GPU-hours at least; from the GPU's peak rates, not measured" in estimate
+    assert not any(line.startswith("warning     a step of") for line in lines)
+
+
+def test_without_a_name_of_the_gpu_check_says_memory_alone() -> None:
+    lines = rows_of(job_of(gpu=None))
+    assert any(line.startswith("memory      about 35.8 GiB on each GPU: activations 33.3") for line in lines)
+    assert not any(line.startswith("estimate") for line in lines)
+
+
+def test_a_job_on_cpus_has_no_line_about_gpus() -> None:
+    assert not any(
+        line.startswith(("memory", "estimate")) for line in rows_of(job_of(resources={"device": "cpu"}))
+    )
+
+
+def test_a_step_that_does_not_fit_is_told_with_what_would() -> None:
+    (warning,) = (line for line in rows_of(job_of("ViT-L-14", 512, gpu="RTX-4090")) if "too much for" in line)
+    assert "a step of 512 samples takes about 128." in warning
+    assert "RTX-4090 with 23.5 GiB: set optim.max_batch_size_per_gpu = " in warning
+    assert "or model.grad_checkpointing = true (then up to " in warning
+
+
+def test_an_estimate_is_below_the_peak_and_follows_the_products() -> None:
+    job, shape = job_of(), architecture("ViT-B-32")
+    assert shape is not None
+    # 14.5 GFLOP for one sample's forward pass; a backward pass has twice as many.
+    assert training_flops(shape, job) == pytest.approx(3 * 14.5e9, rel=0.02)
+    speeds = [step_speed(shape, job, plan(job, 1), gpu) for gpu in GPUS.values()]
+    assert all(0 < speed.mfu < 1 for speed in speeds)
+    checkpointed = job_of(model={"grad_checkpointing": True})
+    slower = step_speed(shape, checkpointed, plan(job, 1), GPUS["H100"])
+    assert slower.samples_s < step_speed(shape, job, plan(job, 1), GPUS["H100"]).samples_s
+    assert slower.hours(3600, 2) == pytest.approx(0.5 / slower.samples_s)
+
+
+def test_locked_towers_take_no_state_and_no_activations() -> None:
+    shape = architecture(VIT)
+    assert shape is not None
+    job = job_of(VIT, 16, model={"lock_image": True})
+    memory = step_memory(shape, job, plan(job, 1))
+    whole = step_memory(shape, job_of(VIT, 16), plan(job, 1))
+    assert memory.optimizer == 8 * shape.text.parameters
+    assert memory.activations < whole.activations
+    assert usable_bytes(100 * GIB) == 90 * GIB - GIB // 2

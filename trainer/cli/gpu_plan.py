@@ -1,0 +1,61 @@
+"""Text of `clipship check` about a GPU's memory and time, by arithmetic on the model. Imports no torch."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.gpus import GIB, GPUS, Gpu
+from trainer.model.architecture import Architecture, architecture
+from trainer.model.fit import advice, fits, largest_micro_batch, memory_of
+from trainer.model.step_speed import step_speed
+from trainer.text.wording import many
+
+_PAGE = "docs/performance.md"
+_LEAST_GIB = 0.05
+"""Parts of the memory below this are left out of the list."""
+
+
+def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tuple[str, str]]:
+    """Yields the rows about memory and speed of a job on GPUs; nothing for a model of unknown size.
+
+    `batch_plan` is that of the job with a number in place of "auto". Without `resources.gpu` there is the
+    memory alone. `steps` is the length of the run, None if it is not known.
+    """
+    shape = architecture(job.model.name)
+    if shape is None:
+        return
+    gpu = GPUS.get(job.resources.gpu or "")
+    memory = memory_of(shape, job, batch_plan, gpu.memory if gpu else None)
+    sizes = sorted(asdict(memory).items(), key=lambda pair: -pair[1])
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes if size >= _LEAST_GIB * GIB)
+    has = f" of {gpu.memory_gib:.1f} ({gpu.name})" if gpu else " on each GPU"
+    yield "memory", f"about {memory.total / GIB:.1f} GiB{has}: {parts}"
+    if gpu is None:
+        yield "", "with resources.gpu (such as H100) here is what fits, and how long the run takes"
+        return
+    most = largest_micro_batch(shape, job, batch_plan.world_size, gpu.memory)
+    if most:
+        yield "", f"up to {many(most, 'sample')} fit in one forward pass (optim.max_batch_size_per_gpu)"
+    yield "estimate", _estimate(shape, job, batch_plan, gpu, steps)
+
+
+def _estimate(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu: Gpu, steps: int | None) -> str:
+    speed, gpus = step_speed(shape, job, batch_plan, gpu), batch_plan.world_size
+    text = f"at most {speed.samples_s * gpus:,.0f} samples/s on {many(gpus, gpu.name)} (MFU {speed.mfu:.2f})"
+    if steps is not None:
+        hours = speed.hours(steps * batch_plan.global_batch_size, gpus)
+        text += f", {hours:,.1f} h, {hours * gpus:,.1f} GPU-hours at least"
+    return f"{text}; from the GPU's peak rates, not measured ({_PAGE})"
+
+
+def too_large(job: Job, batch_plan: BatchPlan) -> Iterator[str]:
+    """Yields a sentence if the step does not fit the GPU that the job names."""
+    shape, gpu = architecture(job.model.name), GPUS.get(job.resources.gpu or "")
+    if shape is None or gpu is None or fits(shape, job, batch_plan, gpu.memory):
+        return
+    needed = memory_of(shape, job, batch_plan, gpu.memory).total / GIB
+    yield (
+        f"a step of {many(batch_plan.micro_batch_size, 'sample')} takes about {needed:.1f} GiB, too much for "
+        f"{gpu.name} with {gpu.memory_gib:.1f} GiB: {advice(shape, job, batch_plan.world_size, gpu.memory)}"
+    )

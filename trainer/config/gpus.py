@@ -1,0 +1,60 @@
+"""Table of GPUs: memory and peak rates, for estimates before a run starts.
+
+Pure; imports no torch. Rates are those of NVIDIA's data sheets, without sparsity; docs/performance.md names
+them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GpuName = Literal["A100-40GB", "A100-80GB", "H100", "H200", "B200", "L40S", "RTX-4090"]
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU."""
+
+    name: str
+    memory_gib: float
+    """GiB that CUDA gives to programs; some of what the data sheet names is kept for error correction."""
+    tflops: dict[str, float]
+    """Peak of matrix products in 10^12 operations a second, by `model.precision`."""
+    bandwidth_gb_s: float
+    """Peak of the memory's bandwidth in 10^9 bytes a second."""
+    source: str
+    """Document that has the rates."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that CUDA gives to programs."""
+        return int(self.memory_gib * GIB)
+
+
+def _gpu(
+    name: str,
+    memory_gib: float,
+    half: float,
+    tf32: float,
+    fp32: float,
+    fp64: float,
+    bandwidth_gb_s: float,
+    source: str,
+) -> Gpu:
+    rates = {"bf16": half, "fp16": half, "tf32": tf32, "fp32": fp32, "fp64": fp64}
+    return Gpu(name, memory_gib, rates, bandwidth_gb_s, source)
+
+
+_ROWS = (
+    _gpu("A100-40GB", 39.4, 312, 156, 19.5, 19.5, 1555, "NVIDIA A100 Tensor Core GPU data sheet, SXM"),
+    _gpu("A100-80GB", 79.1, 312, 156, 19.5, 19.5, 2039, "NVIDIA A100 Tensor Core GPU data sheet, SXM"),
+    _gpu("H100", 79.1, 989, 494, 67, 67, 3350, "NVIDIA H100 Tensor Core GPU data sheet, SXM"),
+    _gpu("H200", 139.8, 989, 494, 67, 67, 4800, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),
+    _gpu("B200", 178.0, 2250, 1125, 75, 37, 7700, "NVIDIA HGX B200 data sheet"),
+    _gpu("L40S", 44.4, 362, 183, 91.6, 1.4, 864, "NVIDIA L40S data sheet"),
+    _gpu("RTX-4090", 23.5, 165, 82.6, 82.6, 1.3, 1008, "NVIDIA Ada GPU architecture paper"),
+)
+
+GPUS: dict[str, Gpu] = {row.name: row for row in _ROWS}
+"""Rows by the value of `resources.gpu`."""

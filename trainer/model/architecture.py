@@ -1,0 +1,162 @@
+"""Sizes of a model's two towers, from open_clip's config alone: for `clipship check`, which imports no torch.
+
+Knows the transformers that open_clip defines, and the image towers of SigLIP, which timm defines.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.model.catalog import config_file
+
+_CHANNELS = 3
+_SIGLIP_NAME = re.compile(r"vit_(base|large|so400m|giantopt)_patch(\d+)_siglip_\d+")
+_SIGLIP = {
+    "base": (768, 12, 12, 4.0),
+    "large": (1024, 24, 16, 4.0),
+    "so400m": (1152, 27, 16, 3.7362),
+    "giantopt": (1536, 40, 16, 4.0),
+}
+"""Width, layers, heads and ratio of the MLP of timm's image towers for SigLIP, by the size in their name."""
+_SPECIAL = ("block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn")
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A transformer of equal blocks."""
+
+    tokens: int
+    """Tokens of one sample that pass through the blocks."""
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    """Width inside of a block's MLP."""
+    parameters: int
+    embedding: int
+    """Those of `parameters` that are looked up or added, and take part in no matrix product."""
+    wide_stream: bool
+    """True if float32 flows between the blocks under autocast, False if its half precision does."""
+    saved_activations: int
+    """Matrices of a block's hidden width that its backward pass needs: two for GELU, three for QuickGELU."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Two towers and what enters the image tower."""
+
+    image: Tower
+    text: Tower
+    image_size: tuple[int, int]
+    """Height and width of an image in pixels."""
+    embed_dim: int
+    """Width of the features that the loss compares."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters; a few scalars are left out."""
+        return self.image.parameters + self.text.parameters
+
+
+def architecture(name: str) -> Architecture | None:
+    """Returns the sizes of a model; None if its config cannot be read, or does not say them."""
+    try:
+        config = json.loads(config_file(name).read_text(encoding="utf-8"))
+        config = config.get("model_cfg", config)
+        if "multimodal_cfg" in config:
+            return None
+        vision, text, embed_dim = config["vision_cfg"], config["text_cfg"], config["embed_dim"]
+        quick = bool(config.get("quick_gelu", False))
+        image = _timm(vision) if "timm_model_name" in vision else _vision(vision, embed_dim, quick=quick)
+        if image is None or "hf_model_name" in text:
+            return None
+        return Architecture(image, _text(text, embed_dim, quick=quick), _size(vision), embed_dim)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ZeroDivisionError):
+        return None
+
+
+def _size(config: Mapping[str, Any]) -> tuple[int, int]:
+    size = config.get("image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
+def _patches(config: Mapping[str, Any], patch: int) -> int:
+    height, width = _size(config)
+    return (height // patch) * (width // patch)
+
+
+def _vision(config: Mapping[str, Any], embed_dim: int, *, quick: bool) -> Tower | None:
+    """Returns the image tower that open_clip defines; None for a ResNet, or for blocks of other kinds."""
+    layers = config.get("layers", 12)
+    if not isinstance(layers, int) or config.get("attentional_pool") or any(map(config.get, _SPECIAL)):
+        return None
+    width, patch = config.get("width", 768), config.get("patch_size", 16)
+    tokens = _patches(config, patch) + 1
+    hidden = int(width * config.get("mlp_ratio", 4.0))
+    norms = 2 * width if config.get("no_ln_pre") else 4 * width
+    ends = _CHANNELS * width * patch**2 + width * (tokens + 1) + norms + width * embed_dim
+    kept = max(1, int((tokens - 1) * (1 - config.get("patch_dropout", 0.0)))) + 1
+    return Tower(
+        kept,
+        width,
+        layers,
+        width // config.get("head_width", 64),
+        hidden,
+        ends + layers * _block(config, width, hidden),
+        width * (tokens + 1),
+        wide_stream=False,
+        saved_activations=3 if quick else 2,
+    )
+
+
+def _text(config: Mapping[str, Any], embed_dim: int, *, quick: bool) -> Tower:
+    width, layers = config.get("width", 512), config.get("layers", 12)
+    length = config.get("context_length", 77)
+    hidden = int(width * config.get("mlp_ratio", 4.0))
+    embedding = width * (config.get("vocab_size", 49408) + length)
+    projection = (width + bool(config.get("proj_bias"))) * embed_dim
+    if config.get("proj_type") == "none":
+        projection = 0
+    return Tower(
+        length,
+        width,
+        layers,
+        config.get("heads", 8),
+        hidden,
+        embedding + 2 * width + projection + layers * _block(config, width, hidden),
+        embedding,
+        wide_stream=True,
+        saved_activations=3 if quick else 2,
+    )
+
+
+def _timm(config: Mapping[str, Any]) -> Tower | None:
+    """Returns an image tower of SigLIP: no class token, pooled by attention; None for others of timm's."""
+    match = _SIGLIP_NAME.fullmatch(config["timm_model_name"])
+    if match is None or config.get("timm_pool") != "map" or config.get("timm_proj") != "none":
+        return None
+    width, layers, heads, ratio = _SIGLIP[match[1]]
+    patch, hidden = int(match[2]), int(width * ratio)
+    tokens = _patches(config, patch)
+    patches = (_CHANNELS * patch**2 + 1) * width
+    pool = width + 4 * width * (width + 1) + 2 * width + 2 * width * hidden + hidden + width
+    return Tower(
+        tokens,
+        width,
+        layers,
+        heads,
+        hidden,
+        patches + tokens * width + 2 * width + pool + layers * _block({}, width, hidden),
+        tokens * width,
+        wide_stream=True,
+        saved_activations=2,
+    )
+
+
+def _block(config: Mapping[str, Any], width: int, hidden: int) -> int:
+    """Returns the parameters of one block: attention, MLP, two layer norms, and factors of both branches."""
+    factors = 2 * width if config.get("ls_init_value") is not None else 0
+    return 4 * width * (width + 1) + 2 * width * hidden + hidden + width + 4 * width + factors

@@ -1,0 +1,170 @@
+"""Memory that a training step takes of one GPU, by arithmetic on the model's config; imports no torch.
+
+The sum is what torch's allocator gives out at the step's peak. `make test-nullgpu` compares it with that
+allocator; docs/performance.md has the formula. Sizes are in bytes.
+"""
+
+from dataclasses import dataclass, fields
+
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.loss_tile import plain_bytes, tile_rows
+from trainer.model.architecture import Architecture, Tower
+
+_FLOAT = 4
+_MOMENTS = 2
+_CHANNELS = 3
+_LOADED_CHANNELS = 4
+"""Bytes of a pixel as the loader gives it; the fourth is spare."""
+_STEPS_LOADED = 2
+"""Steps whose images are on the GPU: this one and the next one."""
+_WORKSPACES = 140 * 2**20
+"""Workspaces of cuBLAS and rounding of small tensors."""
+_TILES = 4
+_TILE_REST = 32 * 2**20
+_VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes on one GPU at the moment of a step that needs most, by what they hold."""
+
+    weights: int
+    """Parameters, and their copies in half precision that the backward pass needs."""
+    gradients: int
+    optimizer: int
+    """Both moments of AdamW."""
+    activations: int
+    """Values that the forward pass keeps for the backward pass, and that of the block at work."""
+    loss: int
+    images: int
+    """Images of this step and of the next one, as bytes."""
+    workspaces: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def step_memory(
+    shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None = None, shards: int = 1
+) -> StepMemory:
+    """Returns the memory of a rank's step; `gpu_bytes` of the GPU decide whether the loss is in tiles.
+
+    `shards` is the number of ranks among which weights, gradients and optimizer state are divided.
+    """
+    return max(_moments(shape, job, plan, gpu_bytes, shards), key=lambda memory: memory.total)
+
+
+def _moments(
+    shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None, shards: int
+) -> list[StepMemory]:
+    """Returns the memory at the moments one of which is the peak.
+
+    They are the loss, the begin of each tower's backward pass (the text tower's comes first), and its end.
+    """
+    n, value = plan.micro_batch_size, _VALUE_BYTES[job.model.precision]
+    half, wide = value < _FLOAT, max(value, _FLOAT)
+    towers = [
+        (tower, locked)
+        for tower, locked in ((shape.image, job.model.lock_image), (shape.text, job.model.lock_text))
+    ]
+    trained = sum(tower.parameters for tower, locked in towers if not locked)
+    checkpointed = job.model.grad_checkpointing
+    height, width = shape.image_size
+    pixels = height * width
+    state = {
+        "optimizer": _MOMENTS * wide * trained // shards,
+        "images": _STEPS_LOADED * _LOADED_CHANNELS * pixels * plan.batch_size_per_rank,
+        "workspaces": _WORKSPACES,
+    }
+    # Buckets of several ranks, and gradients of earlier micro-batches, are there all the time.
+    always = plan.world_size > 1 or plan.accumulation > 1
+    image, text = (
+        0 if locked else n * _kept(tower, value, checkpointed=checkpointed) for tower, locked in towers
+    )
+    image += 0 if job.model.lock_image else n * _CHANNELS * pixels * value
+    # FSDP lets the copies of a block go after use.
+    brief = checkpointed or shards > 1
+    copies = [
+        0 if locked or not half or brief else value * (tower.parameters - tower.embedding)
+        for tower, locked in towers
+    ]
+    gathered = _gathered(shape, value) if shards > 1 else 0
+
+    def moment(activations: int, grads: int, casts: int, loss: int = 0) -> StepMemory:
+        return StepMemory(
+            weights=wide * shape.parameters // shards + casts + gathered,
+            gradients=wide * (trained if always else grads) // shards,
+            activations=activations,
+            loss=loss,
+            **state,
+        )
+
+    heads = [
+        0 if locked else n * _at_work(tower, value, checkpointed=checkpointed) for tower, locked in towers
+    ]
+    text_gradients = 0 if job.model.lock_text else shape.text.parameters
+    return [
+        moment(image + text, 0, sum(copies), _loss(shape, job, plan, gpu_bytes)),
+        moment(image + text + heads[1], 0, sum(copies)),
+        moment(image + heads[0], text_gradients, copies[0]),
+        moment(n * _CHANNELS * pixels * value, trained, 0),
+    ]
+
+
+def _gathered(shape: Architecture, value: int) -> int:
+    """Returns the bytes of what ranks that hold parts of the model gather at once.
+
+    These are two blocks, one at work and the next one, and all that belongs to no block.
+    """
+    towers = (shape.image, shape.text)
+    blocks = [4 * tower.width**2 + 2 * tower.width * tower.hidden for tower in towers]
+    rest = shape.parameters - sum(block * tower.layers for block, tower in zip(blocks, towers, strict=True))
+    return value * (2 * max(blocks) + rest)
+
+
+def _block_kept(tower: Tower, value: int) -> int:
+    """Returns the bytes of one sample that one block keeps for its backward pass.
+
+    Inputs of both layer norms, their results (the inputs of products), queries, keys and values, attention's
+    result, the matrices of the MLP; statistics of each layer norm and of each head in float32.
+    """
+    norm = max(value, _FLOAT)
+    token = tower.width * (2 * norm + 6 * value) + tower.saved_activations * tower.hidden * value
+    return tower.tokens * (token + 4 * _FLOAT + tower.heads * _FLOAT)
+
+
+def _kept(tower: Tower, value: int, *, checkpointed: bool) -> int:
+    """Returns the bytes of one sample that a tower keeps: of its blocks, and of what is around them.
+
+    With checkpointed activations a block keeps its input alone.
+    """
+    norm = max(value, _FLOAT)
+    stream = tower.tokens * tower.width * (norm if tower.wide_stream else value)
+    blocks = tower.layers * (stream if checkpointed else _block_kept(tower, value))
+    # The last layer norm; the image tower of CLIP has one before the blocks, too, and keeps the result.
+    around = tower.tokens * tower.width * (norm if tower.wide_stream else 2 * norm + value)
+    return blocks + around
+
+
+def _at_work(tower: Tower, value: int, *, checkpointed: bool) -> int:
+    """Returns the bytes of one sample beyond those kept, while the backward pass is in the last block.
+
+    These are gradients of the stream and of the hidden values; the last layer norm's input is free by then.
+    With checkpointed activations the block has been computed again.
+    """
+    hidden = tower.tokens * value * (tower.width + tower.hidden)
+    return hidden + (_block_kept(tower, value) if checkpointed else 0)
+
+
+def _loss(shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None) -> int:
+    """Returns what the loss takes: all logits of the rank at once, or tiles of them."""
+    n, everybody, width = plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim
+    plain = plain_bytes(n, everybody, width)
+    setting = job.optim.loss_tile
+    rows = (setting or 0) if gpu_bytes is None else tile_rows(setting, plain, gpu_bytes)
+    if not rows:
+        return plain
+    return 2 * everybody * width * _FLOAT + _TILES * rows**2 * _FLOAT + _TILE_REST

@@ -1,0 +1,72 @@
+"""Estimate of a training step's time on a GPU, from the peaks of its data sheet; imports no torch.
+
+docs/performance.md has the formula and says what it leaves out. It is an estimate, and nothing measured it.
+"""
+
+from dataclasses import dataclass
+
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.gpus import Gpu
+from trainer.model.architecture import Architecture, Tower
+from trainer.model.step_memory import step_memory
+
+_BACKWARD = 2
+"""Products of a backward pass for each one of the forward pass."""
+_TRAFFIC = 11.1
+"""Bytes that operators read and write in both passes, for each byte that the forward pass keeps.
+
+It was measured for ViT-B-32 and ViT-L-14 (docs/performance.md).
+"""
+_SECOND_FORWARD = 0.29
+"""Traffic that another forward pass adds, as a share of that of both passes."""
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class StepSpeed:
+    """Estimate for one GPU."""
+
+    samples_s: float
+    """Samples of one GPU in a second."""
+    mfu: float
+    """Share of the GPU's peak that is spent on the products that training needs, recomputed ones left out."""
+
+    def hours(self, samples: int, gpus: int) -> float:
+        """Returns the hours in which that many GPUs pass that many samples."""
+        return samples / (self.samples_s * gpus) / _HOUR_S
+
+
+def training_flops(shape: Architecture, job: Job) -> float:
+    """Returns the floating-point operations of matrix products for one sample: forward and backward pass."""
+    locked = (job.model.lock_image, job.model.lock_text)
+    return sum(
+        _forward_flops(tower) * (1 if is_locked else 1 + _BACKWARD)
+        for tower, is_locked in zip((shape.image, shape.text), locked, strict=True)
+    )
+
+
+def step_speed(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> StepSpeed:
+    """Returns the estimate: products at the GPU's peak, then all memory traffic at its full bandwidth."""
+    needed = training_flops(shape, job)
+    again = (plan.accumulation > 1) + job.model.grad_checkpointing
+    flops = needed + again * sum(map(_forward_flops, (shape.image, shape.text)))
+    kept = _whole_activations(shape, job, plan)
+    traffic = kept * _TRAFFIC * (1 + again * _SECOND_FORWARD)
+    peak = gpu.tflops[job.model.precision] * 1e12
+    seconds = flops / peak + traffic / (gpu.bandwidth_gb_s * 1e9)
+    return StepSpeed(1 / seconds, needed / seconds / peak)
+
+
+def _forward_flops(tower: Tower) -> float:
+    """Returns the operations of one sample's forward pass: two for each weight and token, and attention."""
+    weights = tower.layers * (4 * tower.width**2 + 2 * tower.width * tower.hidden)
+    attention = tower.layers * 2 * tower.tokens * tower.width
+    return 2.0 * tower.tokens * (weights + attention)
+
+
+def _whole_activations(shape: Architecture, job: Job, plan: BatchPlan) -> float:
+    """Returns the bytes of one sample that a forward pass keeps if it recomputes nothing."""
+    model = job.model.model_copy(update={"grad_checkpointing": False})
+    memory = step_memory(shape, job.model_copy(update={"model": model}), plan)
+    return memory.activations / plan.micro_batch_size
