@@ -22,8 +22,9 @@ from trainer.supervise.heartbeat import RankState
 from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
 from trainer.supervise.membership import Place, place_in
 from trainer.supervise.nccl_debug import flight_record
-from trainer.supervise.rank_report import STACK_FILE, RankReport, python_stack, report
+from trainer.supervise.rank_report import STACK_FILE, RankReport, is_stopped, python_stack, report
 from trainer.supervise.state_folder import newest_kept
+from trainer.supervise.stopped_rank import STOPPED_S, StoppedRank
 from trainer.supervise.supervisor_context import SupervisorContext
 from trainer.supervise.world import first_world, rank_variables
 from trainer.sysinfo import memory
@@ -59,6 +60,7 @@ class OwnRank:
         self._progress: Message = {}
         self._pauses: list[tuple[float, float]] = []
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
+        self._stopped = StoppedRank(is_stopped, time.monotonic)
         self._learned: dict[str, str] = {}
         """Variable of the next generation's rank: the limits that the ranks so far have learned."""
 
@@ -90,6 +92,7 @@ class OwnRank:
     def record_pause(self, seconds: float) -> None:
         """Records that this process, and so its rank too, was suspended until now."""
         self._pauses.append((time.monotonic(), seconds))
+        self._stopped.forget()
 
     def request_stop(self) -> None:
         """Asks the rank to save and leave."""
@@ -97,7 +100,7 @@ class OwnRank:
             heartbeat.request_stop(self.generation.memory)
 
     def inspect(self, *, tells_progress: bool) -> None:
-        """Checks whether the rank has ended or has passed a limit.
+        """Checks whether the rank has ended, was stopped by a signal, or has passed a limit.
 
         `tells_progress`: rank 0 tells the coordinator what it has done.
         """
@@ -111,6 +114,11 @@ class OwnRank:
             if not generation.reported_end:
                 generation.reported_end = True
                 self._report_end(generation, code)
+            return
+        if self._context.limits.max_restarts > 0 and self._stopped.is_lasting(generation.rank.pid):
+            if not generation.reported_end:
+                generation.reported_end = True
+                self._report_stopped(generation)
             return
         state = self.state()
         if state.late and not generation.reported_late:
@@ -142,25 +150,36 @@ class OwnRank:
             done = {"kind": "done", "rank": self.number, "code": code, "reason": reason}
             self._send_up(generation, done)
             return
-        state = self.state()
-        where = f"{state.phase}, step {state.step}" if state.step else state.phase
         record = first_cause(generation.folder) or self._record(EXIT_FAILED, "")
         if code < 0:
-            record = self._killed(generation, -code, where)
+            record = self._killed(generation, -code)
         elif not record.reason:
-            record = self._record(code, f"exited with code {code} in {where}")
+            record = self._record(code, f"exited with code {code} in {self._where()}")
+        self._send_failure(generation, record, waits=code > 0, killed=code == -signal.SIGKILL)
+
+    def _report_stopped(self, generation: Generation) -> None:
+        """Reports a rank that no limit need pass for: it will do nothing until somebody wakes it."""
+        reason = f"stopped by a signal in {self._where()}, for {STOPPED_S:.0f} s while its supervisor ran"
+        self._send_failure(generation, self._record(EXIT_FAILED, reason), waits=False, killed=False)
+
+    def _where(self) -> str:
+        state = self.state()
+        return f"{state.phase}, step {state.step}" if state.step else state.phase
+
+    def _send_failure(self, generation: Generation, record: ExitRecord, *, waits: bool, killed: bool) -> None:
+        state = self.state()
         self._send_up(
             generation,
             {
                 "kind": "failed",
                 "record": asdict(record),
                 "step": state.step,
-                "waiting": code > 0 and state.waiting,
-                "killed": code == -signal.SIGKILL,
+                "waiting": waits and state.waiting,
+                "killed": killed,
             },
         )
 
-    def _killed(self, generation: Generation, number: int, where: str) -> ExitRecord:
+    def _killed(self, generation: Generation, number: int) -> ExitRecord:
         name = signal.Signals(number).name
         most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
         hint = (
@@ -170,7 +189,7 @@ class OwnRank:
         )
         stack = generation.folder / STACK_FILE
         details = stack.read_text(errors="replace")[:4000] if stack.exists() else ""
-        return self._record(EXIT_FAILED, f"killed by {name} in {where}{hint}", details)
+        return self._record(EXIT_FAILED, f"killed by {name} in {self._where()}{hint}", details)
 
     async def end(self) -> None:
         """Kills the rank and all that it started, and waits until the kernel has ended it."""

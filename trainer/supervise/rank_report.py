@@ -81,6 +81,11 @@ def state_of(pid: int) -> str:
     return _STATES.get(letter, letter or "gone")
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal has stopped the process; one that a debugger has stopped does not count."""
+    return state_of(pid) == _STATES["T"]
+
+
 async def python_stack(pid: int, folder: Path) -> str:
     """Returns the process's Python stacks, or why there are none.
 
