@@ -348,6 +348,21 @@ def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_pat
     play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
+def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have_it(tmp_path: Path) -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(1))
+        await story.restarted(2)
+        await asyncio.sleep(0.4)
+        ages = {"connected": 0.2, "stepped": 0.0}
+        its.receive({"kind": "progress", "generation": 2, "steps_done": 6, "begun": True, "ages": ages})
+        await story.until(lambda: '"redone"' in (tmp_path / "restarts.json").read_text())
+        parts = json.loads((tmp_path / "restarts.json").read_text())["restarts"][-1]["parts"]
+        assert [*parts] == ["detect", "end", "agree", "connect", "first_step", "redone"]
+        assert parts["first_step"] == pytest.approx(0.2, abs=0.02)
+
+    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+
+
 def test_line_and_record_say_the_newest_step_that_a_node_has_in_memory(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").touch()

@@ -222,7 +222,7 @@ class Coordinator:
         reason = its.reasons[rank] or ("asked to stop" if code == EXIT_PREEMPTED else "done")
         if code == EXIT_DONE:
             # The last new step may be too short a while ago to have been seen.
-            run.history.record_new_step(run.actions.moments())
+            run.history.record_new_step(run.moments())
         run.decide(ExitRecord(rank, run.node_of(rank), code, reason, time.time()))
 
     def _on_stop(self, message: Message) -> None:
@@ -278,4 +278,6 @@ class Coordinator:
         self._run.round.meeting = message
 
     def _on_progress(self, message: Message) -> None:
-        self._run.round.progress = message
+        now = time.monotonic()
+        moments = {name: now - age for name, age in message.get("ages", {}).items()}
+        self._run.round.progress = {**message, "moments": moments}

@@ -135,7 +135,8 @@ class OwnRank:
         now = {"steps_done": state.steps_done, "begun": state.phase not in NOTHING_DONE}
         if now != self._progress:
             self._progress = now
-            self._send_up(self.generation, {"kind": "progress", **now})
+            ages = {name: round(time.monotonic() - at, 2) for name, at in self.moments().items()}
+            self._send_up(self.generation, {"kind": "progress", **now, "ages": ages})
 
     def _send_up(self, generation: Generation, message: Message) -> None:
         self._context.send_up({**message, "generation": generation.number})

@@ -5,7 +5,7 @@ No torch.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -72,6 +72,11 @@ class RunState:
         """Returns the number of the last step that rank 0 has done in its present generation."""
         return max(self.actions.steps_done(), float(self.round.progress.get("steps_done", 0.0)))
 
+    def moments(self) -> Mapping[str, float]:
+        """Returns the moments of rank 0's start in its present generation, on this process's clock."""
+        told: Mapping[str, float] = self.round.progress.get("moments", {})
+        return told or self.actions.moments()
+
     def present_step(self) -> int:
         """Returns the last step that is done, 0 if it is not known."""
         done = self.steps_done()
@@ -94,7 +99,7 @@ class RunState:
         """Waits for the first new step of a generation, and records how long the restart has taken."""
         while self.round is its and not self.decided:
             if self.steps_done() > self.history.reached:
-                self.history.record_new_step(self.actions.moments())
+                self.history.record_new_step(self.moments())
                 await self.history.write()
                 return
             await asyncio.sleep(_WATCH_S)
