@@ -406,8 +406,20 @@ def test_one_node_of_a_cluster_is_not_this_machine(
     path.write_text(f'{head}[image]\ntag = "a/b:1"\n[logging]\nruns = "/tmp/runs"\n{section}\n')
     assert cli.main(["check", "--no-data", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "2 ranks: 1 node of 2 GPUs ([resources])" in shown
+    assert "2 ranks: 1 node of 2 GPUs ([resources])\n" in shown
     assert launcher in shown
+
+
+def test_check_names_spare_nodes_beside_the_world(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "job.toml"
+    head = (
+        'name = "spare"\n[data]\ntrain = "/far/0.tar"\n[optim]\nglobal_batch_size = 32\nsteps = 1\n'
+        "[resources]\nnodes = 2\ngpus_per_node = 2\n[recovery]\nmax_restarts = 3\nspare_nodes = 1\n"
+    )
+    path.write_text(f'{head}[logging]\nruns = "/tmp/runs"\n[slurm]\n')
+    assert cli.main(["check", "--no-data", str(path)]) == 0
+    world = "4 ranks: 2 nodes of 2 GPUs ([resources]), and 1 spare node (recovery.spare_nodes)\n"
+    assert world in capsys.readouterr().out
 
 
 def test_fresh_moves_nothing_where_the_run_cannot_begin(job: str, capsys: Capture) -> None:

@@ -171,7 +171,11 @@ def _world(job: Job, world_size: int, *, local: bool) -> str:
         return f"{many(world_size, 'rank')} on this machine"
     nodes, per_node = job.resources.nodes, job.resources.ranks_per_node
     unit = "GPU" if job.asks_for_gpus else "rank"
-    return f"{many(world_size, 'rank')}: {many(nodes, 'node')} of {many(per_node, unit)} ([resources])"
+    spares = job.recovery.spare_nodes
+    beside = f", and {many(spares, 'spare node')} (recovery.spare_nodes)" if spares else ""
+    return (
+        f"{many(world_size, 'rank')}: {many(nodes, 'node')} of {many(per_node, unit)} ([resources]){beside}"
+    )
 
 
 def _device(job: Job, *, local: bool) -> str:
