@@ -267,3 +267,6 @@ def test_a_run_that_may_restart_its_ranks_is_not_dead_while_none_of_them_lives(
         "all ranks started again from the beginning, new step after 7.5 s (starting processes 5.2 s, "
         "restoring 2.3 s)"
     )
+    gone = {"node": "n1", "kind": "gone", "reason": "gone", "members": [2], "since": 1.0}
+    asyncio.run(files.update_restarts([{**restart, **took, "left_out": [gone]}]))
+    assert status(capsys, str(folder))["left out"] == "1 supervisor on n1: gone"

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.stub_world import LIMITS, StubWorld, play, until
-from trainer.supervise import recovery
+from trainer.supervise import coordinator_seat, presence, recovery
+from trainer.supervise.left_out import left_out_text
+from trainer.supervise.own_rank import OwnRank
 
 FEWER = replace(LIMITS, min_nodes=1)
 
@@ -39,11 +41,11 @@ def test_lost_supervisor_leaves_fewer_ranks(tmp_path: Path, capfd: pytest.Captur
 
     play(story)
     (restart,) = record(world, "exit.json")["restarts"]
-    assert (restart["kind"], restart["ranks"], restart["left_out"]) == (
-        "lost",
-        7,
-        ["1 supervisor on n1: gone"],
-    )
+    assert (restart["kind"], restart["ranks"]) == ("lost", 7)
+    (gone,) = restart["left_out"]
+    assert 0 <= gone.pop("since") - restart["time"] < 60
+    assert gone == {"node": "n1", "kind": "gone", "reason": "gone", "members": [2]}
+    assert left_out_text([gone]) == ["1 supervisor on n1: gone"]
     assert "restart 1 of 20: 7 ranks of 8" in capfd.readouterr().err
     assert record(world, "generations/00002.json")["member"] == 0
 
@@ -96,6 +98,73 @@ def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> 
         "the new coordinator knows the earlier restarts"
     )
     assert record(world, "generations/00003.json")["member"] == 2
+
+
+def test_machine_that_refuses_calls_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "ORPHANS_S", 1e6)
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(2, 3)  # 3 is below 2, and nobody else would notice that it is gone, too
+        await world.agreed(2, 6)
+        await until(lambda: world.knows(6))
+        world.lose(0, 1)  # the new coordinator waits for 1, which was below the old one
+        await world.agreed(3, 4)
+        await world.end()
+
+    play(story)
+
+
+def test_supervisor_that_may_live_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "ORPHANS_S", 1e6)
+    asked = []
+
+    async def is_refused(address: tuple[str, int]) -> bool:
+        asked.append(address)
+        return False
+
+    monkeypatch.setattr(coordinator_seat, "is_refused", is_refused)
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(2, 3)
+        await until(lambda: asked)
+        await until(lambda: all(node.rank is None for node in world.members.values()))
+        await asyncio.sleep(0.3)
+        assert not world.world(), "nobody starts while 3 may still come"
+        monkeypatch.setattr(presence, "ORPHANS_S", 0.0)
+        await world.agreed(2, 6)
+        await world.end()
+
+    play(story)
+
+
+def test_rank_0_that_is_lost_before_it_answers_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "REGROUP_S", 1e6)
+    world = four_nodes(tmp_path, spares=1, limits=FEWER)
+    answer = OwnRank.answer_meeting
+
+    async def lose_it(own: OwnRank, generation: int) -> None:
+        monkeypatch.setattr(OwnRank, "answer_meeting", answer)
+        world.lose(own._context.world.rank)
+
+    async def story() -> None:
+        await world.start()
+        world.fail(0)
+        await world.agreed(2, 6)
+        monkeypatch.setattr(OwnRank, "answer_meeting", lose_it)
+        world.fail(1)  # its node has failed twice, so the next rank 0 is another member
+        await until(lambda: 2 not in world.members)
+        await until(lambda: sorted(world.world().values()) == list(range(6)))
+        await world.end()
+
+    play(story)
 
 
 def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from trainer.launch.liveness import inspect, rows
 from trainer.report.folder import Numbers, RunFacts, read_run
 from trainer.report.wording import percent, span
 from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, METRICS_FILE, rank_log
+from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
 from trainer.text.wording import duration
@@ -125,6 +126,8 @@ def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
         took += f" ({parts})" if (parts := parts_text(restart.get("parts"))) else ""
         who = f"rank {restart.get('rank')} on {restart.get('node')}"
         yield "restart", f"{who}: {restart.get('cause')}; all ranks {where}, {took}"
+    for phrase in left_out_text(restarts[-1].get("left_out")) if restarts else []:
+        yield "left out", phrase
 
 
 def _age(path: Path) -> float:

@@ -10,6 +10,7 @@ from trainer.report.charts import HEIGHT, Chart, Label, grid, height, step_scale
 from trainer.report.folder import RunFacts
 from trainer.report.scale import Scale
 from trainer.report.wording import number, percent, span
+from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, GenerationTimes, Goodput, by_generation
 
@@ -83,8 +84,7 @@ def restart_rows(facts: RunFacts) -> list[RestartRow]:
 
 
 def _row(restart: Mapping[str, Any], began: str) -> RestartRow:
-    seconds, names = restart.get("seconds"), restart.get("left_out")
-    left_out = [str(name) for name in names] if isinstance(names, list) else []
+    seconds, left_out = restart.get("seconds"), left_out_text(restart.get("left_out"))
     return RestartRow(
         generation=_text(restart.get("generation")),
         began=began,

@@ -10,6 +10,11 @@ from trainer.run.generations import GenerationClaim
 Message = dict[str, Any]
 
 
+async def is_unknown(_member: int) -> bool:
+    """Answers for every member that it may live."""
+    return False
+
+
 @dataclass(frozen=True)
 class Actions:
     """Actions that the coordinator can ask of rank 0's supervisor."""
@@ -37,6 +42,11 @@ class Actions:
     """Claims the generation of that number; returns None, or the claim that is in the way."""
     below: Callable[[int], set[int]] = lambda member: set()
     """Returns the members whose way to this supervisor leads through that one."""
+    is_gone: Callable[[int], Awaitable[bool]] = is_unknown
+    """Returns whether a member's process has surely ended, since its machine refuses calls to it.
+
+    It takes at most some seconds. False: it may live, or its machine is gone.
+    """
     forget: Callable[[int], None] = lambda member: None
     """Forgets the connection of a member that is lost."""
     members_changed: Callable[[], None] = lambda: None

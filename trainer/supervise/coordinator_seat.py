@@ -21,11 +21,16 @@ from trainer.supervise.own_rank import OwnRank
 from trainer.supervise.roster import SUCCESSORS, Roster
 from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.tree import is_refused
+from trainer.supervise.tree_plan import Address
 from trainer.supervise.world import RESPAWNS, STARTS_AGAIN, number_of_spares
+from trainer.sysinfo.addresses import is_loopback
 from trainer.text.terminal import shown
 
 ROSTER_S, ROSTER_LATEST_S = 0.7, 10.0
 """Seconds without news after which a roster is sent, and the seconds after which it is sent in any case."""
+_BESIDE = 64
+"""Most members of the coordinator's node that a roster has with their addresses."""
 
 
 class CoordinatorSeat:
@@ -42,6 +47,8 @@ class CoordinatorSeat:
         self._context, self._own, self._ending, self._send_down = context, own, ending, send_down
         self.coordinator: Coordinator | None = None
         """The run's coordinator; None if it is elsewhere."""
+        self._addresses: Mapping[int, Address] = {}
+        """Addresses of members as the coordinator before this one knew them."""
         self._roster_due = False
         self._changed_at = 0.0
         """Time at which a member has come or gone."""
@@ -74,6 +81,7 @@ class CoordinatorSeat:
         `ran` is the last generation that was started, and `latest` the highest number that was heard of.
         """
         coordinator = self.take()
+        self._addresses = roster.addresses
         assert self._context.tree is not None
         self._context.tree.call_roll()
         root = roster.succession[0][0]
@@ -106,6 +114,7 @@ class CoordinatorSeat:
             in_memory=lambda: newest_kept(self._context.env),
             claim=self._claim if tree is not None else None,
             below=lambda member: tree.plan.below(member) if tree is not None else set(),
+            is_gone=self._is_gone,
             forget=self._forget,
             members_changed=self._send_roster_soon,
             leave=self._ending.leave_cut_off,
@@ -130,6 +139,16 @@ class CoordinatorSeat:
             GenerationClaim(start, generation, world.rank, world.node, host, port)
         )
 
+    async def _is_gone(self, member: int) -> bool:
+        tree = self._context.tree
+        address = None if tree is None else tree.plan.address(member) or self._addresses.get(member)
+        if tree is None or address is None:
+            return False
+        # A loopback address that another machine has told would be asked here.
+        if is_loopback(address[0]) and not is_loopback(tree.rendezvous.host):
+            return False
+        return await is_refused(address)
+
     def _forget(self, member: int) -> None:
         if self._context.tree is not None:
             self._context.tree.plan.forget(member)
@@ -153,4 +172,5 @@ class CoordinatorSeat:
         generation, world, members = self.coordinator.state
         here = (self._context.world.rank, self._context.address)
         succession = (here, *tree.plan.successors(SUCCESSORS))
-        tree.down(Roster(generation, world, members, succession).to_message())
+        beside = tuple(tree.plan.on_node(self._context.world.node)[:_BESIDE])
+        tree.down(Roster(generation, world, members, succession, beside).to_message())

@@ -148,6 +148,11 @@ class Membership:
         return frozenset(self._lost)
 
     @property
+    def condemned(self) -> Mapping[str, str]:
+        """Nodes that were condemned, each with the reason."""
+        return self._condemned
+
+    @property
     def bad_nodes(self) -> Mapping[str, str]:
         """Nodes that are left out if possible, each with the reason."""
         failed = {

@@ -5,7 +5,7 @@ The coordinator's part of it; `membership` holds the result. No torch.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from trainer.run.exit_record import supervisor_lost
 from trainer.supervise.round import Round
@@ -14,7 +14,10 @@ from trainer.supervise.run_state import RunState
 REGROUP_S = 30.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before a restart."""
 ORPHANS_S = 4.0
-"""Longest wait, in seconds, for a supervisor to find another way after the one above it is gone."""
+"""Longest wait, in seconds, for a supervisor to find another way after the one above it is gone.
+
+One whose machine refuses calls to it has ended, and is not waited for.
+"""
 
 
 class Presence:
@@ -46,7 +49,10 @@ class Presence:
         self._run.actions.members_changed()
 
     def lose(self, member: int, *, silent: bool) -> None:
-        """Counts a member as gone. Those below it in the tree have ORPHANS_S to find another way."""
+        """Counts a member as gone. Those below it in the tree have ORPHANS_S to find another way.
+
+        Those of its own node may have ended with it, which their machine tells.
+        """
         run = self._run
         orphans = {other for other in run.actions.below(member) if other in run.membership.living}
         run.membership.lose(member)
@@ -56,8 +62,23 @@ class Presence:
             self.doubtful[member] = time.monotonic()
         if orphans := orphans - self._orphans:
             self._orphans |= orphans
+            node = run.membership.nodes.get(member)
+            beside = [other for other in orphans if run.membership.nodes.get(other) == node]
             run.spawn(self._lose_orphans(orphans, silent=silent))
+            self._lose_ended(beside, self._orphans)
         run.actions.members_changed()
+
+    def _lose_ended(self, members: Iterable[int], waited_for: set[int]) -> None:
+        """Stops waiting for those of the members whose processes have ended; `waited_for` holds them."""
+        for member in members:
+            self._run.spawn(self._lose_if_ended(member, waited_for))
+
+    async def _lose_if_ended(self, member: int, waited_for: set[int]) -> None:
+        if await self._run.actions.is_gone(member) and member in waited_for and not self._run.decided:
+            waited_for.discard(member)
+            if member in self._run.membership.living:
+                reason = supervisor_lost("its machine refuses calls to it")
+                self._record_lost(member, self._run.membership.nodes[member], reason, False)
 
     async def _lose_orphans(self, orphans: set[int], *, silent: bool) -> None:
         self._joined_at = time.monotonic()
@@ -81,6 +102,8 @@ class Presence:
                     self._awaited.add(member)
                 if root not in dead:
                     self.doubtful[member] = time.monotonic()
+        nodes = self._run.membership.nodes
+        self._lose_ended([each for each in self._awaited if nodes[each] == nodes.get(root)], self._awaited)
 
     async def all_ended(self, its: Round) -> None:
         """Waits until nobody is awaited and all who are there have ended their ranks.

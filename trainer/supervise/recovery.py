@@ -13,11 +13,12 @@ from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.supervise.actions import Message
 from trainer.supervise.diagnosis import Missing
 from trainer.supervise.fencing import Fence
+from trainer.supervise.left_out import LeftOut, left_out
 from trainer.supervise.membership import WorldPlan
 from trainer.supervise.presence import REGROUP_S, Presence
 from trainer.supervise.relaunch import Relaunch
 from trainer.supervise.restart_parts import RestartClock
-from trainer.supervise.restart_wording import left_out, restart_line, too_few
+from trainer.supervise.restart_wording import restart_line, too_few
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
 from trainer.supervise.round import Failure, Round
 from trainer.supervise.run_state import RunState
@@ -97,7 +98,7 @@ class Recovery:
         if run.decided:  # a stop has come, or a supervisor is lost
             return
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
-        without = left_out(run.membership, world)
+        without = self._left_out(world)
         history.add(its.generation, failure, fault, from_step, ranks=world.size, left_out=without)
         history.clock = clock
         await history.write()
@@ -106,6 +107,10 @@ class Recovery:
             await run.until(lambda: run.decided, go_on.wait_s)
             clock.end_part("wait", time.monotonic())
         await self._start_generation(failure, its, world)
+
+    def _left_out(self, world: WorldPlan) -> tuple[LeftOut, ...]:
+        before = self._run.history.last.left_out if self._run.history else ()
+        return left_out(self._run.membership, world, before, time.time())
 
     async def _next_world(self, failure: Failure, its: Round) -> WorldPlan | None:
         """Returns the world of those who are there and have ended their ranks; None if the run has ended."""
@@ -159,7 +164,7 @@ class Recovery:
                 if changed is None:
                     return
                 world = changed
-                run.history.change_last(ranks=world.size, left_out=left_out(run.membership, world))
+                run.history.change_last(ranks=world.size, left_out=self._left_out(world))
                 continue
             if run.keeps_going and not await self._fence.is_ours(its):
                 return
@@ -195,8 +200,9 @@ class Recovery:
                 return None
         its.meeting = None
         run.actions.broadcast({"kind": "meet", "member": first, "generation": its.generation})
-        gone = run.membership.lost
-        await run.until(lambda: its.meeting is not None or first in gone or run.decided, REGROUP_S)
+        await run.until(
+            lambda: its.meeting is not None or first in run.membership.lost or run.decided, REGROUP_S
+        )
         answer = its.meeting
         if answer is None:
             self._presence.lose(first, silent=True)
@@ -256,6 +262,9 @@ class Recovery:
         self._fence.record_start(ran)
         for each in await run.history.restore():
             run.membership.record_fault(each.node)
+            for row in each.left_out:
+                if row.kind == "condemned":
+                    run.membership.condemn(row.node, row.reason)
         run.round.generation, run.round.members = generation, world.numbers
         self._presence.take_over(members, root.rank, dead)
         place = world.place(root.rank)

@@ -1,24 +1,11 @@
-"""Lines for people about restarts: who is left out, who goes on from where, and why nobody can. No torch."""
+"""Lines for people about restarts: who goes on from where, and why nobody can. No torch."""
 
 from trainer.run.exit_record import rank_name
-from trainer.supervise.membership import Membership, WorldPlan
+from trainer.supervise.membership import WorldPlan
 from trainer.supervise.restarts import Fault, GoOn
 from trainer.supervise.round import Failure
 from trainer.supervise.run_state import RunState
 from trainer.text.wording import many
-
-_MOST = 16
-
-
-def left_out(membership: Membership, world: WorldPlan) -> tuple[str, ...]:
-    """Returns in words who is left out of a world, and why."""
-    nodes = membership.nodes
-    gone: dict[str, int] = {}
-    for member in membership.lost:
-        gone[nodes[member]] = gone.get(nodes[member], 0) + 1
-    lost = [f"{many(count, 'supervisor')} on {node}: gone" for node, count in sorted(gone.items())]
-    bad = [f"node {node}: {why}" for node, why in membership.left_out(world).items()]
-    return tuple([*lost, *bad][:_MOST])
 
 
 def restart_line(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from trainer.supervise.left_out import LeftOut, left_out_from_json
 from trainer.text.wording import many
 
 _LONGEST_WAIT = 8
@@ -66,8 +67,8 @@ class Restart:
     """fault: a rank failed; lost: its supervisor or node is gone; taken in: members came back."""
     ranks: int = 0
     """Size of the world from this restart on."""
-    left_out: tuple[str, ...] = ()
-    """Supervisors that are gone and nodes that have failed too often, which have no rank from here on."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Supervisors that are gone and nodes that do badly, which have no rank from here on."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the restart as restarts.json has it."""
@@ -80,7 +81,7 @@ class Restart:
 
 def restart_from_json(row: Mapping[str, Any]) -> Restart:
     """Returns the restart that `to_json` wrote. Raises TypeError if it is none."""
-    return Restart(**{**row, "left_out": tuple(row.get("left_out", ()))})
+    return Restart(**{**row, "left_out": left_out_from_json(row.get("left_out", ()))})
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ class Roster:
     """Numbers and nodes of all who are there, with and without a rank."""
     succession: tuple[tuple[int, Address], ...]
     """Numbers and addresses of the coordinator and of those who follow it, in order."""
+    beside: tuple[tuple[int, Address], ...] = ()
+    """Numbers and addresses of others of the coordinator's node, which may end together with it."""
 
     def to_message(self) -> dict[str, Any]:
         """Returns the roster as a message to all supervisors."""
@@ -34,19 +36,29 @@ class Roster:
             "world": self.world.to_text(),
             "others": None if self.members == self.world.members else runs_text(self.members),
             "succession": self.succession,
+            "beside": self.beside,
         }
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> "Roster":
         """Returns the roster of a message."""
-        succession: Sequence[Any] = message["succession"]
         return cls(
             int(message["generation"]),
             WorldPlan.from_text(message["world"]),
             tuple(members_of(message["world"] if message["others"] is None else message["others"])),
-            tuple((int(member), (str(host), int(port))) for member, (host, port) in succession),
+            _places(message["succession"]),
+            _places(message.get("beside", ())),
         )
+
+    @property
+    def addresses(self) -> dict[int, Address]:
+        """Address of each member whose address is known."""
+        return dict([*self.beside, *self.succession])
 
     def node_of(self, member: int) -> str:
         """Returns the member's node, "" if it is not known."""
         return next((node for number, node in self.members if number == member), "")
+
+
+def _places(rows: Sequence[Any]) -> tuple[tuple[int, Address], ...]:
+    return tuple((int(member), (str(host), int(port))) for member, (host, port) in rows)

@@ -37,6 +37,8 @@ OUTSIDER = -1
 """Rank of a caller that only makes a request: it is not part of the run and may leave at any time."""
 REJOIN_CALL_S = 2.0
 """Longest wait for the answer of a supervisor that may be the new root."""
+PROBE_S, PROBE_AGAIN_S = 1.0, 0.1
+"""Longest wait for the answer of a machine, and the wait before it is called again."""
 COLLECT_S = 0.05
 """Seconds for which messages that every supervisor sends are collected on their way up."""
 _HUNG_UP = 3
@@ -78,6 +80,26 @@ class Rendezvous:
         """Returns the variables that `from_env` reads."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return {RENDEZVOUS: f"{host}:{self.port}", TOKEN: self.token}
+
+
+async def is_refused(address: Address) -> bool:
+    """Returns whether the machine at this address answers that no process listens there any more.
+
+    It calls twice, since a process that starts to listen just now refuses the first call, and waits at most
+    PROBE_S for each answer. False if somebody listens, or if nobody answers.
+    """
+    for wait_s in (PROBE_AGAIN_S, 0.0):
+        try:
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(*address)
+        except ConnectionRefusedError:
+            await asyncio.sleep(wait_s)
+        except OSError:  # TimeoutError is one
+            return False
+        else:
+            writer.close()
+            return False
+    return True
 
 
 def proof(token: str, text: str) -> str:

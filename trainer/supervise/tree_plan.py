@@ -115,6 +115,15 @@ class TreePlan:
             if other != member and its.parent is not None and seat.address in self._above_or_self(its.parent)
         }
 
+    def address(self, member: int) -> Address | None:
+        """Returns the address at which a member listens; None if it is not known."""
+        seat = self._seats.get(member)
+        return None if seat is None else seat.address
+
+    def on_node(self, node: str) -> list[tuple[int, Address]]:
+        """Returns the members of a node with their addresses, without the root."""
+        return [(member, seat.address) for member, seat in sorted(self._seats.items()) if seat.node == node]
+
     def _above_or_self(self, address: Address) -> Iterator[Address]:
         """Yields an address and those above it; the last may be that of a member that is lost."""
         yield address
