@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
-from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, restore_from_memory
+from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, keeps_in_memory, restore_from_memory
 from trainer.checkpoint.state import TrainState
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
@@ -36,6 +36,11 @@ class Start:
     memory: FromMemory | None = None
 
     @property
+    def is_beginning(self) -> bool:
+        """True if no state was loaded: the run begins with the model's initial weights."""
+        return self.source is None and self.memory is None
+
+    @property
     def saved_step(self) -> int:
         """Step of the newest checkpoint on disk; 0 if there is none."""
         return self.steps_done if self.memory is None else self.memory.saved_step
@@ -44,6 +49,27 @@ class Start:
         if self.memory is not None:
             return f"step {self.steps_done}, from the memory of {self.memory.node}"
         return f"step {self.steps_done}, from {self.source or 'the beginning'}"
+
+
+def expects_state(job: Job, comm: Comm, checkpoints: Path) -> bool:
+    """Collective: returns whether the weights will come from a checkpoint or from a node's memory.
+
+    It looks at no contents: if they turn out to be damaged, `restore` may still begin at step 0.
+    """
+    if comm.world.generation > 1 and keeps_in_memory(job):
+        return True
+    wanted = _wanted(job, comm)
+    return bool(
+        comm.broadcast_object(
+            comm.world.rank == 0 and wanted != "never" and (wanted != "auto" or newest_step(checkpoints) > 0)
+        )
+    )
+
+
+def _wanted(job: Job, comm: Comm) -> str:
+    """Returns from where to go on: a restart within a start goes on, whatever the start began from."""
+    wanted = job.checkpoint.resume
+    return "auto" if wanted == "never" and comm.world.generation > 1 else wanted
 
 
 def restore(
@@ -64,11 +90,7 @@ def restore(
     answer: tuple[int, str | None, Mapping[str, Any]] | str | None = None
     if comm.world.rank == 0:
         try:
-            # A restart within this start goes on, whatever the start itself began from.
-            wanted = job.checkpoint.resume
-            if wanted == "never" and comm.world.generation > 1:
-                wanted = "auto"
-            start, scaler = _restore_here(job, wanted, checkpoints, train, samples)
+            start, scaler = _restore_here(job, _wanted(job, comm), checkpoints, train, samples)
             answer = start.steps_done, str(start.source) if start.source else None, scaler
             for aside in files.set_aside(checkpoints, start.steps_done):
                 log.warning(

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from trainer.errors import InputError, StorageError
 from trainer.model.catalog import weights_file
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.loading import check_weights, loading
+from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
 
 
@@ -44,17 +45,19 @@ class Clip:
     """Function from a PIL image to float32 [3, height, width], normalised."""
 
 
-def build_model(job: Job, plan: BatchPlan, comm: Comm) -> Clip:
+def build_model(job: Job, plan: BatchPlan, comm: Comm, *, initial_weights: bool = True) -> Clip:
     """Collective: returns the job's model on this rank's device.
 
-    Its weights come from the job's seed, or are fetched once a node. Raises InputError on all ranks alike.
+    Its weights come from the job's seed, or are fetched once a node; without `initial_weights` they are
+    undefined until a state is loaded, or `give_initial_weights` is called. Raises InputError on all ranks
+    alike.
     """
     clip = None
     for first in (True, False):  # the other ranks find the files in the cache
         problem = None
         if first == (comm.world.local_rank == 0):
             try:
-                clip = untrained(job)
+                clip = untrained(job, initial_weights=initial_weights)
             except InputError as error:
                 problem = (str(error), isinstance(error, StorageError))
         comm.barrier(job.timeouts.init_s)
@@ -117,10 +120,16 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def untrained(job: Job) -> Clip:
+def give_initial_weights(job: Job, model: nn.Module) -> None:
+    """Loads the weights with which the job begins into a model made without them. Raises InputError."""
+    model.load_state_dict(untrained(job).model.state_dict())
+
+
+def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     """Returns the job's model on the CPU, with weights from its seed or from `pretrained`. Raises InputError.
 
-    It does not communicate.
+    Without `initial_weights` its parameters are undefined; buffers that no checkpoint has are as they should
+    be, and so is the state of the random generator in either case. It does not communicate.
     """
     torch.manual_seed(job.seed)
     pretrained = job.model.pretrained and weights_file(job.model.pretrained)
@@ -130,16 +139,22 @@ def untrained(job: Job) -> Clip:
             "and has a bias, which a model for optim.loss = clip lacks: "
             "set optim.loss = siglip, or choose other weights"
         )
-    with _quiet(pretrained is None), loading(job, pretrained):
+    with (
+        _quiet(pretrained is None or not initial_weights),
+        loading(job, pretrained),
+        nullcontext() if initial_weights else SkipRandomValues(),
+    ):
         name = _register(job.model.name)
         model = open_clip.create_model(
             name,
             pretrained=pretrained,
+            load_weights=initial_weights,
             cache_dir=job.model.cache_dir,
             output_dict=False,
             weights_only=True,
             **_initial_logits(job.optim.loss),
         )
+    torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
         tokenizer = _tokenizer(name, job.model.cache_dir, json.dumps(open_clip.get_model_config(name)))
     preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)

@@ -18,7 +18,7 @@ import torch
 
 from trainer.checkpoint.files import saved_ago_s
 from trainer.checkpoint.memory_restore import keeps_in_memory, node_memory
-from trainer.checkpoint.resume import best_value, restore
+from trainer.checkpoint.resume import best_value, expects_state, restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.backends import Launcher, check_restarts
 from trainer.comm.connect import connect
@@ -37,7 +37,7 @@ from trainer.data.sample import Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
 from trainer.evaluate.evaluation import Evaluation
-from trainer.model.build import Clip, build_model
+from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks
 from trainer.model.fit import with_micro_batch
 from trainer.model.host_compiler import check_compiler
@@ -122,7 +122,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     _announce(planned, comm, run, batch_plan, source, samples, length)
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
-    clip = build_model(job, batch_plan, comm)
+    has_state = expects_state(job, comm, run.checkpoints)
+    clip = build_model(job, batch_plan, comm, initial_weights=not has_state)
     _check_shared_memory(job, batch_plan, clip, source, comm)
     if job.health.preflight and has_passed(comm, run.preflight):
         _say("preflight", check_again(comm))
@@ -134,6 +135,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     comm.heartbeat.reach("prepared")
     memory = node_memory(job, comm, os.environ)
     start = restore(job, comm, run.checkpoints, step, samples, memory)
+    if has_state and start.is_beginning:  # what was there is damaged
+        give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
     check_replicas(comm, clip.model, step.optimizer)
