@@ -46,6 +46,10 @@ OBJECTS_BEFORE_COLLECTION = 100_000
 objects that stay, and scanning them again took 5 % of it."""
 
 LAZY_COMMANDS = {
+    "explain": (
+        "trainer.cli.explain:command",
+        "Say what a key of the job file means: type, unit, default, range.",
+    ),
     "doctor": (
         "trainer.cli.doctor:command",
         "Check nodes, collectives, network and GPUs as a run would, without training.",

@@ -20,6 +20,7 @@ from typing import Any
 import click
 from pydantic.fields import FieldInfo
 
+from trainer.cli import schema_words
 from trainer.cli.from_open_clip.page import from_open_clip_blocks
 from trainer.cli.main import cli
 from trainer.cli.presets import SCHEMA
@@ -35,12 +36,6 @@ WIDTH = 100
 
 _ADDED_SCHEMA = "http://json-schema.org/draft-07/schema#"
 """JSON Schema draft 7, the newest that editors' TOML plugins (taplo) understand."""
-
-_PATHS = {
-    "file": "path of a file",
-    "folder": "path of a folder",
-    "patterns": "paths: braces and globs are expanded, URLs and streams are taken too",
-}
 
 UNITS = {
     "_s": "seconds",
@@ -310,67 +305,22 @@ def job_file_page() -> str:
 
 def _entry(key: Key, field: FieldInfo, schema: dict[str, Any]) -> str:
     place = _place(schema, key)
-    facts = [_kind(place), *([f"in {place['x-unit']}"] if "x-unit" in place else [])]
+    facts = [schema_words.kind(place), *([f"in {place['x-unit']}"] if "x-unit" in place else [])]
     facts.append(
         "required"
         if field.is_required()
-        else f"default {_shown(field.get_default(call_default_factory=True))}"
+        else f"default {schema_words.default(field.get_default(call_default_factory=True))}"
     )
     facts += [_path_text(mark)] if (mark := path_of(field)) else []
-    facts.append(
-        "a resumed run may change it" if place["x-resumed-run-may-change"] else "fixed for the whole run"
-    )
+    facts.append(schema_words.resumed(place))
     return f"### `{'.'.join(key)}`\n\n{place['description']}\n\n- " + "\n- ".join(facts)
 
 
 def _path_text(mark: JobPath) -> str:
     return (
-        _PATHS[mark.kind]
+        schema_words.PATHS[mark.kind]
         + ("; made if it is missing" if mark.made else "")
         + ("" if mark.ranks else "; only this machine reads it")
-    )
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, tuple):
-        value = list(value)
-    return f"`{json.dumps(value, ensure_ascii=False)}`" if value != {} else "empty"
-
-
-def _kind(place: dict[str, Any]) -> str:
-    """Returns type and range in words: "whole number, at least 1"."""
-    if "anyOf" in place:
-        return " or ".join(_kind(part) for part in place["anyOf"])
-    if "enum" in place or "const" in place:
-        return "one of " + ", ".join(f'`"{choice}"`' for choice in place.get("enum", [place.get("const")]))
-    kind = place.get("type")
-    if kind == "array":
-        items = place.get("items", {})
-        return (
-            f"list of {len(items)}: {', '.join(map(_kind, items))}"
-            if isinstance(items, list)
-            else f"list; each entry: {_kind(items)}"
-        )
-    if kind == "object":
-        values: Any = place.get("additionalProperties") or next(
-            iter(place.get("patternProperties", {}).values()), {}
-        )
-        return f"table; each value: {_kind(values)}" if isinstance(values, dict) and values else "table"
-    names = {"boolean": "`true` or `false`", "integer": "whole number", "number": "number", "string": "text"}
-    return names.get(str(kind), "any value") + _range(place)
-
-
-def _range(place: dict[str, Any]) -> str:
-    phrases = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-    }
-    return "".join(
-        f", {phrase} {place[name]:,}".removesuffix(".0") for name, phrase in phrases.items() if name in place
     )
 
 

@@ -1,0 +1,63 @@
+"""Puts into words what the JSON Schema says of a key of the job file.
+
+The reference and `clipship explain` show them. No pydantic, no torch.
+"""
+
+import json
+from typing import Any
+
+PATHS = {
+    "file": "path of a file",
+    "folder": "path of a folder",
+    "patterns": "paths: braces and globs are expanded, URLs and streams are taken too",
+}
+"""Words for a schema's `x-path`."""
+
+
+def kind(place: dict[str, Any]) -> str:
+    """Returns type and range in words: "whole number, at least 1"."""
+    if "anyOf" in place:
+        return " or ".join(kind(part) for part in place["anyOf"])
+    if "enum" in place or "const" in place:
+        return "one of " + ", ".join(f'`"{choice}"`' for choice in place.get("enum", [place.get("const")]))
+    type_name = place.get("type")
+    if type_name == "array":
+        items = place.get("items", {})
+        return (
+            f"list of {len(items)}: {', '.join(map(kind, items))}"
+            if isinstance(items, list)
+            else f"list; each entry: {kind(items)}"
+        )
+    if type_name == "object":
+        values: Any = place.get("additionalProperties") or next(
+            iter(place.get("patternProperties", {}).values()), {}
+        )
+        return f"table; each value: {kind(values)}" if isinstance(values, dict) and values else "table"
+    names = {"boolean": "`true` or `false`", "integer": "whole number", "number": "number", "string": "text"}
+    return names.get(str(type_name), "any value") + _range(place)
+
+
+def default(value: object) -> str:
+    """Returns a default as the job file writes it; None is "not set"."""
+    if value is None:
+        return "not set"
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{json.dumps(value, ensure_ascii=False)}`" if value != {} else "empty"
+
+
+def resumed(place: dict[str, Any]) -> str:
+    """Returns whether a run that goes on may change the key."""
+    return "a resumed run may change it" if place["x-resumed-run-may-change"] else "fixed for the whole run"
+
+
+def _range(place: dict[str, Any]) -> str:
+    phrases = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    return "".join(
+        f", {phrase} {place[name]:,}".removesuffix(".0") for name, phrase in phrases.items() if name in place
+    )
