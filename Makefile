@@ -181,6 +181,9 @@ bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simula
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.data $(BENCH_ARGS)
 
+bench-gpu: venv ## a step of ours against open_clip_train's on one GPU, in turns, with MFU; the last line is JSON; BENCH_ARGS='--help'
+	@$(PY) -m benchmarks.gpu $(BENCH_ARGS)
+
 test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names it
 	@PYTHON='$(PY)' '$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(TEST_ARGS)
 

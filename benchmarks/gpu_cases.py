@@ -1,0 +1,76 @@
+"""Cases of `make bench-gpu`, and what fits a GPU. Imports no torch."""
+
+from dataclasses import dataclass
+
+from trainer.config import Job
+from trainer.config.gpus import GPUS, Gpu
+from trainer.model.architecture import Architecture, architecture
+from trainer.model.fit import largest_micro_batch
+from trainer.model.step_speed import training_flops
+
+_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class GpuCase:
+    """A model, its loss and the samples of a step, fewer on a GPU on which they do not fit."""
+
+    model: str
+    samples: int
+    loss: str = "clip"
+
+    @property
+    def shape(self) -> Architecture:
+        """Sizes of the model."""
+        shape = architecture(self.model)
+        if shape is None:
+            raise ValueError(f"the size of {self.model} is not known: is open_clip installed?")
+        return shape
+
+    @property
+    def flops(self) -> float:
+        """Operations of products that training needs for one sample."""
+        return training_flops(self.shape, self.job(self.samples, 1))
+
+    def job(self, samples: int, steps: int) -> Job:
+        """The job of our side, of one rank on synthetic data that is never read."""
+        return Job.model_validate(
+            {
+                "name": "bench-gpu",
+                "data": {"format": "synthetic", "synthetic_samples": samples * steps, "workers": 0},
+                "model": {"name": self.model, "precision": "bf16"},
+                "optim": {"global_batch_size": samples, "steps": steps, "lr": 1e-4, "loss": self.loss},
+                "logging": {"every_steps": 10, "tensorboard": False},
+                "health": {"preflight": False},
+            }
+        )
+
+
+CASES = {
+    "B-32": GpuCase("ViT-B-32", 1024),
+    "L-14": GpuCase("ViT-L-14", 256),
+    "SigLIP-B-16": GpuCase("ViT-B-16-SigLIP", 512, "siglip"),
+}
+
+
+def largest_batch(case: GpuCase, gpu_bytes: int) -> int:
+    """Returns the case's samples, or as many as fit the GPU: a multiple of 8.
+
+    Raises ValueError if none fit.
+    """
+    most = largest_micro_batch(case.shape, case.job(case.samples, 1), 1, gpu_bytes)
+    samples = min(case.samples, most - most % _MULTIPLE)
+    if not samples:
+        raise ValueError(f"{case.model} fits no GPU of {gpu_bytes / 2**30:.1f} GiB")
+    return samples
+
+
+def row_of(name: str) -> Gpu | None:
+    """Returns the row of a GPU by the name that torch gives, such as `NVIDIA H100 80GB HBM3`, or None.
+
+    A row's peak is that of the SXM form; other forms (PCIe, NVL) have no row.
+    """
+    words = set(name.upper().replace("-", " ").split())
+    if words & {"PCIE", "NVL"}:
+        return None
+    return next((gpu for gpu in GPUS.values() if set(gpu.name.split("-")) <= words), None)

@@ -1,0 +1,168 @@
+"""One turn of `make bench-gpu`: `python -m benchmarks.gpu_side ours|theirs CASE SAMPLES STEPS SKIP`.
+
+Each side is its own trainer from its main function on; only the data are replaced. The last line on stdout is
+JSON. `probe` prints the GPU's name and bytes as JSON, or null.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from benchmarks.gpu_cases import CASES, GpuCase
+from trainer.model.architecture import Architecture
+
+
+class StepTimer:
+    """Times what lies between two returns of the optimizer's `step`, then leaves the process."""
+
+    def __init__(self, steps: int, skip: int) -> None:
+        self.first, self.last, self.done = skip, skip + steps, 0
+        register_optimizer_step_post_hook(self._step_done)
+
+    def _step_done(self, *_: object) -> None:
+        self.done += 1
+        if self.done == self.first:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.began = time.perf_counter()
+        elif self.done == self.last:
+            torch.cuda.synchronize()
+            step_s = (time.perf_counter() - self.began) / (self.last - self.first)
+            measured = {"step_s": step_s, "peak_bytes": torch.cuda.max_memory_allocated()}
+            print(json.dumps(measured), file=sys.__stdout__, flush=True)
+            os._exit(0)  # what a trainer does at its end is no part of a step
+
+
+def tokens_of(shape: Architecture, samples: int) -> Tensor:
+    """Returns captions of full length in page-locked memory, int64 [samples, context length]."""
+    return torch.randint(1, 1000, (samples, shape.text.tokens), dtype=torch.int64).pin_memory()
+
+
+class NoTokenizer:
+    """Takes the place of a tokenizer, which may have to be fetched, and is not used."""
+
+    context_length = 77
+
+    def __call__(self, texts: list[str], *_: object) -> Tensor:
+        return torch.zeros(len(texts), self.context_length, dtype=torch.int64)
+
+
+def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
+    """Runs `trainer.train` on images as bytes, as our loader gives them."""
+    import trainer.model.build as build
+    import trainer.train.main as program
+    import trainer.train.prefetch as prefetch
+    from trainer.config.loader import dump_job
+    from trainer.data.loader import Batch
+
+    images = torch.randint(0, 256, (samples, 4, *case.shape.image_size), dtype=torch.uint8).pin_memory()
+    batch = Batch(
+        images, tokens_of(case.shape, samples), 0, 0, 0, torch.arange(samples), [""] * samples, [""] * samples
+    )
+
+    def loaded(*_: object) -> Iterator[Batch]:
+        return iter([batch] * steps)
+
+    prefetch._loaded = loaded
+    build._tokenizer = lambda *_: NoTokenizer()  # type: ignore[assignment]
+    build.quick = lambda tokenizer: tokenizer
+    program.check_packages = lambda _job: None  # a tokenizer's package, too, may be missing
+    path = folder / "job.toml"
+    path.write_text(dump_job(case.job(samples, steps)))
+    program.main(path)
+
+
+@dataclass
+class TheirData:
+    """One batch again and again, in the form of open_clip_train's DataInfo and of its loader."""
+
+    batch: tuple[Tensor, Tensor]
+    num_batches: int
+    num_samples: int
+
+    @property
+    def dataloader(self) -> "TheirData":
+        return self
+
+    def set_epoch(self, _epoch: int) -> None:
+        """Does nothing."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([self.batch] * self.num_batches)
+
+
+def theirs(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
+    """Runs `open_clip_train` on normalised float images, as its loader gives them."""
+    if importlib.util.find_spec("pandas") is None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("wandb")  # it looks for the real one
+        sys.modules["pandas"] = ModuleType("pandas")  # it is imported, and used for tables of samples alone
+        sys.modules["pandas"].__spec__ = ModuleSpec("pandas", None)
+    import open_clip_train.main as program
+
+    images = torch.randn(samples, 3, *case.shape.image_size).pin_memory()
+    data = TheirData((images, tokens_of(case.shape, samples)), steps, samples * steps)
+    replaced: dict[str, Callable[..., Any]] = {
+        "get_data": lambda *_, **__: {"train": data},
+        "get_tokenizer": lambda *_, **__: NoTokenizer(),
+    }
+    for name, function in replaced.items():
+        setattr(program, name, function)
+    program.main(their_arguments(case, samples, steps, folder))
+
+
+def their_arguments(case: GpuCase, samples: int, steps: int, folder: Path) -> list[str]:
+    """Returns the options that open_clip's README gives for speed, with ours where both have one."""
+    given = {
+        "model": case.model,
+        "batch-size": samples,
+        "precision": "amp_bf16",
+        "dataset-type": "synthetic",
+        "train-num-samples": samples * steps,
+        "workers": 0,
+        "epochs": 1,
+        "warmup": 5,
+        "lr": 1e-4,
+        "log-every-n-steps": 10,
+        "logs": str(folder),
+    }
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return [*words, "--local-loss", "--gather-with-grad", *(["--siglip"] if case.loss == "siglip" else [])]
+
+
+def probe() -> dict[str, Any] | None:
+    """Returns the GPU's name and bytes; None if torch sees no GPU."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return {"name": found.name, "bytes": found.total_memory}
+
+
+def main(arguments: list[str]) -> None:
+    """Runs one turn."""
+    if arguments == ["probe"]:
+        print(json.dumps(probe()))
+        return
+    side, name, samples, steps, skip = arguments[0], arguments[1], *map(int, arguments[2:])
+    timer = StepTimer(steps, skip)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        {"ours": ours, "theirs": theirs}[side](CASES[name], samples, timer.last + 5, Path(folder))
+    raise SystemExit(f"{side} ended after {timer.done} steps, before the one that ends the turn")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
