@@ -368,6 +368,23 @@ def test_over_mpi_a_lost_node_queues_the_job_again(tmp_path: Path) -> None:
     assert said[-3:] == ["clipship: a node is lost; queued again", "requeue", "exit 1"], said
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("Job is pending execution for job 7", []),
+        ("Access denied", ["clipship: Slurm did not queue the job again: submit it to resume", "exit 1"]),
+    ],
+)
+def test_a_job_that_slurm_has_queued_again_itself_need_not_be_submitted(
+    tmp_path: Path, answer: str, said: list[str]
+) -> None:
+    scontrol = f"[[ $1 != requeue ]] || {{ echo '{answer}' >&2; exit 1; }}"
+    lines = in_bash(
+        "start=1 code=1; again 'a node is lost'; exit 5", tmp_path, scontrol=scontrol
+    ).splitlines()
+    assert lines == ["clipship: a node is lost; queued again", answer, *(said or ["exit 5"])]
+
+
 def test_a_job_that_does_not_go_on_keeps_slurms_own_ways() -> None:
     script = batch_script(job())
     assert "--no-kill" not in script

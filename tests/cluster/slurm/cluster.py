@@ -61,6 +61,7 @@ OverTimeLimit=0
 SlurmdTimeout=10
 InactiveLimit=0
 MinJobAge=300
+FirstJobId={first_job}
 MpiDefault=none
 SrunPortRange=40000-40999
 GresTypes=gpu
@@ -214,7 +215,13 @@ class Cluster:
             for name, port in zip(NODES, ports, strict=True)
         )
         config = _CONFIG.format(
-            address=_ADDRESS, host=socket.gethostname(), port=own, folder=self.folder, nodes=nodes
+            address=_ADDRESS,
+            host=socket.gethostname(),
+            port=own,
+            folder=self.folder,
+            nodes=nodes,
+            # A job's ports follow from its number: two clusters on this machine should differ in them.
+            first_job=1 + secrets.randbelow(6000),
         )
         (self.folder / "slurm.conf").write_text(config)
         (self.folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in _GPU_FILES))

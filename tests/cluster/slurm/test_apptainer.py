@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm.cluster import REPOSITORY
+from tests.cluster.slurm.going_on import Cell, cells, check_goes_on
 from tests.cluster.slurm.runs import HOSTILE, SHORT, Demo
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(3600)]
@@ -60,3 +61,9 @@ def test_ranks_in_containers_train_over_two_nodes(
     assert demo.wait(backend, job)["JobState"] == "COMPLETED", demo.output(backend, job)
     assert demo.result(backend)["world_size"] == 4
     assert list(demo.losses(backend)) == list(range(1, demo.result(backend)["steps"] + 1))
+
+
+@cells(Cell("torch", "node", spares=1))
+def test_training_goes_on_in_the_same_job(demo: Demo, container: dict[str, object], cell: Cell) -> None:
+    launcher = "mpirun" if cell.backend == "horovod" else "srun"
+    check_goes_on(demo, cell, container | {"launcher": launcher})

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.image.daemon import mirror
 from tests.cluster.slurm.cluster import REPOSITORY
+from tests.cluster.slurm.going_on import Cell, cells, check_goes_on
 from tests.cluster.slurm.runs import SHORT, Demo
 
 pytestmark = [pytest.mark.pyxis, pytest.mark.timeout(3600)]
@@ -62,6 +63,11 @@ def test_ranks_train_in_containers_on_two_nodes(
     assert demo.wait(backend, job)["JobState"] == "COMPLETED", demo.output(backend, job)
     assert demo.result(backend)["world_size"] == 2
     assert list(demo.losses(backend)) == list(range(1, demo.result(backend)["steps"] + 1))
+
+
+@cells(Cell("torch", "rank"), Cell("torch", "node", spares=1), Cell("horovod", "drained"))
+def test_training_goes_on_in_the_same_job(demo: Demo, container: dict[str, object], cell: Cell) -> None:
+    check_goes_on(demo, cell, container)
 
 
 @pytest.mark.parametrize("deed", ["time limit", "preemption"])
