@@ -121,8 +121,8 @@ class StubWorld:
         self._on_node = Counter(self.nodes)
         self._first_of = {node: number for number, node in reversed(list(enumerate(self.nodes)))}
 
-    def begin(self, member: int, *, again: bool = False) -> Node:
-        """Starts a supervisor; `again`: in the place of a lost one."""
+    def begin(self, member: int, *, again: str = "") -> Node:
+        """Starts a supervisor; `again`: in the place of a lost one, as so many a try."""
         node = self.nodes[member]
         lowest, each = self._first_of[node], self._on_node[node]
         world = World(member, len(self.nodes), member - lowest, each, node, "clipship run")
@@ -138,7 +138,7 @@ class StubWorld:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1",
             **({RESPAWNS: "1"} if self.respawns else {}),
-            **({RESPAWNED: "1"} if again else {}),
+            **({RESPAWNED: again} if again else {}),
         }
 
         def start(number: int, env: Mapping[str, str], is_root: bool) -> StubGeneration:

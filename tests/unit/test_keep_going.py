@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from trainer.comm import keep_going
 from trainer.comm.keep_going import (
     CUT_OFF_WAIT_S,
     FORGIVEN_S,
+    JOINED_S,
     LEAVE_S,
+    LONGEST_CUT_OFF_WAIT_S,
     LONGEST_WAIT_S,
     KeepGoing,
     left_by_itself,
 )
 from trainer.comm.ssh_start import start_here, start_on
 from trainer.comm.started_ranks import StartedRank, StartRank, run_ranks
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
 from trainer.supervise.world import RESPAWNED
 
 KILLED = -signal.SIGKILL
@@ -93,6 +96,36 @@ def test_one_that_comes_back_in_vain_does_not_end_the_run_of_the_other() -> None
         assert plan.due(now) == [1]
         assert not plan.is_ending
     assert not plan.is_overdue(now + 10 * LEAVE_S)
+
+
+def test_one_that_cannot_join_is_started_less_and_less_often() -> None:
+    plan = KeepGoing(3)
+    now, waits = 0.0, []
+    for _ in range(7):
+        wait = end(plan, 2, EXIT_TIMED_OUT, now)
+        assert wait is not None
+        waits.append(wait)
+        now += wait
+        assert plan.due(now) == [2]
+    assert waits == [30, 60, 120, 240, 480, LONGEST_CUT_OFF_WAIT_S, LONGEST_CUT_OFF_WAIT_S]
+    assert plan.in_vain(2) == 6
+    assert end(plan, 2, EXIT_TIMED_OUT, lived_s=JOINED_S + 1) == CUT_OFF_WAIT_S
+    assert plan.in_vain(2) == 0, "it had joined"
+
+
+def test_a_supervisor_that_leaves_in_vain_is_spoken_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keep_going, "CUT_OFF_WAIT_S", 0.0)
+    tries = tmp_path / "tries"
+    tries.touch()
+    in_vain = f'echo "${{CLIPSHIP_RESPAWNED:-0}}" >>{tries}; exit {EXIT_TIMED_OUT}'
+    waits = f"while [ $(grep -c . {tries}) -lt 5 ]; do sleep 0.05; done"
+    assert run_ranks(stub(waits, waits, in_vain), 3, [], "clipship", keep_going=True) == 0
+    assert tries.read_text().split()[:5] == ["0", "1", "2", "3", "4"]
+    said = capfd.readouterr().err
+    assert said.count("is started again") == 2
+    assert said.count("since it left with an error") == 1
 
 
 def test_a_supervisor_that_leaves_while_the_others_go_on_was_cut_off_and_comes_back() -> None:

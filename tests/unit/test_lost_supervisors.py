@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.stub_world import LIMITS, StubWorld, play, until
+from trainer.errors import EXIT_TIMED_OUT
+from trainer.run.exit_files import ExitFiles
 from trainer.supervise import coordinator_seat, presence, recovery
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.own_rank import OwnRank
@@ -221,7 +223,7 @@ def test_run_waits_for_a_supervisor_that_its_launcher_starts_again(tmp_path: Pat
         world.lose(0)
         await asyncio.sleep(1.0)
         assert world.world() == {}
-        world.begin(0, again=True)
+        world.begin(0, again="1")
         await world.agreed(2, 8)
         await world.end()
 
@@ -238,7 +240,7 @@ def test_supervisor_that_comes_back_is_taken_in_after_the_ranks_have_saved(
         await world.start()
         world.lose(5)
         await world.agreed(2, 7)
-        world.begin(5, again=True)
+        world.begin(5, again="1")
         ranks = [node.rank for node in world.members.values() if node.rank is not None]
         await until(lambda: all(rank.heartbeat.stop_requested for rank in ranks))
         for rank in ranks:
@@ -265,3 +267,34 @@ def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path) -> 
 
     play(story)
     assert not (tmp_path / "exit.json").exists()
+
+
+@pytest.mark.parametrize("tries", ["1", "2"])
+def test_supervisor_that_cannot_join_leaves_a_run_that_goes_on_alone(
+    tries: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def goes_on(self: ExitFiles) -> bool:
+        return True
+
+    monkeypatch.setattr(ExitFiles, "is_going_on", goes_on)
+    world = StubWorld(["n0", "n1"], tmp_path, replace(FEWER, init_s=0.1), respawns=True)
+
+    async def story() -> None:
+        assert await world.begin(1, again=tries).task == EXIT_TIMED_OUT
+
+    play(story)
+    assert not (tmp_path / "exit.json").exists()
+    said = capfd.readouterr().err
+    assert ("supervisor 1 on n1 cannot join the run again: init: rank 0's supervisor" in said) == (
+        tries == "1"
+    )
+
+
+def test_supervisor_that_cannot_join_an_ended_run_says_why(tmp_path: Path) -> None:
+    world = StubWorld(["n0", "n1"], tmp_path, replace(FEWER, init_s=0.1), respawns=True)
+
+    async def story() -> None:
+        assert await world.begin(1, again="2").task == EXIT_TIMED_OUT
+
+    play(story)
+    assert "rank 0's supervisor does not answer" in record(world, "exit.json")["reason"]

@@ -17,10 +17,16 @@ FORGIVEN_S = 600.0
 CUT_OFF_WAIT_S = 30.0
 """Seconds before a supervisor is started again that left by itself while most others go on.
 
-Its node was cut off from the others. At the end of a run all leave, within less time than this.
+Its node was cut off from the others. At the end of a run all leave, within less time than this. The wait
+doubles each time that it leaves again, for example since it cannot join.
 """
+LONGEST_CUT_OFF_WAIT_S = 600.0
+JOINED_S = 3600.0
+"""Seconds after which a supervisor that leaves must have joined: its next wait is CUT_OFF_WAIT_S again."""
 LEAVE_S = 30.0
 """Seconds for the last supervisors to leave, from the time at which more than half of them have left."""
+_DOUBLINGS = 10
+"""Most doublings of a wait, before its longest value counts."""
 _CODES_OF_CUT_OFF = (EXIT_FAILED, EXIT_TIMED_OUT)
 """Exit codes of a supervisor that was cut off; with any other the whole run ends."""
 _SSH_FAILED = 255
@@ -49,6 +55,7 @@ class KeepGoing:
         self._deaths: Counter[int] = Counter()
         self._left: dict[int, int] = {}
         """Exit codes of members that left by themselves, the last one last."""
+        self._in_vain: Counter[int] = Counter()
         self._came_back: set[int] = set()
         self._first_death = 0
         self._ending_since: float | None = None
@@ -60,13 +67,18 @@ class KeepGoing:
         self._running.discard(member)
         if left_by_itself(returncode, over_ssh=over_ssh):
             self._left[member] = returncode
-            wait = CUT_OFF_WAIT_S if returncode in _CODES_OF_CUT_OFF else None
+            wait = None
+            if returncode in _CODES_OF_CUT_OFF:
+                again = member in self._came_back and lived_s <= JOINED_S
+                self._in_vain[member] = self._in_vain[member] + 1 if again else 0
+                doublings = min(self._in_vain[member], _DOUBLINGS)
+                wait = min(CUT_OFF_WAIT_S * 2.0**doublings, LONGEST_CUT_OFF_WAIT_S)
             if self.is_ending and self._ending_since is None:
                 self._ending_since = now
         else:
             self._first_death = self._first_death or _as_exit_code(returncode)
             self._deaths[member] = 1 if lived_s > FORGIVEN_S else self._deaths[member] + 1
-            wait = min(FIRST_WAIT_S * 2.0 ** (self._deaths[member] - 1), LONGEST_WAIT_S)
+            wait = min(FIRST_WAIT_S * 2.0 ** min(self._deaths[member] - 1, _DOUBLINGS), LONGEST_WAIT_S)
         if wait is None or self.is_ending or not self._running:
             return None
         self._again_at[member] = now + wait
@@ -83,6 +95,10 @@ class KeepGoing:
         self._came_back |= set(members)
         self._running |= set(members)
         return members
+
+    def in_vain(self, member: int) -> int:
+        """Returns how many times in a row a member was started again and left with an error."""
+        return self._in_vain[member]
 
     @property
     def is_ending(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from trainer.comm.keep_going import KeepGoing, left_by_itself
+from trainer.comm.keep_going import LONGEST_CUT_OFF_WAIT_S, KeepGoing, left_by_itself
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import RESPAWNED
@@ -118,9 +118,16 @@ class _KeptRanks:
             self._say(f"rank {member}'s supervisor{where} ended {how}{next_start}")
 
     def _start_again(self, member: int, now: float) -> None:
-        self._say(f"rank {member}'s supervisor is started again")
+        in_vain = self._plan.in_vain(member)
+        if not in_vain:
+            self._say(f"rank {member}'s supervisor is started again")
+        elif in_vain == 1:
+            self._say(
+                f"rank {member}'s supervisor is started again, since it left with an error; if it does so "
+                f"again, the waits grow up to {LONGEST_CUT_OFF_WAIT_S:.0f} s, and nothing more is said"
+            )
         try:
-            self._running[member] = self._start(member, {RESPAWNED: "1"})
+            self._running[member] = self._start(member, {RESPAWNED: str(in_vain + 1)})
         except OSError as error:
             self._say(f"rank {member}'s supervisor cannot be started again: {error}")
             self._plan.record_end(member, -signal.SIGKILL, now, lived_s=0.0)

@@ -73,6 +73,12 @@ class ExitFiles:
         """
         await within(WAIT_S, lambda: self._write_restarts(restarts))
 
+    async def is_going_on(self) -> bool:
+        """Returns whether a rank 0 of this start holds the run folder: then the run has not ended."""
+        folder = self._folder
+        holder = None if folder is None else await within(WAIT_S, lambda: who_holds(folder))
+        return holder is not None and holder.start == self._start
+
     async def request_start(self, record: ExitRecord, generation: int) -> None:
         """Asks the launcher to start all supervisors again as this generation, because of the record."""
         value = {**asdict(record), "generation": generation}

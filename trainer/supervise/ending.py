@@ -11,7 +11,7 @@ from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.own_rank import OwnRank
 from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.world import STARTS_AGAIN
+from trainer.supervise.world import RESPAWNED, STARTS_AGAIN
 from trainer.text.terminal import shown
 
 
@@ -55,6 +55,24 @@ class Ending:
         if self.code is None:
             node = self._context.world.node
             self.show(ExitRecord(self._own.number, node, code, cut_off(other), time.time()))
+            self.end(code)
+
+    async def end_unjoined(self, code: int, reason: str, missing: Missing | None = None) -> None:
+        """Ends this supervisor since it cannot join the others; none of it was part of the run.
+
+        If it was started again and the run goes on without it, nothing is written into the run folder, and
+        people hear of it only once.
+        """
+        tries = self._context.env.get(RESPAWNED)
+        if not tries or not await self._context.exit_files.is_going_on():
+            await self.end_alone(code, reason, missing)
+        elif self.code is None:
+            if tries == "1":
+                world = self._context.world
+                line = (
+                    f"clipship: supervisor {world.rank} on {world.node} cannot join the run again: {reason}"
+                )
+                print(shown(line), file=sys.stderr, flush=True)
             self.end(code)
 
     async def end_alone(self, code: int, reason: str, missing: Missing | None = None) -> None:

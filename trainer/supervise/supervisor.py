@@ -187,11 +187,11 @@ class Supervisor:
             await tree.join(init_s, self._claimed if self._context.env.get(RESPAWNED) else None)
         except TimeoutError as error:
             reason = f"init: {error} (waited timeouts.init_s = {init_s:g} s)"
-            await self._ending.end_alone(EXIT_TIMED_OUT, reason, Missing(0, ""))
+            await self._ending.end_unjoined(EXIT_TIMED_OUT, reason, Missing(0, ""))
         except OSError as error:
             where = f"{tree.rendezvous.host}, port {tree.rendezvous.port}"
             reason = f"the supervisors cannot meet at {where}: {error}"
-            await self._ending.end_alone(EXIT_FAILED, reason)
+            await self._ending.end_unjoined(EXIT_FAILED, reason)
 
     async def _claimed(self) -> list[Address]:
         """Returns the address of the coordinator of the newest generation, as the run folder has it."""

@@ -49,9 +49,10 @@ MPI ends all processes when one is gone. "lost": only the loss of a supervisor n
 cannot be started again in any other way.
 """
 RESPAWNED = "CLIPSHIP_RESPAWNED"
-"""Variable that a launcher sets to 1 for a supervisor that takes the place of one that was killed.
+"""Variable that a launcher sets for a supervisor that takes the place of one that is gone.
 
-It has no rank until the coordinator gives it one.
+It has no rank until the coordinator gives it one. The value is 1, or one more than the number of times in a
+row that such a supervisor has left with an error.
 """
 NODE = "CLIPSHIP_NODE"
 """Variable with the node's name, in place of the host's name. Tests make several nodes of one machine."""
