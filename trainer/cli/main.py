@@ -54,6 +54,7 @@ LAZY_COMMANDS = {
         "trainer.cli.doctor:command",
         "Check nodes, collectives, network and GPUs as a run would, without training.",
     ),
+    "resume": ("trainer.cli.resume:command", "Go on with a run: its folder has all that it takes."),
     "render": ("trainer.cli.render:command", "Print what a job would build or submit."),
     "submit": ("trainer.cli.submit:command", "Submit a job to Slurm or Kubernetes."),
     "status": (
@@ -205,7 +206,7 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
 Examples:
   clipship run job.toml --nproc 2
   clipship run job.toml --hosts node1:4,node2:4
-  clipship run job.toml --nproc 1 --set name=try-2 --set optim.lr=1e-3
+  clipship run job.toml --nproc 1 --name try-2 --set optim.lr=1e-3
 
 Hosts must accept ssh without a password, and must have the job file, the data and this \
 Python environment at the same paths."""
@@ -214,16 +215,26 @@ Python environment at the same paths."""
 @set_option
 @nproc_option
 @hosts_option
+@click.option("--name", metavar="NAME", help="Name of the run and of its folder, in place of JOB's.")
 @click.option(
     "--fresh", is_flag=True, help="Move an existing run folder aside (to NAME.old-1) and begin a new run."
 )
-def run(job_path: Path, overrides: tuple[str, ...], nproc: int | None, hosts: str | None, fresh: bool) -> int:
+def run(
+    job_path: Path,
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    hosts: str | None,
+    fresh: bool,
+    name: str | None = None,
+) -> int:
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
     from trainer.cli.describe import warnings
     from trainer.launch import local
 
     began = time.time()
     named_hosts = given_hosts(nproc, hosts)
+    if name is not None:
+        overrides = (*overrides, f"name={name}")
     try:
         job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
     except KeyboardInterrupt:

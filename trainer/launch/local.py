@@ -21,7 +21,7 @@ from pathlib import Path
 from trainer.comm.backends import BACKENDS, Launcher, row_of, starts_again
 from trainer.config import STANDARD_INPUT, Comm, Job
 from trainer.config.overrides import as_variable
-from trainer.errors import InputError
+from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import KEEP_ALIVE, SSH_OPTIONS, Host, address_as_seen_by, rendezvous_address
 from trainer.launch.interrupt import line_for_signal
@@ -191,7 +191,7 @@ def start_ranks(
         end = next(filter(None, reversed(ends) if keeps_going else ends), None)
         if end is None and hosts is not None:
             request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
-        return _report_end(code, end)
+        return _report_end(code, end, folder)
 
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
@@ -398,10 +398,12 @@ def _need_module(module: str, launcher: str, remedy: str) -> None:
         raise InputError(f"{launcher} needs {module}, which {sys.executable} does not have: {remedy}")
 
 
-def _report_end(code: int, cause: ExitRecord | None) -> int:
+def _report_end(code: int, cause: ExitRecord | None, folder: Path | None) -> int:
     """Print why the run ended; returns the exit code of the first failed rank, or else the launcher's."""
     if cause is None:
         return code
     if cause.exit_code:
         print(shown(cause.text()), file=sys.stderr)
+    if cause.exit_code == EXIT_PREEMPTED and folder is not None:
+        say(f"to go on: clipship resume {shlex.quote(str(folder))}")
     return cause.exit_code

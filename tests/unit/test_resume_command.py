@@ -1,0 +1,133 @@
+"""`clipship resume`: what it starts from a run folder, and what it refuses."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.cli.main import main
+from trainer.config import Job
+
+JOB = """
+name = "one"
+[data]
+format = "synthetic"
+[model]
+name = "ViT-B-32"
+[optim]
+global_batch_size = 8
+steps = 5
+[logging]
+runs = "{runs}"
+[checkpoint]
+resume = "{resume}"
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The runs that would have been started."""
+    starts: list[dict[str, Any]] = []
+
+    def run(
+        job_path: Path, job: Job, overrides: Sequence[str], *, nproc: int | None, hosts: object, **_: object
+    ) -> int:
+        starts.append({"path": job_path, "job": job, "overrides": overrides, "nproc": nproc, "hosts": hosts})
+        return 0
+
+    monkeypatch.setattr("trainer.launch.local.run", run)
+    return starts
+
+
+def folder(tmp_path: Path, nodes: Sequence[str] = ("here", "here"), resume: str = "auto") -> Path:
+    made = tmp_path / "runs" / "one"
+    made.mkdir(parents=True)
+    (made / "job.toml").write_text(JOB.format(runs=tmp_path / "runs", resume=resume))
+    (made / "environment.json").write_text(json.dumps([{"node": node} for node in nodes]))
+    return made
+
+
+def test_run_goes_on_with_its_own_job_and_as_many_ranks(
+    tmp_path: Path, started: list[dict[str, Any]]
+) -> None:
+    its = folder(tmp_path)
+    assert main(["resume", str(its)]) == 0
+    (start,) = started
+    assert (start["path"], start["overrides"], start["nproc"]) == (its / "job.toml", (), 2)
+
+
+def test_other_number_of_ranks_may_be_given(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+    assert main(["resume", str(folder(tmp_path)), "--nproc", "4"]) == 0
+    assert started[0]["nproc"] == 4
+
+
+def test_moved_folder_goes_on_where_it_is_and_begins_nothing_anew(
+    tmp_path: Path, started: list[dict[str, Any]]
+) -> None:
+    its = folder(tmp_path, resume="never")
+    (tmp_path / "elsewhere").mkdir()
+    its = its.rename(tmp_path / "elsewhere" / "one")
+    assert main(["resume", str(its)]) == 0
+    assert started[0]["job"].logging.runs == str(tmp_path / "elsewhere")
+    assert started[0]["job"].checkpoint.resume == "auto"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda its: (its / "result.json").touch(), "is done"),
+        (lambda its: (its / "job.toml").rename(its / "other"), "has no job.toml"),
+        (lambda its: (its / "environment.json").unlink(), "give --nproc or --hosts"),
+        (lambda its: (its / "environment.json").write_text("[{}]"), "give --nproc or --hosts"),
+        (
+            lambda its: (its / "environment.json").write_text('[{"node": "a"}, {"node": "b"}]'),
+            "--hosts a:1,b:1",
+        ),
+    ],
+)
+def test_what_cannot_go_on_is_refused_with_the_way_out(
+    tmp_path: Path,
+    started: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    change: Any,
+    says: str,
+) -> None:
+    its = folder(tmp_path)
+    (its / "logs").mkdir()
+    change(its)
+    assert main(["resume", str(its)]) == 2
+    assert says in capsys.readouterr().err
+    assert not started
+
+
+def test_renamed_folder_is_refused(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = folder(tmp_path).rename(tmp_path / "runs" / "two")
+    assert main(["resume", str(its)]) == 2
+    assert "the run is one, so its folder needs that name" in capsys.readouterr().err
+
+
+def test_submitted_run_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    its = folder(tmp_path)
+    (its / "submission").mkdir()
+    from trainer.launch.submission import Submission, make_artefacts_folder, record
+
+    make_artefacts_folder(its, "")
+    record(its, Submission("slurm", "7", "now"))
+    asked: list[dict[str, Any]] = []
+    from trainer.cli import submit
+
+    monkeypatch.setattr(submit.command, "callback", lambda **given: asked.append(given))
+    assert main(["resume", str(its)]) == 0
+    assert asked == [{"job_path": its / "job.toml", "to": "slurm", "overrides": (), "no_check": False}]
+
+
+def test_name_of_a_run_is_an_option(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(runs="runs", resume="auto"))
+    assert main(["run", str(path), "--nproc", "1", "--name", "try-2"]) == 0
+    assert started[0]["job"].name == "try-2"
+    assert started[0]["overrides"] == ("name=try-2",)

@@ -1,0 +1,102 @@
+"""The command `clipship resume`: goes on with a run from its folder alone. Imports no torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer.cli.options import hosts_option, nproc_option, run_argument
+from trainer.errors import InputError
+from trainer.launch.submission import find_run, read_record
+from trainer.run.layout import ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
+from trainer.run.lock import who_holds
+from trainer.text.terminal import say
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship resume first-run
+  clipship resume runs/first-run --nproc 2
+  clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4"""
+)
+@run_argument
+@nproc_option
+@hosts_option
+@click.pass_context
+def command(context: click.Context, run: str, nproc: int | None, hosts: str | None) -> Any:
+    """Go on with RUN from its newest checkpoint: its folder has the job, with every --set.
+
+    RUN is a run folder, a job file, or the name of a run in ./runs. A run that was submitted is submitted
+    again, to the same scheduler. One of this machine gets as many ranks as before, unless --nproc or --hosts
+    says otherwise.
+    """
+    folder = find_run(run)
+    overrides = _overrides(folder)
+    submission = read_record(folder)
+    if submission is not None and nproc is None and hosts is None:
+        from trainer.cli import submit
+
+        return context.invoke(
+            submit.command, job_path=folder / JOB_FILE, to=submission.to, overrides=overrides, no_check=False
+        )
+    if nproc is None and hosts is None:
+        nproc = _ranks_before(folder)
+        say(f"{folder}: goes on with {nproc} rank{'s' * (nproc != 1)}, as before")
+    from trainer.cli.main import run as run_command
+
+    return context.invoke(
+        run_command, job_path=folder / JOB_FILE, overrides=overrides, nproc=nproc, hosts=hosts, fresh=False
+    )
+
+
+def _overrides(folder: Path) -> tuple[str, ...]:
+    """Returns what the run's job needs beside its file to go on in this folder.
+
+    Raises InputError if there is nothing to go on with.
+    """
+    from trainer.config.loader import load_job
+    from trainer.run.folder import run_folder
+
+    if not (folder / JOB_FILE).is_file():
+        raise InputError(
+            f"{folder} has no {JOB_FILE}, which a run's first rank writes there: start it with its own job "
+            "file, by `clipship run` or `clipship submit`"
+        )
+    if (folder / RESULT_FILE).exists():
+        raise InputError(f"the run in {folder} is done: `clipship status {folder}` shows its result")
+    if holder := who_holds(folder):
+        raise InputError(f"the run in {folder} is running: {holder} is writing to it")
+    job = load_job(folder / JOB_FILE)
+    overrides = []
+    if job.checkpoint.resume == "never":  # that was meant for the start which made the folder
+        overrides.append("checkpoint.resume=auto")
+    where = folder.resolve()
+    if where.name != job.name:
+        raise InputError(
+            f"{folder} was renamed: the run is {job.name}, so its folder needs that name to go on"
+        )
+    if run_folder(job) != where:  # it was moved
+        overrides.append(f"logging.runs={where.parent}")
+    return tuple(overrides)
+
+
+def _ranks_before(folder: Path) -> int:
+    """Returns the number of ranks that the run's last start had on this machine.
+
+    Raises InputError if it was on several, or if it is not known.
+    """
+    try:
+        ranks = json.loads((folder / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        nodes = [str(rank["node"]) for rank in ranks]
+    except (OSError, ValueError, TypeError, KeyError):
+        nodes = []
+    if not nodes:
+        raise InputError(f"{folder} does not say how many ranks it had: give --nproc or --hosts")
+    if len(set(nodes)) > 1:
+        hosts = ",".join(f"{node}:{nodes.count(node)}" for node in dict.fromkeys(nodes))
+        raise InputError(
+            f"the run in {folder} had ranks on several nodes: name them again, as --hosts {hosts}"
+        )
+    return len(nodes)
