@@ -87,9 +87,9 @@ def _built_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets the null GPU draw the weights, which costs nothing there."""
     plain = build.untrained
 
-    def untrained(job: Job) -> build.Clip:
+    def untrained(job: Job, **keys: Any) -> build.Clip:
         with torch.device("cuda"):
-            return plain(job)
+            return plain(job, **keys)
 
     monkeypatch.setattr(build, "untrained", untrained)
     monkeypatch.setattr(build, "_tokenizer", lambda *_: NoTokenizer())

@@ -1,10 +1,29 @@
 """Two ranks with NCCL's stand-in: DDP and the gathers make the host wait for nothing either."""
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import VIT, tiny_job
 from tests.support.start import start
+from trainer.config.batch_plan import plan
+from trainer.model.architecture import architecture
+from trainer.model.scaling import collectives
+
+STEPS = 4
+"""Steps that a rank watches; every second one is logged, with a small gather of its own."""
+
+
+def expected(loss: str, loss_tile: int) -> Counter[str]:
+    """Bytes that a rank gives to each kind of collective in a step, by the arithmetic of `plan scaling`."""
+    shape, job = architecture(VIT), tiny_job(optim={"loss": loss})
+    assert shape is not None
+    given = Counter[str]()
+    for one in collectives(shape, job, plan(job, 2), "torch", 2**20, tiles=loss_tile > 0):
+        given[one.what] += int(one.nbytes)
+    return given
 
 
 @pytest.mark.parametrize(("loss", "loss_tile"), [("clip", 0), ("clip", 4), ("siglip", 4)])
@@ -16,3 +35,10 @@ def test_no_rank_waits_in_a_step_once_ddp_has_timed_its_first_ones(
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in (0, 1):
         assert f"rank {rank} waited for nothing, reduced " in done.stdout
+        given = json.loads(done.stdout.split(f"rank {rank} gave ")[1].splitlines()[0])
+        by_arithmetic = expected(loss, loss_tile)
+        # The logit scale and bias, 4 bytes each, are no parameters of a tower.
+        assert given["all_reduce"] / STEPS == pytest.approx(by_arithmetic["all_reduce"], abs=8)
+        # A gather is counted with what it brings, of both ranks.
+        assert given.get("all_gather", 0) / STEPS == pytest.approx(2 * by_arithmetic["all_gather"], abs=200)
+        assert given.get("send", 0) / STEPS == pytest.approx(by_arithmetic["shift"], abs=8)

@@ -4,8 +4,10 @@
 time them.
 """
 
+import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 from tests.support.jobs import tiny_job
@@ -34,6 +36,10 @@ def main(folder: Path, loss: str, loss_tile: int) -> None:
     assert seen.waits == [], seen.table()
     assert (seen["mallocs"], seen["host_allocs"]) == (0, 0)
     print(f"rank {comm.world.rank} waited for nothing, reduced {seen['all_reduce']} times", flush=True)
+    given = Counter[str]()
+    for event in seen.collectives:
+        given[event.what] += event.bytes
+    print(f"rank {comm.world.rank} gave {json.dumps(given)}", flush=True)
     comm.close()
 
 

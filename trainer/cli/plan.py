@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainer.cli.plan_scaling import scaling
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,10 +24,14 @@ _SHARE = click.FloatRange(min=0, max=1)
 @click.group(
     epilog="""\b
 Examples:
-  clipship plan goodput --nodes 128 --mtbf-hours 5000 --checkpoint-s 2 --restart-s 60 --spares 2"""
+  clipship plan goodput --nodes 128 --mtbf-hours 5000 --checkpoint-s 2 --restart-s 60 --spares 2
+  clipship plan scaling job.toml --fabric NDR --gpus 1024"""
 )
 def command() -> None:
     """Say what to expect of a run before it starts."""
+
+
+command.add_command(scaling)
 
 
 @command.command(

@@ -1,0 +1,125 @@
+"""`clipship plan scaling`: what a step's collectives cost on many GPUs, by a model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.jobs import VIT, tiny_job
+from trainer.cli.plan import command
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.fabrics import FABRICS
+from trainer.config.gpus import GPUS
+from trainer.model.architecture import Architecture, architecture
+from trainer.model.scaling import Collective, Scaling, collectives, seconds_of, weak_scaling
+
+NDR, ETHERNET = FABRICS["NDR"], FABRICS["ETH-100"]
+
+
+def l_14(**optim: Any) -> tuple[Architecture, Job]:
+    shape = architecture("ViT-L-14")
+    assert shape is not None
+    return shape, tiny_job(config="ViT-L-14", model={"precision": "bf16"}, optim=optim)
+
+
+def scaled(
+    gpus: int, backend: str = "torch", fabric: str = "NDR", per_gpu: int = 256, **optim: Any
+) -> Scaling:
+    shape, job = l_14(**optim)
+    return weak_scaling(shape, job, per_gpu, gpus, GPUS["H100"], FABRICS[fabric], backend, 25)
+
+
+def given(found: list[Collective]) -> dict[tuple[str, str], float]:
+    """Bytes by kind and place."""
+    return {(one.what, one.place): one.nbytes for one in found}
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_the_loss_gives_what_performance_md_says(tiles: bool) -> None:
+    shape, job = l_14()
+    found = collectives(shape, job, BatchPlan(8, 800, 100, 100, 1), "torch", 25 * 2**20, tiles=tiles)
+    own, everybody = 100 * 768 * 4, 800 * 768 * 4
+    of_loss = [(one.what, one.nbytes) for one in found if one.place == "loss"]
+    second = ("all_gather", 2 * 100 * 4) if tiles else ("all_reduce", 2 * everybody)
+    assert of_loss == [("all_gather", 2 * own), second]
+    assert given(found)["all_reduce", "backward"] == 4 * shape.parameters
+
+
+def test_parts_of_the_model_travel_in_half_precision_and_gradients_in_float32() -> None:
+    shape, job = l_14()
+    found = given(collectives(shape, job, BatchPlan(8, 800, 100, 100, 1), "fsdp", 1, tiles=True))
+    assert found["all_gather", "forward"] == found["all_gather", "backward"] == 2 * shape.parameters / 8
+    assert found["reduce_scatter", "backward"] == 4 * shape.parameters
+
+
+def test_a_single_rank_has_no_collectives() -> None:
+    shape, job = l_14()
+    for backend in ("torch", "fsdp", "horovod"):
+        assert collectives(shape, job, BatchPlan(1, 100, 100, 100, 1), backend, 1, tiles=False) == []
+
+
+def test_an_all_reduce_is_bound_by_the_network_beyond_one_node() -> None:
+    one = Collective("all_reduce", "backward", 1e9, 1, hidden=True)
+    assert seconds_of(one, 8, NDR) == pytest.approx(2 * 7 / 8 * 1e9 / (0.9 * 450e9) + 5e-6)
+    assert seconds_of(one, 16, ETHERNET) == pytest.approx(2 * 1 / 2 * 1e9 / (0.9 * 12.5e9) + 3 * 30e-6)
+
+
+@pytest.mark.parametrize("backend", ["torch", "fsdp", "horovod"])
+def test_efficiency_falls_with_the_number_of_gpus_and_with_a_slow_network(backend: str) -> None:
+    steps = [scaled(gpus, backend, loss_tile=2048) for gpus in (1, 8, 64, 1024)]
+    shares = [step.efficiency for step in steps]
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert all(step.efficiency <= step.communication for step in steps)
+    assert scaled(1024, backend, "ETH-100", loss_tile=2048).efficiency < shares[-1]
+
+
+def test_l_14_on_1024_gpus_waits_for_the_network_less_than_2_percent_of_the_time() -> None:
+    tiled = scaled(1024, loss_tile=2048)
+    assert tiled.tiles
+    assert tiled.communication >= 0.98
+    assert scaled(1024, loss_tile=0).communication < tiled.communication
+
+
+def job_file(folder: Path, model: str = "ViT-B-32") -> str:
+    path = folder / "job.toml"
+    path.write_text(
+        'name = "n"\n[data]\nformat = "synthetic"\nsynthetic_samples = 64\n'
+        f'[model]\nname = "{model}"\nprecision = "bf16"\n[optim]\nglobal_batch_size = 512\nsteps = 1\n'
+    )
+    return str(path)
+
+
+def test_the_command_prints_each_backend_and_what_it_assumes(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, ["scaling", job_file(tmp_path), "--gpus", "16", "--gpu", "H200"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[1].startswith("assumed       512 samples on each H200; NDR: 8 x 400 Gb/s InfiniBand")
+    assert "not measured" in lines[2]
+    assert [line.split()[:2] for line in lines if line.startswith("horovod")] == [
+        ["horovod", "1"],
+        ["horovod", "8"],
+        ["horovod", "16"],
+    ]
+
+
+def test_json_has_the_same_figures(tmp_path: Path) -> None:
+    options = ["--gpus", "64", "--per-gpu", "32", "--json", "--set", "optim.loss_tile=2048"]
+    result = CliRunner().invoke(command, ["scaling", job_file(tmp_path), *options])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    assert (told["per_gpu"], told["gpu"], told["fabric"]) == (32, "H100", "NDR")
+    last = [row for row in told["scaling"] if row["backend"] == "torch"][-1]
+    assert last["gpus"] == 64
+    assert 0 < last["efficiency"] <= last["communication"] < 1
+    assert last["tiles"] is True
+
+
+def test_a_model_of_unknown_size_is_refused(tmp_path: Path) -> None:
+    assert architecture(VIT) is not None
+    result = CliRunner().invoke(command, ["scaling", job_file(tmp_path, "RN50")])
+    assert result.exit_code != 0
+    assert "the config of RN50 does not say its size" in str(result.exception)

@@ -1,0 +1,204 @@
+"""Weak scaling by a model: what a step's collectives cost on many GPUs, and what of it hides behind work.
+
+Pure; imports no torch. docs/performance.md has the formulas and the assumptions; nothing here was measured on
+a network. n: samples of a rank; N: samples of all ranks; D: width of the features.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainer.config import Job
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.fabrics import Fabric
+from trainer.config.gpus import Gpu
+from trainer.config.loss_tile import plain_bytes, tile_rows
+from trainer.model.architecture import Architecture
+from trainer.model.step_speed import step_speed
+
+Place = Literal["forward", "loss", "backward"]
+Kind = Literal["all_gather", "all_reduce", "reduce_scatter", "shift"]
+
+NODE_GPUS = 8
+_LINE_RATE = 0.9
+"""Share of a link's rate that a collective reaches."""
+_FLOAT = 4
+_MIB = 2**20
+_LOSS_PRODUCTS = {"clip": 6, "siglip": 3}
+"""Products of n x N x D in the loss, both passes; the tiles have as many and look at CLIP's logits twice."""
+_NEGOTIATION_S = 1e-3
+"""Seconds until Horovod begins with tensors that are ready: its default cycle time."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of collective in a step of one rank."""
+
+    what: Kind
+    place: Place
+    nbytes: float
+    """Bytes that the rank gives to it in a step, over all `times`."""
+    times: int
+    hidden: bool
+    """True if it runs beside the computation of its place; else all ranks wait for it."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A step on a number of GPUs."""
+
+    gpus: int
+    step_s: float
+    exposed_s: float
+    """Seconds of collectives that nothing hides."""
+    loss_s: float
+    """Seconds of the loss's products, which grow with the global batch."""
+    efficiency: float
+    """Speed of each GPU, as a share of that of a single one."""
+    tiles: bool
+    """True if the loss is computed in tiles."""
+    communication: float
+    """The same if the loss's products took no time: what collectives alone leave of the speed."""
+
+
+def collectives(
+    shape: Architecture, job: Job, plan: BatchPlan, backend: str, bucket_bytes: float, *, tiles: bool
+) -> list[Collective]:
+    """Returns a rank's collectives in one step, small messages for the log and the consensus left out.
+
+    `bucket_bytes` is what travels in one all-reduce of gradients. `backend` is "fsdp", or any that keeps the
+    whole model on each rank.
+    """
+    return [*_of_loss(shape, job, plan, tiles=tiles), *_of_model(shape, backend, bucket_bytes, plan, job)]
+
+
+def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> list[Collective]:
+    own = plan.batch_size_per_rank * shape.embed_dim * _FLOAT
+    everybody = plan.global_batch_size * shape.embed_dim * _FLOAT
+    hops = plan.world_size - 1
+    if hops == 0:
+        return []
+    if job.optim.loss == "siglip":
+        if tiles:
+            return [
+                Collective("shift", "loss", hops * own, hops, hidden=False),
+                Collective("shift", "loss", (hops + 1) * own, hops + 1, hidden=False),
+            ]
+        return [
+            Collective("all_gather", "loss", own, 1, hidden=False),
+            Collective("all_reduce", "loss", everybody, 1, hidden=False),
+        ]
+    gathers = Collective("all_gather", "loss", 2 * own, 2, hidden=False)
+    if tiles:
+        normalisers = 2 * plan.batch_size_per_rank * _FLOAT
+        return [gathers, Collective("all_gather", "loss", normalisers, 1, hidden=False)]
+    return [gathers, Collective("all_reduce", "loss", 2 * everybody, 2, hidden=False)]
+
+
+def _of_model(
+    shape: Architecture, backend: str, bucket_bytes: float, plan: BatchPlan, job: Job
+) -> list[Collective]:
+    locked = (job.model.lock_image, job.model.lock_text)
+    towers = zip((shape.image, shape.text), locked, strict=True)
+    trained = _FLOAT * sum(tower.parameters for tower, is_locked in towers if not is_locked)
+    if plan.world_size == 1:
+        return []
+    if backend != "fsdp":
+        times = max(1, math.ceil(trained / bucket_bytes))
+        return [Collective("all_reduce", "backward", trained, times, hidden=True)]
+    blocks, world = shape.image.layers + shape.text.layers + 1, plan.world_size
+    value = 2 if job.model.precision in ("bf16", "fp16") else _FLOAT
+    part = value * shape.parameters / world
+    passes = plan.accumulation * (2 if plan.accumulation > 1 else 1)
+    return [
+        Collective("all_gather", "forward", passes * part, passes * blocks, hidden=True),
+        Collective(
+            "all_gather", "backward", plan.accumulation * part, plan.accumulation * blocks, hidden=True
+        ),
+        Collective("reduce_scatter", "backward", trained, blocks, hidden=True),
+    ]
+
+
+def seconds_of(collective: Collective, gpus: int, fabric: Fabric) -> float:
+    """Returns the seconds of a collective by itself: the slower of both kinds of links, and its hops."""
+    inside, nodes = min(gpus, NODE_GPUS), max(1, gpus // NODE_GPUS)
+    node_s, gpu_s = (_LINE_RATE * rate * 1e9 for rate in (fabric.node_gb_s, fabric.gpu_gb_s))
+    hop_s = fabric.latency_us * 1e-6
+    if collective.what == "shift":
+        link = gpu_s if nodes == 1 else min(gpu_s, node_s)
+        return collective.nbytes / link + collective.times * hop_s
+    # Bytes of the result of a gather, of the input of the others.
+    whole = collective.nbytes * gpus if collective.what == "all_gather" else collective.nbytes
+    twice = 2 if collective.what == "all_reduce" else 1
+    network = twice * whole * (nodes - 1) / nodes / node_s
+    links = twice * whole * (inside - 1) / inside / gpu_s
+    # A reduction goes up and down a tree of nodes; gathering goes round a ring of them.
+    hops = 2 * math.ceil(math.log2(nodes)) if collective.what == "all_reduce" else nodes - 1
+    return max(network, links) + collective.times * (hops + 1) * hop_s
+
+
+def weak_scaling(
+    shape: Architecture,
+    job: Job,
+    per_gpu: int,
+    gpus: int,
+    gpu: Gpu,
+    fabric: Fabric,
+    backend: str,
+    bucket_mb: float,
+) -> Scaling:
+    """Returns the step of `per_gpu` samples on each of `gpus` GPUs, as parts of one global batch.
+
+    `bucket_mb` are the MiB of gradients in one all-reduce. Whether the loss is in tiles follows from the
+    job and the GPU's memory.
+    """
+    bucket = bucket_mb * _MIB
+
+    def step(world: int) -> tuple[float, float, float, bool]:
+        plan = BatchPlan(world, world * per_gpu, per_gpu, per_gpu, 1)
+        work_s = per_gpu / step_speed(shape, job, plan, gpu).samples_s
+        loss_s = _loss_flops(shape, job, plan) / (gpu.tflops[_loss_type(job)] * 1e12)
+        tiles = in_tiles(shape, job, plan, gpu)
+        found = collectives(shape, job, plan, backend, bucket, tiles=tiles)
+        exposed_s = _exposed_s(found, work_s, world, fabric, backend)
+        return work_s + loss_s + exposed_s, exposed_s, loss_s, tiles
+
+    alone_s = step(1)[0]
+    step_s, exposed_s, loss_s, tiles = step(gpus)
+    work_s = step_s - exposed_s - loss_s
+    return Scaling(gpus, step_s, exposed_s, loss_s, alone_s / step_s, tiles, work_s / (work_s + exposed_s))
+
+
+def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
+    """Returns whether the ranks compute the loss in tiles."""
+    plain = plain_bytes(plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim)
+    return tile_rows(job.optim.loss_tile, plain, gpu.memory) > 0
+
+
+def _loss_type(job: Job) -> str:
+    return {"tf32": "tf32", "fp64": "fp64"}.get(job.model.precision, "fp32")
+
+
+def _loss_flops(shape: Architecture, job: Job, plan: BatchPlan) -> float:
+    products = _LOSS_PRODUCTS[job.optim.loss]
+    return 2.0 * products * plan.batch_size_per_rank * plan.global_batch_size * shape.embed_dim
+
+
+def _exposed_s(found: list[Collective], work_s: float, gpus: int, fabric: Fabric, backend: str) -> float:
+    """Returns the seconds for which all wait.
+
+    A forward pass is a third of the work. Beside a pass runs what its length allows, but for one part of a
+    collective at the end, which has nothing to run beside.
+    """
+    share: dict[Place, float] = {"forward": work_s / 3, "backward": work_s * 2 / 3, "loss": 0.0}
+
+    def seconds(one: Collective) -> float:
+        return seconds_of(one, gpus, fabric)
+
+    exposed = sum(seconds(one) for one in found if not one.hidden)
+    for place, room in share.items():
+        beside = [one for one in found if one.hidden and one.place == place]
+        if beside:
+            last = max(seconds(replace(one, nbytes=one.nbytes / one.times, times=1)) for one in beside)
+            exposed += max(last, sum(map(seconds, beside)) + last - room)
+    return exposed + (_NEGOTIATION_S if backend == "horovod" and gpus > 1 else 0.0)
