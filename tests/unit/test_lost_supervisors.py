@@ -266,7 +266,7 @@ def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path) -> 
         assert set(await asyncio.gather(*tasks)) == {1}
 
     play(story)
-    assert not (tmp_path / "exit.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["generations"]
 
 
 @pytest.mark.parametrize("tries", ["1", "2"])
@@ -298,3 +298,38 @@ def test_supervisor_that_cannot_join_an_ended_run_says_why(tmp_path: Path) -> No
 
     play(story)
     assert "rank 0's supervisor does not answer" in record(world, "exit.json")["reason"]
+
+
+def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_path: Path) -> None:
+    """When it continues, all connections to it are closed, as if the others had died."""
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        (tmp_path / "generations").mkdir()
+        other = {"start": world.rendezvous.start, "generation": 2, "member": 2, "node": "n1"}
+        (tmp_path / "generations" / "00002.json").write_text(json.dumps(other))
+        world.lose(*range(2, 8))
+        assert await asyncio.gather(world.members[0].task, world.members[1].task) == [1, 1]
+
+    play(story)
+    assert [path.name for path in tmp_path.rglob("*.json*")] == ["00002.json"]
+
+
+def test_claim_of_a_coordinator_that_died_before_it_started_the_generation_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        (tmp_path / "generations").mkdir()
+        its = {"start": world.rendezvous.start, "generation": 2, "member": 0, "node": "n0"}
+        (tmp_path / "generations" / "00002.json").write_text(json.dumps(its))
+        world.lose(0)
+        await world.agreed(3, 7)
+        await world.end()
+
+    play(story)
+    assert record(world, "generations/00003.json")["member"] == 2
+    assert record(world, "exit.json")["exit_code"] == 0

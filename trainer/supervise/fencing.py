@@ -5,6 +5,7 @@ waits first until the ranks of silent members have surely been ended. No torch.
 """
 
 import time
+from collections.abc import Collection
 
 from trainer.run.generations import GenerationClaim
 from trainer.supervise.presence import ORPHANS_S, Presence
@@ -26,31 +27,43 @@ class Fence:
         self._ran = run.round.generation
         self._claimed: list[int] = []
         """Numbers of generations that were claimed here, or passed over, since the last that ran."""
+        self._dead: frozenset[int] = frozenset()
+        self._claimed_before = 0
+        """Newest generation that anybody had claimed when this coordinator took another's place."""
 
     def record_start(self, generation: int) -> None:
         """Records that a generation has started, here or with an earlier coordinator."""
         self._ran, self._claimed = generation, []
 
+    async def take_over(self, ran: int, dead: Collection[int]) -> None:
+        """Goes on from the generation `ran` after earlier coordinators, whose processes are `dead`."""
+        self.record_start(ran)
+        newest = await self._run.exit_files.newest_claim()
+        self._dead, self._claimed_before = frozenset(dead), 0 if newest is None else newest.generation
+
     async def is_ours(self, its: Round) -> bool:
         """Claims the generation; if another part of a cut network has it, this part leaves.
 
-        The smaller part waits first, so that the larger one comes before it.
+        The smaller part waits first, so that the larger one comes before it. The claim of another member is
+        passed over only if that was a coordinator before this one and is surely dead: a closed connection
+        does not show which of the two was cut off, or was stopped for a while.
         """
         run, doubtful = self._run, self._presence.doubtful
         assert run.actions.claim is not None
-        if its.generation in self._claimed:
-            return True
+        is_claimed = its.generation in self._claimed
         if doubtful:
-            here = len(run.membership.living)
-            wait_s = FENCE_S if here > len(doubtful) else 3 * run.limits.silence_s + 2 * ORPHANS_S
+            is_larger = len(run.membership.living) > len(doubtful)
+            wait_s = FENCE_S if is_claimed or is_larger else 3 * run.limits.silence_s + 2 * ORPHANS_S
             until = max(doubtful.values()) + wait_s
             await run.until(lambda: run.decided or not doubtful, until - time.monotonic())
+        if is_claimed:
+            return not run.decided
         while not run.decided:
             # Each number since the last generation that ran here is claimed in turn: so two parts of a cut
             # network always meet at the first one.
             number = self._claimed[-1] + 1 if self._claimed else self._ran + 1
             other = await run.actions.claim(number)
-            is_dead = other is not None and other.member in run.membership.lost - doubtful.keys()
+            is_dead = other is not None and other.member in self._dead and number <= self._claimed_before
             if other is not None and not is_dead and other.member != run.member:
                 self._leave(other)
                 return False

@@ -7,6 +7,7 @@ the next generation. The coordinator's part of it; no torch.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord, supervisor_lost
@@ -65,7 +66,7 @@ class Recovery:
     async def _go_on_or_end(self, failure: Failure) -> None:
         run = self._run
         if not self.can_go_on(failure):
-            await run.end_failed(failure)
+            await self._end(failure)
             return
         record = failure.record
         cause = record.reason.partition("; ")[0]
@@ -73,13 +74,27 @@ class Recovery:
         run.membership.record_fault(record.node)
         answer = await run.history.decide(fault, new_step=run.steps_done() > run.history.reached)
         if isinstance(answer, GiveUp):
-            await run.end_failed(failure, answer.reason)
+            await self._end(failure, answer.reason)
         elif not self.can_go_on(failure):  # a stop or a lost supervisor came while the folder was read
-            await run.end_failed(failure)
+            await self._end(failure)
         elif self.relaunch.is_needed(failure):
             await self.relaunch.leave(failure, fault, answer)
         else:
             await self._restart(failure, fault, answer)
+
+    async def _end(self, failure: Failure, why_no_restart: str = "") -> None:
+        """Ends the run because of a failure, unless members that are lost to this one go on without it."""
+        run = self._run
+        number = failure.record.generation or run.round.generation
+        if not await self._may_write(run.round):
+            return
+        own = replace(failure, record=replace(failure.record, generation=number))
+        await run.end_failed(own, why_no_restart)
+
+    async def _may_write(self, its: Round) -> bool:
+        """Returns whether no other part of the run goes on; where members are lost, the claim shows that."""
+        run = self._run
+        return not (run.keeps_going and run.membership.lost) or await self._fence.is_ours(its)
 
     async def _restart(self, failure: Failure, fault: Fault, go_on: GoOn) -> None:
         """Ends all ranks, waits until every supervisor confirms it, and starts the next generation."""
@@ -91,7 +106,7 @@ class Recovery:
             self._presence.lose(member, silent=True)
         its = run.begin_round()
         world = await self._next_world(failure, its)
-        if world is None:
+        if world is None or not await self._may_write(its):
             return
         clock.end_part("end", time.monotonic())
         from_step = max(await history.saved_step(), its.in_memory)
@@ -124,7 +139,7 @@ class Recovery:
             if (world := run.membership.next_world()) is not None:
                 return world
             if time.monotonic() >= limit:
-                await run.end_failed(failure, f"no restart, since {too_few(run)}")
+                await self._end(failure, f"no restart, since {too_few(run)}")
                 return None
             if not told:
                 told = True
@@ -146,7 +161,7 @@ class Recovery:
         if left:
             ranks = ", ".join(map(str, left[:_RANKS]))
             why = f"no restart, since rank {ranks} did not end in {REGROUP_S:g} s"
-            await run.end_failed(failure, why)
+            await self._end(failure, why)
             return None
         return run.world
 
@@ -196,7 +211,7 @@ class Recovery:
             try:
                 return dict(await run.actions.fresh_variables())
             except OSError as error:
-                await run.end_failed(failure, f"no restart, since the ranks cannot meet again: {error}")
+                await self._end(failure, f"no restart, since the ranks cannot meet again: {error}")
                 return None
         its.meeting = None
         run.actions.broadcast({"kind": "meet", "member": first, "generation": its.generation})
@@ -209,7 +224,7 @@ class Recovery:
             return None
         if answer.get("problem"):
             why = f"no restart, since the ranks cannot meet again: {answer['problem']}"
-            await run.end_failed(failure, why)
+            await self._end(failure, why)
             return None
         return dict(answer["variables"])
 
@@ -259,7 +274,7 @@ class Recovery:
         surely gone; if the coordinator is none of them, it may be alive beyond a cut in the network.
         """
         run = self._run
-        self._fence.record_start(ran)
+        await self._fence.take_over(ran, dead)
         for each in await run.history.restore():
             run.membership.record_fault(each.node)
             for row in each.left_out:
