@@ -2,8 +2,8 @@
 
 A coordinator that starts a generation makes the file of its number, which only one can make. The loser ends
 its own ranks and writes nothing. A rank that lives beyond the loss of its supervisor's neighbours is ended by
-its supervisor at once, and a rank without a supervisor by the kernel; so when a generation is claimed, no
-rank of the one before it writes any more. Imports no torch.
+its supervisor at once, a rank without a supervisor by the kernel, and one whose supervisor stands still by
+its lease; so when a generation is claimed, no rank of the one before it writes any more. Imports no torch.
 """
 
 import json

@@ -33,7 +33,9 @@ _BLOCK = struct.Struct("=Q12sdqdQ24s?dddQ" + len(LEARNED) * "Qdd")
 _LIMIT_AT = struct.calcsize("=Q12s")
 _STOP_AT = _BLOCK.size
 _MOMENTS_AT = (_STOP_AT + 8) // 8 * 8
-_SIZE = _MOMENTS_AT + 8 * len(get_args(Moment))
+_LEASE = struct.Struct("=dd")  # time of the last renewal; seconds for which it holds, 0 if there is no lease
+_LEASE_AT = _MOMENTS_AT + 8 * len(get_args(Moment))
+_SIZE = _LEASE_AT + _LEASE.size
 _TRIES = 1000
 
 
@@ -228,6 +230,11 @@ class Heartbeat:
         """True once the supervisor asks the run to stop."""
         return self._memory[_STOP_AT] != 0
 
+    def lease(self) -> tuple[float, float]:
+        """Returns the time of the lease's last renewal, and the seconds for which that holds; 0: no lease."""
+        renewed_at, lease_s = _LEASE.unpack_from(self._memory, _LEASE_AT)
+        return renewed_at, lease_s
+
     def _write(self) -> None:
         """Writes the block. An odd version number marks it as half written, so that a reader tries again."""
         self._version += 2
@@ -305,6 +312,11 @@ def limit_init(memory: mmap.mmap, init_s: float) -> None:
     """
     if memory[0:8] == bytes(8):
         struct.pack_into("=d", memory, _LIMIT_AT, init_s)
+
+
+def renew_lease(memory: mmap.mmap, lease_s: float) -> None:
+    """Renews the rank's lease, see `lease`; the supervisor calls it again and again."""
+    _LEASE.pack_into(memory, _LEASE_AT, time.monotonic(), lease_s)
 
 
 def request_stop(memory: mmap.mmap) -> None:

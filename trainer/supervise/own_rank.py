@@ -100,7 +100,7 @@ class OwnRank:
             heartbeat.request_stop(self.generation.memory)
 
     def inspect(self, *, tells_progress: bool) -> None:
-        """Checks whether the rank has ended, was stopped by a signal, or has passed a limit.
+        """Checks whether the rank has ended, was stopped by a signal, or has passed a limit; renews its lease.
 
         `tells_progress`: rank 0 tells the coordinator what it has done.
         """
@@ -115,6 +115,8 @@ class OwnRank:
                 generation.reported_end = True
                 self._report_end(generation, code)
             return
+        if self._context.keeps_going:
+            heartbeat.renew_lease(generation.memory, self._context.limits.silence_s)
         if self._context.limits.max_restarts > 0 and self._stopped.is_lasting(generation.rank.pid):
             if not generation.reported_end:
                 generation.reported_end = True

@@ -48,6 +48,7 @@ from trainer.preflight.repeat import check_again, has_passed
 from trainer.run.folder import run_folder
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
+from trainer.supervise import lease
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import FORGET_URL, SINGLE, STARTS_AGAIN, World
@@ -85,6 +86,7 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     check_restarts(job, launcher, starts_again=STARTS_AGAIN in os.environ)
     if job.data.workers:
         start_process_server()
+    lease.watch(heartbeat.lease)  # after the fork of the server, which has no threads
     comm = connect(job, world, os.environ, heartbeat)
     unequal = check_same(job, comm)
     setup = prepare(job, comm)
