@@ -103,6 +103,11 @@ class ExitFiles:
         await within(WAIT_S, lambda: done.append(claim(folder, its)))
         return done[0] if done else nobody
 
+    async def end(self) -> ExitRecord | None:
+        """Returns how this start has ended; None if it has not, or if the folder does not answer."""
+        folder = self._folder
+        return None if folder is None else await within(WAIT_S, lambda: exit_record_of(folder, self._start))
+
     async def newest_claim(self) -> GenerationClaim | None:
         """Returns the claim of this start's newest generation; None if there is none."""
         folder = self._folder

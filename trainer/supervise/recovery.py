@@ -274,6 +274,10 @@ class Recovery:
         surely gone; if the coordinator is none of them, it may be alive beyond a cut in the network.
         """
         run = self._run
+        if await run.exit_files.end() is not None:  # while this process was stopped
+            run.decided = True
+            run.actions.leave("the others, which have ended the run")
+            return
         await self._fence.take_over(ran, dead)
         for each in await run.history.restore():
             run.membership.record_fault(each.node)
