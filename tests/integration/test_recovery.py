@@ -22,7 +22,7 @@ from tests.support.ends import (
     ranks_left,
     write_job,
 )
-from tests.support.two_nodes import run_on_two_nodes
+from tests.support.two_nodes import begin_on_two_nodes, run_on_two_nodes
 from trainer.cli.main import main
 
 NODE = os.uname().nodename
@@ -320,3 +320,55 @@ def test_run_goes_on_with_the_ranks_of_the_node_that_is_left(tmp_path: Path, los
     ours, theirs = (dict(losses(run)) for run in runs)
     assert ours.keys() == theirs.keys()
     assert theirs == pytest.approx(ours, rel=1e-4), "the same samples, in another order of additions"
+
+
+@full
+@pytest.mark.fault("supervisor SIGSTOPped, rank 0's too", goes_on=True)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("deed", ["halt", "freeze"])
+def test_rank_of_a_stopped_supervisor_ends_itself_and_the_other_node_goes_on(
+    tmp_path: Path, deed: str, victim: int
+) -> None:
+    """When the supervisor continues, the run is over; it changes nothing in the run folder."""
+    path = write_job(
+        tmp_path,
+        "torch",
+        "clipship",
+        f"{deed}:{victim}:step:3:1,lag:{victim}:step:3:1",  # a rank without its supervisor trains on
+        steps=40,
+        checkpoint={"every_steps": 20},
+        recovery={"max_restarts": 3, "min_nodes": 1},
+        timeouts={"silence_s": 10.0},
+    )
+    processes = begin_on_two_nodes(path, 1)
+    other, stopped = processes[1 - victim], processes[victim]
+    try:
+        _, said = other.communicate(timeout=280)
+        assert other.returncode == 0, said
+        assert stopped.poll() is None, "it is stopped"
+        assert not trained_by(stopped.pid) or deed == "freeze", "its rank has ended itself"
+        folder = tmp_path / "runs" / "ends"
+        (restart,) = json.loads((folder / "result.json").read_text())["restarts"]
+        assert (restart["kind"], restart["ranks"]) == ("lost", 1)
+        before = contents(folder)
+        stopped.send_signal(signal.SIGCONT)
+        _, said = stopped.communicate(timeout=280)
+        assert stopped.returncode == 1, said
+        assert contents(folder) == before
+        assert [step for step, _ in losses(folder)] == list(range(1, 41))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def trained_by(supervisor: int) -> list[int]:
+    """Children of a supervisor that train: a nursery has no threads, and what has ended has no tasks."""
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return [int(child) for child in children if len(list(Path(f"/proc/{child}/task").iterdir())) > 1]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Contents of all files of a run folder but the logs."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts]
+    return {str(path): path.read_bytes() for path in files}

@@ -5,7 +5,7 @@ The variable `FAULT` in the job's [env] is DEED:RANK:PHASE:STEP. A fifth field n
 ranks in which it happens, and commas separate several faults. Deeds:
 
 - kill, stop (SIGSTOP), slow (sleeps for good), raise, exit (code 7);
-- freeze (stops its supervisor, too), orphan (kills its supervisor);
+- freeze (stops its supervisor, too), halt (stops its supervisor alone), orphan (kills its supervisor);
 - signal (SIGUSR2 to its supervisor), signal-all (every rank does so), term (SIGTERM to its supervisor);
 - nap (sleeps 12 s, or NAP_S), lag (sleeps a second now and at every later step);
 - memory (asks for more than it may have), fill (the run folder's disk, once a checkpoint is whole);
@@ -133,6 +133,8 @@ def commit(deed: str) -> None:
         case "freeze":
             os.kill(os.getppid(), signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "halt":
+            os.kill(os.getppid(), signal.SIGSTOP)
         case "orphan":
             os.kill(os.getppid(), signal.SIGKILL)
         case "slow":

@@ -1,22 +1,24 @@
-"""Two machines and a third that starts the ranks, all of them on this one.
+"""Two machines or three, and one that starts the ranks, all of them on this one.
 
 Each has a network, a name and a folder for temporary files of its own. They share the other folders, as nodes
-of a cluster do, but not what the third machine keeps for itself. Needs root.
+of a cluster do, but not what the one that starts the ranks keeps for itself. Needs root.
 """
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import ssh_hosts
 
-ADDRESSES = {"node-a": "10.231.0.2", "node-b": "10.231.0.3"}
+ADDRESSES = {"node-a": "10.231.0.2", "node-b": "10.231.0.3", "node-c": "10.231.0.4"}
+TWO, THREE = tuple(ADDRESSES)[:2], tuple(ADDRESSES)
 INTERFACE = "eth0"
 _PORT = 2222
+_NOBODY = ("lladdr", "02:00:00:00:00:01", "nud", "permanent")
 
 
 def missing() -> str | None:
@@ -38,23 +40,34 @@ class Third:
     own: Path
     """Its folder for temporary files, which the others do not see."""
 
+    def cut(self, one: str, other: str) -> None:
+        """Cuts the network between two of the others as a switch may: neither notices it at its card."""
+        for here, there in ((one, other), (other, one)):
+            _ip("-n", _name(here), "neigh", "replace", ADDRESSES[there], *_NOBODY, "dev", INTERFACE)
+
+    def heal(self, one: str, other: str) -> None:
+        """Mends what `cut` did."""
+        for here, there in ((one, other), (other, one)):
+            _ip("-n", _name(here), "neigh", "del", ADDRESSES[there], "dev", INTERFACE)
+
 
 @contextmanager
-def three_machines(folder: Path) -> Iterator[Third]:
-    """Up until the block ends."""
+def three_machines(folder: Path, names: Sequence[str] = TWO) -> Iterator[Third]:
+    """The machines of these names and the one that starts the ranks, up until the block ends."""
     ssh_hosts.make_keys(folder)
     (folder / "own").mkdir()
-    names = "".join(f"{address} {name}\n" for name, address in ADDRESSES.items())
-    (folder / "names").write_text(f"127.0.0.1 localhost\n{names}")  # gloo looks its own host's name up
+    addresses = {name: ADDRESSES[name] for name in names}
+    lines = "".join(f"{address} {name}\n" for name, address in addresses.items())
+    (folder / "names").write_text(f"127.0.0.1 localhost\n{lines}")  # gloo looks its own host's name up
     with ExitStack() as running:
-        third = running.enter_context(_network(f"third-{os.getpid()}"))
+        third = running.enter_context(_network(_name("third")))
         # Named as the others' cards are: horovodrun looks on its own machine for the interface over which the
         # hosts reach each other.
         _ip("-n", third, "link", "add", INTERFACE, "type", "bridge")
         _ip("-n", third, "addr", "add", "10.231.0.1/24", "dev", INTERFACE)
         _ip("-n", third, "link", "set", INTERFACE, "up")
-        for name, address in ADDRESSES.items():
-            network = running.enter_context(_network(f"{name}-{os.getpid()}"))
+        for name, address in addresses.items():
+            network = running.enter_context(_network(_name(name)))
             _plug(third, network, name, address)
             hidden = (
                 f"mount -t tmpfs none {folder}/own && mount --bind {folder}/names /etc/hosts && "
@@ -62,8 +75,13 @@ def three_machines(folder: Path) -> Iterator[Third]:
             )
             around = ["ip", "netns", "exec", network, "unshare", "-m", "-u", "sh", "-c", hidden, "sh"]
             running.enter_context(ssh_hosts.sshd(folder, name, address, _PORT, around))
-        programs = ssh_hosts.client(folder, {name: (address, _PORT) for name, address in ADDRESSES.items()})
+        programs = ssh_hosts.client(folder, {name: (address, _PORT) for name, address in addresses.items()})
         yield Third(["ip", "netns", "exec", third], programs, folder / "own")
+
+
+def _name(machine: str) -> str:
+    """Name of a machine's network on this machine."""
+    return f"{machine}-{os.getpid()}"
 
 
 @contextmanager

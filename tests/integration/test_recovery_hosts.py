@@ -1,0 +1,187 @@
+"""Runs over several machines, each with its own network and name, that go on after a machine is lost.
+
+A spare machine takes a lost one's place, fewer ranks go on, and a network that was cut is healed again.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import net_hosts
+from tests.support.ends import CLIPSHIP, HOROVODRUN, Running, begin, full
+from tests.support.net_hosts import THREE, TWO, Third, three_machines
+
+pytestmark = [
+    full,
+    pytest.mark.skipif(
+        net_hosts.missing() is not None, reason=f"machines on this one need {net_hosts.missing()}"
+    ),
+]
+SILENCE_S = 8.0
+STEPS = 6
+
+
+@pytest.fixture
+def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Third]:
+    """Machines of the names that the test is parametrized with, indirectly."""
+    with three_machines(tmp_path, getattr(request, "param", TWO)) as found:
+        yield found
+
+
+def start(
+    folder: Path,
+    machines: Third,
+    start_of: tuple[str, str],
+    fault: str = "",
+    names: Sequence[str] = TWO,
+    **sections: Any,
+) -> Running:
+    """Starts one rank on each machine, in float64; with `recovery.spare_nodes` the last ones are spares."""
+    backend, launcher = start_of
+    folder.mkdir(exist_ok=True)
+    recovery = {"max_restarts": 5, "backoff_s": 0.0, **sections.pop("recovery", {})}
+    around = [
+        *machines.around,
+        "env",
+        f"TMPDIR={machines.own}",
+        f"PATH={machines.programs}:/usr/sbin:/usr/bin:/sbin:/bin",
+    ]
+    return begin(
+        folder,
+        backend,
+        launcher,
+        fault,
+        around=around,
+        hosts=",".join(f"{name}:1" for name in names),
+        timeouts={"silence_s": SILENCE_S},
+        recovery=recovery,
+        model={"precision": "fp64"},
+        **{"steps": STEPS, **sections},
+    )
+
+
+def whole_run(folder: Path, start_of: tuple[str, str], steps: int = STEPS) -> Path:
+    """Run folder of the same training without a fault, on two ranks of this machine."""
+    folder.mkdir()
+    end = begin(folder, *start_of, steps=steps, model={"precision": "fp64"}).end()
+    assert end.code == 0, end.errors
+    return end.folder
+
+
+def restarts(folder: Path, file: str = "result.json") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / file).read_text())["restarts"]
+    return found
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Loss of each step; none comes twice."""
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [event["step"] for event in events if "loss" in event]
+    assert steps == list(range(1, len(steps) + 1))
+    return {event["step"]: event["loss"] for event in events if "loss" in event}
+
+
+def furthest(one: Path, other: Path, step: int = STEPS) -> float:
+    """Largest relative difference of any tensor of the weights, as norms in float64; 0: each bit is equal."""
+    ours, theirs = (
+        torch.load(run / "checkpoints" / f"step-{step:08d}" / "model.pt", weights_only=True)
+        for run in (one, other)
+    )
+    assert ours.keys() == theirs.keys()
+    if all(torch.equal(ours[name], theirs[name]) for name in ours):
+        return 0.0
+    pairs = [(ours[name].double(), theirs[name].double()) for name in ours]
+    return max(float((a - b).norm() / max(float(b.norm()), 1e-12)) for a, b in pairs)
+
+
+both = pytest.mark.parametrize(
+    "start_of",
+    [pytest.param(start.values, id=start.id, marks=start.marks) for start in (CLIPSHIP, HOROVODRUN)],
+)
+
+
+@both
+@pytest.mark.fault("node lost, the coordinator's too", goes_on=True)
+@pytest.mark.parametrize("machines", [THREE], indirect=True, ids=["three"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_spare_machine_takes_the_place_of_a_lost_one_and_changes_no_bit(
+    tmp_path: Path, machines: Third, start_of: tuple[str, str], victim: int
+) -> None:
+    whole = whole_run(tmp_path / "whole", start_of)
+    recovery = {"spare_nodes": 1}
+    running = start(
+        tmp_path / "run", machines, start_of, f"unplug:{victim}:step:3:1", THREE, recovery=recovery
+    )
+    end = running.end()
+    assert end.code == 0, end.errors
+    (restart,) = restarts(end.folder)
+    assert (restart["kind"], restart["node"], restart["ranks"]) == ("lost", THREE[victim], 2)
+    environment = json.loads((end.folder / "environment.json").read_text())
+    assert {rank["node"] for rank in environment} == {name for name in THREE if name != THREE[victim]}
+    assert losses(end.folder) == losses(whole)
+    assert furthest(end.folder, whole) == 0.0
+
+
+@both
+@pytest.mark.fault("node lost, the coordinator's too", goes_on=True)
+def test_fewer_ranks_go_on_with_the_same_batches_to_the_same_weights(
+    tmp_path: Path, machines: Third, start_of: tuple[str, str]
+) -> None:
+    whole = whole_run(tmp_path / "whole", start_of)
+    running = start(tmp_path / "run", machines, start_of, "unplug:1:step:3:1", recovery={"min_nodes": 1})
+    end = running.end()
+    assert end.code == 0, end.errors
+    (restart,) = restarts(end.folder)
+    assert (restart["kind"], restart["node"], restart["ranks"]) == ("lost", "node-b", 1)
+    assert losses(end.folder) == pytest.approx(losses(whole), rel=1e-6)
+    assert furthest(end.folder, whole) < 1e-6
+
+
+@both
+@pytest.mark.fault("network cut between two nodes and healed", goes_on=True)
+def test_one_side_of_a_cut_network_goes_on_and_takes_the_other_back_when_it_is_healed(
+    tmp_path: Path, machines: Third, start_of: tuple[str, str]
+) -> None:
+    steps = 150
+    whole = whole_run(tmp_path / "whole", start_of, steps)
+    running = start(
+        tmp_path / "run",
+        machines,
+        start_of,
+        "lag:0:step:5",  # until the end, so that the run lasts long enough
+        recovery={"min_nodes": 1},
+        steps=steps,
+        checkpoint={"every_steps": 50},
+    )
+    try:
+        running.reached(5)
+        machines.cut(*TWO)
+        kinds(running, ["lost"])
+        machines.heal(*TWO)
+        kinds(running, ["lost", "taken in"])
+        end = running.end()
+    finally:
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(60)
+    assert end.code == 0, end.errors
+    assert [(each["kind"], each["ranks"]) for each in restarts(end.folder)] == [("lost", 1), ("taken in", 2)]
+    claims = [json.loads(path.read_text()) for path in (end.folder / "generations").iterdir()]
+    assert len({claim["member"] for claim in claims}) == 1, "one side alone has started generations"
+    assert losses(end.folder) == pytest.approx(losses(whole), rel=1e-6)
+    assert furthest(end.folder, whole, steps) < 1e-6
+
+
+def kinds(running: Running, wanted: Sequence[str]) -> None:
+    """Returns once these restarts were made, in this order."""
+    while running.process.poll() is None:
+        path = running.folder / "restarts.json"
+        if path.exists() and [each["kind"] for each in restarts(running.folder, path.name)] == wanted:
+            return
+        time.sleep(0.2)
+    raise AssertionError(running.process.communicate())
