@@ -28,6 +28,7 @@ class Fence:
         self._claimed: list[int] = []
         """Numbers of generations that were claimed here, or passed over, since the last that ran."""
         self._dead: frozenset[int] = frozenset()
+        self._is_successor = False
         self._claimed_before = 0
         """Newest generation that anybody had claimed when this coordinator took another's place."""
 
@@ -38,13 +39,15 @@ class Fence:
     async def take_over(self, ran: int, dead: Collection[int]) -> None:
         """Goes on from the generation `ran` after earlier coordinators, whose processes are `dead`."""
         self.record_start(ran)
+        self._is_successor = True
         newest = await self._run.exit_files.newest_claim()
         self._dead, self._claimed_before = frozenset(dead), 0 if newest is None else newest.generation
 
     async def is_ours(self, its: Round) -> bool:
         """Claims the generation; if another part of a cut network has it, this part leaves.
 
-        The smaller part waits first, so that the larger one comes before it. The claim of another member is
+        The smaller part waits first, so that the larger one comes before it; of two equal ones, the part
+        that has lost its coordinator counts as the smaller. The claim of another member is
         passed over only if that was a coordinator before this one and is surely dead: a closed connection
         does not show which of the two was cut off, or was stopped for a while.
         """
@@ -52,7 +55,8 @@ class Fence:
         assert run.actions.claim is not None
         is_claimed = its.generation in self._claimed
         if doubtful:
-            is_larger = len(run.membership.living) > len(doubtful)
+            here, there = len(run.membership.living), len(doubtful)
+            is_larger = here > there or (here == there and not self._is_successor)
             wait_s = FENCE_S if is_claimed or is_larger else 3 * run.limits.silence_s + 2 * ORPHANS_S
             until = max(doubtful.values()) + wait_s
             await run.until(lambda: run.decided or not doubtful, until - time.monotonic())

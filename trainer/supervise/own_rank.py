@@ -100,7 +100,7 @@ class OwnRank:
             heartbeat.request_stop(self.generation.memory)
 
     def inspect(self, *, tells_progress: bool) -> None:
-        """Checks whether the rank has ended, was stopped by a signal, or has passed a limit; renews its lease.
+        """Checks whether the rank has ended, is stopped, or has passed a limit, and renews its lease.
 
         `tells_progress`: rank 0 tells the coordinator what it has done.
         """
