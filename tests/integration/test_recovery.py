@@ -53,16 +53,16 @@ def evaluations(folder: Path) -> list[int]:
     return [event["step"] for event in events if "zero_shot_top1" in event]
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights(folder: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = torch.load(
-        folder / "checkpoints" / f"step-{STEPS:08d}" / "model.pt", weights_only=True
+        folder / "checkpoints" / f"step-{step:08d}" / "model.pt", weights_only=True
     )
     return state
 
 
-def same(one: End, other: End) -> bool:
-    """Returns whether losses and final weights are equal, bit for bit."""
-    ours, theirs = weights(one.folder), weights(other.folder)
+def same(one: End, other: End, step: int = STEPS) -> bool:
+    """Returns whether losses and the weights of the last step are equal, bit for bit."""
+    ours, theirs = weights(one.folder, step), weights(other.folder, step)
     assert ours.keys() == theirs.keys()
     return losses(one.folder) == losses(other.folder) and all(
         torch.equal(ours[name], theirs[name]) for name in ours
@@ -200,6 +200,24 @@ def test_late_rank_is_restarted_and_changes_no_bit(
 
 
 @full
+@pytest.mark.fault("loader stalls; loader worker killed", goes_on=True)
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVODRUN])
+@pytest.mark.parametrize("deed", ["worker-kill", "worker-stop"])
+def test_rank_without_its_loader_process_is_restarted_and_changes_no_bit(
+    tmp_path: Path, backend: str, launcher: str, deed: str
+) -> None:
+    """Some batches are ready by then, so the fault shows some steps later."""
+    keys: dict[str, Any] = {"steps": 30, "data": {"workers": 1}}
+    whole = start(tmp_path / "whole", "", backend, launcher, **keys)
+    end = start(tmp_path / "faulty", f"{deed}:1:step:3:1", backend, launcher, then=SHORT, **keys)
+    assert (whole.code, end.code) == (0, 0), end.errors
+    (restart,) = restarts(end)
+    assert (restart["rank"], restart["kind"]) == (1, "fault")
+    assert [step for step, _ in losses(end.folder)] == list(range(1, 31))
+    assert same(whole, end, 30)
+
+
+@full
 @pytest.mark.fault("rank raises", goes_on=True)
 def test_fault_during_a_restart_is_another_fault(tmp_path: Path) -> None:
     end = start(tmp_path, "raise:1:step:3:1,kill:0:first step:3:2", recovery={"backoff_s": 0.1})
@@ -323,7 +341,7 @@ def test_run_goes_on_with_the_ranks_of_the_node_that_is_left(tmp_path: Path, los
 
 
 @full
-@pytest.mark.fault("supervisor SIGSTOPped, rank 0's too", goes_on=True)
+@pytest.mark.fault("node frozen or cut off, rank 0's too", goes_on=True)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("deed", ["halt", "freeze"])
 def test_rank_of_a_stopped_supervisor_ends_itself_and_the_other_node_goes_on(

@@ -144,7 +144,7 @@ def test_fewer_ranks_go_on_with_the_same_batches_to_the_same_weights(
 
 
 @both
-@pytest.mark.fault("network cut between two nodes and healed", goes_on=True)
+@pytest.mark.fault("node frozen or cut off, rank 0's too", goes_on=True)
 def test_one_side_of_a_cut_network_goes_on_and_takes_the_other_back_when_it_is_healed(
     tmp_path: Path, machines: Third, start_of: tuple[str, str]
 ) -> None:

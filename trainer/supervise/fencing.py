@@ -47,9 +47,9 @@ class Fence:
         """Claims the generation; if another part of a cut network has it, this part leaves.
 
         The smaller part waits first, so that the larger one comes before it; of two equal ones, the part
-        that has lost its coordinator counts as the smaller. The claim of another member is
-        passed over only if that was a coordinator before this one and is surely dead: a closed connection
-        does not show which of the two was cut off, or was stopped for a while.
+        that has lost its coordinator counts as the smaller. The claim of another member is passed over only
+        if that was a coordinator before this one and is surely dead: a closed connection does not show which
+        of the two was cut off, or was stopped for a while.
         """
         run, doubtful = self._run, self._presence.doubtful
         assert run.actions.claim is not None
