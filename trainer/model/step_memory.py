@@ -80,7 +80,7 @@ def _moments(
         "workspaces": _WORKSPACES,
     }
     # Buckets of several ranks, and gradients of earlier micro-batches, are there all the time.
-    always = plan.world_size > 1 or plan.accumulation > 1
+    always = plan.accumulation > 1 or (plan.world_size > 1 and shards == 1)
     image, text = (
         0 if locked else n * _kept(tower, value, checkpointed=checkpointed) for tower, locked in towers
     )
@@ -115,14 +115,15 @@ def _moments(
 
 
 def _gathered(shape: Architecture, value: int) -> int:
-    """Returns the bytes of what ranks that hold parts of the model gather at once.
+    """Returns the bytes of what ranks that hold parts of the model have whole at a time.
 
-    These are two blocks, one at work and the next one, and all that belongs to no block.
+    These are two blocks, one at work and the next one, the gradient of a block and its copy in float32 to be
+    reduced, and all that belongs to no block.
     """
     towers = (shape.image, shape.text)
     blocks = [4 * tower.width**2 + 2 * tower.width * tower.hidden for tower in towers]
     rest = shape.parameters - sum(block * tower.layers for block, tower in zip(blocks, towers, strict=True))
-    return value * (2 * max(blocks) + rest)
+    return value * (2 * max(blocks) + rest) + (value + _FLOAT) * max(blocks)
 
 
 def _block_kept(tower: Tower, value: int) -> int:
