@@ -1,6 +1,7 @@
 """The server of loader processes: a fork of the rank where that is safe, else a new interpreter."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -45,20 +46,36 @@ if __name__ == "__main__":
 def test_loader_processes_work_and_end_with_a_killed_rank(tmp_path: Path, threads: str, forks: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    folder = f"clipship-rank-of-{secrets.token_hex(8)}"
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "CLIPSHIP_RANK_DIR": str(tmp_path / folder),
+    }
     command = [sys.executable, str(program), threads]
     with ended_on_failure(
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
     ) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         forked, *squares = process.stdout.readline().split()
         assert (forked, squares[:3]) == (forks, ["1", "4", "9"])
+        assert list(Path("/dev/shm").glob(f"sem.{folder}-*")), "its supervisor finds them by this name"
         process.send_signal(signal.SIGKILL)
         process.wait()
         limit = time.monotonic() + 30
         while any(in_session(process.pid)):
             assert time.monotonic() < limit
             time.sleep(0.05)
+        assert "resource_tracker" not in process.stderr.read()
+        assert not list(Path("/dev/shm").glob(f"sem.{folder}-*")), "the tracker has removed them"
 
 
 def in_session(session: int) -> list[int]:

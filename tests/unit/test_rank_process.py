@@ -34,7 +34,7 @@ def hold(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def test_killed_supervisors_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
     with hold(tmp_path) as (process, folder):
-        sweep(tmp_path)
+        sweep(tmp_path, tmp_path)
         assert folder.exists()
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -45,12 +45,28 @@ def test_killed_supervisors_folder_is_swept_and_a_living_ones_is_not(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_semaphores_of_killed_ranks_are_removed_with_their_folder(tmp_path: Path) -> None:
+    others = {"sem.mp-abcdefgh", "sem.clipship-rank-other-1"}
+    for name in others:
+        (tmp_path / name).touch()
+    with hold(tmp_path) as (process, folder), rank_folder(tmp_path) as own:
+        left, lasting = (tmp_path / f"sem.{its.name}-abcdefgh" for its in (folder, own))
+        left.touch()
+        lasting.touch()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        sweep(tmp_path, tmp_path)
+        assert not left.exists()
+        assert lasting.exists(), "its supervisor lives"
+    assert {path.name for path in tmp_path.iterdir()} == others
+
+
 def test_folder_without_lock_is_swept_only_when_it_is_old(tmp_path: Path) -> None:
     young, old = tmp_path / "clipship-rank-young", tmp_path / "clipship-rank-old"
     for folder in (young, old, tmp_path / "another"):
         folder.mkdir()
     os.utime(old, (time.time() - 3600,) * 2)
-    sweep(tmp_path)
+    sweep(tmp_path, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "clipship-rank-young"]
 
 
@@ -73,7 +89,7 @@ def test_another_users_folder_is_neither_opened_nor_removed(tmp_path: Path) -> N
     (folder / "kept").touch()
     os.chown(folder, 65534, 65534)
     os.utime(folder, (time.time() - 3600,) * 2)
-    within_limit(lambda: sweep(tmp_path))
+    within_limit(lambda: sweep(tmp_path, tmp_path))
     assert (folder / "kept").exists()
 
 
@@ -88,7 +104,7 @@ def test_a_lock_that_is_no_plain_file_delays_no_start(tmp_path: Path, lock: str)
         (folder / "supervisor").symlink_to(tmp_path / "fifo") if "link" in lock else os.mkfifo(
             folder / "supervisor"
         )
-    within_limit(lambda: sweep(tmp_path))
+    within_limit(lambda: sweep(tmp_path, tmp_path))
 
 
 def test_a_link_to_a_folder_of_ones_own_is_not_followed(tmp_path: Path) -> None:
@@ -99,7 +115,7 @@ def test_a_link_to_a_folder_of_ones_own_is_not_followed(tmp_path: Path) -> None:
     place.mkdir()
     (place / "clipship-rank-x").symlink_to(elsewhere)
     os.utime(elsewhere, (time.time() - 3600,) * 2)
-    sweep(place)
+    sweep(place, place)
     assert (elsewhere / "kept").exists()
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainer.errors import InputError, MachineError
+from trainer.run.exit_record import RANK_DIR
 from trainer.sysinfo.forks import can_fork
 from trainer.sysinfo.parent import end_with_parent
 
@@ -42,10 +44,8 @@ def start_process_server() -> None:
     has this process's modules. Later it is a new interpreter, whose imports take seconds.
     """
     _process_context()
-    if torch.cuda.is_initialized() or not can_fork():
-        multiprocessing.forkserver.ensure_running()
-        return
-    multiprocessing.util.spawnv_passfds = _fork_instead
+    no_fork = torch.cuda.is_initialized() or not can_fork()
+    multiprocessing.util.spawnv_passfds = _spawn_quietly if no_fork else _fork_instead
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -58,7 +58,7 @@ def _fork_instead(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> i
     It takes the place of multiprocessing's own function, whose arguments it has; returns the process id.
     """
     if "forkserver" not in args[-1]:  # the tracker of semaphores is small, and needs nothing of ours
-        return _spawn(path, args, passfds)
+        return _spawn_quietly(path, args, passfds)
     pid = os.fork()
     if pid == 0:
         try:
@@ -67,6 +67,25 @@ def _fork_instead(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> i
         finally:  # also by SystemExit, with which the server ends
             os._exit(0)
     return pid
+
+
+def _spawn_quietly(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """Starts a process as multiprocessing does; the tracker of semaphores says nothing about a killed rank.
+
+    That rank left its semaphores behind, which the tracker or the rank's supervisor removes.
+    """
+    quiet = ["-W", "ignore:resource_tracker"] if "resource_tracker" in args[-1] else []
+    return _spawn(path, [args[0], *quiet, *args[1:]], passfds)
+
+
+def _name_semaphores() -> None:
+    """Lets the names of this rank's semaphores begin with that of its folder.
+
+    multiprocessing's tracker removes those of a rank that was killed, but not if it was killed with it: then
+    the supervisor does, by their names.
+    """
+    if folder := os.environ.get(RANK_DIR):
+        vars(multiprocessing.current_process())["_config"]["semprefix"] = f"/{Path(folder).name}"
 
 
 def _close_all_but(kept: Collection[int]) -> None:
@@ -128,6 +147,7 @@ def _process_context() -> multiprocessing.context.BaseContext:
 
     Forking the rank itself is unsafe after MPI_Init and with other threads; the server has neither.
     """
+    _name_semaphores()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context

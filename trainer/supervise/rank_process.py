@@ -4,6 +4,7 @@ No torch.
 """
 
 import fcntl
+import glob
 import os
 import shutil
 import signal
@@ -48,7 +49,7 @@ def rank_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
     a disk writes a page, the rank could not write to it.
     """
     parent = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    sweep(parent)
+    sweep(parent, memory)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     with open(folder / _NOT_YET_LOCKED, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it when this process ends, however it ends
@@ -57,18 +58,29 @@ def rank_folder(memory: Path = Path("/dev/shm")) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder, memory)
 
 
-def sweep(parent: Path) -> None:
+def sweep(parent: Path, memory: Path) -> None:
     """Removes the folders whose supervisors are gone, so that nobody holds their lock.
 
-    Process ids do not show that, since containers share /dev/shm.
+    Process ids do not show that, since containers share /dev/shm, which is `memory`.
     """
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # it is another user's, or another process removed it
             if _is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder, memory)
+
+
+def _remove(folder: Path, memory: Path) -> None:
+    """Removes a rank's folder, and first the named semaphores that a killed rank has left in memory.
+
+    Their names begin with the folder's, see `trainer.data.processes`.
+    """
+    for semaphore in memory.glob(f"sem.{glob.escape(folder.name)}-*"):
+        with suppress(OSError):
+            semaphore.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(folder: Path) -> bool:
