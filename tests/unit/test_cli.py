@@ -56,7 +56,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
     [
         (["init"], "kubernetes, laptop, slurm"),
         (["init", "--preset", "lapto"], "'laptop'"),
-        (["init", "--preset", "laptop", "no/job.toml"], "cannot be written: No such file or directory"),
+        (["init", "--preset", "laptop", "job.toml/job.toml"], "cannot be written: File exists"),
         (["init", "--preset", "laptop", "."], "is a folder"),
         (["check"], "Missing argument 'JOB'"),
         (["check", "no.toml"], "no.toml: no such job file"),
@@ -375,6 +375,12 @@ def test_the_version_goes_to_stdout(capsys: Capture) -> None:
     shown = capsys.readouterr()
     assert shown.out.startswith("clipship ")
     assert shown.err == ""
+
+
+def test_init_makes_the_folders_of_a_job_file(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "dir" / "job.toml"
+    assert cli.main(["init", "--preset", "laptop", str(path)]) == 0
+    assert path.is_file()
 
 
 def test_init_lists_presets_on_stdout(capsys: Capture) -> None:

@@ -56,3 +56,20 @@ def test_the_sheet_shows_every_picture_and_names_the_broken_one(shard: str, tmp_
     assert (80, 0, 0) not in seen
     assert any(red > 200 and green < 60 for red, green, _ in seen)
     assert pixels.shape[1] >= TILE + 2 * MARGIN
+
+
+def test_table_is_inspected_as_shards_are(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    (tmp_path / "t.csv").write_text("file,text\na.png,hello\na.png,again\n")
+    columns = ["--image-column", "file", "--caption-column", "text"]
+    result = CliRunner().invoke(command, ["stats", str(tmp_path / "t.csv"), *columns], catch_exceptions=False)
+    found = json.loads(result.stdout)
+    assert (found["samples"], found["bad"], found["width"]["most"]) == (2, {}, 30)
+
+
+def test_table_with_missing_images_and_a_mixture_are_refused(shard: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image,caption\nnowhere.png,hello\n")
+    missing = CliRunner().invoke(command, ["stats", str(tmp_path / "t.csv")])
+    assert "t.csv: the images of row 2 are missing" in str(missing.exception)
+    mixed = CliRunner().invoke(command, ["stats", str(tmp_path / "t.csv"), shard])
+    assert "give tables or shards, not both" in str(mixed.exception)

@@ -71,7 +71,7 @@ def test_status_says_how_much_of_the_time_was_useful_and_where_the_rest_went(
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("useful", "lost"))]
     assert rows == [
         "useful      89.5 % of 3:10 in steps that counted",
-        "lost          5.3 %    10.0 s  starting: from the supervisors' begin to the first step",
+        "lost          5.3 %    10.0 s  starting: from the allocation's begin to the first step",
         "lost          5.3 %    10.0 s  waiting for data",
     ]
 
@@ -167,6 +167,14 @@ def test_a_run_is_found_by_its_name_in_runs(
 ) -> None:
     monkeypatch.chdir(run.parent.parent)
     assert _status(capsys, "mine")["run"] == "runs/mine"
+
+
+def test_mistyped_name_of_a_run_names_near_ones(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent.parent)
+    assert main(["status", "mime"]) == 2
+    assert "; did you mean mine?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])

@@ -6,30 +6,39 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.cli.options import caption_key_option, image_key_option
+from trainer.cli.options import (
+    caption_column_option,
+    caption_key_option,
+    image_column_option,
+    image_key_option,
+)
 from trainer.errors import InputError
 from trainer.text.terminal import shown
 
 if TYPE_CHECKING:
     from trainer.data.sample import Source
 
-SHARDS = click.argument("shards", nargs=-1, required=True)
+DATA = click.argument("files", metavar="DATA...", nargs=-1, required=True)
+_TABLES = (".csv", ".tsv", ".parquet")
 
 
 @click.group(
     epilog="""\b
 Examples:
   clipship data stats 'shards/*.tar'
+  clipship data stats captions.csv
   clipship data show 'shards/*.tar' --out sheet.png"""
 )
 def command() -> None:
-    """Inspect the content of shards."""
+    """Inspect the content of shards and tables."""
 
 
 @command.command()
-@SHARDS
+@DATA
 @image_key_option
 @caption_key_option
+@image_column_option
+@caption_column_option
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
@@ -38,27 +47,31 @@ def command() -> None:
     metavar="N",
     help="Number of samples to inspect.",
 )
-def stats(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, samples: int) -> None:
-    """Count the samples of SHARDS, and inspect some of them.
+def stats(
+    files: tuple[str, ...],
+    image_key: tuple[str, ...],
+    caption_key: str,
+    image_column: str,
+    caption_column: str,
+    samples: int,
+) -> None:
+    """Count the samples of DATA, shards or tables, and inspect some of them.
 
     The inspected samples are spread evenly; image sizes, caption lengths and bad samples are reported. JSON
     goes to stdout.
     """
     from trainer.data.inspect import statistics
 
-    click.echo(
-        shown(
-            json.dumps(
-                statistics(_source(shards, image_key, caption_key), samples), indent=2, ensure_ascii=False
-            )
-        )
-    )
+    source = _source(files, image_key, caption_key, image_column, caption_column)
+    click.echo(shown(json.dumps(statistics(source, samples), indent=2, ensure_ascii=False)))
 
 
 @command.command()
-@SHARDS
+@DATA
 @image_key_option
 @caption_key_option
+@image_column_option
+@caption_column_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -75,15 +88,21 @@ def stats(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str,
     help="Number of samples, which are spread evenly.",
 )
 def show(
-    shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str, out: Path, samples: int
+    files: tuple[str, ...],
+    image_key: tuple[str, ...],
+    caption_key: str,
+    image_column: str,
+    caption_column: str,
+    out: Path,
+    samples: int,
 ) -> None:
-    """Write a contact sheet of SHARDS as PNG: images with the beginning of their captions.
+    """Write a contact sheet of DATA, shards or tables, as PNG: images with the beginning of their captions.
 
     The name of the picture goes to stdout.
     """
     from trainer.data.inspect import contact_sheet
 
-    sheet = contact_sheet(_source(shards, image_key, caption_key), samples)
+    sheet = contact_sheet(_source(files, image_key, caption_key, image_column, caption_column), samples)
     try:
         sheet.save(out, "png")
     except OSError as error:
@@ -91,12 +110,28 @@ def show(
     click.echo(out)
 
 
-def _source(shards: tuple[str, ...], image_key: tuple[str, ...], caption_key: str) -> "Source":
+def _source(
+    files: tuple[str, ...],
+    image_key: tuple[str, ...],
+    caption_key: str,
+    image_column: str,
+    caption_column: str,
+) -> "Source":
     from trainer.data.bad_samples import ANY
+    from trainer.data.sample import MOST_BYTES
     from trainer.data.shard_names import expand_seekable
     from trainer.data.shards import open_shards
     from trainer.data.source import IMAGE_ENDINGS
+    from trainer.data.tables import TableSource, list_rows, missing_images, read_table
 
-    return open_shards(
-        expand_seekable(shards), image_key or IMAGE_ENDINGS, caption_key, "captions", allowed=ANY
-    )
+    found = expand_seekable(files)
+    tables = [file for file in found if file.endswith(_TABLES)]
+    if not tables:
+        return open_shards(found, image_key or IMAGE_ENDINGS, caption_key, "captions", allowed=ANY)
+    if len(tables) < len(found):
+        raise InputError(f"{tables[0]} is a table, and other files are not: give tables or shards, not both")
+    read = [read_table(table, image_column, caption_column) for table in tables]
+    for name, table in zip(tables, read, strict=True):
+        if missing := missing_images(table):
+            raise InputError(f"{name}: the images of {list_rows(missing)} are missing")
+    return TableSource(read, MOST_BYTES)

@@ -40,6 +40,21 @@ image_key_option: Decorator = click.option(
     help="As data.image_key in a job file; may be repeated.",
 )
 
+image_column_option: Decorator = click.option(
+    "--image-column",
+    default="image",
+    show_default=True,
+    metavar="NAME",
+    help="Tables: column with the image file's path.",
+)
+caption_column_option: Decorator = click.option(
+    "--caption-column",
+    default="caption",
+    show_default=True,
+    metavar="NAME",
+    help="Tables: column with the caption.",
+)
+
 
 def processes_option(work: str) -> Decorator:
     """Returns the option --processes of a command whose processes do this work, such as "read headers"."""

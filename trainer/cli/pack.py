@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import processes_option
+from trainer.cli.options import caption_column_option, image_column_option, processes_option
 from trainer.text.wording import many
 
 
@@ -25,16 +25,8 @@ Examples:
     metavar="N",
     help="Samples per shard.",
 )
-@click.option(
-    "--image-column",
-    default="image",
-    show_default=True,
-    metavar="NAME",
-    help="Column with the image file's path.",
-)
-@click.option(
-    "--caption-column", default="caption", show_default=True, metavar="NAME", help="Column with the caption."
-)
+@image_column_option
+@caption_column_option
 @click.option(
     "--separator",
     metavar="CHARACTER",

@@ -45,6 +45,7 @@ def write_preset(name: str, path: Path, *, force: bool) -> None:
     if os.path.lexists(path) and not force:
         raise InputError(f"{path} exists already: give another name, or --force to replace it")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, schema_line() + preset_text(name))
     except OSError as problem:
         raise InputError(f"{path} cannot be written: {problem.strerror}") from None

@@ -3,6 +3,7 @@
 Imports no torch, and no scheduler before it is needed.
 """
 
+import difflib
 import importlib
 import importlib.util
 import json
@@ -142,7 +143,12 @@ def find_run(name: str) -> Path:
         )
     if "/" not in name and _is_run(Path("runs", name)):
         return Path("runs", name)
-    raise InputError(f"{name} is not a run: give a run folder, a job file, or the name of a run in ./runs")
+    known = [folder.name for folder in Path("runs").glob("*") if _is_run(folder)]
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    raise InputError(
+        f"{name} is not a run: give a run folder, a job file, or the name of a run in ./runs{hint}"
+    )
 
 
 def find_submission(name: str) -> tuple[Path, Submission | None]:
