@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from tests.support.jobs import tiny_job
+from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, plan
 from trainer.data.pixels import normalised
 from trainer.model import build
 from trainer.model.architecture import Architecture, architecture
+from trainer.model.fit import with_micro_batch
 from trainer.model.optimizer import build_optimizer
 from trainer.model.step_memory import step_memory
 from trainer.train.step import MicroBatch, TrainStep
@@ -139,3 +141,17 @@ def loaded(batch_plan: BatchPlan, shape: Architecture) -> list[MicroBatch]:
         )
         for _ in range(batch_plan.accumulation)
     ]
+
+
+def test_auto_goes_by_the_memory_of_the_gpu(gpu: Comm) -> None:
+    """The null GPU has as many bytes as the run gave it."""
+    job = tiny_job(
+        config="ViT-L-14",
+        model={"precision": "bf16"},
+        optim={"global_batch_size": 4096, "max_batch_size_per_gpu": "auto"},
+    )
+    found = smallest_gpu_bytes(gpu)
+    assert found == torch.cuda.get_device_properties(0).total_memory
+    most = with_micro_batch(job, 1, found).optim.max_batch_size_per_gpu
+    assert isinstance(most, int)
+    assert plan(with_micro_batch(job, 1, found), 1).micro_batch_size <= most < 4096
