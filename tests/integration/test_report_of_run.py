@@ -27,7 +27,7 @@ def test_run_that_was_killed_and_went_on_shows_each_step_once(tmp_path: Path) ->
     assert {tile.label: tile.value for tile in tiles(facts)}["steps"] == "30"
     assert facts.metrics.checkpoints[-1]["step"] == 30
     assert len(facts.environment) == 2
-    events = EventAccumulator(str(run.run / "tensorboard")).Reload().Scalars("loss")
+    events = EventAccumulator(str(run.run / "tensorboard")).Reload().Scalars("train/loss")
     assert {event.step: round(event.value, 3) for event in events} == {
         step: round(loss, 3) for step, loss in run.losses().items()
     }

@@ -20,6 +20,7 @@ from trainer.errors import InputError
 from trainer.sysinfo.addresses import free_port
 from trainer.telemetry import writers as metric_writers
 from trainer.telemetry.metrics import Telemetry
+from trainer.telemetry.tags import tag
 from trainer.telemetry.writers import check_installed, open_writers
 
 has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
@@ -48,14 +49,15 @@ def test_tensorboard_gets_records_and_evaluations_under_the_names_of_metrics_jso
     wanted = {name: value for line in lines for name, value in line.items() if name != "step"}
     found = scalars(tmp_path)
     assert {step for points in found.values() for step, _ in points} == {20}
-    assert {name: points[0][1] for name, points in found.items()} == pytest.approx(wanted)
+    assert {name.partition("/")[2]: points[0][1] for name, points in found.items()} == pytest.approx(wanted)
+    assert {name.partition("/")[0] for name in found} >= {"train", "eval", "perf"}
 
 
 def test_tensorboard_forgets_the_steps_that_come_again(tmp_path: Path) -> None:
     log_events(tiny_job(), tmp_path, [{"step": step, "loss": 1.0} for step in range(1, 6)])
     log_events(tiny_job(), tmp_path, [{"step": step, "loss": 2.0} for step in range(4, 8)], steps_done=3)
-    assert scalars(tmp_path)["loss"] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
-    assert scalars(tmp_path).keys() == {"loss", "generation"}
+    assert scalars(tmp_path)["train/loss"] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 2)]
+    assert scalars(tmp_path).keys() == {"train/loss", "health/generation"}
 
 
 def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) -> None:
@@ -64,13 +66,13 @@ def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) ->
         tmp_path,
         [{"step": 1, "loss": float("nan"), "checkpoint": "step-1", "kept": True, "write_s": 2}],
     )
-    assert scalars(tmp_path) == {"write_s": [(1, 2.0)], "generation": [(1, 1.0)]}
+    assert scalars(tmp_path) == {"perf/write_s": [(1, 2.0)], "health/generation": [(1, 1.0)]}
 
 
 def test_events_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
     (board,) = open_writers(tiny_job(), tmp_path, 0)
     board.write({"step": 1, "loss": 3.0})
-    assert scalars(tmp_path) == {"loss": [(1, 3.0)]}
+    assert scalars(tmp_path) == {"train/loss": [(1, 3.0)]}
     board.close(None)
 
 
@@ -93,13 +95,34 @@ def test_wandb_that_is_not_installed_is_refused_with_the_way_to_install_it(
 OFFLINE = {"wandb": "offline", "wandb_project": "digits"}
 
 
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("loss", "train"),
+        ("lr", "train"),
+        ("samples", "train"),
+        ("samples_per_s", "perf"),
+        ("comm_s_min", "perf"),
+        ("retrieval_i2t_r1", "eval"),
+        ("lost_data_s", "goodput"),
+        ("rss_bytes_max", "health"),
+        ("slowest_by", "health"),
+        ("something_new", "perf"),
+    ],
+)
+def test_figures_are_grouped_by_what_they_tell(name: str, group: str) -> None:
+    assert tag(name) == f"{group}/{name}"
+
+
 @has_wandb
 def test_wandb_offline_has_what_metrics_jsonl_has(tmp_path: Path) -> None:
     events = [{"step": 1, "loss": 2.5}, {"step": 1, "zero_shot_top1": 0.5}, {"step": 2, "loss": 2.0}]
     log_events(tiny_job(logging=OFFLINE), tmp_path, events)
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     assert [{name: row[name] for name in row if not name.startswith("_")} for row in history(run)] == [
-        {**event, "generation": 1} for event in events
+        {"step": 1, "train/loss": 2.5, "health/generation": 1},
+        {"step": 1, "eval/zero_shot_top1": 0.5, "health/generation": 1},
+        {"step": 2, "train/loss": 2.0, "health/generation": 1},
     ]
 
 
@@ -130,7 +153,7 @@ def test_rank_that_fails_leaves_what_was_logged_offline(tmp_path: Path) -> None:
         telemetry.event({"step": 1, "loss": 2.5})
         raise ValueError
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert [row["loss"] for row in history(run)] == [2.5]
+    assert [row["train/loss"] for row in history(run)] == [2.5]
 
 
 @has_wandb
@@ -152,7 +175,7 @@ def test_wandb_that_cannot_be_reached_is_logged_offline(
     log_events(tiny_job(logging={"wandb": "online"}), tmp_path, [{"step": 1, "loss": 2.5}])
     assert "W&B cannot be reached" in caplog.text
     (run,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert [row["loss"] for row in history(run)] == [2.5]
+    assert [row["train/loss"] for row in history(run)] == [2.5]
 
 
 def nowhere(monkeypatch: pytest.MonkeyPatch, home: Path, key: str) -> None:

@@ -20,6 +20,7 @@ from trainer.errors import InputError, Preempted
 from trainer.run.layout import TENSORBOARD, WANDB, WANDB_ID_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.plain import read_plain
+from trainer.telemetry.tags import tag
 
 log = logging.getLogger("clipship")
 
@@ -77,7 +78,7 @@ class TensorBoard:
     def write(self, values: Mapping[str, object]) -> None:
         step = values["step"]
         for name, value in numbers(values).items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(tag(name), value, step)
         self._writer.flush()  # so that a kill loses no more here than in metrics.jsonl
 
     def close(self, error: BaseException | None) -> None:
@@ -124,7 +125,8 @@ class Wandb:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, values: Mapping[str, object]) -> None:
-        self._run.log({"step": values["step"], **numbers(values)})
+        tagged = {tag(name): value for name, value in numbers(values).items()}
+        self._run.log({"step": values["step"], **tagged})
 
     def close(self, error: BaseException | None) -> None:
         # A rank that fails does not wait for a network.
