@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.loader import Batch, Pixels, batches_per_epoch, train_batches
-from trainer.data.sample import LeftOut, RawSample
+from trainer.data.sample import BadSample, LeftOut, RawSample
 from trainer.errors import InputError
 
 
@@ -191,6 +191,41 @@ def test_kills_and_other_worlds_change_no_global_batch(
             )
         done = stop
     assert in_order(seen) == whole
+
+
+class Into:
+    """`noisy`, but written straight into the batch; every 7th sample is broken halfway."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def __call__(self, raw: RawSample, seed: int) -> Tensor:
+        if int(raw.key) % 7 == 3:
+            raise BadSample("dots", raw.key, "broken", "is broken")
+        return noisy(raw, seed)
+
+    def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
+        out.fill_(255)
+        out.copy_(self(raw, seed))
+        self.written += 1
+
+
+def test_pixels_that_are_written_into_the_batch_are_those_that_are_returned() -> None:
+    plan, into = make_plan(1, 8, 2), Into()
+    batches, same = (
+        list(
+            train_batches(
+                Dots(20, 30), plan=plan, rank=0, seed=5, window=8, pixels=pixels, tokenizer=lengths,
+                workers=0, epochs=2, skip_bad=True,
+            )
+        )
+        for pixels in (into, into.__call__)
+    )  # fmt: skip
+    assert into.written >= 2 * 6 * 8 - 2 * 6 * 2 - 1, "all but the first of each micro-batch"
+    assert any(batch.bad for batch in batches)
+    for batch, other in zip(batches, same, strict=True):
+        assert torch.equal(batch.images, other.images)
+        assert (batch.keys, batch.captions) == (other.keys, other.captions)
 
 
 def test_epochs_differ_in_order_captions_and_augmentation() -> None:

@@ -21,7 +21,7 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import RandomResizedCrop
 
 from trainer.data.pictures import decode
-from trainer.data.pixels import Box, RandomCrop, normalised, reduction, resized, upright_jpeg
+from trainer.data.pixels import Box, RandomCrop, normalised, reduction, resize, upright_jpeg
 from trainer.data.sample import BadSample, RawSample
 
 PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
@@ -251,8 +251,25 @@ def test_a_bad_sample_travels_between_processes() -> None:
     assert (str(copy), copy.cause, copy.key) == (str(error), "cause", "k")
 
 
-def test_resizing_keeps_the_bytes_of_a_pixel_together() -> None:
-    assert resized(np.zeros((400, 500, 4), np.uint8)[10:, 10:], (224, 200)).stride() == (1, 800, 4)
+@pytest.mark.parametrize(("height", "width"), [(384, 507), (512, 300), (150, 180), (224, 224)])
+def test_resizing_into_a_batch_gives_the_bytes_of_interpolate(height: int, width: int) -> None:
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (height + 20, width + 20, 4), dtype=np.uint8)[10:-10, 10:-10]
+    batch = torch.zeros(3, 224, 200, 4, dtype=torch.uint8).permute(0, 3, 1, 2)
+    resize(pixels, batch[1])
+    image = torch.from_numpy(pixels.copy())[None].permute(0, 3, 1, 2)
+    expected = torch.nn.functional.interpolate(image, size=(224, 200), mode="bicubic", antialias=True)
+    assert torch.equal(batch[1], expected[0])
+    assert not batch[[0, 2]].any(), "its neighbours are as they were"
+
+
+def test_a_crop_written_into_a_batch_is_the_crop() -> None:
+    batch = torch.zeros(2, 224, 224, 4, dtype=torch.uint8).permute(0, 3, 1, 2)
+    for seed, kind in ((1, "jpeg"), (2, "png")):
+        CROP.into(raw(encoded(PHOTOGRAPHS[0], kind)), seed, batch[seed - 1])
+        crop = CROP(raw(encoded(PHOTOGRAPHS[0], kind)), seed)
+        assert torch.equal(batch[seed - 1], crop)
+        assert crop.stride() == (1, 4 * 224, 4), "the bytes of a pixel lie together"
 
 
 def test_pictures_for_evaluation_are_open_clips_pixels() -> None:

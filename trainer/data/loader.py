@@ -5,9 +5,10 @@ of the launcher. A batch depends on seed, epoch and position alone; the number o
 only the speed.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 
 from trainer.config.batch_plan import BatchPlan, steps_per_epoch
 from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
-from trainer.data.processes import empty_to_send, load
+from trainer.data.processes import empty_to_send, load, received, to_send
 from trainer.data.sample import BadSample, RawSample, Source
 from trainer.data.tokens import Tokenizer
 from trainer.errors import InputError
@@ -26,6 +27,16 @@ Pixels = Callable[[RawSample, int], Tensor]
 
 It gives the same pixels for the same seed, is picklable and raises BadSample.
 """
+
+
+@runtime_checkable
+class WritesInto(Protocol):
+    """Protocol of a `Pixels` that can also write its result straight into a batch."""
+
+    def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
+        """Writes what the call would return into `out`, uint8 [channels, height, width]."""
+
+
 MOST_SUBSTITUTES = 50
 
 
@@ -55,6 +66,18 @@ class Batch:
         torch's loader calls it.
         """
         return replace(self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory())
+
+    def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[object, ...]]:
+        # Tokens and positions travel inside the message: opening shared memory takes longer than a copy.
+        small = {"tokens": self.tokens.numpy(), "positions": self.positions.numpy()}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return _received, ({**fields, **small, "images": to_send(self.images)},)
+
+
+def _received(values: dict[str, Any]) -> Batch:
+    """Returns the batch that another process has sent."""
+    tensors = {name: torch.from_numpy(values[name]) for name in ("tokens", "positions")}
+    return Batch(**{**values, **tensors, "images": received(values["images"])})
 
 
 def batches_per_epoch(samples: int, plan: BatchPlan) -> int:
@@ -155,6 +178,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         self._source = source
         self._seed = seed
         self._pixels = pixels
+        self._writes_into = isinstance(pixels, WritesInto)
         self._tokenizer = tokenizer
         self._skip_bad = skip_bad
 
@@ -172,10 +196,12 @@ class TrainBatches(Dataset[Batch | InputError]):
         for place, (position, sample) in enumerate(
             zip(request.positions.tolist(), request.samples.tolist(), strict=True)
         ):
-            raw, image = self._usable(sample, request.epoch, position, bad)
+            out = images[place] if place else None
+            raw, image = self._usable(sample, request.epoch, position, bad, out)
             if not place:
                 images = empty_to_send(len(request.samples), *image.shape)
-            images[place] = image
+            if image is not out:
+                images[place] = image
             captions.append(
                 raw.captions[
                     position_seed(self._seed, request.epoch, position, "caption") % len(raw.captions)
@@ -193,19 +219,27 @@ class TrainBatches(Dataset[Batch | InputError]):
         )
 
     def _usable(
-        self, sample: int, epoch: int, position: int, bad: list[BadSample]
+        self, sample: int, epoch: int, position: int, bad: list[BadSample], out: Tensor | None
     ) -> tuple[RawSample, Tensor]:
-        """Returns the sample and its pixels, replacing a bad sample.
+        """Returns the sample and its pixels, replacing a bad sample; the pixels are `out` if written there.
 
         The replacement depends on the position alone. Skipped samples are appended to `bad`.
         """
         for attempt in range(MOST_SUBSTITUTES):
             try:
                 raw = self._source.read(sample)
-                return raw, self._pixels(raw, position_seed(self._seed, epoch, position, "augmentation"))
+                return raw, self._pixels_of(
+                    raw, position_seed(self._seed, epoch, position, "augmentation"), out
+                )
             except BadSample as error:
                 if not self._skip_bad:
                     raise
                 bad.append(error)
             sample = position_seed(self._seed, epoch, position, f"substitute {attempt}") % len(self._source)
         raise InputError(f"{MOST_SUBSTITUTES} samples in a row cannot be used; the last one: {bad[-1]}")
+
+    def _pixels_of(self, raw: RawSample, seed: int, out: Tensor | None) -> Tensor:
+        if out is None or not self._writes_into:
+            return self._pixels(raw, seed)
+        cast(WritesInto, self._pixels).into(raw, seed, out)
+        return out

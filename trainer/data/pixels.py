@@ -7,6 +7,7 @@ the fourth means nothing, but with it torch resizes in two thirds of the time.
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ FOUR_BYTES = "RGBX"
 BYTES_OF_A_PIXEL = len(FOUR_BYTES)
 RGB_COLOURS = ("YCbCr", "RGB", "Gray")
 ORIENTATION = 0x0112
+_resize_into: Callable[..., object] = torch._C._nn._upsample_bicubic2d_aa
+"""The function that `interpolate` calls; unlike that, it takes the tensor to write into."""
 
 
 class Box(NamedTuple):
@@ -61,16 +64,25 @@ class RandomCrop:
     most_pixels: int = MOST_PIXELS
 
     def __call__(self, raw: RawSample, seed: int) -> Tensor:
+        out = torch.empty((*self.size, BYTES_OF_A_PIXEL), dtype=torch.uint8).permute(2, 0, 1)
+        self.into(raw, seed, out)
+        return out
+
+    def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
+        """Writes the crop into `out`, uint8 [4, height, width], the bytes of a pixel together in memory."""
+        resize(self._crop(raw, seed), out)
+
+    def _crop(self, raw: RawSample, seed: int) -> NDArray[np.uint8]:
         if isinstance(raw.image, bytes) and upright_jpeg(raw.image):
             try:
                 return self._of_jpeg(raw, raw.image, seed)
             except ValueError:
                 pass  # Pillow decides whether it is too damaged, and why
         pixels = np.array(decode(raw, self.most_pixels).convert(FOUR_BYTES))
-        box = self.box(pixels.shape[0], pixels.shape[1], seed)
-        return resized(_cut(pixels, box), self.size)
+        return _cut(pixels, self.box(pixels.shape[0], pixels.shape[1], seed))
 
-    def _of_jpeg(self, raw: RawSample, image: bytes, seed: int) -> Tensor:
+    def _of_jpeg(self, raw: RawSample, image: bytes, seed: int) -> NDArray[np.uint8]:
+        """Returns the crop, decoded no larger than needed. Raises ValueError if Pillow must decode it."""
         height, width, colours, _ = simplejpeg.decode_jpeg_header(image)
         if colours not in RGB_COLOURS:
             raise ValueError(f"{colours} needs a conversion of colours")
@@ -80,7 +92,7 @@ class RandomCrop:
         soft = min(box.height / self.size[0], box.width / self.size[1]) >= SOFT_COLOUR
         least = {"min_height": -(-height // by), "min_width": -(-width // by)}
         pixels = simplejpeg.decode_jpeg(image, FOUR_BYTES, fastupsample=soft, **least)
-        return resized(_cut(pixels, Box(*(edge // by for edge in box))), self.size)
+        return _cut(pixels, Box(*(edge // by for edge in box)))
 
     def box(self, height: int, width: int, seed: int) -> Box:
         """Returns the crop, drawn as in torchvision's RandomResizedCrop.
@@ -111,15 +123,16 @@ def reduction(box: Box, size: tuple[int, int]) -> int:
     return next((by for by in REDUCTIONS if box.height // by >= size[0] and box.width // by >= size[1]), 1)
 
 
-def resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> Tensor:
-    """Resizes uint8 [height, width, 4] to uint8 [4, *size], bicubic with antialias.
+def resize(pixels: NDArray[np.uint8], out: Tensor) -> None:
+    """Resizes uint8 [height, width, 4] into `out`, uint8 [4, new height, new width]: bicubic with antialias.
 
-    The bytes of a pixel stay together in memory.
+    The bytes of a pixel lie together in both. `torch.nn.functional.interpolate` gives the same bytes, but in
+    memory of its own, from which they would have to be copied.
     """
     # It takes whole rows, and a batch dimension that torch sees as channels last: any other layout takes half
     # as long again.
     image = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    return torch.nn.functional.interpolate(image, size=size, mode="bicubic", antialias=True)[0]
+    _resize_into(image, out.shape[1:], False, None, None, out=out[None])
 
 
 def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

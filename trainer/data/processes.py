@@ -4,21 +4,24 @@ Its errors come without a worker's traceback.
 """
 
 import faulthandler
-import math
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import signal
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
+from trainer.data.shared_buffers import Borrowed, BufferPool, Lent
 from trainer.errors import InputError, MachineError
 from trainer.run.exit_record import RANK_DIR
 from trainer.sysinfo.forks import can_fork
@@ -26,6 +29,12 @@ from trainer.sysinfo.parent import end_with_parent
 
 Loaded = TypeVar("Loaded")
 _spawn = multiprocessing.util.spawnv_passfds
+_loader_numbers = count()
+_borrowed = Borrowed()
+_pools: list[BufferPool] = []
+"""The pool of this process if it is a loader process, else empty."""
+CHANNELS_LAST = (0, 3, 1, 2)
+"""Order that makes [samples, height, width, channels] of memory [samples, channels, height, width]."""
 # Modules that a loader process needs. They are imported once, in the server that forks the processes, instead
 # of in each.
 PRELOADED = [
@@ -105,6 +114,7 @@ def load(
 
     An InputError travels as a value and is raised here: torch would wrap it in a worker's traceback.
     """
+    number = next(_loader_numbers)
     loader = DataLoader(
         dataset,
         sampler=requests,
@@ -113,26 +123,36 @@ def load(
         collate_fn=_unchanged,
         pin_memory=pin_memory,
         multiprocessing_context=_process_context() if workers else None,
-        worker_init_fn=_prepare_process,
+        worker_init_fn=partial(_prepare_process, number),
         # It gets its own generator: else the loader would draw its base seed from the model's.
         generator=torch.Generator(),
     )
-    return _unwrapped(iter(loader), workers)
+    loaded = iter(loader)
+    weakref.finalize(loaded, _borrowed.forget, number).atexit = False
+    return _unwrapped(loaded, workers)
 
 
-def empty_to_send(count: int, channels: int, height: int, width: int) -> Tensor:
-    """Returns uint8 [count, channels, height, width], not yet filled, channels last in memory.
+def empty_to_send(samples: int, channels: int, height: int, width: int) -> Tensor:
+    """Returns uint8 [samples, channels, height, width], not yet filled, channels last in memory.
 
     In a loader process its memory is shared with the rank, so that nothing is copied on the way.
     """
-    shape = (count, height, width, channels)
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape).permute(0, 3, 1, 2)
+    shape = (samples, height, width, channels)
+    memory = _pools[0].empty(shape) if _pools else torch.empty(shape, dtype=torch.uint8)
+    return memory.permute(CHANNELS_LAST)
 
 
-def _prepare_process(_worker: int) -> None:
+def to_send(images: Tensor) -> Lent | Tensor:
+    """Returns what a loader process sends for a tensor of `empty_to_send`; any other tensor as it is."""
+    return (_pools[0].lend(images, CHANNELS_LAST) if _pools else None) or images
+
+
+def received(sent: Lent | Tensor) -> Tensor:
+    """Returns the tensor that a loader process has sent with `to_send`."""
+    return _borrowed.tensor(sent) if isinstance(sent, Lent) else sent
+
+
+def _prepare_process(loader: int, worker: int) -> None:
     """Prepares a loader process: it ignores SIGTERM and ends when its rank is gone.
 
     Slurm sends SIGTERM to every process of a step, and torch makes its loader processes end by it, but the
@@ -140,6 +160,7 @@ def _prepare_process(_worker: int) -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
+    _pools[:] = [BufferPool(loader, worker)]
 
 
 def _process_context() -> multiprocessing.context.BaseContext:
