@@ -368,6 +368,12 @@ def test_over_mpi_a_lost_node_queues_the_job_again(tmp_path: Path) -> None:
     assert said[-3:] == ["clipship: a node is lost; queued again", "requeue", "exit 1"], said
 
 
+def test_what_waits_to_kill_the_ranks_ends_with_the_script(tmp_path: Path) -> None:
+    """Later their process id may be that of another program."""
+    program = "sleep 30 & watcher=$! stop='' ranks=1 code=0; (end); wait $watcher"
+    assert in_bash(program, tmp_path, {"recovery": SPARE}, scontrol="") == "exit 143"
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
