@@ -123,17 +123,22 @@ def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path
 
 
 def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_path: Path) -> None:
-    """Rank 0's supervisor was killed; another one left the request."""
+    """Rank 0's supervisor was killed; another one left the request, and may be on the only node of before."""
+    record = ExitRecord(0, "n0", EXIT_FAILED, "its supervisor is gone", 1.0)
 
-    async def work() -> None:
-        story = Story(tmp_path, starts_again="lost", generation=2)
-        await story.files.request_start(ExitRecord(0, "n0", EXIT_FAILED, "its supervisor is gone", 1.0), 2)
+    async def work(in_memory: int) -> None:
+        story = Story(tmp_path / str(in_memory), starts_again="lost", generation=2)
+        await story.files.request_start(record, 2, steps_done=9, in_memory=in_memory)
         await story.its.resume()
         assert not story.ends
 
-    asyncio.run(asyncio.wait_for(work(), 30))
-    (row,) = rows(tmp_path)
-    assert (row["generation"], row["node"], row["kind"], row["from_step"]) == (2, "n0", "lost", 4)
+    for in_memory, from_step in ((0, 4), (8, 8)):
+        (tmp_path / str(in_memory)).mkdir()
+        asyncio.run(asyncio.wait_for(work(in_memory), 30))
+        (row,) = rows(tmp_path / str(in_memory))
+        assert (row["generation"], row["node"], row["kind"], row["step"]) == (2, "n0", "lost", 9)
+        assert row["from_step"] == from_step
+        assert row["seconds"] is None, "step 9 was done before: it is not new"
 
 
 def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_path: Path) -> None:

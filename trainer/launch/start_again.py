@@ -48,7 +48,7 @@ def is_asked_for(run_folder: Path, start: str, generation: int, *, shown_s: floa
     deadline = time.monotonic() + shown_s
     while exit_record_of(run_folder, start) is None:
         request = requested_start(run_folder, start)
-        if request is not None and request.generation == generation:
+        if request is not None and request.record.generation == generation:
             return True
         if time.monotonic() >= deadline:
             return False

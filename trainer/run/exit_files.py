@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,12 +79,22 @@ class ExitFiles:
         holder = None if folder is None else await within(WAIT_S, lambda: who_holds(folder))
         return holder is not None and holder.start == self._start
 
-    async def request_start(self, record: ExitRecord, generation: int) -> None:
-        """Asks the launcher to start all supervisors again as this generation, because of the record."""
-        value = {**asdict(record), "generation": generation}
+    async def request_start(
+        self, record: ExitRecord, generation: int, *, steps_done: int = 0, in_memory: int = 0
+    ) -> None:
+        """Asks the launcher to start all supervisors again as this generation, because of the record.
+
+        `steps_done` and `in_memory` are what the writer knows, see `StartRequest`.
+        """
+        value = {
+            **asdict(record),
+            "generation": generation,
+            "steps_done": steps_done,
+            "in_memory": in_memory,
+        }
         await within(WAIT_S, lambda: self._write(START_AGAIN_FILE, value, again=True))
 
-    async def requested_start(self) -> ExitRecord | None:
+    async def requested_start(self) -> "StartRequest | None":
         """Returns the last request of this start to start all supervisors again; None if there is none."""
         folder = self._folder
         return None if folder is None else await within(WAIT_S, lambda: requested_start(folder, self._start))
@@ -204,14 +214,24 @@ def exit_record_of(run_folder: Path, start: str) -> ExitRecord | None:
     return None
 
 
-def requested_start(run_folder: Path, start: str) -> ExitRecord | None:
-    """Returns the last request of this start to start all supervisors again.
+@dataclass(frozen=True)
+class StartRequest:
+    """Request of a start's supervisors to be started again."""
 
-    It is the record of the fault, with the generation to start. Returns None if there is none.
-    """
-    record = _read(run_folder / START_AGAIN_FILE)
+    record: ExitRecord
+    """Record of the fault, with the generation to start."""
+    steps_done: int = 0
+    """Last step that was done, as far as the writer knows; 0 if it does not know."""
+    in_memory: int = 0
+    """Newest step in the memory of the writer's node; 0 if there is none."""
+
+
+def requested_start(run_folder: Path, start: str) -> StartRequest | None:
+    """Returns the last request of this start to start all supervisors again; None if there is none."""
+    found = _read(run_folder / START_AGAIN_FILE)
+    steps = {name: found.pop(name) for name in ("steps_done", "in_memory") if name in found}
     with suppress(TypeError):
-        return ExitRecord(**record) if record.get("start") == start else None
+        return StartRequest(ExitRecord(**found), **steps) if found.get("start") == start else None
     return None
 
 

@@ -245,7 +245,7 @@ class Coordinator:
         its.causes.append((weight, failure))
         if len(its.causes) == 1 and recovery.relaunch.is_needed(failure) and recovery.can_go_on(failure):
             # MPI leaves half a second until it kills all
-            run.spawn(run.exit_files.request_start(failure.record, its.generation + 1))
+            run.spawn(recovery.relaunch.request(failure, its.generation + 1, run.present_step()))
         if len(its.causes) == 1 and not its.collecting:
             run.spawn(self._decide_on_first_cause(), its.tasks)
 

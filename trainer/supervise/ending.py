@@ -10,6 +10,7 @@ from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.own_rank import OwnRank
+from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
 from trainer.supervise.world import RESPAWNED, STARTS_AGAIN
 from trainer.text.terminal import shown
@@ -90,7 +91,8 @@ class Ending:
         record = ExitRecord(rank, node, code, reason, time.time(), text(diagnosis, {}, ""), generation=number)
         self.show(record)
         if self._may_start_again:
-            await files.request_start(record, own.ran + 1)
+            done, kept = own.steps_done, newest_kept(self._context.env)
+            await files.request_start(record, own.ran + 1, steps_done=done, in_memory=kept)
             self.end(EXIT_START_AGAIN)
             return
         # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.

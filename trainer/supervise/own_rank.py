@@ -74,6 +74,12 @@ class OwnRank:
         """True if the rank has done anything that could be saved."""
         return self.state().phase not in NOTHING_DONE
 
+    @property
+    def steps_done(self) -> int:
+        """Last step that the rank has done; 0 if it has done none, or all."""
+        done = self.state().steps_done
+        return int(done) if done < float("inf") else 0
+
     def state(self) -> RankState:
         """Returns the rank's state; time when this process was suspended does not count.
 

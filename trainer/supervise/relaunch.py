@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from trainer.errors import EXIT_START_AGAIN
-from trainer.run.exit_record import ExitRecord
+from trainer.run.exit_files import StartRequest
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
@@ -33,19 +33,26 @@ class Relaunch:
     async def leave(self, failure: Failure, fault: Fault, go_on: GoOn) -> None:
         """Lets all supervisors leave, so that the launcher starts them again as the next generation."""
         run = self._run
+        steps_done = run.present_step()
         its = run.begin_round()
         world = run.world
         from_step = max(await run.history.saved_step(), run.actions.in_memory())
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
         run.history.add(its.generation, failure, fault, from_step, ranks=world.size)
         await run.history.write()
-        await run.exit_files.request_start(failure.record, its.generation)
+        await self.request(failure, its.generation, steps_done)
         if failure.others_there:
             await run.until(lambda: run.decided or its.ended >= set(its.members), LEAVE_S)
         await run.until(lambda: run.decided, go_on.wait_s)
         if not run.decided:
             run.decided = True
             run.actions.finish(replace(failure.record, exit_code=EXIT_START_AGAIN))
+
+    async def request(self, failure: Failure, generation: int, steps_done: int) -> None:
+        """Asks the launcher, by a file, to start all supervisors again as this generation."""
+        in_memory = self._run.actions.in_memory()
+        files = self._run.exit_files
+        await files.request_start(failure.record, generation, steps_done=steps_done, in_memory=in_memory)
 
     async def resume(self) -> None:
         """Goes on where the last generation's coordinator left off; the launcher has started all again.
@@ -57,8 +64,8 @@ class Relaunch:
             run.membership.record_fault(each.node)
         generation = run.round.generation
         if not history or history.last.generation < generation:
-            record = await run.exit_files.requested_start()
-            if record is not None and not await self._count_lost(record, generation):
+            request = await run.exit_files.requested_start()
+            if request is not None and not await self._count_lost(request, generation):
                 return
         history.reach_restarted_steps()
         if history:
@@ -66,15 +73,19 @@ class Relaunch:
             history.clock = RestartClock(time.monotonic() - seconds_ago)
             run.spawn(run.watch_progress(run.round))
 
-    async def _count_lost(self, record: ExitRecord, generation: int) -> bool:
-        """Counts a fault that nobody has recorded; returns False if the run ends because of it."""
-        run = self._run
-        fault = Fault(record.rank, record.node, 0, record.reason.partition("; ")[0], lost=True)
+    async def _count_lost(self, request: StartRequest, generation: int) -> bool:
+        """Counts a fault that nobody has recorded; returns False if the run ends because of it.
+
+        This node may be new and have nothing in memory, so the step that the request names counts, too.
+        """
+        run, record = self._run, request.record
+        cause = record.reason.partition("; ")[0]
+        fault = Fault(record.rank, record.node, request.steps_done, cause, lost=True)
         answer = await run.history.decide(fault)
         if isinstance(answer, GiveUp):
             run.decide(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
             return False
-        from_step = max(await run.history.saved_step(), run.actions.in_memory())
+        from_step = max(await run.history.saved_step(), run.actions.in_memory(), request.in_memory)
         seconds_ago = time.time() - record.time
         failure = Failure(replace(record, details=""), kind="lost", at=time.monotonic() - seconds_ago)
         run.history.add(generation, failure, fault, from_step, ranks=len(run.round.members))

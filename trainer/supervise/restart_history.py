@@ -45,8 +45,8 @@ class RestartHistory:
         return tuple(self._restarts)
 
     def reach_restarted_steps(self) -> None:
-        """Sets `reached` to the step before the last one at which a fault has come."""
-        self.reached = float(max((each.step for each in self._restarts), default=1) - 1)
+        """Sets `reached` to the last step that was done when a fault came."""
+        self.reached = float(max((each.steps_done for each in self._restarts), default=0))
 
     async def decide(self, fault: Fault, *, new_step: bool = False) -> GoOn | GiveUp:
         """Returns what to do about a fault, see `RestartPolicy.decide`."""

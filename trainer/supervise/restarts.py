@@ -54,6 +54,7 @@ class Restart:
     rank: int
     node: str
     step: int
+    """Step that the rank was working on; of a lost one (`kind`) the last step that was done."""
     from_step: int
     """Newest step that is in memory or on disk, from which the ranks go on; 0: from the beginning."""
     seconds: float | None = None
@@ -69,6 +70,11 @@ class Restart:
     """Size of the world from this restart on."""
     left_out: tuple[LeftOut, ...] = ()
     """Supervisors that are gone and nodes that do badly, which have no rank from here on."""
+
+    @property
+    def steps_done(self) -> int:
+        """Last step that was done before the fault; 0 if it is not known."""
+        return max(0, self.step - 1) if self.kind == "fault" else self.step
 
     def to_json(self) -> dict[str, Any]:
         """Returns the restart as restarts.json has it."""
