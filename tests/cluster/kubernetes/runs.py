@@ -5,11 +5,13 @@ A folder of this machine, which must be a node of the cluster, is the volume tha
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,10 @@ class Demo:
         found: dict[str, Any] = json.loads((self.run(name) / "result.json").read_text())
         return found
 
+    def exit(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run(name) / "exit.json").read_text())
+        return found
+
     def elsewhere(self, name: str) -> Path:
         """A folder that knows what was submitted, and does not see the run folder."""
         folder = self.folder / "elsewhere" / name
@@ -155,6 +161,20 @@ class Demo:
     def delete_pod(self, name: str, **options: Any) -> None:
         self.cluster.core.delete_namespaced_pod(name, self.cluster.namespace, **options)
 
+    def evict_pod(self, name: str) -> None:
+        """Asks for what `kubectl drain` asks for."""
+        body = {"metadata": {"name": name, "namespace": self.cluster.namespace}}
+        self.cluster.core.create_namespaced_pod_eviction(name, self.cluster.namespace, body)
+
+    def kill_pod(self, name: str) -> None:
+        """Kills all processes of a pod on this machine from outside: inside, none reaches the first."""
+        uid = self.cluster.core.read_namespaced_pod(name, self.cluster.namespace).metadata.uid
+        pids = [int(process.name) for process in Path("/proc").glob("[0-9]*") if uid in _cgroup(process)]
+        assert pids, f"no process of {name} is on this machine"
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def inside(self, pod: str, script: str) -> str:
         """Returns the output of a Python script in a pod."""
         words = ["/opt/clipship/bin/python", "-c", script]
@@ -165,6 +185,13 @@ class Demo:
         with disconnecting(answer):
             answer.run_forever(timeout=LIMIT_S)
             return str(answer.read_all())
+
+
+def _cgroup(process: Path) -> str:
+    try:
+        return (process / "cgroup").read_text().replace("_", "-")  # systemd has no - in its names
+    except OSError:  # it has ended
+        return ""
 
 
 PROCESSES = """
@@ -178,6 +205,8 @@ def processes(mark):
             pass
 """
 KILL_RANK = PROCESSES + 'for pid in processes(b"\\0trainer.train\\0"): os.kill(pid, 9)'
+STOP_ALL = PROCESSES + 'for pid in {*processes(b"")} - {1, os.getpid()}: os.kill(pid, 19)'
+"""Suspends all processes of a pod but its first, so that none obeys a request to stop."""
 ENVIRONMENT = (
     PROCESSES
     + "print(open(f\"/proc/{next(processes(bytes([0]) + b'trainer.train' + bytes([0])))}/environ\").read())"

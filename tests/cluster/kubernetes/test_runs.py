@@ -110,26 +110,6 @@ def test_a_worker_that_vanishes_is_replaced_and_the_run_resumes(demo: Demo) -> N
     assert demo.memory("vanished")["starts"] == 2
 
 
-@pytest.mark.parametrize(
-    ("backend", "worker"),
-    [("torch", 1), pytest.param("torch", 0, marks=pytest.mark.full), ("horovod", 1)],
-)
-def test_with_recovery_a_worker_that_vanishes_is_a_restart_of_the_same_start(
-    demo: Demo, backend: str, worker: int
-) -> None:
-    name = f"recovers-{backend}-{worker}"
-    recovery = {"max_restarts": 3, "backoff_s": 0.0}
-    mpijob = demo.submit(
-        name, comm=BACKENDS[backend], optim=SHORT, checkpoint=EVERY_5, recovery=recovery, env=PATIENT
-    )
-    demo.wait_for_step(name, 12)
-    demo.delete_pod(f"{mpijob}-worker-{worker}", grace_period_seconds=0)
-    assert demo.wait(name) == "succeeded", demo.said(name)
-    assert demo.memory(name)["starts"] == 1, demo.said(name)
-    assert [restart["generation"] for restart in demo.result(name)["restarts"]] == [2]
-    assert demo.steps(name) == sorted(set(demo.steps(name)))
-
-
 def test_a_deleted_launcher_saves_and_its_successor_goes_on(demo: Demo) -> None:
     mpijob = demo.submit("launcher", optim=SHORT, checkpoint={"every_steps": 10_000})
     demo.wait_for_step("launcher", 12)
