@@ -1,11 +1,12 @@
 """The server of loader processes: a fork of the rank where that is safe, else a new interpreter."""
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,15 +43,27 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """Folder of a rank, as its supervisor makes it."""
+    with tempfile.TemporaryDirectory(prefix="clipship-rank-of-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize(("threads", "forks"), [("alone", "True"), ("thread", "False")])
-def test_loader_processes_work_and_end_with_a_killed_rank(tmp_path: Path, threads: str, forks: str) -> None:
+def test_loader_processes_work_and_end_with_a_killed_rank(
+    tmp_path: Path, memory_folder: Path, threads: str, forks: str
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    folder = f"clipship-rank-of-{secrets.token_hex(8)}"
+    folder = memory_folder.name
+    elsewhere = tmp_path / "tmp"
+    elsewhere.mkdir()
     env = {
         **os.environ,
+        "TMPDIR": str(elsewhere),
         "PYTHONPATH": str(Path(__file__).parents[2]),
-        "CLIPSHIP_RANK_DIR": str(tmp_path / folder),
+        "CLIPSHIP_RANK_DIR": str(memory_folder),
     }
     command = [sys.executable, str(program), threads]
     with ended_on_failure(
@@ -68,6 +81,7 @@ def test_loader_processes_work_and_end_with_a_killed_rank(tmp_path: Path, thread
         forked, *squares = process.stdout.readline().split()
         assert (forked, squares[:3]) == (forks, ["1", "4", "9"])
         assert list(Path("/dev/shm").glob(f"sem.{folder}-*")), "its supervisor finds them by this name"
+        assert not list(elsewhere.iterdir())
         process.send_signal(signal.SIGKILL)
         process.wait()
         limit = time.monotonic() + 30

@@ -87,14 +87,21 @@ def _spawn_quietly(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> 
     return _spawn(path, [args[0], *quiet, *args[1:]], passfds)
 
 
-def _name_semaphores() -> None:
-    """Lets the names of this rank's semaphores begin with that of its folder.
+_LONGEST_FOLDER = 80
+"""Longest path of a folder for a socket, whose own path the kernel limits to 107 bytes."""
 
-    multiprocessing's tracker removes those of a rank that was killed, but not if it was killed with it: then
-    the supervisor does, by their names.
+
+def _leave_nothing_behind() -> None:
+    """Puts what multiprocessing leaves behind when it is killed where this rank's supervisor removes it.
+
+    The server's socket goes into the rank's folder; the names of semaphores begin with that of the folder.
+    multiprocessing's tracker removes those of a rank that was killed, unless it was killed with the rank.
     """
     if folder := os.environ.get(RANK_DIR):
-        vars(multiprocessing.current_process())["_config"]["semprefix"] = f"/{Path(folder).name}"
+        settings = vars(multiprocessing.current_process())["_config"]
+        settings["semprefix"] = f"/{Path(folder).name}"
+        if len(folder) <= _LONGEST_FOLDER:
+            settings["tempdir"] = folder
 
 
 def _close_all_but(kept: Collection[int]) -> None:
@@ -168,7 +175,7 @@ def _process_context() -> multiprocessing.context.BaseContext:
 
     Forking the rank itself is unsafe after MPI_Init and with other threads; the server has neither.
     """
-    _name_semaphores()
+    _leave_nothing_behind()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
