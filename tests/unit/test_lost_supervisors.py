@@ -11,7 +11,9 @@ import pytest
 from tests.support.stub_world import LIMITS, StubWorld, play, until
 from trainer.errors import EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
+from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import coordinator_seat, presence, recovery
+from trainer.supervise.condemned import condemn
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.own_rank import OwnRank
 
@@ -167,6 +169,35 @@ def test_rank_0_that_is_lost_before_it_answers_is_not_waited_for(
         await world.end()
 
     play(story)
+
+
+def test_condemned_node_is_left_out_from_the_next_restart_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = four_nodes(tmp_path, spares=1)
+    folder = tmp_path / "rank"
+    folder.mkdir()
+
+    async def story() -> None:
+        await world.start()
+        rank = world.members[0].rank
+        assert rank is not None
+        rank.folder = folder
+        condemn("n1", "rank 2 there took 3.0 times the median for 100 steps", {RANK_DIR: str(folder)})
+        coordinator = world.members[0].coordinator
+        assert coordinator is not None
+        await until(lambda: coordinator._run.membership.condemned)
+        assert sorted(world.world()) == [0, 1, 2, 3, 4, 5], "it serves until then"
+        world.fail(5)
+        await world.agreed(2, 6)
+        assert sorted(world.world()) == [0, 1, 4, 5, 6, 7]
+        await world.end()
+
+    play(story)
+    why = "node n1: rank 2 there took 3.0 times the median for 100 steps"
+    assert f"clipship: {why}; it is left out from the next restart on" in capfd.readouterr().err
+    (restart,) = record(world, "exit.json")["restarts"]
+    assert left_out_text(restart["left_out"]) == [why]
 
 
 def test_coordinator_and_its_successor_are_lost_at_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def exchanged(ranks: list[SlowRanks], seconds: list[float]) -> list[float]:
 def test_rank_that_stays_slow_is_named_with_its_time_and_the_median() -> None:
     ranks = [SlowRanks(rank, 3, 1.5) for rank in range(3)]
     assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == []
-    assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == [SlowRank(2, 2.0, 1.1)]
+    assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == [SlowRank(2, 2.0, 1.1, 2)]
     assert ranks[0].receive(exchanged(ranks, [1.0, 1.1, 2.0])) == [], "not at each telling"
 
 

@@ -3,6 +3,7 @@
 The time of communication there is known only when it is asked for.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,8 +11,9 @@ import pytest
 
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
+from trainer.supervise.condemned import condemned
 from trainer.telemetry.slow_ranks import EVERY
-from trainer.telemetry.stragglers import StragglerDetector
+from trainer.telemetry.stragglers import CONDEMNED_EXCHANGES, StragglerDetector
 
 
 class GpuComm:
@@ -68,3 +70,19 @@ def test_communication_outside_of_steps_counts_for_no_step(clock: Any) -> None:
                 comm.seconds += 50.0
     assert detector.contribution() == [pytest.approx(0.6), 0.0]
     assert detector.pop_comm_s() == pytest.approx(0.4 * EVERY)
+
+
+def test_node_whose_rank_stays_slow_is_condemned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Any
+) -> None:
+    monkeypatch.setenv("CLIPSHIP_RANK_DIR", str(tmp_path))
+    detector = StragglerDetector(Health(slow_rank_factor=1.5), cast(Comm, GpuComm()))
+    for _ in range(CONDEMNED_EXCHANGES - 1):
+        assert not list(tmp_path.iterdir())
+        list(detector.receive([1.0, 3.0]))
+    list(detector.receive([1.0, 1.0]))
+    for _ in range(CONDEMNED_EXCHANGES - 1):
+        list(detector.receive([1.0, 3.0]))
+    assert condemned(tmp_path) == {}, "it was well in between"
+    list(detector.receive([1.0, 3.0]))
+    assert condemned(tmp_path) == {"here": "rank 1 there took 3.0 times the median for 100 steps"}

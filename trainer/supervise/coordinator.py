@@ -145,7 +145,12 @@ class Coordinator:
 
     def _on_condemn(self, message: Message) -> None:
         """Leaves a node out from the next generation on, if the others make a world that is as large."""
-        self._run.membership.condemn(message["node"], message["why"])
+        run, node, why = self._run, message["node"], message["why"]
+        if run.keeps_going and node not in run.membership.condemned:
+            run.membership.condemn(node, why)
+            world = run.membership.next_world()
+            if world is not None and node in run.membership.left_out(world):
+                run.actions.say(f"clipship: node {node}: {why}; it is left out from the next restart on")
 
     def _on_lost(self, message: Message) -> None:
         """Records that a supervisor is gone; `silent` means that it may still live beyond a cut."""

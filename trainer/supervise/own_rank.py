@@ -17,6 +17,7 @@ from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.layout import FLIGHT_RECORDS
 from trainer.supervise import heartbeat
 from trainer.supervise.actions import Message
+from trainer.supervise.condemned import condemned
 from trainer.supervise.generation import Generation, fresh_variables
 from trainer.supervise.heartbeat import RankState
 from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
@@ -58,6 +59,7 @@ class OwnRank:
         self.closed = False
         """True once this supervisor ends: then no rank is started any more."""
         self._progress: Message = {}
+        self._condemned: set[str] = set()
         self._pauses: list[tuple[float, float]] = []
         """Time at which this process went on after each pause, and the pause's length, both in seconds."""
         self._stopped = StoppedRank(is_stopped, time.monotonic)
@@ -128,6 +130,8 @@ class OwnRank:
                 generation.reported_end = True
                 self._report_stopped(generation)
             return
+        if self.number == 0 and self._context.limits.max_restarts > 0:
+            self._send_condemned(generation)
         state = self.state()
         if state.late and not generation.reported_late:
             generation.reported_late = True
@@ -135,6 +139,13 @@ class OwnRank:
             self._send_up(generation, {"kind": "late", "what": what})
             self._on_late(what, generation)
         generation.reported_late = state.late
+
+    def _send_condemned(self, generation: Generation) -> None:
+        """Passes nodes that rank 0 has condemned on to the coordinator."""
+        nodes = condemned(generation.folder)
+        for node in nodes.keys() - self._condemned:
+            self._send_up(generation, {"kind": "condemn", "node": node, "why": nodes[node]})
+        self._condemned |= nodes.keys()
 
     def _send_progress(self) -> None:
         """Tells a coordinator that has no heartbeat of its own about rank 0."""

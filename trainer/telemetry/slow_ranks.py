@@ -22,6 +22,8 @@ class SlowRank:
     rank: int
     own_s: float
     median_s: float
+    exchanges: int
+    """Number of exchanges in a row in which it was slow."""
 
 
 class SlowRanks:
@@ -60,7 +62,7 @@ class SlowRanks:
             slow = own > self._factor * median and own - median > _NOTICEABLE_S
             self._slow_times[rank] = self._slow_times[rank] + 1 if slow else 0
         return [
-            SlowRank(rank, own_times[rank], median)
+            SlowRank(rank, own_times[rank], median, times)
             for rank, times in enumerate(self._slow_times)
             if times and times % _TIMES == 0
         ]

@@ -1,6 +1,7 @@
 """Measures each rank's own work while the run goes on, and names slow ranks in one log line and one event."""
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,11 @@ from typing import Any
 
 from trainer.comm.protocol import Comm
 from trainer.config.health import Health
+from trainer.supervise.condemned import condemn
 from trainer.telemetry.slow_ranks import EVERY, SlowRanks
+
+CONDEMNED_EXCHANGES = 20
+"""Exchanges in a row in which a rank was slow, from which on its node is condemned: 100 steps."""
 
 log = logging.getLogger("clipship")
 
@@ -83,6 +88,10 @@ class StragglerDetector:
             node = self._nodes[slow.rank]
             self.slow_ranks[slow.rank] += 1
             if self._comm.world.rank == 0:
+                if slow.exchanges == CONDEMNED_EXCHANGES:
+                    steps = slow.exchanges * EVERY
+                    why = f"rank {slow.rank} there took {slow.own_s / slow.median_s:.1f} times the median"
+                    condemn(node, f"{why} for {steps} steps", os.environ)
                 text = (
                     "%-12s rank %d on %s works %.3f s per step, the median of all ranks is %.3f s: "
                     "all ranks wait for it"
