@@ -197,7 +197,7 @@ test-gpu: venv horovod ## the tests that need a GPU
 demo: venv ## train a small CLIP on real images, show what it learned; DEMO_ARGS='--help'
 	@$(PY) -m trainer.demo $(DEMO_ARGS)
 
-parity: venv horovod ## the gradient on 1, 2 and 4 ranks, both backends, against one process
+parity: venv horovod ## the gradient on 1, 2 and 4 ranks, each backend, against one process
 	@$(PY) -m tests.parity $(PARITY_ARGS)
 
 reference: venv ## write docs/job-file.md, docs/cli.md and the JSON Schema from the code

@@ -1,6 +1,6 @@
 """`make parity`: the gradient of ranks against that of one process that holds the whole batch.
 
-It compares on 1, 2 and 4 ranks, both backends and every launcher. Prints a line for each case and ends with
+It compares on 1, 2 and 4 ranks, every backend and launcher. Prints a line for each case and ends with
 one line of JSON; the exit code is 1 if a case is above the bound. Without Horovod its half is left out, and
 the last line says so.
 """
@@ -26,7 +26,7 @@ def main() -> int:
     )
     rows = [
         row
-        for backend, launcher in STARTS
+        for backend, launcher in (*STARTS, ("fsdp", "clipship"))
         if backend != "horovod" or has_horovod
         for row in _rows(backend, launcher)
     ]

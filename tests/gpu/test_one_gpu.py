@@ -23,7 +23,6 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model
-from trainer.model.optimizer import build_optimizer
 from trainer.supervise.world import World
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -54,7 +53,7 @@ def alone() -> Iterator[Comm]:
 def train_step(job: Job, comm: Comm) -> TrainStep:
     batch_plan = plan(job, 1)
     network = build_model(job, batch_plan, comm).model.train()
-    return TrainStep(job, batch_plan, comm, network, build_optimizer(network, job.optim))
+    return TrainStep(job, batch_plan, comm, network)
 
 
 def batch(job: Job, comm: Comm) -> MicroBatch:

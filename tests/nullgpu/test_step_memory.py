@@ -18,7 +18,6 @@ from trainer.data.pixels import normalised
 from trainer.model import build
 from trainer.model.architecture import Architecture, architecture
 from trainer.model.fit import with_micro_batch
-from trainer.model.optimizer import build_optimizer
 from trainer.model.step_memory import step_memory
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -122,7 +121,7 @@ def test_memory_by_arithmetic_is_that_of_the_allocator(case: Case, gpu: Comm) ->
 def measured(job: Job, batch_plan: BatchPlan, shape: Architecture, gpu: Comm) -> tuple[int, int]:
     """Returns the number of parameters, and the peak bytes of the second step."""
     clip = build.build_model(job, batch_plan, gpu)
-    step = TrainStep(job, batch_plan, gpu, clip.model, build_optimizer(clip.model, job.optim))
+    step = TrainStep(job, batch_plan, gpu, clip.model)
     steps = [loaded(batch_plan, shape) for _ in range(2)]
     step(steps[0], 0)
     torch.cuda.reset_peak_memory_stats()

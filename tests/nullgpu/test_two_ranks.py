@@ -1,4 +1,4 @@
-"""Two ranks with NCCL's stand-in: DDP and the gathers make the host wait for nothing either."""
+"""Two ranks with NCCL's stand-in: DDP, FSDP and the gathers make the host wait for nothing either."""
 
 import json
 from collections import Counter
@@ -26,16 +26,32 @@ def expected(loss: str, loss_tile: int) -> Counter[str]:
     return given
 
 
+def output(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, loss: str, loss_tile: int, backend: str = "torch"
+) -> str:
+    """Returns what two ranks print that have waited for nothing."""
+    monkeypatch.setenv("NULLGPU_DEVICES", "2")
+    words = (str(folder), loss, str(loss_tile), backend)
+    done = start(backend, "clipship", 2, "tests.support.null_gpu_rank", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} waited for nothing, reduced " in done.stdout
+    return done.stdout
+
+
+def test_no_rank_that_splits_the_model_waits_in_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output(tmp_path, monkeypatch, "clip", 4, "fsdp")
+
+
 @pytest.mark.parametrize(("loss", "loss_tile"), [("clip", 0), ("clip", 4), ("siglip", 4)])
 def test_no_rank_waits_in_a_step_once_ddp_has_timed_its_first_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, loss_tile: int
 ) -> None:
-    monkeypatch.setenv("NULLGPU_DEVICES", "2")
-    done = start("torch", "clipship", 2, "tests.support.null_gpu_rank", str(tmp_path), loss, str(loss_tile))
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = output(tmp_path, monkeypatch, loss, loss_tile)
     for rank in (0, 1):
-        assert f"rank {rank} waited for nothing, reduced " in done.stdout
-        given = json.loads(done.stdout.split(f"rank {rank} gave ")[1].splitlines()[0])
+        given = json.loads(printed.split(f"rank {rank} gave ")[1].splitlines()[0])
         by_arithmetic = expected(loss, loss_tile)
         # The logit scale and bias, 4 bytes each, are no parameters of a tower.
         assert given["all_reduce"] / STEPS == pytest.approx(by_arithmetic["all_reduce"], abs=8)

@@ -1,7 +1,7 @@
 """One of several ranks on null GPUs: trains in its own folder and prints its waits once DDP is warm.
 
-`python -m tests.support.null_gpu_rank FOLDER LOSS LOSS_TILE`. DDP itself waits in its first ten steps, to
-time them.
+`python -m tests.support.null_gpu_rank FOLDER LOSS LOSS_TILE BACKEND`. DDP itself waits in its first
+ten steps, to time them.
 """
 
 import json
@@ -19,8 +19,12 @@ from trainer.supervise.world import detect
 FIRST, LAST = 12, 16
 
 
-def main(folder: Path, loss: str, loss_tile: int) -> None:
-    comm = connect(tiny_job(), detect(os.environ, os.uname().nodename), os.environ)
+def main(folder: Path, loss: str, loss_tile: int, backend: str) -> None:
+    comm = connect(
+        tiny_job(comm={"backend": backend}, model={"precision": "bf16"}),
+        detect(os.environ, os.uname().nodename),
+        os.environ,
+    )
     setup = setup_of(
         folder / str(comm.world.rank),
         comm,
@@ -35,7 +39,8 @@ def main(folder: Path, loss: str, loss_tile: int) -> None:
     seen = steps.seen
     assert seen.waits == [], seen.table()
     assert (seen["mallocs"], seen["host_allocs"]) == (0, 0)
-    print(f"rank {comm.world.rank} waited for nothing, reduced {seen['all_reduce']} times", flush=True)
+    reduced = seen["all_reduce"] + seen["reduce_scatter"]
+    print(f"rank {comm.world.rank} waited for nothing, reduced {reduced} times", flush=True)
     given = Counter[str]()
     for event in seen.collectives:
         given[event.what] += event.bytes
@@ -44,4 +49,4 @@ def main(folder: Path, loss: str, loss_tile: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -22,7 +22,6 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model, untrained
-from trainer.model.optimizer import build_optimizer
 from trainer.supervise.world import detect
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -93,7 +92,7 @@ def _worst_error(job: Job, comm: Comm) -> float:
     clip = build_model(job, batch_plan, comm).model.double().train()
     images, tokens = _whole_batch(clip)
     expected = _reference(job, images, tokens)
-    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
+    step = TrainStep(job, batch_plan, comm, clip)
     own = slice(
         comm.world.rank * batch_plan.batch_size_per_rank,
         (comm.world.rank + 1) * batch_plan.batch_size_per_rank,
@@ -111,7 +110,9 @@ def _worst_error(job: Job, comm: Comm) -> float:
     scale = {
         name: norm if (norm := grad.norm()) > floor else floor / ROUNDING for name, grad in expected.items()
     }
-    return max(float((_grad(p) - expected[name]).norm() / scale[name]) for name, p in clip.named_parameters())
+    gradients = {name: step.shards.whole(name, _grad(p)) for name, p in step.shards.parameters.items()}
+    assert gradients.keys() == expected.keys()
+    return max(float((grad - expected[name]).norm() / scale[name]) for name, grad in gradients.items())
 
 
 def _whole_batch(clip: Any) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from trainer.comm.connect import connect
 from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.protocol import Comm, Reducer
 from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
+from trainer.comm.shards import WholeModel
 from trainer.supervise.world import detect
 
 
@@ -139,7 +140,7 @@ def replicas(comm: Comm) -> None:
         model(torch.randn(4, 3, device=comm.device)).sum().backward()
         optimizer.step()
     broadcast_replicas(comm, model, optimizer)
-    check_replicas(comm, model, optimizer)
+    check_replicas(comm, WholeModel(model), optimizer)
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert all(int(state["step"]) == 1 for state in optimizer.state.values())
 
@@ -149,7 +150,7 @@ def replicas(comm: Comm) -> None:
             bits = model.get_parameter("0.weight").view(torch.int32)
             bits[1, 1] ^= 1
     with pytest.raises(ReplicaError, match=rf"rank {last}: 0\.weight$"):
-        check_replicas(comm, model, optimizer)
+        check_replicas(comm, WholeModel(model), optimizer)
 
 
 def barrier_times_out(comm: Comm) -> None:

@@ -12,7 +12,6 @@ from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan, schedule
 from trainer.data.source import open_source
 from trainer.model.build import build_model
-from trainer.model.optimizer import build_optimizer
 from trainer.run.layout import Run
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics
 from trainer.train.loop import Loop
@@ -41,7 +40,7 @@ def setup_of(
         plan=batch_plan,
         schedule=schedule(job, len(source)),
         clip=clip,
-        train_step=TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim)),
+        train_step=TrainStep(job, batch_plan, comm, clip.model),
         source=source,
         weights=None,
         evaluate=evaluate,

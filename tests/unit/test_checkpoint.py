@@ -21,7 +21,6 @@ from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
 from trainer.model.build import build_model, untrained
-from trainer.model.optimizer import build_optimizer
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES = 64
@@ -31,7 +30,7 @@ def _train(comm: Comm, job: Job | None = None, steps: int = 1) -> TrainStep:
     job = job or tiny_job()
     batch_plan = plan(job, 1)
     clip = build_model(job, batch_plan, comm).model.train()
-    train = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
+    train = TrainStep(job, batch_plan, comm, clip)
     for step in range(steps):
         train([MicroBatch(torch.randn(16, 3, 32, 32), torch.randint(1, 1000, (16, 16)))], step)
     return train

@@ -23,7 +23,6 @@ from trainer.errors import InputError
 from trainer.model.build import build_model, features
 from trainer.model.compile import compile_blocks
 from trainer.model.host_compiler import check_compiler
-from trainer.model.optimizer import build_optimizer
 from trainer.model.sync_batch_norm import synchronise_batch_norm
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -59,7 +58,7 @@ def gradients(job: Job, comm: Comm, *, compiled: bool) -> tuple[TrainStep, dict[
     clip = build_model(job, batch_plan, comm).model.train()
     if compiled:
         compile_blocks(clip)
-    step = TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
+    step = TrainStep(job, batch_plan, comm, clip)
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
     tokens = torch.randint(1, 1000, (SAMPLES, 16), generator=generator)

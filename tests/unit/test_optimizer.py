@@ -34,7 +34,7 @@ def test_warm_up_as_long_as_the_run_divides_by_nothing() -> None:
 def test_gains_biases_and_logit_scale_do_not_decay() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     model.register_parameter("logit_scale", nn.Parameter(torch.tensor(2.0)))
-    decayed, free = build_optimizer(model, SETTINGS).param_groups
+    decayed, free = build_optimizer(dict(model.named_parameters()), SETTINGS).param_groups
     assert [p.shape for p in decayed["params"]] == [(2, 3)]
     assert decayed["weight_decay"] == SETTINGS.weight_decay
     assert len(free["params"]) == 4
@@ -44,7 +44,7 @@ def test_gains_biases_and_logit_scale_do_not_decay() -> None:
 def test_locked_parameters_are_not_optimized() -> None:
     model = nn.Linear(3, 2)
     model.weight.requires_grad_(False)
-    decayed, free = build_optimizer(model, SETTINGS).param_groups
+    decayed, free = build_optimizer(dict(model.named_parameters()), SETTINGS).param_groups
     assert decayed["params"] == []
     assert free["params"] == [model.bias]
 
@@ -64,7 +64,8 @@ def test_swins_tables_of_biases_do_not_decay_as_in_open_clip_train() -> None:
     ]
     assert tables
     decayed, free = (
-        {id(p) for p in group["params"]} for group in build_optimizer(model, SETTINGS).param_groups
+        {id(p) for p in group["params"]}
+        for group in build_optimizer(dict(model.named_parameters()), SETTINGS).param_groups
     )
     theirs = open_clip_trains_rule()
     for name, parameter in model.named_parameters():

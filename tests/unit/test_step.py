@@ -23,7 +23,6 @@ from trainer.config.batch_plan import plan
 from trainer.data.pixels import normalised
 from trainer.errors import InputError
 from trainer.model.build import build_model, features, untrained
-from trainer.model.optimizer import build_optimizer
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES = 16
@@ -32,7 +31,7 @@ SAMPLES = 16
 def _step(job: Job, comm: Comm) -> TrainStep:
     batch_plan = plan(job, 1)
     clip = build_model(job, batch_plan, comm).model.train()
-    return TrainStep(job, batch_plan, comm, clip, build_optimizer(clip, job.optim))
+    return TrainStep(job, batch_plan, comm, clip)
 
 
 def _batches(clip: nn.Module, size: int) -> list[MicroBatch]:
@@ -112,8 +111,7 @@ def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
 
     def rank_main(comm: Any) -> dict[str, Tensor | None]:
         model = models[comm.world.rank]
-        optimizer = build_optimizer(model, job.optim)
-        step = TrainStep(job, plan(job, ranks), comm, model, optimizer)
+        step = TrainStep(job, plan(job, ranks), comm, model)
         first = comm.world.rank * micro_batches
         step.gradients(_batches(model, size)[first : first + micro_batches], step=0)
         return {name: p.grad for name, p in model.named_parameters()}

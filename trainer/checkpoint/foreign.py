@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from trainer.checkpoint.state import put_optimizer
+from trainer.checkpoint.state import TrainState, WholeState, put_weights
 from trainer.checkpoint.weights import cause
 from trainer.errors import InputError
 
@@ -45,21 +44,23 @@ def read(path: Path) -> OpenClipCheckpoint:
         ) from None
 
 
-def load(checkpoint: OpenClipCheckpoint, model: nn.Module, optimizer: Optimizer) -> None:
-    """Copies weights and optimizer state into our objects. Raises InputError if they are another model's."""
+def whole_state(checkpoint: OpenClipCheckpoint, train: TrainState) -> WholeState:
+    """Returns the contents by our names, the weights put into the model.
+
+    Raises InputError if they are another model's.
+    """
     try:
-        model.load_state_dict(checkpoint.weights)
+        put_weights(checkpoint.weights, train)
     except RuntimeError as error:
         raise InputError(f"checkpoint.resume = {checkpoint.path} belongs to another model: {error}") from None
-    names = _optimizer_order(model)
+    names = _optimizer_order(train.model)
     if sorted(checkpoint.optimizer["state"]) not in ([], list(range(len(names)))):
         raise InputError(
             f"checkpoint.resume = {checkpoint.path}: its optimizer has "
             f"state for {len(checkpoint.optimizer['state'])} parameters, but this model trains {len(names)}"
         )
-    put_optimizer(
-        {names[number]: state for number, state in checkpoint.optimizer["state"].items()}, model, optimizer
-    )
+    by_name = {names[number]: state for number, state in checkpoint.optimizer["state"].items()}
+    return WholeState(checkpoint.weights, by_name, checkpoint.scaler)
 
 
 def _optimizer_order(model: nn.Module) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.checkpoint.memory_state import Kept, forget, kept_steps
 from trainer.checkpoint.state import TrainState
+from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
@@ -72,11 +73,6 @@ class Choice:
 
 Offer = Sequence[tuple[int, str]]
 """Step and digest of each whole step that a rank has found."""
-
-
-def keeps_in_memory(job: Job) -> bool:
-    """Returns whether the ranks of this job keep their steps in memory."""
-    return job.recovery.max_restarts > 0 and job.recovery.keep_in_memory
 
 
 def node_memory(job: Job, comm: Comm, env: Mapping[str, str]) -> NodeMemory | None:

@@ -122,7 +122,7 @@ class Kept:
         weights, optimizer, scaler = tensors_of(self.layout, torch.frombuffer(memory, dtype=torch.uint8))
         train.model.load_state_dict(weights)
         own = {name: {key: value.clone() for key, value in of.items()} for name, of in optimizer.items()}
-        put_optimizer(own, train.model, train.optimizer)
+        put_optimizer(own, train.shards.parameters, train.optimizer)
         return scaler
 
 

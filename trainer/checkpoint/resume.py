@@ -13,8 +13,10 @@ from typing import Any
 
 from trainer.checkpoint import files, foreign, state
 from trainer.checkpoint.files import BrokenCheckpoint
-from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, keeps_in_memory, restore_from_memory
-from trainer.checkpoint.state import TrainState
+from trainer.checkpoint.memory_restore import FromMemory, NodeMemory, restore_from_memory
+from trainer.checkpoint.scatter import scatter
+from trainer.checkpoint.state import TrainState, WholeState
+from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
@@ -88,9 +90,11 @@ def restore(
     if memory is not None and (start := _from_memory(comm, checkpoints, train, memory)) is not None:
         return start
     answer: tuple[int, str | None, Mapping[str, Any]] | str | None = None
+    whole: WholeState | None = None
     if comm.world.rank == 0:
         try:
-            start, scaler = _restore_here(job, _wanted(job, comm), checkpoints, train, samples)
+            start, whole = _restore_here(job, _wanted(job, comm), checkpoints, train, samples)
+            scaler = whole.scaler if whole is not None else {}
             answer = start.steps_done, str(start.source) if start.source else None, scaler
             for aside in files.set_aside(checkpoints, start.steps_done):
                 log.warning(
@@ -101,9 +105,12 @@ def restore(
     answer = comm.broadcast_object(answer)
     if isinstance(answer, str):
         raise InputError(answer)
-    broadcast_replicas(comm, train.model, train.optimizer)
     assert answer is not None
     steps_done, source, scaler = answer
+    if not train.shards.split:
+        broadcast_replicas(comm, train.model, train.optimizer)
+    elif source is not None:
+        scatter(comm, train, whole)
     if scaler and train.scaler.is_enabled():
         train.scaler.load_state_dict(dict(scaler))
     return Start(steps_done, Path(source) if source else None)
@@ -136,23 +143,35 @@ def best_value(job: Job, comm: Comm, checkpoints: Path) -> float:
 
 def _restore_here(
     job: Job, wanted: str, checkpoints: Path, train: TrainState, samples: int
-) -> tuple[Start, Mapping[str, Any]]:
+) -> tuple[Start, WholeState | None]:
+    """Returns where to begin and what was read; model and optimizer have it, too, unless they are split."""
+    start, whole = _read_here(job, wanted, checkpoints, train, samples)
+    if whole is not None and not train.shards.split:
+        state.put_optimizer(whole.optimizer, train.shards.parameters, train.optimizer)
+    return start, whole
+
+
+def _read_here(
+    job: Job, wanted: str, checkpoints: Path, train: TrainState, samples: int
+) -> tuple[Start, WholeState | None]:
     files.remove_leftovers(checkpoints)
     if wanted == "never":
         _refuse_to_mix(checkpoints)
-        return Start(0, None), {}
+        return Start(0, None), None
     folder, manifest = _written_since(wanted, checkpoints)
     if folder is None and wanted != "auto" and Path(wanted).is_file():
         return _from_open_clip(Path(wanted), job, train, samples)
     if folder is None:
         folder, manifest = _chosen(wanted, checkpoints)
     if folder is None:
-        return Start(0, None), {}
+        return Start(0, None), None
     _refuse_another_run(folder, manifest, job, samples)
-    state.load_weights(folder, train.model)
-    optimizer_files = [name for name in manifest["files"] if name != files.WEIGHTS]
-    scaler = state.load_optimizer(folder, optimizer_files, train.model, train.optimizer)
-    return Start(manifest["step"], folder), scaler
+    whole = state.load(folder, [name for name in manifest["files"] if name != files.WEIGHTS])
+    try:
+        state.put_weights(whole.weights, train)
+    except RuntimeError as error:
+        raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
+    return Start(manifest["step"], folder), whole
 
 
 def _written_since(wanted: str, checkpoints: Path) -> tuple[Path | None, dict[str, Any]]:
@@ -216,7 +235,7 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, sam
         )
 
 
-def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[Start, Mapping[str, Any]]:
+def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[Start, WholeState]:
     """Reads a checkpoint of open_clip_train, which is written at the end of an epoch.
 
     Raises InputError if it leaves nothing to train.
@@ -231,11 +250,11 @@ def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tu
             f"optim.{'steps' if job.optim.steps else 'epochs'}, "
             "or set model.pretrained to load its weights alone"
         )
-    foreign.load(checkpoint, train.model, train.optimizer)
+    whole = foreign.whole_state(checkpoint, train)
     log.info(
         "resume       %s was written by open_clip_train after epoch %d, which is step %d here",
         path,
         checkpoint.epoch,
         steps,
     )
-    return Start(steps, path), checkpoint.scaler
+    return Start(steps, path), whole

@@ -5,7 +5,7 @@ functions of seed, epoch and position, the learning rate is a function of the st
 data position.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from trainer.checkpoint.files import WEIGHTS, BrokenCheckpoint
 from trainer.checkpoint.weights import cause
 from trainer.comm.host_memory import HostCopy
+from trainer.comm.shards import Shards
 
 State = dict[str, Any]
 
@@ -30,11 +31,27 @@ class TrainState(Protocol):
     model: nn.Module
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
+    shards: Shards
+    """The model's parameters as this rank holds them."""
 
 
 def optimizer_file(part: int, parts: int) -> str:
     """Returns the name of the file with one part of the optimizer's state."""
     return f"optimizer-{part:05d}-of-{parts:05d}.pt"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Tensor of which this rank has some rows; a file gets it whole."""
+
+    name: str
+    """Parameter that it belongs to."""
+    rows: Tensor
+    shards: Shards
+
+    def whole(self) -> Tensor:
+        """Collective: returns all rows."""
+        return self.shards.whole(self.name, self.rows)
 
 
 class Snapshot:
@@ -43,56 +60,135 @@ class Snapshot:
     The copies of a GPU's tensors are all under way at once, and the host goes on.
     """
 
-    def __init__(self, contents: Mapping[str, State]) -> None:
-        """`contents` has the state of each file by its name, in nested dictionaries."""
-        self._tensors: list[Tensor] = []
-        self._contents = _with_places(contents, self._tensors)
-        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
-        self._copy = HostCopy(self._tensors)
-        self._tensors.clear()
+    def __init__(self, contents: Mapping[str, State], others: Container[str] = ()) -> None:
+        """`contents` has the state of each file by its name, in nested dictionaries.
+
+        Collective if it holds a `Split`: every rank gives all files in the same order. Each tensor is put
+        together in its turn, on all ranks, so that none has more than some of them whole. Files in `others`
+        are for other ranks: nothing of them is kept here.
+        """
+        self.nbytes = 0
+        leaves: list[tuple[Tensor | Split, bool]] = []
+        own: list[Tensor | Split] = []
+        self._contents: State = {}
+        for file, content in contents.items():
+            if file in others:
+                unused: list[Tensor | Split] = []
+                _with_places(content, unused)
+                leaves += [(leaf, False) for leaf in unused]
+                continue
+            first = len(own)
+            self._contents[file] = _with_places(content, own)
+            leaves += [(leaf, True) for leaf in own[first:]]
+        own.clear()
+        self._copy = HostCopy(self._wholes(leaves))
 
     def get(self) -> dict[str, State]:
         """Returns the contents with the copies; waits until they have arrived."""
         filled: dict[str, State] = _filled(self._contents, self._copy.get())
         return filled
 
-
-def optimizer_part(
-    model: nn.Module, optimizer: Optimizer, scaler: Mapping[str, Any], part: int, parts: int
-) -> State:
-    """Returns one part of the optimizer's state itself, by parameter name; every part has the scaler."""
-    names = [name for name, parameter in model.named_parameters() if parameter in optimizer.state]
-    by_name = dict(model.named_parameters())
-    chosen = {name: optimizer.state[by_name[name]] for name in names[part::parts]}
-    return {"state": {name: dict(state) for name, state in chosen.items()}, "scaler": dict(scaler)}
+    def _wholes(self, leaves: Sequence[tuple["Tensor | Split", bool]]) -> Iterator[Tensor]:
+        for leaf, is_own in leaves:
+            tensor = leaf.whole() if isinstance(leaf, Split) else leaf
+            if is_own:
+                self.nbytes += tensor.nbytes
+                yield tensor
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Loads weights into the model, in place. Raises BrokenCheckpoint if they are another model's."""
-    try:
-        model.load_state_dict(_load(folder / WEIGHTS))
-    except RuntimeError as error:
-        raise BrokenCheckpoint(f"{folder}: its weights belong to another model: {error}") from error
+@dataclass(frozen=True)
+class WholeState:
+    """Contents of a checkpoint in the host's memory."""
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, State]
+    """State of the optimizer by parameter."""
+    scaler: Mapping[str, Any]
 
 
-def load_optimizer(
-    folder: Path, names: list[str], model: nn.Module, optimizer: Optimizer
-) -> Mapping[str, Any]:
-    """Loads the parts in `names` into the optimizer and returns the scaler's state.
+def contents_of(train: TrainState, part: int, parts: int) -> dict[str, State]:
+    """Returns the files that part `part` of `parts` writes, with the state itself; part 0 has the weights.
 
-    Any number of ranks may have written them.
+    If the parameters are split over the ranks, every rank gets all files: they are put together by all.
+    """
+    wanted = range(parts) if train.shards.split else range(part, part + 1)
+    files: dict[str, State] = {}
+    if 0 in wanted:
+        files[WEIGHTS] = {
+            name: _leaf(name, tensor, train.shards) for name, tensor in train.shards.state().items()
+        }
+    for number in wanted:
+        files[optimizer_file(number, parts)] = _optimizer_part(train, number, parts)
+    return files
+
+
+def _optimizer_part(train: TrainState, part: int, parts: int) -> State:
+    """Returns one part of the optimizer's state by parameter name; every part has the scaler."""
+    states = {
+        name: train.optimizer.state[parameter]
+        for name, parameter in train.shards.parameters.items()
+        if parameter in train.optimizer.state
+    }
+    return {
+        "state": {
+            name: {key: _leaf(name, value, train.shards) for key, value in states[name].items()}
+            for name in list(states)[part::parts]
+        },
+        "scaler": dict(train.scaler.state_dict()),
+    }
+
+
+def _leaf(name: str, value: Any, shards: Shards) -> Any:
+    """Returns the value, or a `Split` for one that is split as its parameter is; counts of steps are not."""
+    is_split = name in shards.split and isinstance(value, Tensor) and value.ndim > 0
+    return Split(name, value, shards) if is_split else value
+
+
+def load(folder: Path, optimizer_files: Sequence[str]) -> WholeState:
+    """Returns the contents of a checkpoint, of which any number of ranks may have written parts.
+
+    Raises BrokenCheckpoint for a file that cannot be loaded.
     """
     scaler: Mapping[str, Any] = {}
     merged: State = {}
-    for name in names:
+    for name in optimizer_files:
         part = _load(folder / name)
         merged.update(part["state"])
         scaler = part["scaler"]
-    put_optimizer(merged, model, optimizer)
-    return scaler
+    return WholeState(_load(folder / WEIGHTS), merged, scaler)
 
 
-def put_optimizer(by_name: Mapping[str, State], model: nn.Module, optimizer: Optimizer) -> None:
+def put_weights(weights: Mapping[str, Tensor], train: TrainState) -> None:
+    """Copies weights into the model, in place, if this rank has all of it.
+
+    A model that is split gets its rows from `trainer.checkpoint.scatter`. Raises RuntimeError if they are
+    another model's.
+    """
+    if train.shards.split:
+        _compare(weights, train.model.state_dict())
+    else:
+        train.model.load_state_dict(weights)
+
+
+def _compare(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raises RuntimeError with the first names that only one of both has, or whose shapes differ."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    different = sorted(
+        name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)
+    )
+    if different:
+        raise RuntimeError(
+            "; ".join(
+                f"{name} is {shapes.get(name, 'missing')}, the model's {expected.get(name, 'missing')}"
+                for name in different[:5]
+            )
+        )
+
+
+def put_optimizer(
+    by_name: Mapping[str, State], parameters: Mapping[str, nn.Parameter], optimizer: Optimizer
+) -> None:
     """Copies state by parameter name into the optimizer, which keeps its own settings."""
     numbers = {
         id(p): number
@@ -100,7 +196,7 @@ def put_optimizer(by_name: Mapping[str, State], model: nn.Module, optimizer: Opt
     }
     known = {
         numbers[id(p)]: by_name[name]
-        for name, p in model.named_parameters()
+        for name, p in parameters.items()
         if name in by_name and id(p) in numbers
     }
     optimizer.load_state_dict({"state": known, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -111,9 +207,9 @@ class _Place:
     number: int
 
 
-def _with_places(value: Any, tensors: list[Tensor]) -> Any:
+def _with_places(value: Any, tensors: list[Tensor | Split]) -> Any:
     """Returns the value with each tensor replaced by its place in `tensors`, to which it is appended."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | Split):
         tensors.append(value)
         return _Place(len(tensors) - 1)
     if isinstance(value, Mapping):

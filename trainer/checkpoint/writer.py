@@ -62,21 +62,21 @@ class CheckpointWriter:
     ) -> None:
         """Takes a snapshot now and writes it in the background, after waiting for the previous write.
 
+        Collective if the ranks split the model.
+
         If that write failed, its error is raised here if the job says so. `best`, a metric and its value,
         marks this checkpoint as the best as soon as it is complete.
         """
         self._settle(fatal=self._settings.on_failure == "stop")
-        if self._rank >= self._parts:
+        writes = self._rank < self._parts
+        if not writes and not train.shards.split:
+            return
+        contents = state.contents_of(train, self._rank, self._parts)
+        own = {state.optimizer_file(self._rank, self._parts), *([files.WEIGHTS] if self._rank == 0 else [])}
+        snapshot = state.Snapshot(contents, others=contents.keys() - own)
+        if not writes:
             return
         folder = Folder(self._checkpoints, step)
-        contents: dict[str, state.State] = {
-            state.optimizer_file(self._rank, self._parts): state.optimizer_part(
-                train.model, train.optimizer, train.scaler.state_dict(), self._rank, self._parts
-            )
-        }
-        if self._rank == 0:
-            contents[files.WEIGHTS] = train.model.state_dict()
-        snapshot = state.Snapshot(contents)
         self._size = snapshot.nbytes
         write = partial(self._write, folder, snapshot, about, best)
         self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")

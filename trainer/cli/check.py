@@ -6,7 +6,7 @@ Imports no torch and no open_clip.
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from trainer.comm.backends import check_lost_nodes, check_restarts
+from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.config.world_sizes import check_nodes
@@ -33,6 +33,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
         lambda: check_micro_batch(job, world_size),
+        lambda: check_backend(job, world_size),
         lambda: _check_recovery(job),
         lambda: check_nodes(job),
         lambda: check_model(job.model.name),
@@ -71,6 +72,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     checks: list[Callable[[], object]] = [
         lambda: plan(job, world_size),
         lambda: check_micro_batch(job, world_size),
+        lambda: check_backend(job, world_size),
         lambda: _check_recovery(job),
         lambda: check_nodes(job),
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.comm.backends import keeps_in_memory
 from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.errors import InputError
@@ -59,8 +60,7 @@ def _of_job(job: Job) -> Iterator[Value]:
     yield Value("spares", recovery.spare_nodes, "job")
     if recovery.min_nodes is not None:
         yield Value("min_nodes", recovery.min_nodes, "job")
-    in_memory = recovery.max_restarts > 0 and recovery.keep_in_memory
-    yield Value("memory_share", 1.0 if in_memory else 0.0, "job")
+    yield Value("memory_share", 1.0 if keeps_in_memory(job) else 0.0, "job")
 
 
 def _interval(job: Job, step_s: float | None) -> Iterator[Value]:

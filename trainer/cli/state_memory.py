@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 
+from trainer.comm.backends import asks_for_memory, disk_only, keeps_in_memory
 from trainer.config import Job
 from trainer.model.size import state_bytes
 from trainer.supervise.state_parts import BUFFERS
@@ -18,7 +19,9 @@ def in_memory(job: Job) -> Iterator[str]:
 
     The size of a model whose config does not say it is known when the run starts.
     """
-    if _is_on(job):
+    if asks_for_memory(job) and not keeps_in_memory(job):
+        yield disk_only(job)
+    elif keeps_in_memory(job):
         size = _bytes(job)
         takes = f"{size / 1e9:.2f} GB" if size else "twice the size of weights and optimizer state"
         yield f"restarts go on from the newest step, kept in {takes} of each node's {SHARED_MEMORY}"
@@ -27,7 +30,7 @@ def in_memory(job: Job) -> Iterator[str]:
 def too_little_memory(job: Job, *, local: bool) -> Iterator[str]:
     """Yields a sentence for each amount of memory that is known and too small for the steps that are kept."""
     size = _bytes(job)
-    if not _is_on(job) or size is None:
+    if not keeps_in_memory(job) or size is None:
         return
     for name, room in _known(job, local=local):
         if size > room:
@@ -36,10 +39,6 @@ def too_little_memory(job: Job, *, local: bool) -> Iterator[str]:
                 f"would end before it trains; give {(size - room) / 1e9:.2f} GB more, or set "
                 "recovery.keep_in_memory = false"
             )
-
-
-def _is_on(job: Job) -> bool:
-    return job.recovery.max_restarts > 0 and job.recovery.keep_in_memory
 
 
 def _bytes(job: Job) -> int | None:

@@ -6,9 +6,10 @@ compares a backend's name. Imports neither torch nor Horovod.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainer.comm.shard_degree import shard_degree
 from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
 from trainer.errors import InputError
 
@@ -16,6 +17,8 @@ Launcher = Literal["clipship", "mpirun", "horovodrun"]
 
 _HOROVOD_FUSION_MB = 128.0
 """Horovod's own default of HOROVOD_FUSION_THRESHOLD, MiB."""
+_FSDP_BLOCK_MB = 27.0
+"""MiB of the gradients of a block of ViT-B; FSDP reduces each block at once."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,15 @@ class BackendRow:
     """Variables of a rank that this backend reads."""
     reduced_mb: Callable[[Comm], float]
     """MiB of gradients that travel in one all-reduce."""
+    negotiates: bool
+    """True if ranks exchange messages before each all-reduce to find out whose gradients are ready."""
+    splits_model: bool
+    """True if a rank holds only a part of the weights and of the optimizer's state, where there are several.
+
+    Then no steps are kept in memory: restarts go on from the newest checkpoint on disk.
+    """
+    problem: Callable[[Job, int], str]
+    """Reason why other keys of a job, or its number of ranks, exclude this backend; empty if they do not."""
 
 
 def _torch_environment(job: Job) -> dict[str, str]:
@@ -117,6 +129,20 @@ def as_variables(settings: Mapping[str, str | int | float | None]) -> dict[str, 
     }
 
 
+def _fsdp_problem(job: Job, ranks: int) -> str:
+    if job.comm.find_unused_parameters:
+        return (
+            "comm.find_unused_parameters = true is not possible with comm.backend = fsdp, whose ranks must "
+            "all use the same parameters in a step: leave it out, or use comm.backend = torch"
+        )
+    try:
+        if ranks > 1:
+            shard_degree(job.comm.fsdp.shard_degree, [""] * ranks)
+    except InputError as problem:
+        return str(problem)
+    return ""
+
+
 _TORCH = BackendRow(
     name="torch",
     implementation="trainer.comm.torch_backend:TorchBackend",
@@ -131,6 +157,17 @@ _TORCH = BackendRow(
     why_no_restart="",
     environment=_torch_environment,
     reduced_mb=lambda comm: comm.torch.bucket_mb,
+    negotiates=False,
+    splits_model=False,
+    problem=lambda _job, _ranks: "",
+)
+_FSDP = replace(
+    _TORCH,
+    name="fsdp",
+    implementation="trainer.comm.fsdp_backend:FsdpBackend",
+    reduced_mb=lambda _comm: _FSDP_BLOCK_MB,
+    splits_model=True,
+    problem=_fsdp_problem,
 )
 _HOROVOD = BackendRow(
     name="horovod",
@@ -150,9 +187,12 @@ _HOROVOD = BackendRow(
     why_no_restart="MPI ends the whole run when one of its ranks is gone",
     environment=_horovod_environment,
     reduced_mb=lambda comm: _HOROVOD_FUSION_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
+    negotiates=True,
+    splits_model=False,
+    problem=lambda _job, _ranks: "",
 )
 
-BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_TORCH, _HOROVOD)}
+BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_TORCH, _FSDP, _HOROVOD)}
 """Rows by the value of `comm.backend`."""
 
 
@@ -178,6 +218,30 @@ def check_restarts(job: Job, launcher: Launcher, *, starts_again: bool = True) -
             f"{key}: ranks that are started again would need all of data.train = {STANDARD_INPUT}, "
             "and standard input can be read only once: set it to 0, or name files"
         )
+
+
+def keeps_in_memory(job: Job) -> bool:
+    """Returns whether the ranks of this job keep their steps in the memory of their nodes."""
+    return asks_for_memory(job) and not row_of(job).splits_model
+
+
+def asks_for_memory(job: Job) -> bool:
+    """Returns whether the job asks for steps in memory, which its backend may not be able to keep."""
+    return job.recovery.max_restarts > 0 and job.recovery.keep_in_memory
+
+
+def disk_only(job: Job) -> str:
+    """Returns a sentence for a job that asks for steps in memory, whose backend cannot keep them."""
+    return (
+        f"with comm.backend = {row_of(job).name} no step is kept in memory: "
+        "restarts go on from the newest checkpoint"
+    )
+
+
+def check_backend(job: Job, ranks: int) -> None:
+    """Raises InputError if other keys of the job, or the number of ranks, exclude its backend."""
+    if problem := row_of(job).problem(job, ranks):
+        raise InputError(problem)
 
 
 def check_lost_nodes(job: Job, launcher: str, *, keeps_going: bool) -> None:

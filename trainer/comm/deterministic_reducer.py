@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.shards import Shards, WholeModel
+
 GROUP_BYTES = 25 * 2**20
 
 
@@ -19,6 +21,7 @@ class DeterministicReducer:
 
     def __init__(self, model: nn.Module, all_reduce: Callable[[Tensor], Tensor], world_size: int) -> None:
         self.module = model
+        self.shards: Shards = WholeModel(model)
         self._all_reduce, self._world_size = all_reduce, world_size
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 

@@ -16,6 +16,7 @@ from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
+from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer
 from trainer.config import HorovodComm, Job
 from trainer.errors import InputError
@@ -177,6 +178,7 @@ class _Reducer:
         self, model: nn.Module, settings: HorovodComm, find_unused: bool, timer: CommTimer, world_size: int
     ) -> None:
         self.module = model
+        self.shards: Shards = WholeModel(model)
         self._find_unused, self._timer, self._world_size = find_unused, timer, world_size
         self._compression = hvd.Compression.fp16 if settings.compression == "fp16" else hvd.Compression.none
         self._accumulating = False

@@ -5,7 +5,7 @@ the host wait, however it is asked for.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,16 +27,21 @@ class HostCopy:
     Later work on the current CUDA stream may change the tensors; work on other streams must not.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        """`tensors` may make them in their turn: BLOCK_BYTES of them, or one that is larger, live at once."""
         self._event: torch.cuda.Event | None = None
-        if any(tensor.is_cuda for tensor in tensors):
-            self._copies = _to_pinned(tensors)
-            self._event = torch.cuda.Event()
+        self._copies: list[Tensor] = []
+        for group in _groups(tensors):
+            if any(tensor.is_cuda for tensor in group):
+                self._copies += _to_pinned(group)
+                self._event = self._event or torch.cuda.Event()
+            else:
+                self._copies += [
+                    tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in group
+                ]
+            group.clear()
+        if self._event is not None:
             self._event.record()
-        else:
-            self._copies = [
-                tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors
-            ]
 
     def get(self) -> list[Tensor]:
         """Returns the copies, contiguous, each with memory of its own; waits until they have arrived.
@@ -51,18 +56,17 @@ class HostCopy:
 def _to_pinned(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Starts the copies, on the current stream.
 
-    Tensors share page-locked blocks, but not storages: saved to a file, each is as long as itself.
+    Tensors share a page-locked block, but not storages: saved to a file, each is as long as itself.
     """
     copies = []
-    for group in _groups(tensors):
-        block = torch.empty(sum(map(_room, group)), dtype=torch.uint8, pin_memory=True)
-        memory, start = block.numpy(), 0
-        for tensor in group:
-            piece = slice(start, start + tensor.nbytes)
-            source = tensor.detach().contiguous()
-            _shaped(block[piece], source).copy_(source, non_blocking=True)
-            copies.append(_shaped(torch.from_numpy(memory[piece]), source))
-            start += _room(tensor)
+    block = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8, pin_memory=True)
+    memory, start = block.numpy(), 0
+    for tensor in tensors:
+        piece = slice(start, start + tensor.nbytes)
+        source = tensor.detach().contiguous()
+        _shaped(block[piece], source).copy_(source, non_blocking=True)
+        copies.append(_shaped(torch.from_numpy(memory[piece]), source))
+        start += _room(tensor)
     return copies
 
 
@@ -74,7 +78,7 @@ def _room(tensor: Tensor) -> int:
     return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yields the tensors in order, in groups of at most BLOCK_BYTES, or of one that is larger."""
     group: list[Tensor] = []
     size = 0

@@ -5,12 +5,15 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from trainer.comm.shards import Shards, WholeModel
+
 
 class LocalReducer:
     """Implements `protocol.Reducer` for a world of one rank."""
 
     def __init__(self, model: nn.Module) -> None:
         self.module = model
+        self.shards: Shards = WholeModel(model)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

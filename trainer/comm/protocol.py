@@ -1,6 +1,6 @@
 """Protocol that every communication backend implements.
 
-It names neither torch.distributed nor Horovod; only the two implementations do.
+It names neither torch.distributed nor Horovod; only the implementations do.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, device, nn
 
+from trainer.comm.shards import Shards
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 
@@ -24,11 +25,18 @@ class Reducer(Protocol):
     def module(self) -> nn.Module:
         """Module that the forward pass calls instead of the model."""
 
+    @property
+    def shards(self) -> Shards:
+        """Parameters as this rank holds them."""
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Returns a context in which forward and backward passes only add to the local gradients."""
 
     def finish(self) -> None:
-        """Collective, after the last backward pass: on return, every `grad` holds the mean over the ranks."""
+        """Collective, after the last backward pass: on return, every `grad` holds the mean over the ranks.
+
+        It is the `grad` of `shards.parameters`, and only these ask for the rows that this rank holds.
+        """
 
 
 class Comm(Protocol):
@@ -40,7 +48,7 @@ class Comm(Protocol):
     world: World
     device: device
     name: str
-    """Name of the backend for people: "torch (nccl)", "torch (gloo)" or "horovod"."""
+    """Name of the backend for people: "torch (nccl)", "fsdp (gloo)" or "horovod"."""
     heartbeat: Heartbeat
     """Record in which this rank writes its current phase, for the supervisor to read."""
 
@@ -90,7 +98,8 @@ class Comm(Protocol):
     def reducer(self, model: nn.Module) -> Reducer:
         """Wraps the model for gradient averaging; its parameters must be equal on all ranks already.
 
-        A single rank gets `LocalReducer`, which does nothing.
+        The backend may split them over the ranks in place, see `Reducer.shards`. A single rank gets
+        `LocalReducer`, which does nothing.
         """
 
     def pop_seconds(self) -> float:

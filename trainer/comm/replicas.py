@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.comm.protocol import Comm
+from trainer.comm.shards import Shards
 
 
 def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root: int = 0) -> None:
@@ -35,17 +36,27 @@ class ReplicaError(RuntimeError):
     """Raised when ranks hold different values; the text names ranks and tensors."""
 
 
-def check_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer) -> None:
+def check_replicas(comm: Comm, shards: Shards, optimizer: Optimizer) -> None:
     """Compares every rank's parameters and optimizer state with rank 0's. Collective.
 
-    Raises ReplicaError on every rank if any rank's differ.
+    Parameters that are split are compared among the ranks that hold the same rows. Raises ReplicaError on
+    every rank if any rank's differ.
     """
-    names, sums = [], []
-    for name, tensor in _named_tensors(model, optimizer):
+    names, sums, split = [], [], []
+    for name, of, tensor in _named_tensors(shards, optimizer):
         names.append(name)
         sums.append(_checksum(tensor))
-    everyone = comm.all_gather_object((names, sums))
-    wrong = {rank: _differing(everyone[0], other) for rank, other in enumerate(everyone)}
+        split.append(of in shards.split)
+    everyone = comm.all_gather_object((names, sums, shards.part))
+    same_part: dict[str, tuple[list[str], list[Any]]] = {}
+    wrong = {}
+    for rank, (their_names, their_sums, part) in enumerate(everyone):
+        first = same_part.setdefault(part, (their_names, their_sums))
+        expected = [
+            own if is_split else shared
+            for own, shared, is_split in zip(first[1], everyone[0][1], split, strict=True)
+        ]
+        wrong[rank] = _differing((everyone[0][0], expected), (their_names, their_sums))
     lines = [
         f"rank {rank}: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''}"
         for rank, bad in wrong.items()
@@ -61,13 +72,16 @@ def _differing(first: tuple[list[str], list[Any]], other: tuple[list[str], list[
     return [name for name, a, b in zip(first[0], first[1], other[1], strict=True) if a != b]
 
 
-def _named_tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    yield from model.state_dict().items()
-    names = {id(p): name for name, p in model.named_parameters()}
+def _named_tensors(shards: Shards, optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
+    """Yields each tensor with its name and that of its parameter."""
+    for name, tensor in shards.state().items():
+        yield name, name, tensor
+    names = {id(p): name for name, p in shards.parameters.items()}
     for parameter, state in optimizer.state.items():
+        name = names[id(parameter)]
         for key, value in state.items():
             if isinstance(value, Tensor):
-                yield f"{names[id(parameter)]} ({key})", value
+                yield f"{name} ({key})", name, value
 
 
 def _checksum(tensor: Tensor) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """torch.distributed: NCCL on GPUs, gloo on CPUs.
 
-This is one of the two modules that name a communication library.
+This is one of the three modules that name a communication library.
 """
 
 import inspect
@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
+from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer, Mark
 from trainer.config import Job, TorchComm
 from trainer.supervise.heartbeat import Heartbeat
@@ -32,7 +33,9 @@ from trainer.supervise.world import World, master_address
 from trainer.sysinfo.addresses import listening_address
 
 # torch 2.14 renamed both and warns about the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather_single: Callable[..., Any] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
 _DDP_KEYS = inspect.signature(DistributedDataParallel).parameters
 _UNSYNCED_BUFFERS: dict[str, Any] = {
     next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in _DDP_KEYS): False
@@ -79,7 +82,7 @@ class TorchBackend:
     def all_gather(self, tensor: Tensor) -> Tensor:
         gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
         with self._timer.span("all_gather", tensor.nbytes):
-            _all_gather(gathered, tensor.detach().contiguous())
+            all_gather_single(gathered, tensor.detach().contiguous())
         return gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -138,12 +141,12 @@ class TorchBackend:
         message, ranks = encode(value), self.world.size
         sizes = torch.empty(ranks, dtype=torch.int64)
         with self._timer.inside("all_gather of objects"):
-            _all_gather(sizes, torch.tensor([message.numel()]), group=self._control)
+            all_gather_single(sizes, torch.tensor([message.numel()]), group=self._control)
             longest = int(sizes.max())
             padded = torch.zeros(longest, dtype=torch.uint8)
             padded[: message.numel()] = message
             messages = torch.empty(ranks * longest, dtype=torch.uint8)
-            _all_gather(messages, padded, group=self._control)
+            all_gather_single(messages, padded, group=self._control)
         return [
             decode(row[:size])
             for row, size in zip(messages.view(ranks, longest), sizes.tolist(), strict=True)
@@ -161,6 +164,10 @@ class TorchBackend:
             raise TimeoutError(
                 f"not all ranks reached the barrier within {timeout_s:g} s: {error}"
             ) from error
+
+    def timed(self, collective: str, nbytes: int) -> AbstractContextManager[None]:
+        """Returns a context that counts as one collective of `nbytes` bytes of this rank. Not collective."""
+        return self._timer.span(collective, nbytes)
 
     def reducer(self, model: nn.Module) -> Reducer:
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -203,6 +210,7 @@ class _Reducer:
         self._timer = timer
         self._last_bucket: Mark | None = None
         self._hook = _HOOKS[settings.compression]
+        self.shards: Shards = WholeModel(model)
         self.module = self._ddp = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,

@@ -6,14 +6,15 @@ from pydantic import Field, field_validator
 
 from trainer.config.types import AboveZero, NonNegative, Positive, Section, Text, optional_section
 
-Backend = Literal["torch", "horovod"]
+Backend = Literal["torch", "fsdp", "horovod"]
+ShardDegree = Literal["world", "node"] | Positive
 
 
 class TorchComm(Section):
     """Settings of torch's DistributedDataParallel (DDP)."""
 
     device_backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """Backend of torch.distributed; auto takes nccl on GPUs and gloo on CPUs."""
+    """Backend of torch.distributed, for fsdp, too; auto takes nccl on GPUs and gloo on CPUs."""
     bucket_mb: AboveZero = 25.0
     """MiB of gradients in one all-reduce: larger buckets use the network better, smaller ones overlap earlier
     with the backward pass."""
@@ -24,6 +25,24 @@ class TorchComm(Section):
     """Keep gradients as views of the buckets, which saves one copy of them."""
     compression: Literal["none", "fp16", "bf16"] = "none"
     """Send gradients in half precision: half the traffic, but values are rounded to it."""
+
+
+class FsdpComm(Section):
+    """Settings of torch's FSDP2 (fully sharded data parallel)."""
+
+    shard_degree: ShardDegree = "world"
+    """Number of consecutive ranks that together hold the model once. "world": all ranks. "node": those of a
+    node, with a copy on each node (HSDP, hybrid sharding): more memory, less traffic between nodes. A number
+    must divide the number of ranks."""
+    reshard_after_forward: bool = True
+    """Let the gathered parameters of a block go after its forward pass, and gather them again for its
+    backward pass. false saves a third of the traffic and keeps the whole model in memory in between."""
+    param_dtype: Literal["auto", "fp32"] = "auto"
+    """Type in which parameters are gathered and used. auto: on GPUs the half precision of model.precision,
+    which halves the traffic; parameters and optimizer stay in fp32. Elsewhere, and with batch norm, the
+    parameters' own."""
+    reduce_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Type in which gradients are added up over the ranks (float64 stays as it is)."""
 
 
 class HorovodComm(Section):
@@ -70,12 +89,13 @@ class Comm(Section):
     """Library that ranks communicate by, its launcher and its settings."""
 
     backend: Backend = "torch"
-    """Library that averages gradients over the ranks: torch DistributedDataParallel or Horovod."""
+    """Library that averages gradients over the ranks: torch DistributedDataParallel, torch FSDP2 (which also
+    splits the model over them) or Horovod."""
     launcher: Literal["auto", "clipship", "mpirun", "horovodrun"] = "auto"
     """Program that starts the ranks in `clipship run`, over ssh on other hosts. auto takes clipship itself
-    for torch, and for Horovod horovodrun on one host and mpirun on several. On one host nothing then listens
-    beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts need no key:
-    see `clipship train --help`."""
+    for torch and fsdp, and for Horovod horovodrun on one host and mpirun on several. On one host nothing
+    then listens beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts
+    need no key: see `clipship train --help`."""
     deterministic: bool = False
     """Add up gradients in fixed groups and order, and use torch's deterministic kernels: the same run gives
     the same bits. Slower."""
@@ -89,6 +109,7 @@ class Comm(Section):
     come from torch's profiler, and from Horovod's own timeline of when it negotiated, fused and sent each
     tensor."""
     torch: TorchComm = optional_section(TorchComm)
+    fsdp: FsdpComm = optional_section(FsdpComm)
     horovod: HorovodComm = optional_section(HorovodComm)
     nccl: Nccl = optional_section(Nccl)
 

@@ -45,8 +45,10 @@ class Clip:
     """Function from a PIL image to float32 [3, height, width], normalised."""
 
 
-def build_model(job: Job, plan: BatchPlan, comm: Comm, *, initial_weights: bool = True) -> Clip:
-    """Collective: returns the job's model on this rank's device.
+def build_model(
+    job: Job, plan: BatchPlan, comm: Comm, *, initial_weights: bool = True, on_host: bool = False
+) -> Clip:
+    """Collective: returns the job's model on this rank's device, or in the host's memory if `on_host`.
 
     Its weights come from the job's seed, or are fetched once a node; without `initial_weights` they are
     undefined until a state is loaded, or `give_initial_weights` is called. Raises InputError on all ranks
@@ -64,7 +66,7 @@ def build_model(job: Job, plan: BatchPlan, comm: Comm, *, initial_weights: bool 
         for text, is_storage in filter(None, comm.all_gather_object(problem)):
             raise (StorageError if is_storage else InputError)(text)
     assert clip is not None
-    _place(clip.model, job.model, comm.device)
+    _place(clip.model, job.model, comm.device, torch.device("cpu") if on_host else comm.device)
     choose_gpu_math(job, clip.model, comm.device)
     if has_batch_norm(clip.model):
         _prepare_batch_norm(clip.model, job, plan, comm)
@@ -226,8 +228,8 @@ def _initial_logits(loss: str) -> dict[str, float]:
     return {"init_logit_scale": math.log(10), "init_logit_bias": -10.0} if loss == "siglip" else {}
 
 
-def _place(model: nn.Module, settings: Model, device: torch.device) -> None:
-    """Locks towers, chooses the memory layout and moves the model to the device."""
+def _place(model: nn.Module, settings: Model, device: torch.device, place: torch.device) -> None:
+    """Locks towers, chooses the memory layout for the device and moves the model to its place."""
     if settings.lock_image:
         model.lock_image_tower()  # type: ignore[operator]
         lock_batch_norm(model.visual)  # type: ignore[arg-type]
@@ -240,7 +242,7 @@ def _place(model: nn.Module, settings: Model, device: torch.device) -> None:
         if settings.channels_last is not None
         else is_convolutional(model) and device.type == "cuda"
     )
-    model.to(device, torch.float64 if settings.precision == "fp64" else torch.float32)
+    model.to(place, torch.float64 if settings.precision == "fp64" else torch.float32)
     if wanted:
         model.to(memory_format=torch.channels_last)
 

@@ -13,6 +13,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
+from trainer.comm.blocks import repeated_blocks
 from trainer.model.sync_batch_norm import SyncBatchNorm, SyncBatchNormAct
 from trainer.text.wording import many
 
@@ -39,7 +40,7 @@ def compile_blocks(model: nn.Module) -> Compiled:
     Each kernel is for one shape, never for a range of shapes: a pass made before a kernel was compiled must
     not change its results.
     """
-    blocks = [block for stack in _stacks(model) for block in stack.children()]
+    blocks = repeated_blocks(model)
     alone = [block for block in blocks if not _communicates(block)]
     for block in alone:
         block.forward = _in_training(block, block.forward)
@@ -57,30 +58,6 @@ def _in_training(block: nn.Module, plain: Callable[..., Any]) -> Callable[..., A
         return (fast if block.training else plain)(*inputs, **named)
 
     return forward
-
-
-def _stacks(model: nn.Module) -> list[nn.Module]:
-    """Returns the innermost containers of several composite modules of one kind.
-
-    These are layers of a transformer or of a ConvNet stage.
-    """
-    stacks = [module for module in model.modules() if _repeats(module)]
-    return [
-        stack
-        for stack in stacks
-        if not any(inner is not stack and _repeats(inner) for inner in stack.modules())
-    ]
-
-
-def _repeats(module: nn.Module) -> bool:
-    kinds = {type(child) for child in module.children()}
-    composite = all(any(True for _ in child.children()) for child in module.children())
-    return (
-        isinstance(module, nn.ModuleList | nn.Sequential)
-        and len(module) > 1
-        and len(kinds) == 1
-        and composite
-    )
 
 
 def _communicates(block: nn.Module) -> bool:

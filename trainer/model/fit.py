@@ -30,13 +30,22 @@ def usable_bytes(gpu_bytes: int) -> int:
 
 def memory_of(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu_bytes: int | None) -> StepMemory:
     """Returns the memory of a rank's step with the job's backend."""
-    shards = batch_plan.world_size if _splits(job.comm.backend) else 1
-    return step_memory(shape, job, batch_plan, gpu_bytes, shards)
+    return step_memory(shape, job, batch_plan, gpu_bytes, _shards(job, batch_plan.world_size))
+
+
+def _shards(job: Job, world_size: int) -> int:
+    """Returns the number of ranks that together hold the model once."""
+    if not _splits(job.comm.backend):
+        return 1
+    setting = job.comm.fsdp.shard_degree
+    if setting == "world":
+        return world_size
+    return min(world_size, job.resources.ranks_per_node if setting == "node" else setting)
 
 
 def _splits(backend: str) -> bool:
     """Returns whether the ranks of a backend hold parts of the model, and not all of it."""
-    return bool(getattr(BACKENDS[backend], "splits_model", False))
+    return BACKENDS[backend].splits_model
 
 
 def fits(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu_bytes: int) -> bool:

@@ -1,6 +1,7 @@
 """Optimizer and learning rate: AdamW with two groups; warm-up and cosine as a function of the step."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,9 +11,12 @@ from trainer.config import Optim
 _SPARED = ("bn", "ln", "bias", "logit_scale")
 
 
-def build_optimizer(model: nn.Module, settings: Optim) -> torch.optim.AdamW:
-    """Returns AdamW over the trained parameters, in two groups: with and without decay; see `decays`."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+def build_optimizer(parameters: Mapping[str, nn.Parameter], settings: Optim) -> torch.optim.AdamW:
+    """Returns AdamW over the trained parameters, in two groups: with and without decay; see `decays`.
+
+    `parameters` has those of a model by their names; of each, it may have a part of the rows alone.
+    """
+    trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
     groups = [
         {"params": [p for name, p in trained if decays(name, p)], "weight_decay": settings.weight_decay},
         {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},

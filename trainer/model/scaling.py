@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainer.comm.backends import BACKENDS
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.fabrics import Fabric
@@ -66,8 +67,7 @@ def collectives(
 ) -> list[Collective]:
     """Returns a rank's collectives in one step, small messages for the log and the consensus left out.
 
-    `bucket_bytes` is what travels in one all-reduce of gradients. `backend` is "fsdp", or any that keeps the
-    whole model on each rank.
+    `bucket_bytes` is what travels in one all-reduce of gradients. `backend` is the name of its row.
     """
     return [*_of_loss(shape, job, plan, tiles=tiles), *_of_model(shape, backend, bucket_bytes, plan, job)]
 
@@ -103,7 +103,7 @@ def _of_model(
     trained = _FLOAT * sum(tower.parameters for tower, is_locked in towers if not is_locked)
     if plan.world_size == 1:
         return []
-    if backend != "fsdp":
+    if not BACKENDS[backend].splits_model:
         times = max(1, math.ceil(trained / bucket_bytes))
         return [Collective("all_reduce", "backward", trained, times, hidden=True)]
     blocks, world = shape.image.layers + shape.text.layers + 1, plan.world_size
@@ -115,7 +115,9 @@ def _of_model(
         Collective(
             "all_gather", "backward", plan.accumulation * part, plan.accumulation * blocks, hidden=True
         ),
-        Collective("reduce_scatter", "backward", trained, blocks, hidden=True),
+        Collective(
+            "reduce_scatter", "backward", plan.accumulation * trained, plan.accumulation * blocks, hidden=True
+        ),
     ]
 
 
@@ -201,4 +203,4 @@ def _exposed_s(found: list[Collective], work_s: float, gpus: int, fabric: Fabric
         if beside:
             last = max(seconds(replace(one, nbytes=one.nbytes / one.times, times=1)) for one in beside)
             exposed += max(last, sum(map(seconds, beside)) + last - room)
-    return exposed + (_NEGOTIATION_S if backend == "horovod" and gpus > 1 else 0.0)
+    return exposed + (_NEGOTIATION_S if BACKENDS[backend].negotiates and gpus > 1 else 0.0)

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.shards import Shards
 
-def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
+
+def clip_gradients(shards: Shards, limit: float | None) -> Tensor:
     """Returns the norm of the whole gradient, a scalar, after scaling a larger gradient down to the limit.
 
-    None sets no limit.
+    None sets no limit. Collective if the parameters are split over the ranks.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients, foreach=True)
+    norm = shards.grad_norm()
     if limit is not None:
+        parameters = [parameter for parameter in shards.parameters.values() if parameter.grad is not None]
         nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
     return norm
 

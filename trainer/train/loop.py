@@ -59,7 +59,7 @@ class Loop:
             if self._setup.keeper is not None:
                 self._setup.keeper.keep(step, record)
             if self._is_due(step, self._job.comm.check_replicas_steps):
-                check_replicas(self._comm, self._setup.clip.model, self._setup.train_step.optimizer)
+                check_replicas(self._comm, self._setup.train_step.shards, self._setup.train_step.optimizer)
             metrics, stop = self._save_and_evaluate(step, stop, save)
             if stop:
                 break

@@ -17,10 +17,18 @@ import click
 import torch
 
 from trainer.checkpoint.files import saved_ago_s
-from trainer.checkpoint.memory_restore import keeps_in_memory, node_memory
+from trainer.checkpoint.memory_restore import node_memory
 from trainer.checkpoint.resume import best_value, expects_state, restore
 from trainer.checkpoint.writer import CheckpointWriter
-from trainer.comm.backends import Launcher, check_restarts
+from trainer.comm.backends import (
+    Launcher,
+    asks_for_memory,
+    check_backend,
+    check_restarts,
+    disk_only,
+    keeps_in_memory,
+    row_of,
+)
 from trainer.comm.connect import connect
 from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
@@ -41,7 +49,6 @@ from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks
 from trainer.model.fit import with_micro_batch
 from trainer.model.host_compiler import check_compiler
-from trainer.model.optimizer import build_optimizer
 from trainer.model.packages import check_packages
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
@@ -55,7 +62,7 @@ from trainer.supervise.world import FORGET_URL, SINGLE, STARTS_AGAIN, World
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many
-from trainer.train.checkpoint_policy import CheckpointPolicy
+from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics
 from trainer.train.hang_limits import limit_learner
 from trainer.train.keep_in_memory import check_memory, keeper_of
 from trainer.train.loop import Loop
@@ -109,6 +116,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if job.optim.max_batch_size_per_gpu == "auto":
         planned = with_micro_batch(job, comm.world.size, smallest_gpu_bytes(comm))
     batch_plan = plan(planned, comm.world.size)
+    check_backend(job, comm.world.size)
     check_installed(job.logging)
     check_compiler(job.model)
     check_packages(job)
@@ -124,8 +132,9 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     _announce(planned, comm, run, batch_plan, source, samples, length)
     if job.comm.deterministic:
         torch.use_deterministic_algorithms(True)
-    has_state = expects_state(job, comm, run.checkpoints)
-    clip = build_model(job, batch_plan, comm, initial_weights=not has_state)
+    splits = row_of(job).splits_model
+    has_state = not splits and expects_state(job, comm, run.checkpoints)
+    clip = build_model(job, batch_plan, comm, initial_weights=not has_state, on_host=splits)
     _check_shared_memory(job, batch_plan, clip, source, comm)
     if job.health.preflight and has_passed(comm, run.preflight):
         _say("preflight", check_again(comm))
@@ -133,15 +142,17 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
     if job.model.compile:
         _say("compile", str(compile_blocks(clip.model)))
-    step = TrainStep(job, batch_plan, comm, clip.model, build_optimizer(clip.model, job.optim))
+    step = TrainStep(job, batch_plan, comm, clip.model)
     comm.heartbeat.reach("prepared")
+    if asks_for_memory(job) and not keeps_in_memory(job):
+        _say("in memory", disk_only(job))
     memory = node_memory(job, comm, os.environ)
     start = restore(job, comm, run.checkpoints, step, samples, memory)
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
         run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
-    check_replicas(comm, clip.model, step.optimizer)
+    check_replicas(comm, step.shards, step.optimizer)
     _say("start", str(start))
     writer = CheckpointWriter(
         run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s
@@ -157,13 +168,19 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         train_step=step,
         source=source,
         weights=weights,
-        evaluate=partial(evaluation, clip, lambda: requests.stop),
+        evaluate=partial(_evaluate, evaluation, clip, step, requests),
         writer=writer,
         requests=requests,
         start=start,
         started=started,
         keeper=keeper_of(memory, start, step, comm, job.recovery.keep_every_steps),
     )
+
+
+def _evaluate(evaluation: Evaluation, clip: Clip, step: TrainStep, requests: Requests) -> Metrics:
+    """Collective: evaluates the model, of which every rank then has all."""
+    with step.shards.gathered():
+        return evaluation(clip, lambda: requests.stop)
 
 
 def _check_shared_memory(job: Job, batch_plan: BatchPlan, clip: Clip, source: Source, comm: Comm) -> None:

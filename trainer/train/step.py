@@ -29,6 +29,7 @@ from trainer.data.order import position_seed
 from trainer.errors import InputError
 from trainer.model.build import clamp_logit_scale, features, half_type, trained_towers
 from trainer.model.catalog import NO_LOSS
+from trainer.model.optimizer import build_optimizer
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
@@ -86,19 +87,22 @@ class StepResult:
 class TrainStep:
     """Runs optimizer steps; call it once per global batch. Collective."""
 
-    def __init__(
-        self, job: Job, plan: BatchPlan, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Raises InputError for a model that no loss here trains."""
+    def __init__(self, job: Job, plan: BatchPlan, comm: Comm, model: nn.Module) -> None:
+        """Makes the optimizer, too; `comm` may split the model's parameters over the ranks, in place.
+
+        Raises InputError for a model that no loss here trains.
+        """
         if isinstance(model, CoCa):
             raise InputError(f"model.name: {job.model.name} {NO_LOSS}")
-        self.model, self.optimizer = model, optimizer
+        self.model = model
         self._job, self._plan, self._comm = job, plan, comm
         self._loss = RankLoss(job, comm)
         self._trained = trained_towers(model)
         self._keys = draw_by_sample(model)
         self._statistics = RunningStatistics(model)
         self._reducer: Reducer = comm.reducer(model)
+        self.shards = self._reducer.shards
+        self.optimizer: torch.optim.Optimizer = build_optimizer(self.shards.parameters, job.optim)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
     def __call__(self, batches: Sequence[MicroBatch], step: int) -> StepResult:
@@ -106,7 +110,7 @@ class TrainStep:
         statistics = self._statistics.copy()
         loss_share = self.gradients(batches, step)
         self.scaler.unscale_(self.optimizer)
-        grad_norm = clip_gradients(self.model, self._job.optim.grad_clip_norm)
+        grad_norm = clip_gradients(self.shards, self._job.optim.grad_clip_norm)
         finite = torch.isfinite(grad_norm)  # every rank has the same gradient, so all agree
         update_if(finite, self.optimizer, self.scaler)
         self._statistics.put_back_unless(finite, statistics)  # the forward pass has changed them

@@ -1,0 +1,39 @@
+"""The backend fsdp on real ranks: the same training as one process, and the same checkpoints as torch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.fsdp_rank import SAMPLES, STEPS, job_of, stepper
+from tests.support.jobs import tiny_job
+from tests.support.start import start
+from trainer.checkpoint.resume import restore
+from trainer.comm.torch_backend import TorchBackend
+from trainer.supervise.heartbeat import Heartbeat
+from trainer.supervise.world import World
+
+
+def passed(folder: Path, ranks: int, degree: int) -> None:
+    done = start("fsdp", "clipship", ranks, "tests.support.fsdp_rank", str(folder), str(degree))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(ranks):
+        line = f"rank {rank} of {ranks} holds one of {degree} parts: all cases passed"
+        assert line in done.stdout, done.stdout + done.stderr
+
+
+def test_two_ranks_train_as_one_process_and_one_process_resumes_them(tmp_path: Path) -> None:
+    passed(tmp_path, 2, 2)
+    world = World(0, 1, 0, 1, "here", "test")
+    alone = TorchBackend(tiny_job(), world, torch.device("cpu"), Heartbeat.open({}))
+    job = job_of({"backend": "torch"}, 2)
+    train = stepper(job, alone)
+    assert restore(job, alone, tmp_path / "fsdp", train, SAMPLES).steps_done == STEPS
+    assert {int(state["step"]) for state in train.optimizer.state.values()} == {STEPS}
+    alone.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_four_ranks_hold_the_model_once_twice_or_four_times(tmp_path: Path, degree: int) -> None:
+    passed(tmp_path, 4, degree)

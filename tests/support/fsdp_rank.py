@@ -1,0 +1,216 @@
+"""One rank of the backend fsdp: its steps, its checkpoints and its errors, against one process and torch.
+
+`python -m tests.support.fsdp_rank FOLDER DEGREE`. Everything is in float64, so that only the order of sums
+differs. Each case prints its name.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.jobs import tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.checkpoint import files, state
+from trainer.checkpoint.resume import restore
+from trainer.checkpoint.writer import CheckpointWriter
+from trainer.comm.connect import connect
+from trainer.comm.protocol import Comm, Reducer
+from trainer.comm.replicas import ReplicaError, check_replicas
+from trainer.comm.torch_backend import TorchBackend
+from trainer.config import Checkpoint, Job
+from trainer.config.batch_plan import plan
+from trainer.model.build import build_model
+from trainer.supervise.world import detect
+from trainer.train.step import MicroBatch, StepResult, TrainStep
+
+SAMPLES, STEPS = 64, 3
+BOUND = 1e-12
+
+
+class AsTorch:
+    """The same ranks with the reducer of the backend torch."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def reducer(self, model: nn.Module) -> Reducer:
+        return TorchBackend.reducer(cast(TorchBackend, self._comm), model)
+
+
+def job_of(comm: dict[str, Any], ranks: int, **model: Any) -> Job:
+    """Two micro-batches a rank, tiles, and a limit that clips every step."""
+    return tiny_job(
+        model={"precision": "fp64", **model},
+        optim={
+            "max_batch_size_per_gpu": 16 // ranks // 2,
+            "loss_tile": 3,
+            "grad_clip_norm": 0.01,
+            "warmup_steps": 0,
+        },
+        comm=comm,
+    )
+
+
+def stepper(job: Job, comm: Any) -> TrainStep:
+    batch_plan = plan(job, comm.world.size)
+    return TrainStep(job, batch_plan, comm, build_model(job, batch_plan, comm, on_host=True).model.train())
+
+
+def run_step(train: TrainStep, comm: Any, step: int, *, spoilt: bool = False) -> StepResult:
+    """One step on this rank's part of a global batch that depends on the step alone."""
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randn(16, 3, 32, 32, generator=generator, dtype=torch.float64)
+    if spoilt:
+        images[0] = math.nan
+    tokens = torch.randint(1, 1000, (16, 16), generator=generator)
+    size = 16 // comm.world.size
+    own = slice(comm.world.rank * size, (comm.world.rank + 1) * size)
+    micro = train._plan.micro_batch_size
+    pairs = zip(images[own].split(micro), tokens[own].split(micro), strict=True)
+    return train([MicroBatch(*pair) for pair in pairs], step)
+
+
+def whole(train: TrainStep) -> dict[str, Tensor]:
+    """Weights and optimizer's state, put together; collective."""
+    tensors = {name: train.shards.whole(name, tensor) for name, tensor in train.shards.state().items()}
+    for name, parameter in train.shards.parameters.items():
+        for key, value in train.optimizer.state.get(parameter, {}).items():
+            tensors[f"{name} {key}"] = train.shards.whole(name, value) if value.ndim else value
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], bound: float = BOUND) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.shape == expected[name].shape, name
+        wanted = expected[name].double()
+        # Adam divides by the root of the second moment: a gradient that is zero but for rounding moves a
+        # weight by as much as any other, so weights are compared by what the moments cannot shift.
+        error = (tensor.double() - wanted).norm() / max(float(wanted.norm()), 1e-9)
+        assert error <= bound, f"{name}: {float(error):.2e}"
+
+
+def of_one_process(job: Job) -> tuple[dict[str, Tensor], list[float]]:
+    def rank_main(comm: Any) -> tuple[dict[str, Tensor], list[float]]:
+        train = stepper(job, comm)
+        norms = [float(run_step(train, comm, step).grad_norm) for step in range(STEPS)]
+        return whole(train), norms
+
+    ((tensors, norms),) = run_ranks(1, rank_main)
+    return tensors, norms
+
+
+def steps_are_those_of_one_process(comm: Comm, job: Job) -> TrainStep:
+    """Gradient, clipping, update, and the model that a locked tower leaves."""
+    expected, norms = of_one_process(job)
+    train = stepper(job, comm)
+    for step, norm in enumerate(norms):
+        result = run_step(train, comm, step)
+        assert abs(float(result.grad_norm) - norm) <= BOUND * norm
+        assert norm > 0.01, "every step is clipped"
+    assert_close(whole(train), expected)
+    return train
+
+
+def each_rank_holds_its_rows_alone(train: TrainStep, degree: int) -> None:
+    held = sum(parameter.numel() for parameter in train.shards.parameters.values())
+    everything = sum(parameter.numel() for parameter in train.model.parameters())
+    assert held <= everything / degree + 200, (held, everything)
+    assert {"logit_scale"} == set(train.shards.parameters) - train.shards.split
+
+
+def a_step_that_is_not_finite_changes_nothing(train: TrainStep, comm: Comm) -> None:
+    before = whole(train)
+    assert not run_step(train, comm, STEPS, spoilt=True).finite
+    after = whole(train)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def ranks_evaluate_as_often_as_they_like(train: TrainStep, comm: Comm) -> None:
+    """Without waiting for each other, and the next step is as if nothing had been."""
+    images = torch.zeros(2, 3, 32, 32, dtype=torch.float64)
+    train.model.eval()
+    with train.shards.gathered(), torch.no_grad():
+        for _ in range(1 + comm.world.rank):
+            features = train.model.encode_image(images, normalize=True)  # type: ignore[operator]
+    train.model.train()
+    assert torch.equal(comm.all_gather(features)[:2], features)
+    assert all(
+        parameter.numel() <= train.shards.whole(name, parameter).numel()
+        for name, parameter in train.shards.parameters.items()
+    )
+
+
+def save(folder: Path, train: TrainStep, comm: Comm, step: int, job: Job) -> None:
+    settings = Checkpoint(every_rank_writes=True)
+    writer = CheckpointWriter(folder, settings, comm.world.rank, comm.world.size, 60.0)
+    writer.save(step, train, {"job": job.model_dump(mode="json"), "data_samples": SAMPLES})
+    writer.finish()
+    comm.barrier(60.0)
+
+
+def checkpoints_go_from_one_backend_to_another(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
+    """From fsdp to torch and back; bits and the next step are the same."""
+    save(folder / "fsdp", train, comm, STEPS, job)
+    held = whole(train)
+    other: Any = AsTorch(comm)
+    as_torch = stepper(job, other)
+    assert not as_torch.shards.split
+    assert restore(job, other, folder / "fsdp", as_torch, SAMPLES).steps_done == STEPS
+    assert_close(whole(as_torch), held, 0.0)
+    run_step(as_torch, other, STEPS)
+    save(folder / "torch", as_torch, other, STEPS + 1, job)
+    back = stepper(job, comm)
+    assert restore(job, comm, folder / "torch", back, SAMPLES).steps_done == STEPS + 1
+    assert_close(whole(back), whole(as_torch), 0.0)
+    run_step(train, comm, STEPS)
+    run_step(train, comm, STEPS + 1)
+    run_step(back, comm, STEPS + 1)
+    assert_close(whole(back), whole(train))
+    if comm.world.rank == 0:
+        contents = state.load(folder / "fsdp" / files.folder_name(STEPS), [])
+        assert all(tensor.is_contiguous() for tensor in contents.weights.values())
+
+
+def replicas_are_compared_where_there_are_some(train: TrainStep, comm: Comm, degree: int) -> None:
+    check_replicas(comm, train.shards, train.optimizer)
+    last = comm.world.size - 1
+    with torch.no_grad():
+        if comm.world.rank == last:
+            train.shards.parameters["visual.proj"][0, 0] += 1.0
+    alone = degree == comm.world.size
+    with nullcontext() if alone else pytest.raises(ReplicaError, match=f"rank {last}: visual.proj"):
+        check_replicas(comm, train.shards, train.optimizer)
+
+
+def main(folder: Path, degree: int) -> None:
+    world = detect(os.environ, os.uname().nodename)
+    settings = {"backend": "fsdp", "fsdp": {"shard_degree": degree}}
+    job = job_of(settings, world.size)
+    comm = connect(job, world, os.environ)
+    train = steps_are_those_of_one_process(comm, job)
+    each_rank_holds_its_rows_alone(train, degree)
+    a_step_that_is_not_finite_changes_nothing(train, comm)
+    ranks_evaluate_as_often_as_they_like(train, comm)
+    checkpoints_go_from_one_backend_to_another(folder, train, comm, job)
+    replicas_are_compared_where_there_are_some(train, comm, degree)
+    for model in ({"lock_image": True}, {"grad_checkpointing": True}):
+        steps_are_those_of_one_process(comm, job_of(settings, world.size, **model))
+    print(f"rank {world.rank} of {world.size} holds one of {degree} parts: all cases passed", flush=True)
+    comm.barrier(60.0)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
