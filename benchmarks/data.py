@@ -1,7 +1,7 @@
 """Our loader against open_clip_train's, on the same shards: `make bench-data`.
 
 They take turns, each pinned to one core. Then two of our loader processes run against one, where two cores
-are theirs.
+are theirs. A table says where the processor time of a sample goes; `--parts` prints that alone.
 
 Photographs of two sizes are packed once; open_clip_torch's trainer is installed once, in an environment of
 its own, with the webdataset that it asks for and the torch, Pillow and numpy of this one. The last line on
@@ -93,10 +93,12 @@ def their_python(folder: Path) -> Path:
 
 
 def measured(command: list[str], cores: set[int], clock: str) -> float:
-    """Runs the command on those cores alone and returns the number that it prints.
+    """Returns the images per second that the command prints, by the wall clock or in processor time."""
+    return float(run_alone(command, cores).split()[("wall", "cpu").index(clock)])
 
-    The number is images per second, by the wall clock or in processor time.
-    """
+
+def run_alone(command: list[str], cores: set[int]) -> str:
+    """Runs the command on those cores alone and returns the last line that it prints."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "OMP_NUM_THREADS": "1"
     }
@@ -110,7 +112,7 @@ def measured(command: list[str], cores: set[int], clock: str) -> float:
     )
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{run.stderr}")
-    return float(run.stdout.splitlines()[-1].split()[("wall", "cpu").index(clock)])
+    return str(run.stdout.splitlines()[-1])
 
 
 def compare(size: int, folder: Path, turns: int, batches: int, core: int, clock: str) -> dict[str, float]:
@@ -143,6 +145,27 @@ def two_processes(size: int, folder: Path, turns: int, batches: int, cores: set[
     return in_turns(f"{size}, two cores", sides, turns)
 
 
+def parts(folder: Path, batches: int, core: int) -> dict[int, dict[str, float]]:
+    """Returns the microseconds of each part of a sample, by width of the photographs."""
+    found = {}
+    for size in SIZES:
+        line = run_alone(
+            [sys.executable, "-m", "benchmarks.data_parts", shards(folder, size), str(batches)], {core}
+        )
+        found[size] = json.loads(line)
+    return found
+
+
+def table(found: dict[int, dict[str, float]]) -> str:
+    """Returns the parts of a sample as lines of text: microseconds, and the share of the sum."""
+    heads = [f"{SIZES[size][0]}x{SIZES[size][1]}" for size in found]
+    lines = [f"{'processor time, us a sample':28}" + "".join(f"{head:>18}" for head in heads)]
+    for part in next(iter(found.values())):
+        cells = (f"{of_size[part]:9.0f}  {of_size[part] / of_size['sum']:6.1%}" for of_size in found.values())
+        lines.append(f"{part:28}" + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join(lines)
+
+
 def in_turns(what: str, sides: dict[str, Callable[[], float]], turns: int) -> dict[str, float]:
     found: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(turns):
@@ -167,10 +190,20 @@ def in_turns(what: str, sides: dict[str, Callable[[], float]], turns: int) -> di
 @click.option(
     "--cache", type=click.Path(path_type=Path), default=Path("~/.cache/clipship/bench"), show_default=True
 )
-def main(turns: int, batches: int, core: int, clock: str, cache: Path) -> None:
+@click.option("--parts", "only_parts", is_flag=True, help="Only the table of a sample's processor time.")
+def main(turns: int, batches: int, core: int, clock: str, cache: Path, only_parts: bool) -> None:
     folder = cache.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    report: dict[str, float] = {}
+    by_part = parts(folder, batches, core)
+    print(table(by_part))
+    report = {
+        f"us_{part.replace(' ', '_')}_{size}": value
+        for size, of_size in by_part.items()
+        for part, value in of_size.items()
+    }
+    if only_parts:
+        print(json.dumps({name: round(value, 1) for name, value in report.items()}))
+        return
     for size in SIZES:
         rates = compare(size, folder, turns, batches, core, clock)
         print(

@@ -1,0 +1,153 @@
+"""Processor time of each part of our loader: `python -m benchmarks.data_parts PATTERN BATCHES`.
+
+Prints microseconds a sample as JSON. In turns: a batch is made in this process; the calls that it made are
+made again, part by part; simplejpeg alone decodes its images at full size ("decoder"); and a loader process
+makes a batch. Its processor time and the rank's ("sum"), less that of a batch made here, is what lies between
+the processes.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import psutil
+import simplejpeg
+import torch
+from open_clip import get_tokenizer
+
+from trainer.config import Data
+from trainer.config.batch_plan import BatchPlan
+from trainer.data import pixels as pixels_module
+from trainer.data import processes
+from trainer.data.loader import TrainBatches, TrainRequests, train_batches
+from trainer.data.pixels import RandomCrop
+from trainer.data.shards import ShardSource
+from trainer.data.shared_buffers import BufferPool
+from trainer.data.source import open_source
+from trainer.data.tokens import QuickTokenizer, quick
+
+BATCH, WARM_UP, WINDOW = 64, 4, 10_000
+PLACES: tuple[tuple[Any, str, str], ...] = (
+    (ShardSource, "read", "index and shards"),
+    (pixels_module, "upright_jpeg", "choose the crop"),
+    (RandomCrop, "box", "choose the crop"),
+    (simplejpeg, "decode_jpeg_header", "choose the crop"),
+    (simplejpeg, "decode_jpeg", "decode"),
+    (pixels_module.np, "ascontiguousarray", "cut"),
+    (pixels_module, "_resize_into", "resize into the batch"),
+    (QuickTokenizer, "__call__", "tokens"),
+)
+"""The functions of each part: owner, name and part."""
+ORDER, REST, BETWEEN, SUM, DECODER = (
+    "order of the epoch", "rest of a batch", "between processes", "sum", "decoder"
+)  # fmt: skip
+IDLE_S = 0.15
+"""Seconds in which a loader process that uses no processor time counts as waiting."""
+
+
+class Call(NamedTuple):
+    """A call of a function that belongs to a part."""
+
+    part: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Yields a list to which all calls of the functions of PLACES are appended."""
+    calls: list[Call] = []
+
+    def recorder(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(Call(part, function, arguments, options))
+            return function(*arguments, **options)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name, part in PLACES:
+            stack.enter_context(patch.object(owner, name, recorder(part, getattr(owner, name))))
+        yield calls
+
+
+def seconds(calls: list[Call]) -> float:
+    """Returns the processor time of the calls, made again."""
+    start = time.process_time()
+    for _, function, arguments, options in calls:
+        function(*arguments, **options)
+    return time.process_time() - start
+
+
+def measured(pattern: str, batches: int) -> dict[str, float]:
+    """Returns microseconds a sample by part: medians over the turns, one for each batch."""
+    source, plan = open_source(Data(train=(pattern,))), BatchPlan(1, BATCH, BATCH, BATCH, 1)
+    crop, tokenizer = RandomCrop((224, 224)), quick(get_tokenizer("ViT-B-32"))
+    stream = train_batches(
+        source, plan=plan, rank=0, seed=0, window=WINDOW, pixels=crop, tokenizer=tokenizer, workers=1
+    )
+    requests = iter(
+        TrainRequests(source.shard_sizes(), None, plan, 0, 0, WINDOW, len(source) // BATCH, None, 0, 0)
+    )
+    data = TrainBatches(source, 0, crop, tokenizer, skip_bad=False)
+    processes._pools[:] = [BufferPool(-1, 0)]  # this process fills the memory that a loader process would
+    for _ in range(WARM_UP):
+        next(stream)
+        data[next(requests)]
+    turns: list[dict[str, float]] = []
+    begun = ended = _when_idle()
+    rank = 0.0
+    for _ in range(batches):
+        start = time.process_time()
+        request = next(requests)
+        turn = {ORDER: time.process_time() - start}
+        start = time.process_time()
+        data[request]
+        whole = time.process_time() - start
+        with recorded() as calls:
+            data[request]
+        parts = {part: [call for call in calls if call.part == part] for _, _, part in PLACES}
+        turn |= {part: seconds(of_part) for part, of_part in parts.items()}
+        turn[REST] = whole - sum(turn[part] for part in parts)
+        images = [call.arguments[0] for call in parts["decode"]]
+        turn[DECODER] = seconds([Call(DECODER, simplejpeg.decode_jpeg, (image,), {}) for image in images])
+        turns.append(turn)
+        start = time.process_time()
+        next(stream)
+        rank += time.process_time() - start
+        ended = _when_idle()  # else the loader process would take the caches from what is timed next
+    found = {part: statistics.median(turn[part] for turn in turns) / BATCH for part in turns[0]}
+    decoder = found.pop(DECODER)
+    loaded = (rank + ended - begun) / batches / BATCH
+    found |= {BETWEEN: loaded - sum(found.values()), SUM: loaded, DECODER: decoder}
+    return {part: value * 1e6 for part, value in found.items()}
+
+
+def _when_idle() -> float:
+    """Returns the processor time of the loader processes in seconds, once they have nothing to do."""
+    spent = _children()
+    while True:
+        time.sleep(IDLE_S)
+        if (now := _children()) == spent:
+            return now
+        spent = now
+
+
+def _children() -> float:
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return float(sum(spent.user + spent.system for spent in times))
+
+
+if __name__ == "__main__":
+    processes.start_process_server()
+    torch.set_num_threads(1)
+    print(json.dumps(measured(sys.argv[1], int(sys.argv[2]))))
+    sys.stdout.flush()
+    os._exit(0)
