@@ -1,6 +1,7 @@
 """Cases of `make bench-gpu`, and what fits a GPU. Imports no torch."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trainer.config import Job
 from trainer.config.gpus import GPUS, Gpu
@@ -18,6 +19,7 @@ class GpuCase:
     model: str
     samples: int
     loss: str = "clip"
+    precision: Literal["bf16", "fp32"] = "bf16"
 
     @property
     def shape(self) -> Architecture:
@@ -36,9 +38,9 @@ class GpuCase:
         """The job of our side, of one rank on synthetic data that is never read."""
         return Job.model_validate(
             {
-                "name": "bench-gpu",
+                "name": "bench-step",
                 "data": {"format": "synthetic", "synthetic_samples": samples * steps, "workers": 0},
-                "model": {"name": self.model, "precision": "bf16"},
+                "model": {"name": self.model, "precision": self.precision},
                 "optim": {"global_batch_size": samples, "steps": steps, "lr": 1e-4, "loss": self.loss},
                 "logging": {"every_steps": 10, "tensorboard": False},
                 "health": {"preflight": False},

@@ -25,6 +25,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from benchmarks.gpu_cases import CASES, GpuCase
 from trainer.model.architecture import Architecture
 
+END_TOKEN = 49407
+"""Id that ends a caption for CLIP's tokenizer, the largest one."""
+
 
 class StepTimer:
     """Times what lies between two returns of the optimizer's `step`, then leaves the process."""
@@ -48,8 +51,15 @@ class StepTimer:
 
 
 def tokens_of(shape: Architecture, samples: int) -> Tensor:
-    """Returns captions of full length in page-locked memory, int64 [samples, context length]."""
-    return torch.randint(1, 1000, (samples, shape.text.tokens), dtype=torch.int64).pin_memory()
+    """Returns captions of full length, int64 [samples, context length]."""
+    tokens = torch.randint(1, 1000, (samples, shape.text.tokens), dtype=torch.int64)
+    tokens[:, -1] = END_TOKEN
+    return page_locked(tokens)
+
+
+def page_locked(tensor: Tensor) -> Tensor:
+    """Returns the tensor in memory from which a GPU copies without waiting, if there is a GPU."""
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 
 class NoTokenizer:
@@ -69,7 +79,7 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     from trainer.config.loader import dump_job
     from trainer.data.loader import Batch
 
-    images = torch.randint(0, 256, (samples, 4, *case.shape.image_size), dtype=torch.uint8).pin_memory()
+    images = page_locked(torch.randint(0, 256, (samples, 4, *case.shape.image_size), dtype=torch.uint8))
     batch = Batch(
         images, tokens_of(case.shape, samples), 0, 0, 0, torch.arange(samples), [""] * samples, [""] * samples
     )
@@ -114,7 +124,7 @@ def theirs(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
         sys.modules["pandas"].__spec__ = ModuleSpec("pandas", None)
     import open_clip_train.main as program
 
-    images = torch.randn(samples, 3, *case.shape.image_size).pin_memory()
+    images = page_locked(torch.randn(samples, 3, *case.shape.image_size))
     data = TheirData((images, tokens_of(case.shape, samples)), steps, samples * steps)
     replaced: dict[str, Callable[..., Any]] = {
         "get_data": lambda *_, **__: {"train": data},
@@ -130,7 +140,7 @@ def their_arguments(case: GpuCase, samples: int, steps: int, folder: Path) -> li
     given = {
         "model": case.model,
         "batch-size": samples,
-        "precision": "amp_bf16",
+        "precision": {"bf16": "amp_bf16", "fp32": "fp32"}[case.precision],
         "dataset-type": "synthetic",
         "train-num-samples": samples * steps,
         "workers": 0,

@@ -65,7 +65,7 @@ def test_peak_memory_of_b_32_is_what_performance_md_measured() -> None:
     shape = architecture("ViT-B-32")
     assert shape is not None
     memory = step_memory(shape, job_of(), plan(job_of(), 1))
-    assert memory.total / GIB == pytest.approx(35.89, rel=0.03)
+    assert memory.total / GIB == pytest.approx(34.02, rel=0.03)
 
 
 def test_several_ranks_hold_gradients_all_the_time_and_parts_of_the_model_if_it_is_split() -> None:

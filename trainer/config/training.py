@@ -46,6 +46,9 @@ class Model(Section):
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile the towers' blocks with torch.compile for training: the first step takes a minute or more
     longer, the others less."""
+    kernels: Annotated[Literal["fast", "plain"], MAY_CHANGE] = "fast"
+    """fast: replace attention, layer norms and the handling of captions by forms that compute the same with
+    less memory and fewer kernels; the log names them. plain: open_clip's own modules."""
     channels_last: Annotated[bool | None, MAY_CHANGE] = None
     """Use the channels-last memory layout for images and convolutions. None: on for convolutional image
     towers on a GPU."""

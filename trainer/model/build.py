@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
 from trainer.model.catalog import weights_file
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
+from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
@@ -43,6 +44,8 @@ class Clip:
     std: Sequence[float]
     eval_transform: Callable[[Any], Tensor]
     """Function from a PIL image to float32 [3, height, width], normalised."""
+    kernels: Kernels = field(default_factory=Kernels)
+    """Modules of the model that were replaced by faster ones."""
 
 
 def build_model(
@@ -70,7 +73,7 @@ def build_model(
     choose_gpu_math(job, clip.model, comm.device)
     if has_batch_norm(clip.model):
         _prepare_batch_norm(clip.model, job, plan, comm)
-    return clip
+    return replace(clip, kernels=use_kernels(clip.model, job.model))
 
 
 def features(

@@ -81,8 +81,10 @@ def _moments(
     }
     # Buckets of several ranks, and gradients of earlier micro-batches, are there all the time.
     always = plan.accumulation > 1 or (plan.world_size > 1 and shards == 1)
+    norms = [_FLOAT if tower.wide_stream else _norm_bytes(job) for tower, _ in towers]
     image, text = (
-        0 if locked else n * _kept(tower, value, checkpointed=checkpointed) for tower, locked in towers
+        0 if locked else n * _kept(tower, value, max(value, norm), checkpointed=checkpointed)
+        for (tower, locked), norm in zip(towers, norms, strict=True)
     )
     image += 0 if job.model.lock_image else n * _CHANNELS * pixels * value
     # FSDP lets the copies of a block go after use.
@@ -103,7 +105,8 @@ def _moments(
         )
 
     heads = [
-        0 if locked else n * _at_work(tower, value, checkpointed=checkpointed) for tower, locked in towers
+        0 if locked else n * _at_work(tower, value, max(value, norm), checkpointed=checkpointed)
+        for (tower, locked), norm in zip(towers, norms, strict=True)
     ]
     text_gradients = 0 if job.model.lock_text else shape.text.parameters
     return [
@@ -126,38 +129,45 @@ def _gathered(shape: Architecture, value: int) -> int:
     return value * (2 * max(blocks) + rest) + (value + _FLOAT) * max(blocks)
 
 
-def _block_kept(tower: Tower, value: int) -> int:
+def _norm_bytes(job: Job) -> int:
+    """Returns the bytes of a value that layer norms keep of a stream in half precision.
+
+    Autocast gives plain ones a copy in float32.
+    """
+    return _VALUE_BYTES["bf16"] if job.model.kernels == "fast" and job.model.precision == "bf16" else _FLOAT
+
+
+def _block_kept(tower: Tower, value: int, norm: int) -> int:
     """Returns the bytes of one sample that one block keeps for its backward pass.
 
     Inputs of both layer norms, their results (the inputs of products), queries, keys and values, attention's
-    result, the matrices of the MLP; statistics of each layer norm and of each head in float32.
+    result, the matrices of the MLP; statistics of each layer norm and of each head in float32. `norm` is the
+    bytes of a layer norm's input.
     """
-    norm = max(value, _FLOAT)
     token = tower.width * (2 * norm + 6 * value) + tower.saved_activations * tower.hidden * value
     return tower.tokens * (token + 4 * _FLOAT + tower.heads * _FLOAT)
 
 
-def _kept(tower: Tower, value: int, *, checkpointed: bool) -> int:
+def _kept(tower: Tower, value: int, norm: int, *, checkpointed: bool) -> int:
     """Returns the bytes of one sample that a tower keeps: of its blocks, and of what is around them.
 
     With checkpointed activations a block keeps its input alone.
     """
-    norm = max(value, _FLOAT)
     stream = tower.tokens * tower.width * (norm if tower.wide_stream else value)
-    blocks = tower.layers * (stream if checkpointed else _block_kept(tower, value))
+    blocks = tower.layers * (stream if checkpointed else _block_kept(tower, value, norm))
     # The last layer norm; the image tower of CLIP has one before the blocks, too, and keeps the result.
     around = tower.tokens * tower.width * (norm if tower.wide_stream else 2 * norm + value)
     return blocks + around
 
 
-def _at_work(tower: Tower, value: int, *, checkpointed: bool) -> int:
+def _at_work(tower: Tower, value: int, norm: int, *, checkpointed: bool) -> int:
     """Returns the bytes of one sample beyond those kept, while the backward pass is in the last block.
 
     These are gradients of the stream and of the hidden values; the last layer norm's input is free by then.
     With checkpointed activations the block has been computed again.
     """
     hidden = tower.tokens * value * (tower.width + tower.hidden)
-    return hidden + (_block_kept(tower, value) if checkpointed else 0)
+    return hidden + (_block_kept(tower, value, norm) if checkpointed else 0)
 
 
 def _loss(shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None) -> int:

@@ -13,10 +13,10 @@ from trainer.model.step_memory import step_memory
 
 _BACKWARD = 2
 """Products of a backward pass for each one of the forward pass."""
-_TRAFFIC = 11.1
+_TRAFFIC = {"fast": 8.0, "plain": 11.1}
 """Bytes that operators read and write in both passes, for each byte that the forward pass keeps.
 
-It was measured for ViT-B-32 and ViT-L-14 (docs/performance.md).
+Both were measured for ViT-B-32 and ViT-L-14 in bf16 (docs/performance.md), by `model.kernels`.
 """
 _SECOND_FORWARD = 0.29
 """Traffic that another forward pass adds, as a share of that of both passes."""
@@ -52,7 +52,7 @@ def step_speed(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> Step
     again = (plan.accumulation > 1) + job.model.grad_checkpointing
     flops = needed + again * sum(map(_forward_flops, (shape.image, shape.text)))
     kept = _whole_activations(shape, job, plan)
-    traffic = kept * _TRAFFIC * (1 + again * _SECOND_FORWARD)
+    traffic = kept * _TRAFFIC[job.model.kernels] * (1 + again * _SECOND_FORWARD)
     peak = gpu.tflops[job.model.precision] * 1e12
     seconds = flops / peak + traffic / (gpu.bandwidth_gb_s * 1e9)
     return StepSpeed(1 / seconds, needed / seconds / peak)

@@ -140,6 +140,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _say("preflight", check_again(comm))
     elif job.health.preflight:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
+    _say("kernels", str(clip.kernels))
     if job.model.compile:
         _say("compile", str(compile_blocks(clip.model)))
     step = TrainStep(job, batch_plan, comm, clip.model)

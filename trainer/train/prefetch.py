@@ -14,6 +14,7 @@ from trainer.data.bad_samples import Skipped
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
 from trainer.data.streams import loader_processes
+from trainer.model.caption_length import CaptionLength
 from trainer.train.setup import TrainSetup
 from trainer.train.step import MicroBatch
 
@@ -27,7 +28,8 @@ def global_batches(setup: TrainSetup, skipped: Skipped) -> Iterator[list[MicroBa
     `skipped` counts the bad samples among them. Loader processes start with the first batch.
     """
     dtype = torch.float64 if setup.job.model.precision == "fp64" else torch.float32
-    prefetcher = Prefetcher(setup.comm.device, dtype, setup.clip.mean, setup.clip.std)
+    clip = setup.clip
+    prefetcher = Prefetcher(setup.comm.device, dtype, clip.mean, clip.std, clip.kernels.caption_length)
     return prefetcher.steps(_loaded(setup, skipped), setup.plan.accumulation)
 
 
@@ -58,13 +60,19 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
 class Prefetcher:
     """Moves images to the device as uint8, with the function that normalises them there.
 
-    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel.
+    That function gives `dtype`, minus the mean and divided by the standard deviation of each channel. Tokens
+    are cut to the length that `caption_length` finds; without it they stay as they are.
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, mean: Sequence[float], std: Sequence[float]
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        mean: Sequence[float],
+        std: Sequence[float],
+        caption_length: CaptionLength | None = None,
     ) -> None:
-        self._device = device
+        self._device, self._caption_length = device, caption_length
         self._mean, self._std = (
             to_device(torch.tensor(channels, dtype=dtype), device) for channels in (mean, std)
         )
@@ -77,7 +85,11 @@ class Prefetcher:
         groups = iter(lambda: list(islice(batches, accumulation)), [])
         if self._device.type != "cuda":
             return (
-                [self._micro(batch.images, batch.tokens, batch.keys) for batch in group] for group in groups
+                [
+                    self._micro(batch.images, batch.tokens[:, : self._length(batch)], batch.keys)
+                    for batch in group
+                ]
+                for group in groups
             )
         return self._ahead(groups)
 
@@ -102,12 +114,16 @@ class Prefetcher:
             sent: list[Sent] = [
                 (
                     batch.images.to(self._device, non_blocking=True),
-                    batch.tokens.to(self._device, non_blocking=True),
+                    # Whole, and cut there: rows that do not follow one another would make the host wait.
+                    batch.tokens.to(self._device, non_blocking=True)[:, : self._length(batch)],
                     batch.keys,
                 )
                 for batch in group
             ]
         return sent, stream.record_event()
+
+    def _length(self, batch: Batch) -> int | None:
+        return None if self._caption_length is None else self._caption_length(batch.tokens)
 
     def _received(self, images: Tensor, tokens: Tensor, keys: Sequence[str]) -> MicroBatch:
         for tensor in (images, tokens):

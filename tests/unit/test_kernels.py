@@ -1,0 +1,227 @@
+"""Replaced modules compute what those of open_clip and timm do; captions are cut where that is exact."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from open_clip.transformer import LayerNorm
+from timm.layers import Attention  # type: ignore[attr-defined]
+from torch import Tensor, nn
+
+from tests.support.jobs import VIT, tiny_job
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.model.build import Clip, build_model, features
+from trainer.model.caption_length import CaptionLength
+from trainer.model.kernels import use_kernels
+from trainer.model.optimizer import build_optimizer
+from trainer.train.step import MicroBatch, TrainStep
+
+SAMPLES, CONTEXT, END = 8, 24, 49407
+TINY: dict[str, Any] = json.loads(Path(VIT).read_text())
+TEXT: dict[str, Any] = {**TINY["text_cfg"], "context_length": CONTEXT}
+EOS = {"pool_type": "eos", "eos_id": END}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "clip": {},
+    "custom text": {"custom_text": True, "text_cfg": {**TEXT, **EOS}},
+    "layer scale, pooled mean": {"vision_cfg": {"ls_init_value": 0.5, "pool_type": "avg"}},
+    "quick gelu": {"quick_gelu": True},
+    "norm of queries and keys": {"text_cfg": {**TEXT, "qk_norm": True}},
+    "bidirectional text": {
+        "custom_text": True,
+        "text_cfg": {**TEXT, "no_causal_mask": True, "pool_type": "last"},
+    },
+    "appended class token": {"custom_text": True, "text_cfg": {**TEXT, "embed_cls": True}},
+}
+"""Parts of a model's config, over those of the tiny ViT."""
+
+
+def job_of(folder: Path, config: str, **sections: Any) -> Job:
+    keys = CONFIGS[config]
+    vision = {**TINY["vision_cfg"], **keys.get("vision_cfg", {})}
+    path = folder / f"kernels-{config.replace(' ', '-').replace(',', '')}.json"
+    path.write_text(json.dumps({**TINY, "text_cfg": TEXT, **keys, "vision_cfg": vision}))
+    optim = {"global_batch_size": SAMPLES, **sections.pop("optim", {})}
+    return tiny_job(config=str(path), optim=optim, **sections)
+
+
+def built(job: Job, comm: Comm, kernels: str) -> Clip:
+    settings = job.model.model_copy(update={"kernels": kernels})
+    return build_model(job.model_copy(update={"model": settings}), plan(job, 1), comm)
+
+
+def captions(longest: int) -> Tensor:
+    """Token ids [SAMPLES, CONTEXT] that end in the end token, the longest at `longest`; padded with zeros."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, 1000, (SAMPLES, CONTEXT), generator=generator)
+    for row, end in zip(tokens, range(longest - SAMPLES, longest), strict=True):
+        row[end], row[end + 1 :] = END, 0
+    return tokens
+
+
+def gradients(job: Job, comm: Comm, clip: Clip, tokens: Tensor) -> dict[str, Tensor]:
+    """Returns the gradient of each parameter, of the loss of one global batch."""
+    model = clip.model.train()
+    with torch.no_grad():  # at their first values, gains round to themselves
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.linspace(-0.3, 0.3, len(parameter), dtype=parameter.dtype))
+            assert name in model.state_dict()
+    step = TrainStep(job, plan(job, 1), comm, model, build_optimizer(model, job.optim))
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator, dtype=torch.float64)
+    size = plan(job, 1).micro_batch_size
+    step.gradients(
+        [
+            MicroBatch(i.to(next(model.parameters()).dtype), t)
+            for i, t in zip(images.split(size), tokens.split(size), strict=True)
+        ],
+        step=0,
+    )
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert list(got) == list(wanted)
+    for name, gradient in wanted.items():
+        difference = f"{name} differs by {float((got[name] - gradient).abs().max())}"
+        torch.testing.assert_close(got[name], gradient, rtol=1e-12, atol=1e-13, msg=difference)
+
+
+def error(got: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float((got[name] - exact[name]).square().sum()) for name in exact))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_weight_gets_the_gradient_of_the_plain_modules(
+    alone: Comm, tmp_path: Path, config: str
+) -> None:
+    job, tokens = job_of(tmp_path, config, model={"precision": "fp64"}), captions(CONTEXT - 1)
+    plain, fast = built(job, alone, "plain"), built(job, alone, "fast")
+    assert str(plain.kernels) == "plain"
+    assert str(fast.kernels).startswith("fast: ")
+    assert list(fast.model.state_dict()) == list(plain.model.state_dict())
+    fast.model.load_state_dict(plain.model.state_dict())
+    assert_equal(gradients(job, alone, fast, tokens), gradients(job, alone, plain, tokens))
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_of_timm_gives_the_same_gradients(normed: bool, causal: bool) -> None:
+    torch.manual_seed(0)
+    plain = Attention(24, 3, qkv_bias=True, qk_norm=normed, norm_layer=nn.LayerNorm).double()
+    fast = copy.deepcopy(plain)
+    assert str(use_kernels(fast, tiny_job().model)) == "fast: 1 fused attention"
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    for attention in (plain, fast):
+        attention(x, is_causal=causal).square().sum().backward()
+    got, wanted = (
+        {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        for module in (fast, plain)
+    )
+    assert_equal(got, wanted)
+
+
+@pytest.mark.parametrize("keys", [{"max_batch_size_per_gpu": 4}, {}], ids=["micro-batches", "checkpointed"])
+def test_micro_batches_and_recomputed_activations_change_nothing(
+    alone: Comm, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    model = {"precision": "fp64", "grad_checkpointing": not keys}
+    job, tokens = job_of(tmp_path, "clip", optim=keys, model=model), captions(CONTEXT - 1)
+    fast, plain = (gradients(job, alone, built(job, alone, kind), tokens) for kind in ("fast", "plain"))
+    assert_equal(fast, plain)
+
+
+@pytest.mark.parametrize("config", ["clip", "custom text", "layer scale, pooled mean"])
+def test_cut_captions_give_every_weight_the_gradient_of_whole_ones(
+    alone: Comm, tmp_path: Path, config: str
+) -> None:
+    job, tokens = job_of(tmp_path, config, model={"precision": "fp64"}), captions(13)
+    clip = built(job, alone, "fast")
+    assert clip.kernels.caption_length is not None
+    length = clip.kernels.caption_length(tokens)
+    assert length == 16 < CONTEXT
+    cut = gradients(job, alone, clip, tokens[:, :length])
+    assert_equal(cut, gradients(job, alone, built(job, alone, "plain"), tokens))
+
+
+@pytest.mark.parametrize("config", ["bidirectional text", "appended class token"])
+def test_captions_stay_whole_where_later_tokens_count(alone: Comm, tmp_path: Path, config: str) -> None:
+    assert built(job_of(tmp_path, config), alone, "fast").kernels.caption_length is None
+
+
+def test_captions_stay_whole_where_each_length_would_be_compiled(alone: Comm, tmp_path: Path) -> None:
+    assert built(job_of(tmp_path, "clip"), alone, "fast").kernels.caption_length is not None
+    compiled = job_of(tmp_path, "clip", model={"compile": True})
+    assert built(compiled, alone, "fast").kernels.caption_length is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "length"), [([0], 8), ([6], 8), ([7], 8), ([8], 16), ([3, 15], 16), ([16], 20), ([19], 20)]
+)
+def test_captions_are_cut_to_a_multiple_of_eight_that_holds_every_end(ends: list[int], length: int) -> None:
+    tokens = torch.ones(len(ends), 20, dtype=torch.int64)
+    for row, end in zip(tokens, ends, strict=True):
+        row[end] = 9
+        row[end + 1 :] = 0
+    assert CaptionLength()(tokens) == length
+    assert CaptionLength(end_token=9)(tokens) == length
+
+
+def test_the_end_token_is_pooled_where_it_stands_first() -> None:
+    tokens = torch.tensor([[5, 9, 2, *[2] * 16, 7]])
+    assert CaptionLength(end_token=2)(tokens) == 8
+    assert CaptionLength(end_token=7)(tokens) == 20
+    assert CaptionLength(end_token=1)(tokens) == 8  # none: open_clip pools the first token
+
+
+@pytest.mark.parametrize("config", ["clip", "custom text"])
+def test_in_bfloat16_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one(
+    alone: Comm, tmp_path: Path, config: str
+) -> None:
+    tokens = captions(CONTEXT - 1)
+    exact = gradients(
+        job := job_of(tmp_path, config, model={"precision": "fp64"}),
+        alone,
+        built(job, alone, "plain"),
+        tokens,
+    )
+    half = job_of(tmp_path, config, model={"precision": "bf16"})
+    fast = built(half, alone, "fast")
+    assert "bfloat16 layer norm" in str(fast.kernels)
+    norms = [module for module in fast.model.modules() if isinstance(module, nn.LayerNorm)]
+    assert LayerNorm not in map(type, norms)
+    plain = error(gradients(half, alone, built(half, alone, "plain"), tokens), exact)
+    assert 0 < error(gradients(half, alone, fast, tokens), exact) < 1.2 * plain
+
+
+def test_in_float16_blocks_round_their_parameters_as_autocast_does(alone: Comm, tmp_path: Path) -> None:
+    job, tokens = job_of(tmp_path, "clip", model={"precision": "fp16"}), captions(CONTEXT - 1)
+    fast, plain = (gradients(job, alone, built(job, alone, kind), tokens) for kind in ("fast", "plain"))
+    whole = error(plain, {name: torch.zeros_like(gradient) for name, gradient in plain.items()})
+    assert error(fast, plain) < 1e-2 * whole
+
+
+def test_a_locked_tower_gets_no_gradient_in_bfloat16(alone: Comm, tmp_path: Path) -> None:
+    job = job_of(tmp_path, "clip", model={"precision": "bf16", "lock_image": True})
+    found = gradients(job, alone, built(job, alone, "fast"), captions(CONTEXT - 1))
+    assert found
+    assert not [name for name in found if name.startswith("visual.")]
+
+
+def test_evaluation_gives_the_features_of_the_plain_model(alone: Comm, tmp_path: Path) -> None:
+    job, tokens = job_of(tmp_path, "clip", model={"precision": "fp64"}), captions(CONTEXT - 1)
+    images = torch.randn(SAMPLES, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        fast, plain = (
+            features(built(job, alone, kind).model.eval(), images, tokens, "fp64")
+            for kind in ("fast", "plain")
+        )
+    for got, wanted in zip(fast[:2], plain[:2], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-13)

@@ -1,0 +1,322 @@
+"""Replaces modules of open_clip and timm by faster ones that compute the same.
+
+A replacement changes the class of a module, whose parameters, buffers, names and place stay: checkpoints fit
+both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves them out.
+
+- Attention is one call of torch's fused attention on views of the joint projection, whose gradients meet in
+  one tensor again. `nn.MultiheadAttention` copies them between two layouts, and adds three gradients of which
+  each is two thirds zeros. A causal mask is a flag of that call and no matrix.
+- Layer norms of bfloat16 read and write bfloat16 and compute in float32 inside. Under autocast, the plain
+  ones make float32 copies of input and output. Gain and bias are rounded to bfloat16 for it, as autocast
+  rounds the weights of linear layers: this is the one rounding that the plain form does not have.
+- A block rounds all its parameters for autocast in one kernel, and so their gradients. Autocast takes one for
+  each parameter.
+- Text towers take captions that are cut behind the last token that is pooled (`caption_length.py`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from open_clip.model import CLIP, CustomTextCLIP
+from open_clip.transformer import (
+    LayerNorm,
+    LayerNormFp32,
+    ResidualAttentionBlock,
+    TextTransformer,
+    text_global_pool,
+)
+from timm.layers import Attention as TimmAttention  # type: ignore[attr-defined]
+from timm.layers.drop import DropPath
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.config import Model
+from trainer.model.caption_length import CaptionLength
+from trainer.text.wording import many
+
+_POOLED = ("argmax", "eos")
+_RANDOM = (nn.Dropout, DropPath)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Modules that were replaced, for the log."""
+
+    replaced: Counter[str] = field(default_factory=Counter)
+    """Number of modules by what is done to them."""
+    caption_length: CaptionLength | None = None
+    """Finds the length to which captions are cut for training; None: they stay as they are."""
+
+    def __str__(self) -> str:
+        parts = [many(count, name) for name, count in self.replaced.items()]
+        if self.caption_length is not None:
+            parts.append("captions cut behind the longest of a micro-batch")
+        return "fast: " + ", ".join(parts) if parts else "plain"
+
+
+def use_kernels(model: nn.Module, settings: Model) -> Kernels:
+    """Replaces the model's modules, on the device where it will be trained, as the job asks.
+
+    Returns what was replaced.
+    """
+    if settings.kernels == "plain":
+        return Kernels()
+    replaced: Counter[str] = Counter()
+    text = _text_tower(model)
+    for module in model.modules():
+        row = REPLACEMENTS.get(type(module))
+        if row is not None and row.fits(module, settings):
+            module.__class__ = row.kind  # the instance keeps its settings, hooks and names
+            if row.name:
+                replaced[row.name] += 1
+    causal = text is not None and _is_causal(text.attn_mask)
+    if causal:
+        for block in text.transformer.resblocks:
+            block._causal = True
+    return Kernels(replaced, _caption_length(text, settings) if causal else None)
+
+
+class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
+    """Block of open_clip's own transformers; inputs are [B, T, width]."""
+
+    _causal = False
+
+    def forward(
+        self,
+        q_x: Tensor,
+        k_x: Tensor | None = None,
+        v_x: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+    ) -> Any:
+        if k_x is not None or v_x is not None or not _rounds(q_x):
+            return super().forward(q_x, k_x, v_x, attn_mask)
+        return self._rounded_forward(q_x, attn_mask)
+
+    def _rounded_forward(self, x: Tensor, mask: Tensor | None) -> Any:
+        """Computes what autocast would, from parameters that are rounded together."""
+        attn, mlp = self.attn, self.mlp
+        linear = [attn.in_proj_weight, attn.in_proj_bias, attn.out_proj.weight, attn.out_proj.bias]
+        linear += [mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias]
+        norms = (self.ln_1, self.ln_2) if isinstance(self.ln_1, _HALF_NORMS) and _is_half(x) else ()
+        rounded = _Rounded.apply(
+            torch.get_autocast_dtype(x.device.type),
+            *linear,
+            *(parameter for norm in norms for parameter in (norm.weight, norm.bias)),
+        )
+        of_norm = [rounded[8:10], rounded[10:12]] if norms else [None, None]
+        joint = F.linear(_normalised(self.ln_1, of_norm[0], x), rounded[0], rounded[1])
+        attended = _attention(joint, attn.num_heads, mask, self._causal)
+        x = x + self.ls_1(F.linear(attended, rounded[2], rounded[3]))
+        hidden = mlp.gelu(F.linear(_normalised(self.ln_2, of_norm[1], x), rounded[4], rounded[5]))
+        return x + self.ls_2(F.linear(hidden, rounded[6], rounded[7]))
+
+    def attention(
+        self,
+        q_x: Tensor,
+        k_x: Tensor | None = None,
+        v_x: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+    ) -> Any:
+        if k_x is not None or v_x is not None:
+            return super().attention(q_x, k_x, v_x, attn_mask)
+        attn = self.attn
+        joint_BTE = F.linear(q_x, attn.in_proj_weight, attn.in_proj_bias)
+        return attn.out_proj(_attention(joint_BTE, attn.num_heads, attn_mask, self._causal))
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds tensors to a shorter type, and widens their gradients again, with one kernel each."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        rounded = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(rounded, tensors)
+        fixed = (new for new, needed in zip(rounded, ctx.needs_input_grad[1:], strict=True) if not needed)
+        ctx.mark_non_differentiable(*fixed)
+        ctx.set_materialize_grads(False)
+        return tuple(rounded)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = {number: grad for number, grad in enumerate(grads) if grad is not None}
+        wide = {number: torch.empty_like(grad, dtype=ctx.dtypes[number]) for number, grad in given.items()}
+        if given:
+            torch._foreach_copy_(list(wide.values()), list(given.values()))
+        return None, *(wide.get(number) for number in range(len(grads)))
+
+
+class _TimmAttention(TimmAttention):
+    """Attention of timm's vision transformers without a gate; the input is [B, T, width]."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        q, k, v = _heads(self.qkv(x), self.num_heads)
+        dropped = self.attn_drop.p if self.training else 0.0
+        out = F.scaled_dot_product_attention(
+            self.q_norm(q), self.k_norm(k), v, attn_mask=attn_mask, dropout_p=dropped, is_causal=is_causal
+        )
+        return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))  # type: ignore[no-any-return]
+
+
+class _LayerNorm(LayerNorm):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Any:
+        if not _is_half(x):
+            return super().forward(x)
+        return _layer_norm(self, x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class _LayerNormFp32(LayerNormFp32):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Any:
+        if not _is_half(x):
+            return super().forward(x)
+        return _layer_norm(self, x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+_HALF_NORMS = (_LayerNorm, _LayerNormFp32)
+
+
+class _Clip(CLIP):  # type: ignore[misc]
+    """Takes captions of any length up to the context length."""
+
+    def encode_text(self, text: Tensor, normalize: bool = False) -> Tensor:
+        length = text.shape[1]
+        dtype = self.transformer.get_cast_dtype()
+        x_BTD = self.token_embedding(text).to(dtype) + self.positional_embedding[:length].to(dtype)
+        x_BTD = self.transformer(x_BTD, attn_mask=self.attn_mask[:length, :length])
+        # The norm is of each token by itself: that of the pooled one is enough.
+        x = self.ln_final(text_global_pool(x_BTD, text, self.text_pool_type, self.text_eos_id))
+        if isinstance(self.text_projection, nn.Linear):
+            x = self.text_projection(x)
+        elif self.text_projection is not None:
+            x = x @ self.text_projection
+        return F.normalize(x, dim=-1) if normalize else x
+
+
+class _TextTower(TextTransformer):  # type: ignore[misc]
+    """Takes captions of any length up to the context length."""
+
+    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        x_BTD, mask = super()._embeds(text)
+        length = x_BTD.shape[1]
+        return x_BTD, mask[..., :length, :length]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One row of the table."""
+
+    kind: type[nn.Module]
+    fits: Callable[[Any, Model], bool]
+    """Function from a module and the job's settings to whether it may be replaced."""
+    name: str = ""
+    """The log's name of what is replaced; empty: not named."""
+
+
+def _usual_block(block: Any, _: Model) -> bool:
+    attn, mlp = block.attn, block.mlp
+    return (
+        [name for name, _ in mlp.named_children()] == ["c_fc", "gelu", "c_proj"]
+        and type(mlp.c_fc) is nn.Linear
+        and type(mlp.c_proj) is nn.Linear
+        and type(attn) is nn.MultiheadAttention
+        and attn.batch_first
+        and attn._qkv_same_embed_dim
+        and attn.bias_k is None
+        and not attn.add_zero_attn
+        and not attn.dropout
+    )
+
+
+def _plain_timm(attn: Any, _: Model) -> bool:
+    return attn.fused_attn and getattr(attn, "gate", None) is None and hasattr(attn, "norm")
+
+
+def _in_bfloat16(norm: Any, settings: Model) -> bool:
+    return settings.precision == "bf16" and norm.weight is not None and norm.bias is not None
+
+
+def _pools_one_token(tower: Any, _: Model) -> bool:
+    pool = tower.text_pool_type if isinstance(tower, CLIP) else tower.pool_type
+    return pool in _POOLED and tower.attn_mask is not None and getattr(tower, "cls_emb", None) is None
+
+
+REPLACEMENTS: dict[type[nn.Module], Replacement] = {
+    ResidualAttentionBlock: Replacement(_Block, _usual_block, "fused attention"),
+    TimmAttention: Replacement(_TimmAttention, _plain_timm, "fused attention"),
+    LayerNorm: Replacement(_LayerNorm, _in_bfloat16, "bfloat16 layer norm"),
+    LayerNormFp32: Replacement(_LayerNormFp32, _in_bfloat16, "bfloat16 layer norm"),
+    CLIP: Replacement(_Clip, _pools_one_token),
+    TextTransformer: Replacement(_TextTower, _pools_one_token),
+}
+"""The replacement of each class. Subclasses of these classes stay as they are."""
+
+
+def _attention(joint_BTE: Tensor, heads: int, mask: Tensor | None, causal: bool) -> Tensor:
+    """Returns [B, T, D] of queries, keys and values that lie behind one another in E = 3 D."""
+    q, k, v = _heads(joint_BTE, heads)
+    if causal and mask is not None and mask.dim() == 2:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    else:
+        if mask is not None:
+            mask = (mask if mask.dim() == 2 else mask.view(len(q), heads, *mask.shape[1:])).to(q.dtype)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out.transpose(1, 2).flatten(2)
+
+
+def _heads(joint_BTE: Tensor, heads: int) -> Iterator[Tensor]:
+    """Yields views of queries, keys and values, [B, heads, T, D / heads] each."""
+    samples, length, width = joint_BTE.shape
+    parts = joint_BTE.view(samples, length, 3, heads, width // (3 * heads))
+    return (part.transpose(1, 2) for part in parts.unbind(2))
+
+
+def _is_half(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and torch.is_autocast_enabled(x.device.type)
+
+
+def _rounds(x: Tensor) -> bool:
+    """Returns whether autocast would round parameters now. A compiler does that by itself."""
+    return torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
+
+
+def _normalised(norm: nn.Module, rounded: Any, x: Tensor) -> Any:
+    return norm(x) if rounded is None else _layer_norm(norm, x, *rounded)
+
+
+def _layer_norm(norm: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def _text_tower(model: nn.Module) -> Any:
+    """Returns open_clip's own text tower, which for `CLIP` is the model itself; None for another tower."""
+    if type(model) is CLIP:
+        return model
+    text = model.text if type(model) is CustomTextCLIP else None
+    return text if type(text) is TextTransformer else None
+
+
+def _is_causal(mask: Tensor | None) -> bool:
+    """Returns whether each token sees itself and those before it alone."""
+    return mask is not None and torch.equal(mask, torch.full_like(mask, float("-inf")).triu(1))
+
+
+def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
+    """Returns the rule for the lengths of captions.
+
+    Returns None if shorter ones could have other features, or if each length would be compiled anew.
+    """
+    blocks = list(text.transformer.modules())
+    drops = any(
+        isinstance(module, _RANDOM) and any(vars(module).get(name) for name in ("p", "drop_prob"))
+        for module in blocks
+    )
+    if type(text) not in (_Clip, _TextTower) or drops or settings.compile:
+        return None
+    pool, end = (
+        (text.text_pool_type, text.text_eos_id) if isinstance(text, CLIP) else (text.pool_type, text.eos_id)
+    )
+    return CaptionLength(end if pool == "eos" else None)
