@@ -11,7 +11,6 @@ from tests.support.null_gpu import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.model.kernels import use_kernels
-from trainer.model.optimizer import build_optimizer
 from trainer.train.step import MicroBatch, TrainStep
 
 WARM_STEPS = 2
@@ -31,7 +30,7 @@ class Measured:
         if job.model.grad_checkpointing:
             model.set_grad_checkpointing(True)
         use_kernels(model, job.model)
-        step = TrainStep(job, plan(job, 1), comm, model, build_optimizer(model, job.optim))
+        step = TrainStep(job, plan(job, 1), comm, model)
         side = model.visual.image_size[0]
         images = torch.empty(samples, 3, side, side, dtype=torch.bfloat16, device="cuda")
         tokens = torch.empty(samples, model.context_length, dtype=torch.int64, device="cuda")

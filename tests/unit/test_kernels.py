@@ -19,7 +19,6 @@ from trainer.config.batch_plan import plan
 from trainer.model.build import Clip, build_model, features
 from trainer.model.caption_length import CaptionLength
 from trainer.model.kernels import use_kernels
-from trainer.model.optimizer import build_optimizer
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, CONTEXT, END = 8, 24, 49407
@@ -73,7 +72,7 @@ def gradients(job: Job, comm: Comm, clip: Clip, tokens: Tensor) -> dict[str, Ten
             if parameter.dim() == 1:
                 parameter.add_(torch.linspace(-0.3, 0.3, len(parameter), dtype=parameter.dtype))
             assert name in model.state_dict()
-    step = TrainStep(job, plan(job, 1), comm, model, build_optimizer(model, job.optim))
+    step = TrainStep(job, plan(job, 1), comm, model)
     generator = torch.Generator().manual_seed(2)
     images = torch.randn(SAMPLES, 3, 32, 32, generator=generator, dtype=torch.float64)
     size = plan(job, 1).micro_batch_size
