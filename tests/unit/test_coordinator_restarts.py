@@ -348,6 +348,17 @@ def test_restart_counts_seconds_until_a_step_that_no_generation_had_done(tmp_pat
     play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
+def test_ranks_that_leave_for_a_planned_restart_count_as_no_step(tmp_path: Path) -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        story.steps_done = float("inf")
+        its.receive(failed(1))
+        await story.restarted(2)
+        story.steps_done = 6.0
+        await story.until(lambda: '"redone"' in (tmp_path / "restarts.json").read_text())
+
+    play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+
+
 def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have_it(tmp_path: Path) -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive(failed(1))

@@ -215,7 +215,7 @@ def test_the_end_names_the_nodes_that_the_run_has_left_out(tmp_path: Path) -> No
         )
         for member in range(3):
             its.receive({"kind": "joined", "rank": member, "node": f"n{member}"})
-        its.receive({"kind": "condemn", "node": "n0", "why": "its network is slow"})
+        membership.condemn("n0", "its network is slow")
         its.receive(failed(0, 1))
         while not ends:
             await asyncio.sleep(0.01)

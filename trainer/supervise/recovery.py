@@ -99,7 +99,7 @@ class Recovery:
     async def _restart(self, failure: Failure, fault: Fault, go_on: GoOn) -> None:
         """Ends all ranks, waits until every supervisor confirms it, and starts the next generation."""
         run, history = self._run, self._run.history
-        history.reached = max(history.reached, run.steps_done())
+        history.reached = max(history.reached, float(run.present_step()))
         clock = RestartClock(failure.at)
         clock.end_part("detect", time.monotonic())
         for member in failure.silent if run.keeps_going else ():
@@ -110,6 +110,7 @@ class Recovery:
             return
         clock.end_part("end", time.monotonic())
         from_step = max(await history.saved_step(), its.in_memory)
+        history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
         if run.decided:  # a stop has come, or a supervisor is lost
             return
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
