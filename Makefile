@@ -39,7 +39,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
