@@ -45,8 +45,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def memory_folder() -> Iterator[Path]:
-    """Folder of a rank, as its supervisor makes it."""
-    with tempfile.TemporaryDirectory(prefix="clipship-rank-of-", dir="/dev/shm") as name:
+    """Folder of a rank in memory, under a name that no supervisor takes for an abandoned one of its own."""
+    with tempfile.TemporaryDirectory(prefix="clipship-test-", dir="/dev/shm") as name:
         yield Path(name)
 
 
