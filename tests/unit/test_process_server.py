@@ -36,9 +36,10 @@ if __name__ == "__main__":
     squares = load(Squares(), [1, 2, 3], 1, pin_memory=False)
     first = next(squares)
     workers = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    print(forked, first, *squares, server, *workers, flush=True)
-    squares = load(Squares(), range(10**9), 1, pin_memory=False)
-    next(squares)
+    found = [first, *squares]
+    endless = load(Squares(), range(10**9), 1, pin_memory=False)
+    next(endless)
+    print(forked, *found, server, *workers, flush=True)
     time.sleep(600)
 """
 
