@@ -6,13 +6,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.cli.main import cli
 from trainer.cli.presets import preset_names, preset_text
 from trainer.config import Job, is_stream
-from trainer.config.loader import dump_job, load_job, resolve_paths
+from trainer.config.loader import dump_job, job_from_table, load_job, own_keys, resolve_paths
 from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
 from trainer.model.catalog import check_pretrained, weights_file
@@ -486,3 +487,28 @@ def test_weights_of_a_name_that_no_file_has_are_refused_in_words() -> None:
 def test_a_name_too_long_for_a_folder_is_refused(job_path: Path) -> None:
     (told,) = problems(job_path, SMALLEST.replace('"x"', f'"{"é" * 150}"'))
     assert told.endswith("at most 240 bytes, and it has 300")
+
+
+def test_own_keys_are_those_of_the_file_and_load_to_the_same_job() -> None:
+    table = {
+        "name": "own",
+        "data": {"train": ("shards/{0..3}.tar",)},
+        "model": {"name": "ViT-B-32", "precision": "bf16"},
+        "optim": {"global_batch_size": 8, "epochs": 2, "lr": 1e-3},
+        "logging": {"runs": "/runs"},
+        "slurm": {},
+    }
+    job = job_from_table(table, "a test")
+    own = own_keys(job)
+    assert own == {**table, "data": {"train": (str(Path.cwd() / "shards/{0..3}.tar"),)}}
+    assert job_from_table(tomllib.loads(tomli_w.dumps(own)), "a test") == job
+
+
+def test_own_keys_have_what_differs_from_the_default_even_if_no_file_set_it() -> None:
+    optim = {"global_batch_size": 8, "steps": 1}
+    job = job_from_table(
+        {"name": "own", "data": {"format": "synthetic"}, "model": {"name": "ViT-B-32"}, "optim": optim},
+        "a test",
+    )
+    changed = job.model_copy(update={"optim": job.optim.model_copy(update={"lr": 0.5})})
+    assert own_keys(changed)["optim"] == {**optim, "lr": 0.5}

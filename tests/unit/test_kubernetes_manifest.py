@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from tests.support.kubernetes_jobs import CASES, EVERYTHING, HOROVOD, HOSTILE, k
 from trainer.cli.main import main
 from trainer.config import Job, Kubernetes
 from trainer.config.kubernetes import object_name
-from trainer.config.loader import dump_job, load_job
+from trainer.config.loader import dump_job, load_job, own_keys
 from trainer.errors import InputError
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.patch import merged
@@ -589,7 +590,7 @@ def test_render_prints_the_manifest_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = kubernetes_job(comm=HOROVOD)
-    (tmp_path / "job.toml").write_text(dump_job(job))
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(own_keys(job)))
     assert main(["render", "kubernetes", str(tmp_path / "job.toml")]) == 0
     assert capsys.readouterr() == (manifest(job), "")
 

@@ -353,7 +353,7 @@ def _checked(
 
 def _submission_checks(job: "Job", ranks: int | None, *, files: bool) -> "Iterator[Callable[[Job], object]]":
     """Yields the checks of the job's image and of its schedulers; each of them raises InputError."""
-    if "image" in job.model_fields_set:
+    if job.model_fields_set & {"image", "stack"}:
         from trainer.image.compatibility import check_stack
 
         yield check_stack

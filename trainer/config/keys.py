@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic.fields import FieldInfo
 
 from trainer.config.toml_lines import Key
-from trainer.config.types import SchedulerSection, Section, Table, is_remote
+from trainer.config.types import Section, Table, is_remote
 from trainer.errors import InputError
 from trainer.text.masking import masked
 from trainer.text.terminal import one_line
@@ -85,12 +85,13 @@ def with_paths_from(section: Table, base: Path) -> Table:
     changes: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value, mark = getattr(section, name), path_of(field)
+        resolved = value
         if mark is not None:
-            changes[name] = _resolved(value, mark, base)
-        elif isinstance(value, SchedulerSection) and name not in section.model_fields_set:
-            continue  # a section that the file leaves out stays absent
+            resolved = _resolved(value, mark, base)
         elif isinstance(value, Section) and _has_paths(type(value)):
-            changes[name] = with_paths_from(value, base)
+            resolved = with_paths_from(value, base)
+        if resolved != value:
+            changes[name] = resolved  # what the file leaves out stays absent
     return section.model_copy(update=changes)
 
 

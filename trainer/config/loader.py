@@ -48,6 +48,22 @@ def dump_job(job: Job) -> str:
     return tomli_w.dumps(job.model_dump(exclude_none=True))
 
 
+def own_keys(job: Job) -> dict[str, Any]:
+    """Returns what a job says itself: the keys that its file sets, and those that differ from defaults."""
+    return _merged(
+        job.model_dump(exclude_none=True, exclude_unset=True),
+        job.model_dump(exclude_none=True, exclude_defaults=True),
+    )
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    both = dict(one)
+    for key, value in other.items():
+        nested = isinstance(value, dict) and isinstance(one.get(key), dict)
+        both[key] = _merged(one[key], value) if nested else value
+    return both
+
+
 def recorded(job: Job) -> dict[str, Any]:
     """Returns the job as checkpoints and other services keep it, for others to read.
 

@@ -14,6 +14,7 @@ import tomli_w
 from trainer.comm.backends import row_of
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.kubernetes import JOB_FOLDER, object_name
+from trainer.config.loader import own_keys
 from trainer.errors import InputError
 from trainer.launch.kubernetes.patch import patched
 from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
@@ -105,11 +106,15 @@ class Manifest:
 
     @property
     def job_text(self) -> str:
-        """Text of the job file, without the parts that have no meaning in a pod.
+        """Text of the job file without defaults and without the parts that have no meaning in a pod.
 
         These are Slurm's section, and how the image was built.
         """
-        return tomli_w.dumps(self.job.model_dump(exclude_none=True, exclude={"slurm": True, "image": _BUILD}))
+        table = own_keys(self.job)
+        table.pop("slurm", None)
+        if image := table.pop("image", {}):
+            table["image"] = {key: value for key, value in image.items() if key not in _BUILD}
+        return tomli_w.dumps(table)
 
     @property
     def image(self) -> str:

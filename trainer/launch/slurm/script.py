@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+import tomli_w
+
 from trainer.comm.backends import row_of, starts_again
 from trainer.config import Job
 from trainer.config.keys import rank_paths
-from trainer.config.loader import dump_job
+from trainer.config.loader import own_keys
 from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
 from trainer.launch.image_name import for_enroot
@@ -121,7 +123,7 @@ def _context(job: Job) -> SbatchContext:
     run = str(PurePosixPath(job.logging.runs, job.name))
     variables = _variables(job)
     mounts = _mounts(job) if slurm.container != "none" else ()
-    text = dump_job(job)
+    text = tomli_w.dumps(own_keys(job))
     return SbatchContext(
         run=run,
         directives=list(_directives(job)),
