@@ -17,12 +17,13 @@ IN_ORDER = (
     "collectives",
     "objects",
     "gradients_through_collectives",
+    "batch_norm",
     "reducer_averages",
     "fixed_reducer_averages",
     "replicas",
 )
 """Cases of `rank_cases` that leave the group as they found it, so that one start serves all of them."""
-OF_THE_WORLDS_SIZE = ("collectives", "objects", "gradients_through_collectives")
+OF_THE_WORLDS_SIZE = ("collectives", "objects", "gradients_through_collectives", "batch_norm")
 CASES_OF_PARITY = 11
 
 

@@ -4,6 +4,7 @@
 prints the names of those that have passed.
 """
 
+import copy
 import os
 import shutil
 import sys
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.jobs import tiny_job
-from trainer.comm.autograd import gather_with_grad, sum_with_grad
+from trainer.comm.autograd import gather_with_grad
 from trainer.comm.connect import connect
 from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.protocol import Comm, Reducer
 from trainer.comm.replicas import ReplicaError, broadcast_replicas, check_replicas
 from trainer.comm.shards import WholeModel
+from trainer.model.sync_batch_norm import synchronise_batch_norm
 from trainer.supervise.world import detect
 
 
@@ -71,9 +73,32 @@ def gradients_through_collectives(comm: Comm) -> None:
     total = size * (size + 1) / 2
     assert own.grad is not None
     assert own.grad[:, 0].tolist() == [total * (2 * rank), total * (2 * rank + 1)], own.grad
-    own.grad.zero_()
-    (sum_with_grad(comm, own) * (rank + 1)).sum().backward()
-    assert own.grad[:, 0].tolist() == [total, total], own.grad
+
+
+def batch_norm(comm: Comm) -> None:
+    """Statistics, results and gradients are those of one batch norm that sees the samples of all ranks."""
+    rank, size = comm.world.rank, comm.world.size
+    torch.manual_seed(0)
+    whole = (torch.randn(3 * size, 4, 5, 5, dtype=torch.float64) + 100).to(comm.device)
+    towards = torch.randn_like(whole)
+    own = slice(3 * rank, 3 * rank + 3)
+    for affine in (True, False):
+        expected = nn.BatchNorm2d(4, affine=affine, dtype=torch.float64, device=comm.device)
+        for parameter in expected.parameters():
+            nn.init.normal_(parameter)
+        found = nn.Sequential(copy.deepcopy(expected))
+        synchronise_batch_norm(found, comm)
+        inputs = [whole.clone().requires_grad_(), whole[own].clone().requires_grad_()]
+        results = [expected(inputs[0]), found(inputs[1])]
+        results[0].backward(towards)
+        results[1].backward(towards[own])
+        assert inputs[0].grad is not None
+        torch.testing.assert_close(results[1], results[0][own], rtol=1e-12, atol=1e-11)
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad[own], rtol=1e-12, atol=1e-11)
+        torch.testing.assert_close(dict(found[0].named_buffers()), dict(expected.named_buffers()))
+        for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+            assert one.grad is not None
+            torch.testing.assert_close(comm.all_reduce(one.grad), other.grad, rtol=1e-12, atol=1e-11)
 
 
 def reducer_averages(comm: Comm) -> None:
@@ -180,6 +205,7 @@ CASES: dict[str, Callable[[Comm], None]] = {
         collectives,
         objects,
         gradients_through_collectives,
+        batch_norm,
         reducer_averages,
         fixed_reducer_averages,
         unused_parameters,

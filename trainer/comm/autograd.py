@@ -25,17 +25,6 @@ class _Gather(torch.autograd.Function):
         return whole[start : start + ctx.rows].clone(), None  # a view would keep the other ranks' rows
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, comm: Comm) -> Tensor:
-        ctx.comm = comm
-        return comm.all_reduce(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.comm.all_reduce(grads[0].contiguous()), None
-
-
 def gather_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
     """Gathers a tensor from all ranks, rank after rank: [n, d] -> [world_size * n, d].
 
@@ -45,9 +34,3 @@ def gather_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
         return tensor
     gathered: Tensor = _Gather.apply(tensor, comm)
     return gathered
-
-
-def sum_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
-    """Returns the sum over the ranks, in the same shape. Collective, and so is its backward pass."""
-    total: Tensor = _Sum.apply(tensor, comm)
-    return total

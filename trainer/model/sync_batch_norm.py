@@ -4,12 +4,13 @@ torch's and Horovod's own raise on CPUs.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-from trainer.comm.autograd import sum_with_grad
 from trainer.comm.protocol import Comm
 from trainer.errors import InputError
 
@@ -129,18 +130,77 @@ def _normalise(norm: SyncBatchNorm | SyncBatchNormAct, x: Tensor) -> Tensor:
 
     Collective, and so is its backward pass.
     """
-    dims = [0, *range(2, x.dim())]
     count = x.numel() // x.shape[1] * norm.comm.world.size
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    mean_C = sum_with_grad(norm.comm, wide.sum(dims)) / count
-    shape = [1, -1, *[1] * (x.dim() - 2)]
-    centred = wide - mean_C.view(shape)
-    variance_C = sum_with_grad(norm.comm, centred.square().sum(dims)) / count
-    _move_running(norm, mean_C.detach(), variance_C.detach() * (count / max(count - 1, 1)))
-    normal = centred * torch.rsqrt(variance_C + norm.eps).view(shape)
-    if norm.affine:
-        normal = torch.addcmul(norm.bias.view(shape), normal, norm.weight.view(shape))
-    return normal.to(x.dtype)
+    with torch.no_grad():
+        mean_C, variance_C = statistics(norm.comm, _wide(x))
+        _move_running(norm, mean_C, variance_C * (count / max(count - 1, 1)))
+    affine = (norm.weight, norm.bias) if norm.affine else (torch.ones_like(mean_C), torch.zeros_like(mean_C))
+    normal: Tensor = _Normalised.apply(x, mean_C, variance_C, *affine, norm.eps, norm.comm)
+    return normal
+
+
+def statistics(comm: Comm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and variance of each channel over the samples of all ranks, each [C]. Collective.
+
+    x: [B, C, ...]. The variance is the mean of the ranks' variances plus the variance of their means: no sum
+    of squares is formed, which would lose digits.
+    """
+    own_C, mean_C = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    all_W2C = comm.all_gather(torch.stack([own_C, mean_C])[None])
+    between_C, whole_C = torch.var_mean(all_W2C[:, 1], 0, correction=0)
+    return whole_C, all_W2C[:, 0].mean(0) + between_C
+
+
+class _Normalised(torch.autograd.Function):
+    """Batch norm with given statistics, whose gradient knows that they follow from the input of all ranks.
+
+    Both passes use torch's own kernels for fixed statistics. The backward pass adds what goes through mean
+    and variance: dx = w / s (dy - sum(dy) / N - y sum(dy y) / N), y normalised, sums over all ranks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        mean_C: Tensor,
+        variance_C: Tensor,
+        weight_C: Tensor,
+        bias_C: Tensor,
+        eps: float,
+        comm: Comm,
+    ) -> Tensor:
+        ctx.save_for_backward(x, mean_C, variance_C, weight_C)
+        ctx.eps, ctx.comm = eps, comm
+        weight_C, bias_C = weight_C.to(mean_C.dtype), bias_C.to(mean_C.dtype)
+        return F.batch_norm(_wide(x), mean_C, variance_C, weight_C, bias_C, False, 0.0, eps).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean_C, variance_C, weight_C = ctx.saved_tensors
+        wide, weight_wide_C = _wide(x), weight_C.to(mean_C.dtype)
+        dx, dweight_C, dbias_C = torch.ops.aten.native_batch_norm_backward(
+            _wide(grads[0]),
+            wide,
+            weight_wide_C,
+            mean_C,
+            variance_C,
+            None,
+            None,
+            False,
+            ctx.eps,
+            [True, True, True],
+        )
+        sums_2C = ctx.comm.all_reduce(torch.stack([dweight_C, dbias_C]))
+        count = x.numel() // x.shape[1] * ctx.comm.world.size
+        scale_C = weight_wide_C * torch.rsqrt(variance_C + ctx.eps) / -count
+        through_2C = sums_2C * scale_C
+        dx += F.batch_norm(wide, mean_C, variance_C, through_2C[0], through_2C[1], False, 0.0, ctx.eps)
+        to = weight_C.dtype
+        return dx.to(x.dtype), None, None, dweight_C.to(to), dbias_C.to(to), None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _move_running(norm: SyncBatchNorm | SyncBatchNormAct, mean_C: Tensor, unbiased_C: Tensor) -> None:
