@@ -1,5 +1,6 @@
 """One rank whose others are made up, for tests of what one rank's share of a large world takes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ class Echo:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor.detach().repeat(self.world.size, 1)
+
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        gathered = self.all_gather(tensor)
+        return lambda: gathered
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone()

@@ -48,6 +48,16 @@ def collectives(comm: Comm) -> None:
     for dtype in (torch.float32, torch.float64):  # the transposed tensor is not contiguous
         own = torch.arange(6, dtype=dtype, device=comm.device).view(3, 2).T + rank
         assert comm.shift(own).tolist() == (own - rank + (rank - 1) % size).tolist()
+    for dtype in (torch.float32, torch.float64):
+        own = torch.full((3, 2), float(rank), dtype=dtype, device=comm.device).T  # not contiguous
+        started = comm.start_all_gather(own)
+        between = comm.all_reduce(torch.ones(2, device=comm.device))
+        assert (
+            started().tolist()
+            == comm.all_gather(own).tolist()
+            == [[r] * 3 for r in range(size) for _ in "ab"]
+        )
+        assert between.tolist() == [size] * 2
     total = comm.start_all_reduce(torch.tensor([1.0, float(rank)]))
     assert total().tolist() == [size, size * (size - 1) / 2]
 

@@ -41,6 +41,10 @@ class ThreadComm:
     def all_gather(self, tensor: Tensor) -> Tensor:
         return torch.cat(self._everybodys("all_gather", tensor.detach()))
 
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        gathered = torch.cat(self._everybodys("start all_gather", tensor.detach()))
+        return lambda: gathered
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return torch.stack(self._everybodys("all_reduce", tensor.detach())).sum(0)
 

@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests.support.processes import ended_on_failure
+from trainer.comm.timer import CommTimer
 from trainer.run.exit_record import RANK_DIR
 from trainer.supervise import heartbeat
 from trainer.supervise.heartbeat import Heartbeat
@@ -43,6 +47,19 @@ def test_supervisor_reads_what_the_rank_writes(tmp_path: Path) -> None:
     state = heartbeat.read(memory)
     assert state.late
     assert (state.collectives, state.waiting) == (1, False)
+
+
+def test_a_wait_in_a_collective_that_began_before_another_one_is_named(tmp_path: Path) -> None:
+    memory = heartbeat.make(tmp_path)
+    timer = CommTimer(torch.device("cpu"), Heartbeat.open({RANK_DIR: str(tmp_path)}))
+    timer.sent("all_gather of features", 8)
+    with timer.span("all_reduce", 4):
+        pass
+    with pytest.raises(ValueError, match="hung"), timer.waiting("all_gather of features"):
+        raise ValueError("hung")
+    state = heartbeat.read(memory)
+    assert (state.collective, state.waiting, state.collectives) == ("all_gather of features", True, 2)
+    assert timer.pop_bytes() == 12
 
 
 def test_the_limit_of_init_does_not_change_a_later_phase(tmp_path: Path) -> None:

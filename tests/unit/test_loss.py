@@ -146,7 +146,8 @@ def _sent(kind: str, tile: int, frozen: str, ranks: int = 3) -> list[tuple[str, 
 def test_ranks_exchange_features_and_normalisers_in_tiles_and_no_gradient_of_features() -> None:
     rows, width = SAMPLES // 3, 8
     features = ("all_gather", (rows, width))
-    assert _sent("clip", 2, "") == [features, features, ("all_gather", (rows, 2))]
+    texts = ("start all_gather", (rows, width))  # this rank's are compared with the images meanwhile
+    assert _sent("clip", 2, "") == [features, texts, ("all_gather", (rows, 2))]
     assert _sent("clip", 0, "") == [features, features, *[("all_reduce", (SAMPLES, width))] * 2]
 
 

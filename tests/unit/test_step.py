@@ -123,6 +123,56 @@ def test_a_loss_in_tiles_gives_every_weight_the_gradient_of_the_plain_one(
             torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("tile", [0, 3])
+@pytest.mark.parametrize("locked", [None, "lock_image", "lock_text"])
+def test_images_are_gathered_beside_the_text_tower_and_change_no_bit(locked: str | None, tile: int) -> None:
+    job = _accumulating(SAMPLES // 2, optim={"loss_tile": tile})
+    job = job if locked is None else _with_model(job, **{locked: True})
+    images = ("start all_gather", (SAMPLES // 2, 32))
+    late = _two_ranks(job, early=False)
+    for (gradients, before_texts), (expected, nothing) in zip(_two_ranks(job), late, strict=True):
+        assert (before_texts, nothing) == ([images], [])
+        assert gradients.keys() == expected.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("size", "loss"), [(SAMPLES // 4, "clip"), (SAMPLES // 2, "siglip")])
+def test_micro_batches_and_the_siglip_loss_gather_nothing_beside_the_text_tower(size: int, loss: str) -> None:
+    job = _accumulating(size, optim={"loss": loss, "loss_tile": 3})
+    assert [sent for _, sent in _two_ranks(job)] == [[], []]
+
+
+def _two_ranks(job: Job, *, early: bool = True) -> list[tuple[dict[str, Any], list[Any]]]:
+    """Gradients of both ranks by name, and what each gave to collectives between its towers."""
+    models = [build_model(job, plan(job, 1), comm).model.train() for comm in run_ranks(1, lambda c: c) * 2]
+
+    def rank_main(comm: Any) -> tuple[dict[str, Any], list[Any]]:
+        model: Any = models[comm.world.rank]
+        sent: list[Any] = []
+        before: list[int] = []
+        model.visual.register_forward_hook(lambda *_: before.append(len(comm.sent)))
+        encode = model.encode_text
+
+        def encode_text(*inputs: Any, **named: Any) -> Tensor:
+            sent.extend(comm.sent[before[-1] :])
+            return encode(*inputs, **named)  # type: ignore[no-any-return]
+
+        batch_plan = plan(job, 2)
+        step = TrainStep(job, batch_plan, comm, model)
+        model.encode_text = encode_text
+        if not early:
+            step._loss.image_features_ready = lambda _: None  # type: ignore[method-assign, assignment]
+        first = comm.world.rank * batch_plan.accumulation
+        batches = _batches(model, batch_plan.micro_batch_size)[first : first + batch_plan.accumulation]
+        share = step.gradients(batches, step=0)
+        assert "encode_image" not in vars(model), "the model is as before"
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return {**gradients, "the loss": share}, sent
+
+    return run_ranks(2, rank_main)
+
+
 def _of_one(job: Job, comm: Any) -> dict[str, Tensor | None]:
     return _gradients(_step(job, comm), SAMPLES)
 

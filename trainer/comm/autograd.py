@@ -4,6 +4,7 @@ Each rank's loss is its share of a sum over the ranks, so the backward pass of a
 the gradients of their shares. (Horovod's own gather divides that sum by the number of ranks.)
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,23 +15,24 @@ from trainer.comm.protocol import Comm
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, comm: Comm) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, comm: Comm, started: Callable[[], Tensor] | None) -> Tensor:
         ctx.comm, ctx.rows = comm, tensor.shape[0]
-        return comm.all_gather(tensor)
+        return comm.all_gather(tensor) if started is None else started()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         whole = ctx.comm.all_reduce(grads[0].contiguous())
         start = ctx.comm.world.rank * ctx.rows
-        return whole[start : start + ctx.rows].clone(), None  # a view would keep the other ranks' rows
+        return whole[start : start + ctx.rows].clone(), None, None  # a view would keep the others' rows
 
 
-def gather_with_grad(comm: Comm, tensor: Tensor) -> Tensor:
+def gather_with_grad(comm: Comm, tensor: Tensor, started: Callable[[], Tensor] | None = None) -> Tensor:
     """Gathers a tensor from all ranks, rank after rank: [n, d] -> [world_size * n, d].
 
-    Collective, and so is its backward pass. A single rank gets the tensor itself.
+    `started` gives the result if `Comm.start_all_gather` has begun with it. Collective, and so is its
+    backward pass. A single rank gets the tensor itself.
     """
     if comm.world.size == 1:
         return tensor
-    gathered: Tensor = _Gather.apply(tensor, comm)
+    gathered: Tensor = _Gather.apply(tensor, comm, started)
     return gathered

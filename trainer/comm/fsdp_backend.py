@@ -42,6 +42,10 @@ class FsdpBackend(TorchBackend):
         self.name = f"fsdp ({self._backend})"
         self._job = job
 
+    def _group_beside(self) -> Any:
+        """Returns a group of its own on GPUs: in that of all, the next block's gather would wait for it."""
+        return dist.new_group(backend="nccl") if self._backend == "nccl" else None
+
     def reducer(self, model: nn.Module) -> Reducer:
         """Splits the model's parameters over the ranks, in place, and moves them to the device.
 

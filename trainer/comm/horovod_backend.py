@@ -24,6 +24,7 @@ from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 from trainer.sysinfo.addresses import address_towards
 
+_EARLY = "all_gather of features"
 _POLL_S = 0.01
 
 
@@ -52,6 +53,17 @@ class HorovodBackend:
             gathered: Tensor = hvd.allgather(tensor.detach().contiguous())
         return gathered
 
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        handle = hvd.allgather_async(tensor.detach().contiguous(), name="clipship.features")
+        self._timer.sent(_EARLY, tensor.nbytes)
+
+        def wait() -> Tensor:
+            with self._timer.waiting(_EARLY):
+                gathered: Tensor = hvd.synchronize(handle)
+            return gathered
+
+        return wait
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self._timer.span("all_reduce", tensor.nbytes):
             total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
@@ -76,7 +88,7 @@ class HorovodBackend:
         self._timer.sent("small all_reduce")
 
         def wait() -> Tensor:
-            with self._timer.waiting():
+            with self._timer.waiting("small all_reduce"):
                 total: Tensor = hvd.synchronize(handle)
             return total
 

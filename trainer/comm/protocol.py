@@ -58,6 +58,13 @@ class Comm(Protocol):
         The shape is the same on every rank. No gradient passes; see `autograd.py`.
         """
 
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Starts what `all_gather` does; the returned function, called once, waits and gives the result.
+
+        Computation and other collectives may come in between, on all ranks in the same order. One such gather
+        may be under way at a time.
+        """
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Returns the sum over the ranks as a new tensor. No gradient passes."""
 

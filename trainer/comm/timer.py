@@ -63,10 +63,14 @@ class CommTimer:
         self._heartbeat.begin_collective(collective, waiting=False)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Adds the span of the block, which waits for a collective that is under way."""
+    def waiting(self, collective: str) -> Iterator[None]:
+        """Adds the span of the block, which waits for a collective that is under way.
+
+        `collective` is the name by which it was `sent`. If the block raises, the heartbeat still shows the
+        rank in it.
+        """
         start = self.mark()
-        self._heartbeat.set_waiting(True)
+        self._heartbeat.wait_in(collective)
         yield
         self._heartbeat.set_waiting(False)
         self.since(start)

@@ -41,6 +41,7 @@ _UNSYNCED_BUFFERS: dict[str, Any] = {
     next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in _DDP_KEYS): False
 }
 
+_EARLY = "all_gather of features"
 _SERVED_S = 10.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _ENDED: list[Any] = []
@@ -78,12 +79,32 @@ class TorchBackend:
         )
         # Objects and barriers stay off the GPUs.
         self._control: Any = dist.new_group(backend="gloo") if self._backend == "nccl" else None
+        self._beside: Any = self._group_beside()
+
+    def _group_beside(self) -> Any:
+        """Returns the process group of gathers that run beside a forward pass. Collective.
+
+        None is the group of all collectives, which are free during a forward pass here.
+        """
+        return None
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
         with self._timer.span("all_gather", tensor.nbytes):
             all_gather_single(gathered, tensor.detach().contiguous())
         return gathered
+
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        gathered = tensor.new_empty((self.world.size * tensor.shape[0], *tensor.shape[1:]))
+        self._timer.sent(_EARLY, tensor.nbytes)
+        work = all_gather_single(gathered, tensor.detach().contiguous(), group=self._beside, async_op=True)
+
+        def wait() -> Tensor:
+            with self._timer.waiting(_EARLY):
+                work.wait()  # on a GPU the stream waits, and not the host
+            return gathered
+
+        return wait
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -115,7 +136,7 @@ class TorchBackend:
         assert work is not None
 
         def wait() -> Tensor:
-            with self._timer.waiting():
+            with self._timer.waiting("small all_reduce"):
                 work.wait()
             return total
 

@@ -27,6 +27,8 @@ from trainer.model.loading import check_weights, loading
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
 
+_ENCODE_IMAGE = "encode_image"
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -87,6 +89,32 @@ def features(
         out = model(images, tokens)
     image, text, scale, *bias = (_wide(tensor) for tensor in out)
     return image, text, scale, bias[0] if bias else None
+
+
+@contextmanager
+def on_image_features(model: nn.Module, call: Callable[[Tensor], None]) -> Iterator[None]:
+    """Calls a function with the images' features as soon as a forward pass in the block has them.
+
+    They are as `features` returns them, without a graph. The text tower begins afterwards. `model` is the
+    model itself, which another module may wrap.
+    """
+    own = vars(model)
+    before = own.get(_ENCODE_IMAGE)  # fully_shard puts one there
+    encode: Callable[..., Tensor] = getattr(model, _ENCODE_IMAGE)
+
+    def encode_image(*inputs: Any, **named: Any) -> Tensor:
+        image = encode(*inputs, **named)
+        call(_wide(image.detach()))
+        return image
+
+    own[_ENCODE_IMAGE] = encode_image
+    try:
+        yield
+    finally:
+        if before is None:
+            del own[_ENCODE_IMAGE]
+        else:
+            own[_ENCODE_IMAGE] = before
 
 
 def trained_towers(model: nn.Module) -> tuple[bool, bool]:

@@ -34,21 +34,36 @@ from torch.autograd.function import once_differentiable
 from trainer.comm.protocol import Comm
 from trainer.model.loss import needed_bias
 
-TiledShare = Callable[[Comm, Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
+Gathered = Callable[[], Tensor]
+"""Waits for the images of all ranks, which `Comm.start_all_gather` has begun to gather: -> [N, D]."""
+TiledShare = Callable[[Comm, Tensor, Tensor, Tensor, Tensor | None, int, Gathered | None], Tensor]
 
 
 def clip_share_in_tiles(
-    comm: Comm, image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None, tile: int
+    comm: Comm,
+    image_nD: Tensor,
+    text_nD: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    tile: int,
+    images: Gathered | None = None,
 ) -> Tensor:
     """Returns what `loss.clip_share` returns, from blocks of at most `tile` x `tile` logits. Collective.
 
-    A bias moves all logits of a softmax alike: it changes nothing, and its gradient is zero.
+    A bias moves all logits of a softmax alike: it changes nothing, and its gradient is zero. Images are
+    gathered here unless `images` brings them.
     """
-    return _in_graph(_clip, comm, image_nD, text_nD, scale, bias, tile)
+    return _in_graph(_clip, comm, image_nD, text_nD, scale, bias, tile, images)
 
 
 def siglip_share_in_tiles(
-    comm: Comm, image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None, tile: int
+    comm: Comm,
+    image_nD: Tensor,
+    text_nD: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    tile: int,
+    _images: Gathered | None = None,
 ) -> Tensor:
     """Returns what `loss.siglip_share` returns, from blocks of at most `tile` x `tile` logits.
 
@@ -74,6 +89,9 @@ class _Task:
     graded: bool
     """True if the gradient of `own` and of the bias is wanted; that of the scale follows."""
     other_graded: bool
+    swapped: bool
+    """True if `own` are the texts."""
+    images: Gathered | None
 
     @property
     def first(self) -> int:
@@ -121,6 +139,7 @@ def _in_graph(
     scale: Tensor,
     bias: Tensor | None,
     tile: int,
+    images: Gathered | None = None,
 ) -> Tensor:
     inputs = [tensor for tensor in (image_nD, text_nD, scale, bias) if tensor is not None]
     graded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
@@ -128,7 +147,8 @@ def _in_graph(
     swapped = text and not image
     own_nD, other_nD = (text_nD, image_nD) if swapped else (image_nD, text_nD)
     with torch.no_grad():
-        known = form(_Task(comm, own_nD, other_nD, scale, bias, tile, graded, graded and image and text))
+        both = graded and image and text
+        known = form(_Task(comm, own_nD, other_nD, scale, bias, tile, graded, both, swapped, images))
         if known.own_nD is None:
             return known.share
         scale_grad = _dot(known.own_nD, own_nD, tile) / scale
@@ -140,9 +160,7 @@ def _in_graph(
 
 
 def _clip(task: _Task) -> _Known:
-    own, other = _Gathered(task.comm, task.own_nD), _Gathered(task.comm, task.other_nD)
-    own_norm_n, match_n = _normalisers(task, task.own_nD, other)
-    other_norm_n, _ = _normalisers(task, task.other_nD, own)
+    own, other, own_norm_n, other_norm_n, match_n = _gathered_and_normalised(task)
     share = (own_norm_n - match_n + other_norm_n - match_n).sum() / (2 * task.total)
     if not task.graded:
         return _Known(share)
@@ -159,16 +177,36 @@ def _clip(task: _Task) -> _Known:
     return _Known(share, own.pop_spare(), other_grad_nD)
 
 
+def _gathered_and_normalised(task: _Task) -> tuple["_Gathered", "_Gathered", Tensor, Tensor, Tensor]:
+    """Returns the rows of all ranks, own and other; the normalisers of both; the logits of the matches.
+
+    Images, which the model has first, are gathered first. The texts of all ranks arrive while this rank's
+    are compared with the images.
+    """
+    image_nD, text_nD = (task.other_nD, task.own_nD) if task.swapped else (task.own_nD, task.other_nD)
+    images = _Gathered(task.comm, image_nD, task.images)
+    texts_ND = None if task.comm.world.size == 1 else task.comm.start_all_gather(text_nD)
+    text_norm_n, of_text_n = _normalisers(task, text_nD, images)
+    texts = _Gathered(task.comm, text_nD, texts_ND)
+    image_norm_n, of_image_n = _normalisers(task, image_nD, texts)
+    if task.swapped:
+        return texts, images, text_norm_n, image_norm_n, of_text_n
+    return images, texts, image_norm_n, text_norm_n, of_image_n
+
+
 class _Gathered:
     """All ranks' rows of one modality. The gathered copy of this rank's rows is spare: the rows are at hand.
 
     A gradient of this rank is built in it, so that it takes no more memory. Collective.
     """
 
-    def __init__(self, comm: Comm, own_nD: Tensor) -> None:
+    def __init__(self, comm: Comm, own_nD: Tensor, started: Gathered | None) -> None:
         self._own_nD, self._alone = own_nD, comm.world.size == 1
         self._first = comm.world.rank * len(own_nD)
-        self._all_ND = torch.empty_like(own_nD) if self._alone else comm.all_gather(own_nD)
+        if self._alone:
+            self._all_ND = torch.empty_like(own_nD)
+        else:
+            self._all_ND = comm.all_gather(own_nD) if started is None else started()
 
     @property
     def spare(self) -> Tensor:

@@ -1,7 +1,6 @@
 """The loss as a rank computes it: plain or in tiles, whichever the job or the memory asks for."""
 
 import logging
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loss_tile import plain_bytes, tile_rows, tile_text
 from trainer.model.loss import SHARES
-from trainer.model.loss_tiles import TILED_SHARES
+from trainer.model.loss_tiles import TILED_SHARES, Gathered
 from trainer.sysinfo.memory import host_bytes
 
 log = logging.getLogger("clipship")
@@ -25,6 +24,15 @@ class RankLoss:
         # The forms communicate differently, so all ranks must choose by the same number.
         self._memory = _smallest_memory(comm)
         self._rows: int | None = None
+        self._images: Gathered | None = None
+
+    def image_features_ready(self, image_nD: Tensor) -> None:
+        """Starts to gather the images' features for the next call, beside what computes those of texts.
+
+        SigLIP needs no images of other ranks. Collective: every rank calls it before the same call, or none.
+        """
+        if self._name == "clip" and self._comm.world.size > 1:
+            self._images = self._comm.start_all_gather(image_nD)
 
     def __call__(self, image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the share, a scalar with its graph; the shares of all ranks add up to the loss.
@@ -33,9 +41,13 @@ class RankLoss:
         """
         if self._rows is None:
             self._rows = self._choose(image_nD)
+        images, self._images = self._images, None
         if self._rows:
-            return TILED_SHARES[self._name](self._comm, image_nD, text_nD, scale, bias, self._rows)
-        gather = partial(gather_with_grad, self._comm)
+            return TILED_SHARES[self._name](self._comm, image_nD, text_nD, scale, bias, self._rows, images)
+
+        def gather(features_nD: Tensor) -> Tensor:
+            return gather_with_grad(self._comm, features_nD, images if features_nD is image_nD else None)
+
         first = self._comm.world.rank * len(image_nD)
         return SHARES[self._name](image_nD, text_nD, scale, bias, gather, first)
 

@@ -5,6 +5,7 @@ a network. n: samples of a rank; N: samples of all ranks; D: width of the featur
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,9 +16,10 @@ from trainer.config.fabrics import Fabric
 from trainer.config.gpus import Gpu
 from trainer.config.loss_tile import plain_bytes, tile_rows
 from trainer.model.architecture import Architecture
-from trainer.model.step_speed import step_speed
+from trainer.model.step_speed import step_speed, text_forward_share
 
-Place = Literal["forward", "loss", "backward"]
+Place = Literal["forward", "text", "loss", "backward"]
+"""Part of a step: both forward passes, that of the text tower alone, the loss, the backward pass."""
 Kind = Literal["all_gather", "all_reduce", "reduce_scatter", "shift"]
 
 NODE_GPUS = 8
@@ -28,7 +30,7 @@ _MIB = 2**20
 _LOSS_PRODUCTS = {"clip": 6, "siglip": 3}
 """Products of n x N x D in the loss, both passes; the tiles have as many and look at CLIP's logits twice."""
 _NEGOTIATION_S = 1e-3
-"""Seconds until Horovod begins with tensors that are ready: its default cycle time."""
+"""Seconds until Horovod begins with a tensor that is ready: its default cycle time."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,16 @@ def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> 
             Collective("all_gather", "loss", own, 1, hidden=False),
             Collective("all_reduce", "loss", everybody, 1, hidden=False),
         ]
-    gathers = Collective("all_gather", "loss", 2 * own, 2, hidden=False)
+    gathers = [
+        Collective("all_gather", "text", own, 1, hidden=True)
+        if plan.accumulation == 1
+        else Collective("all_gather", "loss", own, 1, hidden=False),
+        Collective("all_gather", "loss", own, 1, hidden=tiles),
+    ]
     if tiles:
         normalisers = 2 * plan.batch_size_per_rank * _FLOAT
-        return [gathers, Collective("all_gather", "loss", normalisers, 1, hidden=False)]
-    return [gathers, Collective("all_reduce", "loss", 2 * everybody, 2, hidden=False)]
+        return [*gathers, Collective("all_gather", "loss", normalisers, 1, hidden=False)]
+    return [*gathers, Collective("all_reduce", "loss", 2 * everybody, 2, hidden=False)]
 
 
 def _of_model(
@@ -162,7 +169,13 @@ def weak_scaling(
         loss_s = _loss_flops(shape, job, plan) / (gpu.tflops[_loss_type(job)] * 1e12)
         tiles = in_tiles(shape, job, plan, gpu)
         found = collectives(shape, job, plan, backend, bucket, tiles=tiles)
-        exposed_s = _exposed_s(found, work_s, world, fabric, backend)
+        room: dict[Place, float] = {
+            "forward": work_s / 3,
+            "text": work_s * text_forward_share(shape, job, plan),
+            "loss": loss_s / _LOSS_PRODUCTS["clip"],
+            "backward": work_s * 2 / 3,
+        }
+        exposed_s = _exposed_s(found, room, world, fabric, backend)
         return work_s + loss_s + exposed_s, exposed_s, loss_s, tiles
 
     alone_s = step(1)[0]
@@ -186,21 +199,28 @@ def _loss_flops(shape: Architecture, job: Job, plan: BatchPlan) -> float:
     return 2.0 * products * plan.batch_size_per_rank * plan.global_batch_size * shape.embed_dim
 
 
-def _exposed_s(found: list[Collective], work_s: float, gpus: int, fabric: Fabric, backend: str) -> float:
+def _exposed_s(
+    found: list[Collective], room: Mapping[Place, float], gpus: int, fabric: Fabric, backend: str
+) -> float:
     """Returns the seconds for which all wait.
 
-    A forward pass is a third of the work. Beside a pass runs what its length allows, but for one part of a
-    collective at the end, which has nothing to run beside.
+    `room` are the seconds of computation beside which the hidden ones of a place run. Those of a pass come in
+    parts, of which the last one at its end has nothing to run beside. A gather of features begins before what
+    it runs beside.
     """
-    share: dict[Place, float] = {"forward": work_s / 3, "backward": work_s * 2 / 3, "loss": 0.0}
 
     def seconds(one: Collective) -> float:
         return seconds_of(one, gpus, fabric)
 
     exposed = sum(seconds(one) for one in found if not one.hidden)
-    for place, room in share.items():
+    for place, room_s in room.items():
         beside = [one for one in found if one.hidden and one.place == place]
-        if beside:
+        if beside and place in ("forward", "backward"):
             last = max(seconds(replace(one, nbytes=one.nbytes / one.times, times=1)) for one in beside)
-            exposed += max(last, sum(map(seconds, beside)) + last - room)
-    return exposed + (_NEGOTIATION_S if BACKENDS[backend].negotiates and gpus > 1 else 0.0)
+            exposed += max(last, sum(map(seconds, beside)) + last - room_s)
+        else:
+            exposed += max(0.0, sum(map(seconds, beside)) - room_s)
+    if not BACKENDS[backend].negotiates or gpus == 1:
+        return exposed
+    # The last bucket of gradients waits for one, and so does each collective of the loss.
+    return exposed + _NEGOTIATION_S * (1 + sum(one.times for one in found if one.place == "loss"))

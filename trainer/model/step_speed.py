@@ -58,6 +58,13 @@ def step_speed(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> Step
     return StepSpeed(1 / seconds, needed / seconds / peak)
 
 
+def text_forward_share(shape: Architecture, job: Job, plan: BatchPlan) -> float:
+    """Returns the share of a step's products that one forward pass of the text tower takes."""
+    forward = _forward_flops(shape.text)
+    again = (plan.accumulation > 1) + job.model.grad_checkpointing
+    return forward / (training_flops(shape, job) + again * (forward + _forward_flops(shape.image)))
+
+
 def _forward_flops(tower: Tower) -> float:
     """Returns the operations of one sample's forward pass: two for each weight and token, and attention."""
     weights = tower.layers * (4 * tower.width**2 + 2 * tower.width * tower.hidden)

@@ -205,6 +205,11 @@ class Heartbeat:
         self._collectives, self._collective = self._collectives + 1, name
         self.set_waiting(waiting)
 
+    def wait_in(self, name: str) -> None:
+        """Records that the rank waits in a collective that began before others did; none is counted."""
+        self._collective = name
+        self.set_waiting(True)
+
     def set_waiting(self, waiting: bool) -> None:
         """Records whether the rank waits in the last collective."""
         now = time.monotonic()

@@ -27,7 +27,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.order import position_seed
 from trainer.errors import InputError
-from trainer.model.build import clamp_logit_scale, features, half_type, trained_towers
+from trainer.model.build import clamp_logit_scale, features, half_type, on_image_features, trained_towers
 from trainer.model.catalog import NO_LOSS
 from trainer.model.optimizer import build_optimizer
 from trainer.model.rank_loss import RankLoss
@@ -128,7 +128,9 @@ class TrainStep:
         return whole
 
     def _at_once(self, batch: MicroBatch, step: int) -> Tensor:
-        share = self._loss_share(self._forward(self._reducer.module, batch, step, 0))
+        with on_image_features(self.model, self._loss.image_features_ready):
+            out = self._forward(self._reducer.module, batch, step, 0)
+        share = self._loss_share(out)
         self._backward_of(share)
         return share.detach()
 
