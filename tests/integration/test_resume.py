@@ -196,6 +196,22 @@ def test_a_finished_run_is_left_alone_until_told_otherwise(finished: TinyRun) ->
     assert (finished.run.with_name("tiny.old-1") / "result.json").exists()
 
 
+def test_a_longer_run_is_the_one_that_was_to_be_as_long_from_the_beginning(tmp_path: Path) -> None:
+    """At a constant learning rate, which does not depend on the length."""
+    run, whole = TinyRun(tmp_path / "longer"), TinyRun(tmp_path / "whole")
+    for one, steps in ((run, 6), (whole, 10)):
+        one.folder.mkdir()
+        one.write(comm={"deterministic": True}, optim={"steps": steps, "lr": 1e-3, "min_lr": 1e-3})
+    assert run.start(1).returncode == 0
+    assert run.result()["steps"] == 6
+    again = run.start(1, "--longer", "steps=10")
+    assert again.returncode == 0, again.stderr
+    assert "goes on to step 10 in place of 6" in again.stderr
+    assert run.result()["steps"] == 10
+    assert whole.start(1).returncode == 0
+    assert run.losses() == whole.losses()
+
+
 def test_a_checkpoint_on_request_while_the_run_goes_on(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
     run.write(optim={"steps": 100_000}, checkpoint={"every_minutes": 600.0})

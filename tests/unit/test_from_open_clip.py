@@ -22,9 +22,9 @@ from trainer.cli.from_open_clip.read import read
 from trainer.cli.from_open_clip.table import FLAGS, VERSION
 from trainer.config import Job
 from trainer.config.keys import walk
+from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import load_job
 from trainer.model.catalog import config_file, known_models
-from trainer.model.optimizer import learning_rate
 
 Capture = pytest.CaptureFixture[str]
 SHARDS = "--train-data cc3m/{0000..0331}.tar --train-num-samples 2905954"

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from trainer.config import Optim
-from trainer.model.optimizer import build_optimizer, learning_rate
+from trainer.config.learning_rate import learning_rate
+from trainer.model.optimizer import build_optimizer
 
 SETTINGS = Optim(global_batch_size=8, steps=100, lr=1e-3, min_lr=1e-5, warmup_steps=10)
 

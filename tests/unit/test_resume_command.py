@@ -131,3 +131,50 @@ def test_name_of_a_run_is_an_option(tmp_path: Path, started: list[dict[str, Any]
     assert main(["run", str(path), "--nproc", "1", "--name", "try-2"]) == 0
     assert started[0]["job"].name == "try-2"
     assert started[0]["overrides"] == ("name=try-2",)
+
+
+def test_longer_goes_on_with_a_run_that_is_done(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = folder(tmp_path)
+    (its / "result.json").write_text('{"reason": "done", "steps": 5}')
+    assert main(["resume", str(its), "--longer", "steps=2_000"]) == 0
+    job = started[0]["job"]
+    assert (job.optim.steps, job.optim.epochs, job.checkpoint.longer) == (2000, None, True)
+    told = capsys.readouterr().err
+    assert "to step 2,000 in place of 5" in told
+    assert "at step 5 it is 0.0005, where it was 4.77e-05" in told
+
+
+def test_longer_in_epochs_takes_the_place_of_steps(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+    assert main(["run", str(folder(tmp_path) / "job.toml"), "--nproc", "1", "--longer", "epochs=7"]) == 0
+    assert (started[0]["job"].optim.steps, started[0]["job"].optim.epochs) == (None, 7)
+
+
+@pytest.mark.parametrize(
+    ("longer", "says"),
+    [
+        ("steps=5", "has 5 steps already; 5 are not more"),
+        ("20000", "give the new length of the whole run, as steps=20000"),
+        ("steps=0", "give the new length"),
+        ("steps=5; epochs=2", "give the new length"),
+    ],
+)
+def test_longer_that_is_not_longer_is_refused(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], longer: str, says: str
+) -> None:
+    assert main(["resume", str(folder(tmp_path)), "--longer", longer]) == 2
+    assert says in capsys.readouterr().err
+    assert not started
+
+
+def test_longer_needs_a_run_and_no_fresh_one(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.format(runs=tmp_path / "runs", resume="auto"))
+    assert main(["run", str(job), "--longer", "steps=9"]) == 2
+    assert "--longer goes on with a run, and" in capsys.readouterr().err
+    assert main(["run", str(job), "--longer", "steps=9", "--fresh"]) == 2
+    assert "give either --longer or --fresh" in capsys.readouterr().err
+    assert not started

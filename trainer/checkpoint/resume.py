@@ -233,6 +233,12 @@ def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, sam
             "to start from its weights alone, "
             f"set model.pretrained = {folder / files.WEIGHTS} in a run of another name"
         )
+    steps = schedule(job, samples).steps
+    if manifest["step"] > steps:
+        raise InputError(
+            f"{folder} is at step {manifest['step']}, and the job ends at step {steps}: --longer takes more "
+            "steps than the run has done"
+        )
 
 
 def _from_open_clip(path: Path, job: Job, train: TrainState, samples: int) -> tuple[Start, WholeState]:

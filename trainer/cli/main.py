@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.longer import longer_option, say_what_changes
 from trainer.cli.options import (
     given_hosts,
     hosts_option,
@@ -207,6 +208,7 @@ Examples:
   clipship run job.toml --nproc 2
   clipship run job.toml --hosts node1:4,node2:4
   clipship run job.toml --nproc 1 --name try-2 --set optim.lr=1e-3
+  clipship run job.toml --nproc 2 --longer steps=20000
 
 Hosts must accept ssh without a password, and must have the job file, the data and this \
 Python environment at the same paths."""
@@ -216,6 +218,7 @@ Python environment at the same paths."""
 @nproc_option
 @hosts_option
 @click.option("--name", metavar="NAME", help="Name of the run and of its folder, in place of JOB's.")
+@longer_option
 @click.option(
     "--fresh", is_flag=True, help="Move an existing run folder aside (to NAME.old-1) and begin a new run."
 )
@@ -225,14 +228,21 @@ def run(
     nproc: int | None,
     hosts: str | None,
     fresh: bool,
+    longer: tuple[str, ...] = (),
     name: str | None = None,
 ) -> int:
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
     from trainer.cli.describe import warnings
     from trainer.launch import local
+    from trainer.run.folder import run_folder
 
     began = time.time()
     named_hosts = given_hosts(nproc, hosts)
+    if fresh and longer:
+        raise InputError(
+            "give either --longer or --fresh: the one goes on with the run, the other begins anew"
+        )
+    overrides = (*overrides, *longer)
     if name is not None:
         overrides = (*overrides, f"name={name}")
     try:
@@ -240,6 +250,8 @@ def run(
     except KeyboardInterrupt:
         click.echo("\nclipship: Ctrl-C: nothing was started", err=True)
         raise
+    if longer:
+        say_what_changes(job, run_folder(job), samples)
     if fresh:
         _set_aside(job)
     for warning in warnings(job, samples):

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from trainer.cli.longer import longer_option
 from trainer.cli.options import hosts_option, nproc_option, run_argument
 from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
@@ -19,13 +20,17 @@ from trainer.text.terminal import say
 Examples:
   clipship resume first-run
   clipship resume runs/first-run --nproc 2
+  clipship resume first-run --longer epochs=40
   clipship resume /scratch/runs/cc3m-vit-b-32 --hosts node1:4,node2:4"""
 )
 @run_argument
 @nproc_option
 @hosts_option
+@longer_option
 @click.pass_context
-def command(context: click.Context, run: str, nproc: int | None, hosts: str | None) -> Any:
+def command(
+    context: click.Context, run: str, nproc: int | None, hosts: str | None, longer: tuple[str, ...]
+) -> Any:
     """Go on with RUN from its newest checkpoint: its folder has the job, with every --set.
 
     RUN is a run folder, a job file, or the name of a run in ./runs. A run that was submitted is submitted
@@ -33,13 +38,17 @@ def command(context: click.Context, run: str, nproc: int | None, hosts: str | No
     says otherwise.
     """
     folder = find_run(run)
-    overrides = _overrides(folder)
+    overrides = _overrides(folder, may_be_done=bool(longer))
     submission = read_record(folder)
     if submission is not None and nproc is None and hosts is None:
         from trainer.cli import submit
 
         return context.invoke(
-            submit.command, job_path=folder / JOB_FILE, to=submission.to, overrides=overrides, no_check=False
+            submit.command,
+            job_path=folder / JOB_FILE,
+            to=submission.to,
+            overrides=overrides + longer,
+            no_check=False,
         )
     if nproc is None and hosts is None:
         nproc = _ranks_before(folder)
@@ -47,11 +56,17 @@ def command(context: click.Context, run: str, nproc: int | None, hosts: str | No
     from trainer.cli.main import run as run_command
 
     return context.invoke(
-        run_command, job_path=folder / JOB_FILE, overrides=overrides, nproc=nproc, hosts=hosts, fresh=False
+        run_command,
+        job_path=folder / JOB_FILE,
+        overrides=overrides,
+        nproc=nproc,
+        hosts=hosts,
+        fresh=False,
+        longer=longer,
     )
 
 
-def _overrides(folder: Path) -> tuple[str, ...]:
+def _overrides(folder: Path, *, may_be_done: bool) -> tuple[str, ...]:
     """Returns what the run's job needs beside its file to go on in this folder.
 
     Raises InputError if there is nothing to go on with.
@@ -64,8 +79,10 @@ def _overrides(folder: Path) -> tuple[str, ...]:
             f"{folder} has no {JOB_FILE}, which a run's first rank writes there: start it with its own job "
             "file, by `clipship run` or `clipship submit`"
         )
-    if (folder / RESULT_FILE).exists():
-        raise InputError(f"the run in {folder} is done: `clipship status {folder}` shows its result")
+    if (folder / RESULT_FILE).exists() and not may_be_done:
+        raise InputError(
+            f"the run in {folder} is done: `clipship status {folder}` shows its result, and --longer goes on"
+        )
     if holder := who_holds(folder):
         raise InputError(f"the run in {folder} is running: {holder} is writing to it")
     job = load_job(folder / JOB_FILE)

@@ -40,6 +40,9 @@ class Checkpoint(Section):
     """auto: resume from the newest complete checkpoint of the run folder, if any; never: begin anew; or the
     path of a checkpoint, of Clipship or open_clip, to start from. A later start with the same path resumes
     from what the previous one has saved."""
+    longer: bool = False
+    """Let a start go on to more steps than the run had before, as `clipship run --longer` does. The learning
+    rate then follows the longer cosine, from the first new step on."""
     every_rank_writes: bool = False
     """Let each rank write its part of the optimizer's state: for large models on a parallel file system that
     all ranks share."""

@@ -11,6 +11,9 @@ from trainer.config.job import Job
 from trainer.config.keys import may_change, walk
 from trainer.text.masking import masked_values
 
+LENGTH = frozenset({"optim.steps", "optim.epochs"})
+"""Keys of a run's length."""
+
 
 @cache
 def may_change_keys() -> frozenset[str]:
@@ -21,17 +24,24 @@ def may_change_keys() -> frozenset[str]:
     return frozenset(".".join(key) for key, field in walk(Job) if may_change(field))
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> Iterator[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yields `key is old there and new here` for each key that matters and differs, in the order of `now`.
 
-    Both arguments are dumped jobs.
+    Both arguments are dumped jobs. The length matters unless `now` has `checkpoint.longer`.
     """
+    free = may_change_keys() | (LENGTH if now["checkpoint"]["longer"] else frozenset())
+    return _differences(before, now, free, "")
+
+
+def _differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], free: frozenset[str], section: str
+) -> Iterator[str]:
     for key, new in now.items():
         name, old = f"{section}{key}", before.get(key)
-        if name in may_change_keys():
+        if name in free:
             continue
         if isinstance(new, Mapping):
-            yield from differences(old if isinstance(old, Mapping) else {}, new, f"{name}.")
+            yield from _differences(old if isinstance(old, Mapping) else {}, new, free, f"{name}.")
         elif _plain(old) != _plain(new):
             yield f"{name} is {_shown(old)} there and {_shown(new)} here"
 

@@ -1,6 +1,5 @@
-"""Optimizer and learning rate: AdamW with two groups; warm-up and cosine as a function of the step."""
+"""The optimizer: AdamW with two groups."""
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -39,19 +38,6 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     included.
     """
     return parameter.ndim >= 2 and not any(part in name for part in _SPARED)
-
-
-def learning_rate(settings: Optim, step: int, steps: int) -> float:
-    """Returns the learning rate of optimizer step `step` (from 0) of `steps`.
-
-    It is a linear warm-up, then half a cosine down to min_lr.
-    """
-    if step < settings.warmup_steps:
-        return settings.lr * (step + 1) / settings.warmup_steps
-    progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
-    return (
-        settings.min_lr + (settings.lr - settings.min_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

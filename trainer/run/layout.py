@@ -128,14 +128,13 @@ class Run:
         """Returns whether result.json says that the run is done."""
         return self.result.exists() and json.loads(read_plain(self.result))["reason"] == "done"
 
-    def finished_as_asked(self, resume: str) -> bool:
-        """Returns whether the run is done and `resume` does not restart it.
+    def finished_as_asked(self, resume: str, steps: int) -> bool:
+        """Returns whether the run is done, has at least that many steps, and `resume` does not restart it.
 
         `resume` is the job's `checkpoint.resume`. A path restarts a finished run, unless the start that
         finished it was given the same path.
         """
-        return self.finished() and resume in (
-            "auto",
-            "never",
-            json.loads(read_plain(self.result)).get("resume"),
-        )
+        if not self.finished():
+            return False
+        result = json.loads(read_plain(self.result))
+        return result.get("steps", steps) >= steps and resume in ("auto", "never", result.get("resume"))

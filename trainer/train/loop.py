@@ -11,10 +11,11 @@ from typing import Any
 
 from trainer.comm.consensus import StepConsensus
 from trainer.comm.replicas import check_replicas
+from trainer.config.learning_rate import learning_rate
 from trainer.config.loader import recorded
 from trainer.data.order import epoch_samples
 from trainer.errors import Preempted
-from trainer.model.optimizer import learning_rate, set_learning_rate
+from trainer.model.optimizer import set_learning_rate
 from trainer.sysinfo.versions import versions
 from trainer.telemetry.metrics import evaluation_of
 from trainer.telemetry.records import Record

@@ -126,7 +126,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     samples = epoch_samples(source.shard_sizes(), weights)
     length = schedule(job, samples)
     run = open_run(job, comm)
-    if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume)):
+    asked_steps = length.steps if job.checkpoint.longer else 0
+    if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume, asked_steps)):
         _say("result", f"{run.result}: this run is done; --fresh moves it aside and starts again")
         return None
     _announce(planned, comm, run, batch_plan, source, samples, length)
@@ -152,7 +153,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if has_state and start.is_beginning:  # what was there is damaged
         give_initial_weights(job, clip.model)
     if comm.world.rank == 0:
-        run.result.unlink(missing_ok=True)  # the run was done, and is asked to go back to a checkpoint
+        run.result.unlink(missing_ok=True)  # the run was done; now it goes back to a checkpoint, or further
     check_replicas(comm, step.shards, step.optimizer)
     _say("start", str(start))
     writer = CheckpointWriter(
