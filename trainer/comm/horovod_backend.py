@@ -192,7 +192,8 @@ class _Reducer:
         self.module = model
         self.shards: Shards = WholeModel(model)
         self._find_unused, self._timer, self._world_size = find_unused, timer, world_size
-        self._compression = hvd.Compression.fp16 if settings.compression == "fp16" else hvd.Compression.none
+        self._shortened = settings.compression == "fp16"
+        self._compression = hvd.Compression.fp16 if self._shortened else hvd.Compression.none
         self._accumulating = False
         self._bytes = 0
         self._sent: dict[str, tuple[Any, Any]] = {}  # name -> (handle, what decompression needs)
@@ -215,11 +216,16 @@ class _Reducer:
 
     def _send(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        # The gradient is divided before it travels: a sum of fp16 gradients could overflow.
-        parameter.grad.div_(self._world_size)
+        # Multiplied before the sum, which could overflow in fp16. Horovod does it once for all that it sends
+        # together; but what is too large for fp16 must be multiplied before it becomes fp16.
+        factor = 1.0 / self._world_size
+        if self._shortened:
+            parameter.grad.mul_(factor)
+            factor = 1.0
         compressed, context = self._compression.compress(parameter.grad)
         self._bytes += compressed.nbytes
-        self._sent[name] = hvd.allreduce_async_(compressed, name=f"grad.{name}", op=hvd.Sum), context
+        handle = hvd.allreduce_async_(compressed, name=f"grad.{name}", op=hvd.Sum, prescale_factor=factor)
+        self._sent[name] = handle, context
 
     def finish(self) -> None:
         with self._timer.span("all_reduce of gradients", self._bytes):
