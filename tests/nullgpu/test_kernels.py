@@ -63,3 +63,11 @@ def test_a_step_stays_below_what_open_clip_train_takes(
     assert got.moved_gib <= moved_gib
     assert got.peak_gib < peak_gib
     assert got.launches <= 0.8 * launches
+
+
+def test_a_model_with_quickgelu_takes_a_fifth_less_memory_and_two_fifths_less_traffic(gpu: Comm) -> None:
+    plain, fast = (Measured(gpu, "ViT-B-32-quickgelu", 512, kernels=kernels) for kernels in ("plain", "fast"))
+    assert fast.waits == []
+    assert fast.moved_gib <= 0.62 * plain.moved_gib
+    assert fast.peak_gib <= 0.81 * plain.peak_gib
+    assert fast.launches <= 0.5 * plain.launches

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from open_clip.transformer import LayerNorm
+from open_clip.transformer import LayerNorm, QuickGELU
 from timm.layers import Attention  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
@@ -180,7 +180,34 @@ def test_the_end_token_is_pooled_where_it_stands_first() -> None:
     assert CaptionLength(end_token=1)(tokens) == 8  # none: open_clip pools the first token
 
 
-@pytest.mark.parametrize("config", ["clip", "custom text"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_quick_gelu_has_the_bits_of_the_plain_one_and_keeps_one_tensor(dtype: torch.dtype) -> None:
+    module = nn.Sequential(QuickGELU())
+    x = torch.linspace(-30, 30, 1001, dtype=dtype, requires_grad=True)
+    wanted = module(x)
+    (slope,) = torch.autograd.grad(wanted.sum(), x)
+    assert str(use_kernels(module, tiny_job().model)) == "fast: 1 recomputed QuickGELU"
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        got = module(x)
+    assert torch.equal(got, wanted)
+    assert [tensor.shape for tensor in kept] == [x.shape]
+    rounding = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], slope, rtol=rounding, atol=rounding)
+
+
+def test_a_compiler_gets_the_plain_quick_gelu(alone: Comm, tmp_path: Path) -> None:
+    compiled = job_of(tmp_path, "quick gelu", model={"compile": True})
+    assert "QuickGELU" in str(built(job_of(tmp_path, "quick gelu"), alone, "fast").kernels)
+    assert "QuickGELU" not in str(built(compiled, alone, "fast").kernels)
+
+
+@pytest.mark.parametrize("config", ["clip", "custom text", "quick gelu"])
 def test_in_bfloat16_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one(
     alone: Comm, tmp_path: Path, config: str
 ) -> None:

@@ -4,7 +4,7 @@ The sum is what torch's allocator gives out at the step's peak. `make test-nullg
 allocator; docs/performance.md has the formula. Sizes are in bytes.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
@@ -20,6 +20,8 @@ _STEPS_LOADED = 2
 """Steps whose images are on the GPU: this one and the next one."""
 _WORKSPACES = 140 * 2**20
 """Workspaces of cuBLAS and rounding of small tensors."""
+_SAVED_BY_GELU = 2
+"""Matrices of a block's hidden width that its backward pass needs: input and result of GELU."""
 _TILES = 4
 _TILE_REST = 32 * 2**20
 _VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -67,7 +69,7 @@ def _moments(
     n, value = plan.micro_batch_size, _VALUE_BYTES[job.model.precision]
     half, wide = value < _FLOAT, max(value, _FLOAT)
     towers = [
-        (tower, locked)
+        (_with_kernels(tower, job), locked)
         for tower, locked in ((shape.image, job.model.lock_image), (shape.text, job.model.lock_text))
     ]
     trained = sum(tower.parameters for tower, locked in towers if not locked)
@@ -115,6 +117,12 @@ def _moments(
         moment(image + heads[0], text_gradients, copies[0]),
         moment(n * _CHANNELS * pixels * value, trained, 0),
     ]
+
+
+def _with_kernels(tower: Tower, job: Job) -> Tower:
+    """Returns the tower as the job's kernels compute it: that of QuickGELU keeps as much as GELU."""
+    saved = min(tower.saved_activations, _SAVED_BY_GELU)
+    return tower if job.model.kernels == "plain" else replace(tower, saved_activations=saved)
 
 
 def _gathered(shape: Architecture, value: int) -> int:
