@@ -56,6 +56,7 @@ LAZY_COMMANDS = {
         "Check nodes, collectives, network and GPUs as a run would, without training.",
     ),
     "resume": ("trainer.cli.resume:command", "Go on with a run: its folder has all that it takes."),
+    "clone": ("trainer.cli.clone:command", "Write the job file of a run, to change it and start again."),
     "render": ("trainer.cli.render:command", "Print what a job would build or submit."),
     "submit": ("trainer.cli.submit:command", "Submit a job to Slurm or Kubernetes."),
     "status": (
@@ -83,6 +84,7 @@ LAZY_COMMANDS = {
         "trainer.cli.report:command",
         "Write one HTML page about a run: curves, evaluation, what went wrong.",
     ),
+    "diff": ("trainer.cli.diff:command", "Show in what runs differ: job, data, environment, results."),
     "plan": (
         "trainer.cli.plan:command",
         "Say what to expect of a run: useful time, checkpoint interval, spare nodes.",

@@ -36,7 +36,12 @@ def preset_summary(name: str) -> str:
 
 
 def write_preset(name: str, path: Path, *, force: bool) -> None:
-    """Write the preset to `path`, whole or not at all.
+    """Write the preset to `path`, as `write_job_file` does."""
+    write_job_file(path, schema_line() + preset_text(name), force=force)
+
+
+def write_job_file(path: Path, text: str, *, force: bool) -> None:
+    """Write a job file to `path`, whole or not at all.
 
     Raises InputError if a file is there already (unless `force`), or if none can be written.
     """
@@ -46,6 +51,6 @@ def write_preset(name: str, path: Path, *, force: bool) -> None:
         raise InputError(f"{path} exists already: give another name, or --force to replace it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, schema_line() + preset_text(name))
+        write_whole(path, text)
     except OSError as problem:
         raise InputError(f"{path} cannot be written: {problem.strerror}") from None

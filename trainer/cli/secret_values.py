@@ -20,12 +20,17 @@ def secret_warnings(job: Job) -> Iterator[str]:
     rows = [SCHEDULERS[name] for name in job.schedulers]
     places = [f"{JOB_FILE} of the run folder (mode 0600)", *(row.readers for row in rows)]
     store = next((row.secret for row in rows if row.secret), None)
-    for key, why in _secrets("", job.model_dump(mode="json", exclude_unset=True)):
+    for key, why in secrets(job.model_dump(mode="json", exclude_unset=True)):
         name = key.removeprefix("env.") if key.startswith("env.") else None
         yield (
             f"{key} looks like a secret ({why}): its value goes into {', '.join(places)}; "
             f"{_instead(name, store)}"
         )
+
+
+def secrets(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the keys of a dumped job whose values look like secrets, each with the reason."""
+    return _secrets("", table)
 
 
 def _instead(variable: str | None, store: str | None) -> str:
@@ -56,7 +61,7 @@ def _secrets(key: str, value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _secrets(
                 f"{key}.{inner}" if key else inner, part, named if inner == "value" else inner
             )
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         yield from dict.fromkeys(secret for item in value for secret in _secrets(key, item, name))
     elif isinstance(value, str) and (why := looks_secret(name, value)):
         yield key, why

@@ -48,12 +48,15 @@ def dump_job(job: Job) -> str:
     return tomli_w.dumps(job.model_dump(exclude_none=True))
 
 
-def own_keys(job: Job) -> dict[str, Any]:
-    """Returns what a job says itself: the keys that its file sets, and those that differ from defaults."""
-    return _merged(
-        job.model_dump(exclude_none=True, exclude_unset=True),
-        job.model_dump(exclude_none=True, exclude_defaults=True),
-    )
+def own_keys(job: Job, *, but_defaults: bool = False) -> dict[str, Any]:
+    """Returns what a job says itself: the keys that its file sets, and those that differ from defaults.
+
+    With `but_defaults` a key that the file sets to its default is left out.
+    """
+    changed = job.model_dump(exclude_none=True, exclude_defaults=True)
+    if but_defaults:
+        return changed
+    return _merged(job.model_dump(exclude_none=True, exclude_unset=True), changed)
 
 
 def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""The command `clipship clone`: the job file of a run, to change and to start again. Imports no torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import tomli_w
+
+from trainer.cli.options import run_argument
+from trainer.cli.presets import schema_line, write_job_file
+from trainer.errors import InputError
+from trainer.run.layout import JOB_FILE
+from trainer.text.terminal import one_line, say
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship clone first-run try-2.toml
+  clipship clone runs/first-run lower.toml --set optim.lr=1e-4"""
+)
+@run_argument
+@click.argument("job_path", metavar="NEW", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key; may be repeated.")
+@click.option("--name", metavar="NAME", help="Name of the new run; without it, that of the file NEW.")
+@click.option("--force", is_flag=True, help="Replace NEW if it exists.")
+def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | None, force: bool) -> None:
+    """Write the job of RUN, with every --set that it had, as the job file NEW of another run.
+
+    Keys with their default are left out, and so are values that look like secrets. RUN is a run folder, a
+    job file, or the name of a run in ./runs.
+    """
+    from trainer.config.loader import job_from_table, load_job, own_keys
+    from trainer.launch.submission import find_run
+
+    folder = find_run(run)
+    if not (folder / JOB_FILE).is_file():
+        raise InputError(f"{folder} has no {JOB_FILE} yet: copy the job file that it was started with")
+    before = load_job(folder / JOB_FILE)
+    name = name or (job_path.stem if job_path.stem != before.name else f"{before.name}-2")
+    job = load_job(folder / JOB_FILE, (*overrides, "checkpoint.longer=", f"name={name}"))
+    table = own_keys(job, but_defaults=True)
+    left_out = list(_without_secrets(table))
+    job_from_table(table, str(job_path))
+    head = f"# The job of {one_line(str(folder.resolve()))}, without keys that have their default.\n"
+    head += "".join(f"# {one_line(key)} was left out: it looks like a secret.\n" for key in left_out)
+    write_job_file(job_path, schema_line() + head + tomli_w.dumps(table), force=force)
+    for key in left_out:
+        say(f"warning: {key} was left out: it looks like a secret")
+    click.echo(f"wrote {job_path}; next: clipship check {job_path}", err=True)
+
+
+def _without_secrets(table: dict[str, Any]) -> Iterator[str]:
+    """Removes values that look like secrets; yields their keys."""
+    from trainer.cli.secret_values import secrets
+
+    for key, _ in list(secrets(table)):
+        section, parts = table, key.split(".")
+        for part in parts[:-1]:
+            section = section[part]
+        if isinstance(section, dict) and section.pop(parts[-1], None) is not None:
+            yield key
