@@ -84,6 +84,10 @@ LAZY_COMMANDS = {
         "trainer.cli.report:command",
         "Write one HTML page about a run: curves, evaluation, what went wrong.",
     ),
+    "completion": (
+        "trainer.cli.completion:command",
+        "Print the script that completes commands, runs and keys in your shell.",
+    ),
     "diff": ("trainer.cli.diff:command", "Show in what runs differ: job, data, environment, results."),
     "plan": (
         "trainer.cli.plan:command",

@@ -1,6 +1,7 @@
 """Arguments that several commands take, with one meaning and one help text. Imports no torch."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,21 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 job_argument: Decorator = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
-run_argument: Decorator = click.argument("run", metavar="RUN")
+
+
+def suggested(of: str) -> Callable[[click.Context, click.Parameter, str], Any]:
+    """Returns a function of `trainer.cli.completion`, which is imported when the shell asks."""
+    return lambda *asked: getattr(import_module("trainer.cli.completion"), of)(*asked)
+
+
+run_argument: Decorator = click.argument("run", metavar="RUN", shell_complete=suggested("runs"))
 """Name of a run, which `trainer.launch.submission.find_run` reads."""
 set_option: Decorator = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=suggested("keys"),
     help="Change a key of the job file, e.g. optim.lr=1e-3; an empty value restores the default. May be "
     "repeated.",
 )
