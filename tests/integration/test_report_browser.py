@@ -129,6 +129,34 @@ def test_page_loads_nothing_but_itself(page: Browser, tmp_path: Path) -> None:
     )
 
 
+def test_page_of_a_run_that_goes_on_loads_itself_again_until_the_run_ends(
+    page: Browser, tmp_path: Path
+) -> None:
+    steps = "document.querySelector('.tiles strong').textContent"
+    keep = "window.setInterval = (again, wait) => { window.again = again; window.wait = wait; }"
+    script = page.call("Page.addScriptToEvaluateOnNewDocument", source=keep)["identifier"]
+    folder = long_run(tmp_path / "run", steps=100, every=50, finished=False)
+    page.open(write_report(folder, reload_s=5.0))
+    assert (page.value(steps), page.value("wait")) == ("100", 5000)
+    assert page.value("document.querySelector('.status.live').checkVisibility()") is True
+    page.value("[...document.querySelectorAll('details')].at(-1).open = true")
+    with open(folder / "metrics.jsonl", "a") as metrics:
+        metrics.write('{"step": 120, "loss": 1.0}\n')
+    write_report(folder, reload_s=5.0)
+    page.events.clear()
+    page.value("again()")
+    page.wait_for_load()
+    assert page.value(steps) == "120"
+    assert page.value("[...document.querySelectorAll('details')].at(-1).open") is True
+    write_report(folder)
+    page.events.clear()
+    page.value("again()")
+    page.wait_for_load()
+    assert page.value("[document.documentElement.dataset.reload, window.again]") == [None, None]
+    assert page.errors() == []
+    page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
 def test_hostile_names_and_log_lines_are_shown_and_not_run(page: Browser, tmp_path: Path) -> None:
     folder = failed_run(tmp_path / "run", name=HOSTILE, reason=HOSTILE, details=HOSTILE, log=HOSTILE)
     with open(folder / "metrics.jsonl", "a") as metrics:

@@ -62,9 +62,13 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.events.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
+        self.wait_for_load()
+        self.call("Runtime.evaluate", expression=_SHOWN, awaitPromise=True)
+
+    def wait_for_load(self) -> None:
+        """Returns when a page has been loaded since `events` was last empty."""
         while not self._seen("Page.loadEventFired"):
             self.events.append(self._read())
-        self.call("Runtime.evaluate", expression=_SHOWN, awaitPromise=True)
 
     def value(self, expression: str) -> Any:
         """Returns the value of a JavaScript expression in the page."""

@@ -1,33 +1,65 @@
 """The command `clipship report`. Imports no torch."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from trainer.cli.options import run_argument
+from trainer.text.terminal import say, shown
 
 
 @click.command(
     epilog="""\b
 Examples:
   clipship report runs/first-run
-  clipship report runs/first-run --output first-run.html"""
+  clipship report runs/first-run --output first-run.html
+  clipship report runs/first-run --watch
+  clipship report first-run try-2 try-3"""
 )
-@run_argument
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="File that gets the page; without it, RUN/report.html.",
+    help="File that gets the page; without it, RUN/report.html, and for several runs comparison.html beside "
+    "the first one.",
 )
-def command(run: str, output: Path | None) -> None:
-    """Write one HTML page about RUN, finished or not.
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Write the page again every 5 seconds until all runs have ended. A browser that shows it keeps up.",
+)
+def command(runs: Sequence[str], output: Path | None, watch: bool) -> None:
+    """Write one HTML page about RUN, finished or not, or one that compares several runs.
 
     RUN is a run folder, a job file, or the name of a run in ./runs. The page shows loss, speed, evaluation
-    over time, the time of the run by cause, its restarts, the environment and what went wrong. It loads
-    nothing from elsewhere, so it can be sent as it is. Its path goes to stdout.
+    over time, the time of the run by cause, its restarts, the environment and what went wrong. With several
+    runs, it lays their curves over each other and lists the keys and packages that differ. It loads nothing
+    from elsewhere, so it can be sent as it is. Its path goes to stdout.
     """
     from trainer.launch.submission import find_run
+    from trainer.report import watch as watching
+    from trainer.report.compare import write_comparison
     from trainer.report.page import write_report
 
-    click.echo(write_report(find_run(run), output))
+    folders = [find_run(run) for run in runs]
+
+    def write(reload_s: float | None) -> Path:
+        if len(folders) > 1:
+            return write_comparison(folders, output, reload_s)
+        return write_report(folders[0], output, reload_s)
+
+    path = write(watching.EVERY_S if watch else None)
+    click.echo(path)
+    if watch:
+        say(f"Open {shown(str(path))} in a browser. It is kept up to date until the run ends or Ctrl-C.")
+        watching.watch(write, lambda: any(map(_goes_on, folders)), time.sleep)
+
+
+def _goes_on(folder: Path) -> bool:
+    """Returns whether a run may still write something, as its folder shows it."""
+    from trainer.launch.liveness import inspect
+    from trainer.report.folder import read_run
+
+    return inspect(folder, read_run(folder)).state not in ("ended", "dead")

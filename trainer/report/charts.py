@@ -6,6 +6,7 @@ size, so that they keep their own size.
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -54,8 +55,12 @@ class Chart:
     """Name and colour of each series; empty if there is only one."""
     hover: str
     """JSON: `x` (percent) and `head` of each point; `names` and `colors` by series; `texts` and `y` (percent)
-    of each point by series.
+    of each point by series, null where a series has no value.
     """
+    x_title: str = "step"
+    """Name of the lower axis."""
+    y_title: str = ""
+    """Name of the left axis, with its unit."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,13 @@ def line_chart(
     floor: float | None = None,
     may_be_log: bool = False,
     note: str = "",
+    x_title: str = "step",
+    y_title: str = "",
 ) -> Chart:
-    """Returns a chart with one line per series.
+    """Returns a chart with one line per series; the series may have steps of their own.
 
-    `text` formats a value, `label` a value beside the axis; see `scale_of` for the rest.
+    `text` formats a value, `label` a value beside the axis; see `scale_of` for the rest. With an `x_title`,
+    the `steps` of the series count that.
     """
     x = step_scale(max((line.steps[-1] for line in series if line.steps), default=1))
     y = scale_of((value for line in series for value in line.values), floor=floor, may_be_log=may_be_log)
@@ -94,7 +102,9 @@ def line_chart(
         x_labels=step_labels(x),
         y_labels=[Label(100 - 100 * y.place(at), label(at)) for at in y.ticks()],
         legend=[(line.name, line.color) for line in series] if len(series) > 1 else [],
-        hover=_hover(drawn, x, y, text),
+        hover=_hover(drawn, x, y, text, x_title),
+        x_title=x_title,
+        y_title=y_title,
     )
 
 
@@ -174,26 +184,52 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 
 def _hover(
-    drawn: Sequence[tuple[Series, Sequence[_Point]]], x: Scale, y: Scale, text: Callable[[float], str]
+    drawn: Sequence[tuple[Series, Sequence[_Point]]],
+    x: Scale,
+    y: Scale,
+    text: Callable[[float], str],
+    x_title: str,
 ) -> str:
-    """Returns the texts for hovering, at the points of the first line, which all lines of a chart share."""
-    points = drawn[0][1] if drawn else []
+    """Returns the texts for hovering; at a place where a line has no point, they are those of its nearest."""
+    places = _places([points for _, points in drawn])
+    lines = [[_nearest(points, place) for place in places] for _, points in drawn]
     return json.dumps(
         {
-            "x": [round(100 * x.place(point.step), 2) for point in points],
-            "head": [steps_text(point.first, point.step) for point in points],
+            "x": [round(100 * x.place(place.step), 2) for place in places],
+            "head": [steps_text(place.first, place.step, x_title) for place in places],
             "names": [line.name for line, _ in drawn],
             "colors": [line.color for line, _ in drawn],
-            "texts": [[_value_text(point, text) for point in line] for _, line in drawn],
+            "texts": [[_value_text(point, text) if point else None for point in line] for line in lines],
             "y": [
                 [
-                    round(100 - 100 * y.place(point.value), 2) if math.isfinite(point.value) else None
+                    round(100 - 100 * y.place(point.value), 2)
+                    if point and math.isfinite(point.value)
+                    else None
                     for point in line
                 ]
-                for _, line in drawn
+                for line in lines
             ],
         }
     )
+
+
+def _places(lines: Sequence[Sequence[_Point]]) -> list[_Point]:
+    """Returns the points of the first line, and of the others those that lie at no place of it.
+
+    There are at most MOST_POINTS of them.
+    """
+    places = {point.step: point for points in reversed(lines) for point in points}
+    ordered = [places[step] for step in sorted(places)]
+    return [ordered[some.stop - 1] for some in stretches(len(ordered))]
+
+
+def _nearest(points: Sequence[_Point], place: _Point) -> _Point | None:
+    """Returns the point of a line that is nearest to a place; None beyond the line's ends."""
+    if not points or not points[0].first <= place.step or not place.first <= points[-1].step:
+        return None
+    after = bisect_left(points, place.step, key=lambda point: point.step)
+    near = points[max(0, after - 1) : after + 1]
+    return min(near, key=lambda point: abs(point.step - place.step))
 
 
 def _value_text(point: _Point, text: Callable[[float], str]) -> str:
@@ -202,6 +238,8 @@ def _value_text(point: _Point, text: Callable[[float], str]) -> str:
     return f"{text(point.value)} ({text(point.least)} to {text(point.largest)})"
 
 
-def steps_text(first: float, last: float) -> str:
-    """Returns `step 20`, or `steps 1-20`."""
+def steps_text(first: float, last: float, unit: str = "step") -> str:
+    """Returns `step 20`, or `steps 1-20`; a unit other than "step" is a plural, as in `20 samples`."""
+    if unit != "step":
+        return f"{last:,.0f} {unit}"
     return f"step {last:,.0f}" if first == last else f"steps {first:,.0f}-{last:,.0f}"

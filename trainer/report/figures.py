@@ -8,7 +8,7 @@ from typing import Any
 from trainer.report.charts import Chart, Series, line_chart
 from trainer.report.folder import Numbers
 from trainer.report.shares import share_chart
-from trainer.report.wording import number, percent, tick
+from trainer.report.wording import number, percent
 
 PARTS = (
     ("compute", "compute_s", 1),
@@ -18,20 +18,21 @@ PARTS = (
 )
 """Parts of a step's time: name, field of the record, colour."""
 
-_LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("Loss", "loss", {"may_be_log": True}),
-    ("Learning rate", "lr", {"floor": 0.0}),
-    ("Throughput", "samples_per_s", {"floor": 0.0, "note": "samples per second, all ranks"}),
-    ("Gradient norm", "grad_norm", {"may_be_log": True, "note": "before clipping"}),
-    ("Logit scale", "logit_scale", {}),
+LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("Loss", "loss", {"may_be_log": True, "y_title": "loss"}),
+    ("Learning rate", "lr", {"floor": 0.0, "y_title": "learning rate"}),
+    ("Throughput", "samples_per_s", {"floor": 0.0, "note": "all ranks", "y_title": "samples/s"}),
+    ("Gradient norm", "grad_norm", {"may_be_log": True, "note": "before clipping", "y_title": "norm"}),
+    ("Logit scale", "logit_scale", {"y_title": "scale"}),
 )
+"""Lines over the steps of training: title, field of the record, arguments of `line_chart`."""
 
 
 def training_charts(records: Sequence[Numbers]) -> list[Chart]:
     """Returns the charts of the training loop's records; none without records."""
     charts = [
         line_chart(title, [series(records, name)], **settings)
-        for title, name, settings in _LINES
+        for title, name, settings in LINES
         if any(name in record for record in records)
     ]
     shares = [series(records, field, name, color) for name, field, color in PARTS]
@@ -56,11 +57,13 @@ def evaluation_charts(evaluations: Sequence[Numbers]) -> list[Chart]:
     return [_metrics_chart(title, evaluations, names) for title, names in _families(evaluations)]
 
 
-def series(events: Sequence[Numbers], name: str, title: str = "", color: int = 1) -> Series:
-    """Returns a field of all events over their steps; NaN if an event lacks it."""
+def series(
+    events: Sequence[Numbers], name: str, title: str = "", color: int = 1, over: str = "step"
+) -> Series:
+    """Returns a field of all events over another one, their step; NaN if an event lacks the field."""
     return Series(
         title or name,
-        [event["step"] for event in events],
+        [event[over] for event in events],
         [event.get(name, math.nan) for event in events],
         color,
     )
@@ -127,7 +130,6 @@ def _changes(name: str, evaluations: Sequence[Numbers]) -> bool:
 
 
 def _metrics_chart(title: str, evaluations: Sequence[Numbers], names: Sequence[str]) -> Chart:
-    shares = is_share(names[0], evaluations)
     order = sorted(
         names, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)]
     )
@@ -135,9 +137,14 @@ def _metrics_chart(title: str, evaluations: Sequence[Numbers], names: Sequence[s
         series(evaluations, name, _in_family(name, title), color)
         for color, name in enumerate(order[:6], start=1)
     ]
-    return line_chart(
-        title, lines, text=percent if shares else number, label=percent_tick if shares else tick, floor=0.0
-    )
+    return line_chart(title, lines, **metric_axis(names[0], evaluations))
+
+
+def metric_axis(name: str, evaluations: Sequence[Numbers]) -> dict[str, Any]:
+    """Returns the arguments of `line_chart` for a metric."""
+    if is_share(name, evaluations):
+        return {"text": percent, "label": percent_tick, "floor": 0.0, "y_title": "share"}
+    return {"floor": 0.0, "y_title": "rank" if name.endswith("_rank") else "value"}
 
 
 def _in_family(name: str, family: str) -> str:

@@ -20,10 +20,11 @@ for (const chart of document.querySelectorAll(".chart")) {
       dot.style.top = heights[at] + "%";
       return [dot];
     }));
-    tip.replaceChildren(element("strong", 0, points.head[at]), ...points.names.map((name, line) => {
+    tip.replaceChildren(element("strong", 0, points.head[at]), ...points.names.flatMap((name, line) => {
+      if (points.texts[line][at] === null) return [];
       const row = element("div", points.colors[line], "");
       row.append(element("i", 0, ""), (points.names.length > 1 ? name + " " : "") + points.texts[line][at]);
-      return row;
+      return [row];
     }));
     cursor.hidden = tip.hidden = false;
     const room = plot.clientWidth - tip.offsetWidth, left = plot.clientWidth * points.x[at] / 100;

@@ -27,13 +27,18 @@ _RANKS = 64
 _KEYS = ("rank", "node", "state", "phase", "step", "phase_s", "collectives", "collective", "stack")
 
 
-def write_report(run_folder: Path, output: Path | None = None) -> Path:
+def write_report(run_folder: Path, output: Path | None = None, reload_s: float | None = None) -> Path:
     """Replaces the page, whole or not at all; returns its path (RUN/report.html).
 
-    Raises InputError if the run cannot be read or the page cannot be written.
+    With `reload_s`, a browser loads it again every so many seconds. Raises InputError if the run cannot be
+    read or the page cannot be written.
     """
     path = output if output is not None else run_folder / REPORT_FILE
-    text = page(read_run(run_folder))
+    return write_page(path, page(read_run(run_folder), reload_s))
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Replaces a page, whole or not at all; returns its path. Raises InputError if it cannot be written."""
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "Is a folder")
@@ -45,9 +50,12 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
     return path
 
 
-def page(facts: RunFacts) -> str:
-    """Returns the page's text, the same for the same facts."""
-    script = _source("page.js")
+def render(template: str, reload_s: float | None, **facts: Any) -> str:
+    """Returns the text of a page from its template, which also gets the style and the script.
+
+    With `reload_s`, a browser loads the page again every so many seconds.
+    """
+    script = _source("page.js") + (_source("reload.js") if reload_s else "")
     environment = Environment(
         loader=PackageLoader("trainer.report", "."),
         autoescape=True,
@@ -57,11 +65,21 @@ def page(facts: RunFacts) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"clean": lambda value: clean(str(value)), "json_in_script": _json_in_script}
-    metrics, began_again = facts.metrics, restart_steps(facts.times)
-    return environment.get_template("page.html.j2").render(
+    return environment.get_template(template).render(
+        reload_s=reload_s,
         style=_source("page.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **facts,
+    )
+
+
+def page(facts: RunFacts, reload_s: float | None = None) -> str:
+    """Returns the page's text, the same for the same facts."""
+    metrics, began_again = facts.metrics, restart_steps(facts.times)
+    return render(
+        "page.html.j2",
+        reload_s,
         name=str(facts.job.get("name") or facts.folder.resolve().name),
         subtitle=_subtitle(facts),
         status=status(facts),

@@ -55,6 +55,7 @@ def share_chart(title: str, parts: Sequence[Series], note: str = "") -> Chart:
         y_labels=[Label(100 - 100 * share, f"{share:.0%}") for share in y.ticks()],
         legend=[(part.name, part.color) for part in parts],
         hover=_hover(parts, blocks, x),
+        y_title="share of a step's time",
     )
 
 

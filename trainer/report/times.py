@@ -138,6 +138,7 @@ def _bar(whole: Goodput) -> Chart:
                 "y": [],
             }
         ),
+        x_title="share of the time",
     )
 
 
@@ -193,6 +194,8 @@ def _columns(all_times: Sequence[GenerationTimes], times: Sequence[Goodput]) -> 
                 "y": [],
             }
         ),
+        x_title="time since the run began",
+        y_title="share of the time",
     )
 
 

@@ -1,0 +1,60 @@
+"""`clipship report RUN --watch`: the page is kept up to date until the run ends."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.report_folders import failed_run, long_run
+from trainer.cli import main as cli
+from trainer.report.folder import read_run
+from trainer.report.page import page
+from trainer.report.watch import EVERY_S, watch
+
+PAGE = Path("report.html")
+
+
+def test_page_is_written_until_the_run_ends_and_once_more() -> None:
+    written: list[float | None] = []
+    waits: list[float] = []
+    states = iter([True, True, False])
+
+    def write(reload_s: float | None) -> Path:
+        written.append(reload_s)
+        return PAGE
+
+    assert watch(write, lambda: next(states), waits.append) == PAGE
+    assert written == [EVERY_S, EVERY_S, None]
+    assert waits == [EVERY_S, EVERY_S]
+
+
+def test_interrupt_leaves_a_page_that_loads_itself_no_more() -> None:
+    written: list[float | None] = []
+
+    def write(reload_s: float | None) -> Path:
+        written.append(reload_s)
+        return PAGE
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch(write, lambda: True, interrupt)
+    assert written == [EVERY_S, None]
+
+
+def test_only_the_page_of_a_run_that_goes_on_loads_itself_again(tmp_path: Path) -> None:
+    facts = read_run(long_run(tmp_path / "run", finished=False))
+    live, still = page(facts, 5.0), page(facts)
+    assert 'data-reload="5.0"' in live
+    assert "location.reload" in live
+    assert "data-reload" not in still
+    assert "location.reload" not in still
+
+
+def test_command_ends_with_the_last_of_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = long_run(tmp_path / "one"), failed_run(tmp_path / "two")
+    assert cli.main(["report", str(one), str(two), "--watch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'comparison.html'}\n"
+    assert "kept up to date until the run ends" in printed.err
+    assert "data-reload" not in (tmp_path / "comparison.html").read_text()

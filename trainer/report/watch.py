@@ -1,0 +1,28 @@
+"""Keeps a page about a run up to date until the run ends. No torch.
+
+The page that is written meanwhile loads itself again; the last one stays as it is.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+EVERY_S = 5.0
+"""Seconds between two writes of the page, and between two loads of it in a browser."""
+
+
+def watch(
+    write: Callable[[float | None], Path], goes_on: Callable[[], bool], wait: Callable[[float], object]
+) -> Path:
+    """Writes the page every EVERY_S until the run no longer goes on; returns its path.
+
+    `write` gets the seconds after which a browser loads the page again, None for the last page. An interrupt
+    leaves a last page, too, and goes on to the caller. `wait` gets seconds.
+    """
+    try:
+        while goes_on():
+            write(EVERY_S)
+            wait(EVERY_S)
+    except KeyboardInterrupt:
+        write(None)
+        raise
+    return write(None)
