@@ -25,7 +25,7 @@ from trainer.cli.options import (
     run_argument,
     set_option,
 )
-from trainer.cli.presets import preset_names, preset_summary, write_preset
+from trainer.cli.presets import check_free, preset_names, preset_summary, schema_line, write_job_file
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, MachineError, StorageError
 from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, rank_log
@@ -162,25 +162,39 @@ def cli() -> None:
     epilog="""\b
 Examples:
   clipship init --list
-  clipship init --preset laptop
+  clipship init
+  clipship init --preset gpu --data shards/
   clipship init --preset slurm cc3m.toml"""
 )
 @click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
 @click.option("--preset", type=click.Choice(preset_names()), help="Example to write.")
+@click.option(
+    "--data", metavar="PATH", default="", help="Folder of shards, table or pattern to train from, in JOB."
+)
 @click.option("--list", "list_only", is_flag=True, help="List the presets and write nothing.")
 @click.option("--force", is_flag=True, help="Replace JOB if it exists.")
-def init(job_path: Path, preset: str | None, list_only: bool, force: bool) -> None:
-    """Write a commented job file to start from (default: job.toml)."""
+def init(job_path: Path, preset: str | None, data: str, list_only: bool, force: bool) -> None:
+    """Write a commented job file to start from (default: job.toml).
+
+    In a terminal and without --preset, four questions choose it: data, place, GPUs, model.
+    """
     if list_only:
         for name in preset_names():
             click.echo(f"{name:<12}{preset_summary(name)}")
         return
-    if preset is None:
+    from trainer.cli.init import Wishes, ask, data_pattern, job_text
+
+    if preset is not None:
+        wishes = Wishes(preset, data_pattern(data, job_path) if data else "")
+    elif sys.stdin.isatty() and sys.stderr.isatty():
+        check_free(job_path, force=force)
+        wishes = ask(job_path, data)
+    else:
         raise InputError(
             f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
             "--list` describes them"
         )
-    write_preset(preset, job_path, force=force)
+    write_job_file(job_path, schema_line() + job_text(wishes), force=force)
     click.echo(f"wrote {job_path}; next: clipship check {job_path}", err=True)
 
 

@@ -35,22 +35,22 @@ def preset_summary(name: str) -> str:
     return preset_text(name).split("\n", 1)[0].removeprefix("# ")
 
 
-def write_preset(name: str, path: Path, *, force: bool) -> None:
-    """Write the preset to `path`, as `write_job_file` does."""
-    write_job_file(path, schema_line() + preset_text(name), force=force)
-
-
 def write_job_file(path: Path, text: str, *, force: bool) -> None:
     """Write a job file to `path`, whole or not at all.
 
     Raises InputError if a file is there already (unless `force`), or if none can be written.
     """
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: give the file to write, for example {path / JOB_FILE}")
-    if os.path.lexists(path) and not force:
-        raise InputError(f"{path} exists already: give another name, or --force to replace it")
+    check_free(path, force=force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     except OSError as problem:
         raise InputError(f"{path} cannot be written: {problem.strerror}") from None
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raises InputError if `path` is a folder, or a file that only `force` may replace."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give the file to write, for example {path / JOB_FILE}")
+    if os.path.lexists(path) and not force:
+        raise InputError(f"{path} exists already: give another name, or --force to replace it")

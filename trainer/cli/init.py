@@ -1,0 +1,116 @@
+"""Makes the first job file of a user: a preset with its data, place, GPUs and model. Imports no torch."""
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import tomli_w
+
+from trainer.cli.presets import preset_text
+from trainer.config.toml_lines import key_lines
+from trainer.errors import InputError
+
+_TABLES = (".csv", ".tsv", ".parquet")
+_MADE_UP = re.compile(r'(format = "synthetic"|synthetic_samples = |# Your own data instead|# train = )')
+"""Beginnings of a preset's lines on made-up pictures, which own data take the place of."""
+_DOORS = ("here", "slurm", "kubernetes")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Answers of a user; an empty text, or None, leaves what the preset has."""
+
+    preset: str
+    data: str = ""
+    """Pattern of shards, or a table, as it stands in the job file."""
+    gpus: int | None = None
+    """GPUs of each node."""
+    model: str = ""
+
+
+def job_text(wishes: Wishes) -> str:
+    """Returns the preset's text with the wishes in it; comments stay."""
+    text = preset_text(wishes.preset)
+    if wishes.data:
+        text = _with_data(text, wishes.data)
+    if wishes.model:
+        text = _with_value(text, "model", "name", _quoted(wishes.model))
+    if wishes.gpus is not None:
+        text = _with_value(text, "resources", "gpus_per_node", str(wishes.gpus))
+    return text
+
+
+def data_pattern(given: str, job_path: Path) -> str:
+    """Returns what `data.train` says of a folder of shards, a table or a pattern that the user names.
+
+    A relative path then starts at the job file's folder. Raises InputError for a folder without shards.
+    """
+    path = Path(given)
+    if path.is_dir():
+        if not any(path.glob("*.tar")):
+            raise InputError(
+                f"--data {given}: there are no shards (*.tar) in that folder; `clipship pack` makes them of "
+                "a table of images and captions"
+            )
+        given = os.path.join(given, "*.tar")
+    elif path.suffix in _TABLES and not path.is_file():
+        raise InputError(f"--data {given}: no such file")
+    if "://" in given or given == "-" or given.startswith(("/", "~", "pipe:")):
+        return given
+    return os.path.relpath(given, job_path.parent)
+
+
+def gpus_here() -> int:
+    """Returns the number of NVIDIA GPUs whose device files this machine has."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def ask(job_path: Path, given: str = "") -> Wishes:
+    """Asks four questions in the terminal: data (unless it is given), place, GPUs, model."""
+    click.echo("Enter takes the answer in brackets.", err=True)
+    given = given or _asked("Data: shards (shards/) or a table (captions.csv); nothing: made-up pictures", "")
+    pattern = data_pattern(given, job_path) if given else ""
+    door = _asked("Where it runs", "here", click.Choice(_DOORS))
+    own = gpus_here() if door == "here" else tomllib.loads(preset_text(door))["resources"]["gpus_per_node"]
+    gpus = int(_asked("GPUs on each node", str(own), click.IntRange(0, 64)))
+    preset = door if door != "here" else "gpu" if gpus and pattern else "laptop"
+    usual = tomllib.loads(preset_text(preset))["model"]["name"]
+    model = _asked("Model, as open_clip names it", usual)
+    return Wishes(preset, pattern, gpus or None, model)
+
+
+def _asked(question: str, default: str, kind: "click.ParamType[Any] | None" = None) -> str:
+    answer = click.prompt(question, default=default, type=kind, show_default=bool(default), err=True)
+    return str(answer).strip()
+
+
+def _with_data(text: str, pattern: str) -> str:
+    lines = text.split("\n")
+    if any(_MADE_UP.match(line) for line in lines):
+        lines = [line for line in lines if not _MADE_UP.match(line)]
+        place = lines.index("[data]") + 1
+        lines.insert(place, f"train = {_quoted(pattern)}")
+        return "\n".join(lines).replace("\n\n\n", "\n\n")
+    return _with_value(text, "data", "train", _quoted(pattern))
+
+
+def _with_value(text: str, section: str, key: str, value: str) -> str:
+    """Returns the text with another value of a key on one line; its comment stays in its column."""
+    lines, places = text.split("\n"), key_lines(text)
+    if (section, key) in places:
+        number = places[section, key] - 1
+        before, mark, comment = lines[number].partition("  #")
+        lines[number] = f"{before.partition('=')[0]}= {value}".ljust(len(before)) + mark + comment
+        return "\n".join(lines)
+    if (section,) in places:
+        lines.insert(places[section,], f"{key} = {value}")
+        return "\n".join(lines)
+    return f"{text}\n[{section}]\n{key} = {value}\n"
+
+
+def _quoted(text: str) -> str:
+    return tomli_w.dumps({"v": text}).removeprefix("v = ").rstrip("\n")
