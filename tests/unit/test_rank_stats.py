@@ -11,7 +11,7 @@ from trainer.run.layout import RANK_STATS_FILE
 from trainer.telemetry.rank_stats import RankStats, summarize
 from trainer.telemetry.records import Lap
 
-QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0]
+QUIET = [0.0, 0.1, 0.0, 0.0, 1.0, 1e9, 0.0, 0.0, 0.0]
 
 
 def test_slowest_rank_is_that_of_the_most_work_not_of_the_longest_wait() -> None:

@@ -263,6 +263,17 @@ def test_board_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert (image.size, image.getpixel((0, 0))) == ((224, 112), (255, 0, 0))
 
 
+def test_own_caption_that_is_not_among_the_nearest_has_its_place(tmp_path: Path) -> None:
+    folder, picture = long_run(tmp_path / "run"), Image.new("RGB", (4, 4))
+    other = [Text("a cat", 0.5, own=False)]
+    write_board(folder, [row(picture, other, HOSTILE, 1037)])
+    assert "Its own: &lt;script&gt;" in shown(folder)
+    assert "place 1,037" in shown(folder)
+    write_board(folder, [row(picture, [Text("a dog", 0.5, own=True)], "a dog", 1)])
+    assert "Its own" not in shown(folder)
+    assert read_rows([{"image": row(picture, []).image, "texts": [], "scores": [], "own": [], "place": "1"}])
+
+
 @pytest.mark.parametrize("image", ['x" onerror="alert(1)', "PHN2Zz4=", "", None, 7, "é"])
 def test_board_takes_no_image_but_png(image: Any) -> None:
     assert read_rows([{"image": image, "texts": ["a"], "scores": [1], "own": [False]}]) == []

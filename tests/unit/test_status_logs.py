@@ -48,7 +48,7 @@ def test_status_of_a_running_run_says_step_speed_time_left_and_checkpoint(
         _record(60),
     )
     rows = _status(capsys, str(run))
-    assert rows["step"].startswith("60 of 100, epoch 0, loss 2.5000, logged ")
+    assert rows["step"].startswith("60 of 100, epoch 1, loss 2.5000, logged ")
     assert rows["speed"] == "100.0 samples/s"
     assert rows["time left"] == "1:20"
     assert rows["checkpoint"] == "step 40, step-00000040"

@@ -18,7 +18,7 @@ RECORD = Record(
 
 def test_console_line_has_everything_in_fixed_order() -> None:
     assert console_line(RECORD, 1000) == (
-        "step   20/1000  epoch 1  loss 1.2500  lr 5.00e-04  grad 0.500  scale 14.30  320 samples/s  data "
+        "step   20/1000  epoch 2  loss 1.2500  lr 5.00e-04  grad 0.500  scale 14.30  320 samples/s  data "
         "10% comm 20% ckpt 0%  ETA 1:38"
     )
 

@@ -4,7 +4,6 @@ Imports no torch and asks no scheduler.
 """
 
 import datetime
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,19 +11,16 @@ from statistics import fmean
 from typing import Any
 
 from trainer.launch.liveness import inspect, rows
+from trainer.report.cost import RECENT, total_steps
 from trainer.report.folder import Numbers, RunFacts, read_run
 from trainer.report.wording import percent, span
-from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, METRICS_FILE, rank_log
+from trainer.run.layout import EXIT_FILE, JOB_FILE, METRICS_FILE
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
 from trainer.text.wording import duration
 
-_RECENT = 5
-"""Number of records that the speed is averaged over."""
 _RECENT_RESTARTS = 3
-_TOTAL = re.compile(r"step +\d+/(\d+) ")
-_LOG_TAIL = 64 * 1024
 
 
 def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> Iterator[tuple[str, str]]:
@@ -45,7 +41,7 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     else:
         yield from _speed(
             records,
-            _total_steps(facts),
+            total_steps(facts),
             going_on=liveness.state == "alive",
             written=_age(folder / METRICS_FILE),
         )
@@ -74,8 +70,8 @@ def _speed(
     """
     last = records[-1]
     # a start's first record includes the wait for its loaders
-    recent = records[1:][-_RECENT:] or records[-1:]
-    epoch = f", epoch {last['epoch']:g}" if "epoch" in last else ""
+    recent = records[1:][-RECENT:] or records[-1:]
+    epoch = f", epoch {last['epoch'] + 1:g}" if "epoch" in last else ""
     of_all = f" of {total:,}{epoch}" if total else ""
     yield "step", f"{last['step']:,}{of_all}, loss {last['loss']:.4f}, logged {duration(written)} ago"
     if speeds := [record["samples_per_s"] for record in recent if "samples_per_s" in record]:
@@ -83,23 +79,6 @@ def _speed(
     times = [record["step_s"] for record in recent if "step_s" in record]
     if going_on and total and times:
         yield "time left", duration((total - last["step"]) * fmean(times))
-
-
-def _total_steps(facts: RunFacts) -> int | None:
-    """Returns the run's number of steps; None if it is not known.
-
-    The job gives it, or else, if it follows from epochs and samples, rank 0's log.
-    """
-    steps = facts.job.get("optim", {}).get("steps")
-    if isinstance(steps, int):
-        return steps
-    try:
-        with open(facts.folder / LOGS / rank_log(0), "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL))
-            totals = _TOTAL.findall(file.read().decode(errors="replace"))
-    except OSError:
-        return None
-    return int(totals[-1]) if totals else None
 
 
 def _times(facts: RunFacts, *, wide: bool) -> Iterator[tuple[str, str]]:

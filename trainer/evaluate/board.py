@@ -38,4 +38,10 @@ def _row(
         nearest.setdefault(caption, Text(caption, float(scores_T[text]), own))
         if len(nearest) == texts:
             break
-    return row(decode(source.read(number), most_pixels), list(nearest.values()))
+    sample = source.read(number)
+    own_T = (pairs.image_of_T == number).nonzero().flatten()
+    if not len(own_T):
+        return row(decode(sample, most_pixels), list(nearest.values()))
+    best = int(scores_T[own_T].argmax())
+    place = 1 + int((scores_T > scores_T[own_T[best]]).sum())
+    return row(decode(sample, most_pixels), list(nearest.values()), sample.captions[best], place)

@@ -1,8 +1,8 @@
 """The retrieval board: a few images with the texts that a model finds nearest, for people to look at.
 
 No torch. `retrieval_board.json` in a run folder is a list of `{"image": PNG in base64, "texts": [...],
-"scores": [...], "own": [...]}`: the texts, nearest first, the similarity of each to the image, and whether it
-is one of the image's own captions.
+"scores": [...], "own": [...], "caption": "...", "place": 1}`: the texts, nearest first, the similarity of
+each to the image, and whether it is one of the image's own captions; then the nearest of these and its place.
 """
 
 import base64
@@ -45,15 +45,19 @@ class Row:
     """The image as PNG in base64."""
     texts: Sequence[Text]
     """The texts, nearest first."""
+    caption: str = ""
+    """The nearest of the image's own captions."""
+    place: int = 0
+    """Place of that caption among all texts, from 1; 0 if it is not known."""
 
 
-def row(image: "Image.Image", texts: Sequence[Text]) -> Row:
+def row(image: "Image.Image", texts: Sequence[Text], caption: str = "", place: int = 0) -> Row:
     """Returns the row of a picture, which is scaled down if it is larger than the board shows it."""
     small = image.convert("RGB")
     small.thumbnail((_SIDE, _SIDE))
     png = BytesIO()
     small.save(png, "PNG")
-    return Row(base64.b64encode(png.getvalue()).decode(), texts)
+    return Row(base64.b64encode(png.getvalue()).decode(), texts, caption, place)
 
 
 def write_board(run_folder: Path, rows: Sequence[Row]) -> None:
@@ -75,6 +79,8 @@ def _to_json(row: Row) -> dict[str, Any]:
         "texts": [text.text for text in row.texts],
         "scores": [text.score for text in row.texts],
         "own": [text.own for text in row.texts],
+        "caption": row.caption,
+        "place": row.place,
     }
 
 
@@ -89,7 +95,9 @@ def _row(entry: Any) -> Row | None:
         for text, score, own in zip(*columns, strict=False)
         if isinstance(text, str) and isinstance(score, (int, float))
     ]
-    return Row(entry["image"], texts[:_TEXTS])
+    caption, place = entry.get("caption"), entry.get("place")
+    known = isinstance(caption, str) and type(place) is int
+    return Row(entry["image"], texts[:_TEXTS], *((caption, place) if known else ()))
 
 
 def _is_png(image: object) -> bool:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
+from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s
 from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
 from trainer.report.folder import Numbers, RunFacts
-from trainer.report.wording import large, number, percent, size_of, time_of
+from trainer.report.wording import energy_of, large, number, percent, size_of, time_of
 from trainer.telemetry.goodput import account
 from trainer.text.wording import duration, many
 
@@ -76,7 +77,7 @@ def _progress(facts: RunFacts) -> Iterator[Tile]:
     yield Tile("steps", number(last["step"]), f"of {number(total)}" if total else "")
     if "samples" in last:
         yield Tile(
-            "samples", large(last["samples"]), f"epoch {number(last['epoch'])}" if "epoch" in last else ""
+            "samples", large(last["samples"]), f"epoch {number(last['epoch'] + 1)}" if "epoch" in last else ""
         )
     yield Tile("loss", number(last["loss"]), f"from {number(first['loss'])}")
 
@@ -119,8 +120,21 @@ def _speed(facts: RunFacts) -> Iterator[Tile]:
     times = account(facts.times)
     if times.useful_share is not None:
         yield Tile("useful time", percent(times.useful_share), "in steps that counted")
-    if whole := _number(facts.result, "seconds"):
-        yield Tile("time", duration(whole), many(ranks, "rank") if ranks else "")
+    yield from _cost(facts, ranks)
+
+
+def _cost(facts: RunFacts, ranks: int) -> Iterator[Tile]:
+    """Yields tiles with time left and taken, hours of GPUs and energy."""
+    left, taken = left_s(facts) if status(facts).kind == "open" else None, taken_s(facts)
+    hours, joules = gpu_hours(facts), energy_j(facts)
+    if left is not None:
+        yield Tile("time left", duration(left), "at the present speed")
+    if taken is not None:
+        yield Tile("time", duration(taken), many(ranks, "rank") if ranks else "")
+    if hours is not None:
+        yield Tile("GPU-hours", number(float(f"{hours:.3g}")), "one GPU per rank")
+    if joules is not None:
+        yield Tile("energy of GPUs", energy_of(joules), "in logged steps, as NVML counts")
 
 
 def _share(seconds: Mapping[str, float], name: str) -> float:

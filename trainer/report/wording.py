@@ -56,6 +56,15 @@ def span(seconds: float) -> str:
     return duration(seconds) if 60 <= seconds < math.inf else time_of(seconds)
 
 
+def energy_of(joules: float) -> str:
+    """Returns an energy in watt-hours: `812 Wh`, `3.42 kWh`, `1.2 MWh`."""
+    hours = joules / 3600
+    for unit, scale in (("MWh", 1e6), ("kWh", 1e3)):
+        if hours >= scale:
+            return f"{hours / scale:.3g} {unit}"
+    return f"{hours:.3g} Wh"
+
+
 def size_of(size: float) -> str:
     """Returns a size in bytes: `1.2 GB`."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

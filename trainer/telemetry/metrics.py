@@ -201,7 +201,7 @@ def console_line(record: Record, steps: int, first: bool = False) -> str:
     left = "..." if first else duration((steps - record.step) * record.step_s)
     share = {part: getattr(record, f"{part}_s") / record.step_s for part in ("data", "comm", "checkpoint")}
     return (
-        f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch}  "
+        f"step {record.step:>{len(str(steps))}}/{steps}  epoch {record.epoch + 1}  "
         f"loss {record.loss:.4f}  lr {record.lr:.2e}  "
         f"grad {record.grad_norm:.3f}  scale {record.logit_scale:.2f}  {record.samples_per_s:.0f} samples/s  "
         f"data {share['data']:.0%} comm {share['comm']:.0%} ckpt {share['checkpoint']:.0%}  "

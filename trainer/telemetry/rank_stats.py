@@ -34,6 +34,7 @@ _COLUMNS = (
     "rss_bytes",
     "gpu_share",
     "gpu_bytes",
+    "gpu_joules",
 )
 
 
@@ -132,7 +133,8 @@ def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:
 
     `table` has one row of `_COLUMNS` per rank. Own work is data and compute; it is compared with the median
     of the other ranks, so that two ranks can be compared too. `straggler_s` is by how many seconds it is
-    longer, for which the others wait; `data_s_median` is the others' median wait for data.
+    longer, for which the others wait; `data_s_median` is the others' median wait for data. `gpu_joules` is
+    the energy of all GPUs since the last table.
     """
     own = [row[0] + row[1] for row in table]
     slowest = max(range(len(own)), key=own.__getitem__)
@@ -152,6 +154,8 @@ def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:
     }
     if max(columns["gpu_bytes"]):
         values |= {"gpu_bytes_max": max(columns["gpu_bytes"]), "gpu_share_min": min(columns["gpu_share"])}
+    if joules := sum(columns["gpu_joules"]):
+        values["gpu_joules"] = joules
     return values
 
 
@@ -163,16 +167,31 @@ class Machine:
         self._gpu = (
             gpu_handle(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
         )
+        self._energy_mj = self._counted_mj()
 
-    def sample(self) -> tuple[float, float, float, float]:
-        """Returns cores in use, peak resident bytes, the GPU's share of busy time and its bytes in use.
+    def sample(self) -> tuple[float, float, float, float, float]:
+        """Returns cores in use and peak resident bytes; of the GPU its busy share, bytes in use, and joules.
 
-        Cores are averaged since the last call.
+        Cores are averaged since the last call, and joules are those since the last call; 0 where the GPU
+        does not count them. Ranks that share a GPU each get all of its joules.
         """
         cpu, wall = time.process_time(), time.perf_counter()
         share = (cpu - self._cpu) / max(wall - self._wall, 1e-9)
         self._cpu, self._wall = cpu, wall
-        return share, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, *self._gpu_sample()
+        before, self._energy_mj = self._energy_mj, self._counted_mj()
+        joules = (self._energy_mj - before) / 1000 if self._energy_mj and before else 0.0
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        return share, peak, *self._gpu_sample(), max(0.0, joules)
+
+    def _counted_mj(self) -> int:
+        """Returns the millijoules that the GPU has taken since its driver was loaded; 0 if it counts none."""
+        if self._gpu is None:
+            return 0
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu))
+        return 0
 
     def _gpu_sample(self) -> tuple[float, float]:
         if self._gpu is None:

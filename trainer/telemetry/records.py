@@ -15,6 +15,7 @@ class Record:
 
     step: int
     epoch: int
+    """Number of the epoch, from 0; people read it from 1."""
     samples: int
     loss: float
     lr: float

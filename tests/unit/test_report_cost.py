@@ -1,0 +1,103 @@
+"""The report says what a run takes: time left and taken, hours of GPUs, energy."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.report_folders import long_run, restarted_run
+from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s, total_steps
+from trainer.report.folder import read_run
+from trainer.report.headline import tiles
+from trainer.report.wording import energy_of
+from trainer.telemetry.goodput import by_generation
+from trainer.telemetry.rank_stats import Machine
+
+
+def shown(folder: Path) -> dict[str, str]:
+    return {tile.label: tile.value for tile in tiles(read_run(folder))}
+
+
+def test_unfinished_run_has_the_time_left_and_a_finished_one_what_it_took(tmp_path: Path) -> None:
+    going = long_run(tmp_path / "going", steps=100, every=50, finished=False)
+    job = going / "job.toml"
+    job.write_text(job.read_text().replace("steps = 100", "steps = 300"))
+    facts = read_run(going)
+    mean = sum(record["step_s"] for record in facts.metrics.records[1:]) / 2
+    assert left_s(facts) == pytest.approx(200 * mean)
+    assert "time left" in shown(going)
+    done = long_run(tmp_path / "done")
+    assert shown(done)["time"] == "41:00"
+    assert "time left" not in shown(done)
+
+
+def test_length_that_follows_from_epochs_is_in_the_log(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run", finished=False)
+    (folder / "job.toml").write_text("[optim]\nepochs = 2\n")
+    assert total_steps(read_run(folder)) is None
+    assert left_s(read_run(folder)) is None
+    (folder / "logs" / "rank-00000.log").write_text("INFO step   20/4000  epoch 1\n")
+    assert total_steps(read_run(folder)) == 4000
+
+
+def test_each_generation_counts_with_the_gpus_that_it_had(tmp_path: Path) -> None:
+    facts = read_run(restarted_run(tmp_path / "run"))
+    first, second, third = (its.whole_s for its in by_generation(facts.times))
+    assert gpu_hours(facts) == pytest.approx((4 * first + 6 * second + 4 * third) / 3600)
+    assert taken_s(facts) == pytest.approx(first + second + third)
+
+
+def test_run_on_cpus_has_no_gpu_hours(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run")
+    assert gpu_hours(read_run(folder)) == pytest.approx(4 * 2460.5 / 3600)
+    (folder / "environment.json").write_text(json.dumps([{"rank": "0", "device": "cpu"}]))
+    assert gpu_hours(read_run(folder)) is None
+    assert "GPU-hours" not in shown(folder)
+
+
+def test_energy_is_the_sum_of_the_records(tmp_path: Path) -> None:
+    folder = long_run(tmp_path / "run")
+    assert energy_j(read_run(folder)) is None
+    lines = [{"step": step, "loss": 1.0, "gpu_joules": 1.8e6} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert shown(folder)["energy of GPUs"] == "1 kWh"
+    assert [energy_of(joules) for joules in (1800, 9e6, 7.2e9)] == ["0.5 Wh", "2.5 kWh", "2 MWh"]
+
+
+def test_epoch_counts_from_1_for_people(tmp_path: Path) -> None:
+    notes = {
+        tile.label: tile.note for tile in tiles(read_run(long_run(tmp_path / "run", steps=90, every=30)))
+    }
+    assert notes["samples"] == "epoch 1"
+
+
+def test_joules_are_those_since_the_last_sample_and_none_where_a_gpu_counts_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NVMLError(Exception):
+        pass
+
+    counted = iter([5_000_000, 5_250_000, None, 5_500_000])
+
+    def energy(_gpu: object) -> int:
+        if (value := next(counted)) is None:
+            raise NVMLError
+        return value
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlDeviceGetMemoryInfo=lambda _gpu: SimpleNamespace(used=7),
+        nvmlDeviceGetUtilizationRates=lambda _gpu: SimpleNamespace(gpu=50),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    machine = Machine(torch.device("cpu"))
+    assert machine.sample()[4] == 0.0
+    machine._gpu = object()
+    machine._energy_mj = machine._counted_mj()
+    samples = [machine.sample() for _ in range(3)]
+    assert [sample[4] for sample in samples] == [250.0, 0.0, 0.0]
+    assert samples[0][2:4] == (0.5, 7.0)

@@ -1,0 +1,82 @@
+"""Tells what a run takes: time left and taken, hours of GPUs, energy. Pure; no torch."""
+
+import math
+import re
+from statistics import fmean
+
+from trainer.report.folder import RunFacts
+from trainer.run.layout import LOGS, rank_log
+from trainer.telemetry.goodput import account, by_generation
+
+RECENT = 5
+"""Number of records that the speed is averaged over."""
+_TOTAL = re.compile(r"step +\d+/(\d+) ")
+_LOG_TAIL = 64 * 1024
+
+
+def total_steps(facts: RunFacts) -> int | None:
+    """Returns the run's number of steps; None if it is not known.
+
+    The job gives it, or else, if it follows from epochs and samples, rank 0's log.
+    """
+    optim = facts.job.get("optim")
+    steps = optim.get("steps") if isinstance(optim, dict) else None
+    if isinstance(steps, int):
+        return steps
+    try:
+        with open(facts.folder / LOGS / rank_log(0), "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL))
+            totals = _TOTAL.findall(file.read().decode(errors="replace"))
+    except OSError:
+        return None
+    return int(totals[-1]) if totals else None
+
+
+def left_s(facts: RunFacts) -> float | None:
+    """Returns the seconds that the steps left take at the speed of the last records.
+
+    None if the length or the speed of the run is not known. Evaluations and saves to come are not counted.
+    """
+    records, total = facts.metrics.records, total_steps(facts)
+    # The first record of a start includes the wait for its loaders.
+    recent = records[1:][-RECENT:] or records[-1:]
+    times = [record["step_s"] for record in recent if math.isfinite(record.get("step_s", math.nan))]
+    return max(0.0, (total - records[-1]["step"]) * fmean(times)) if total and times else None
+
+
+def taken_s(facts: RunFacts) -> float | None:
+    """Returns the seconds of all starts, without the time between them; None if they are not known."""
+    whole_s = account(facts.times).whole_s
+    if whole_s > 0:
+        return whole_s
+    seconds = facts.result.get("seconds")
+    return seconds if isinstance(seconds, int | float) and 0 < seconds < math.inf else None
+
+
+def gpu_hours(facts: RunFacts) -> float | None:
+    """Returns hours of the run times its ranks, each of which has a GPU; None for a run on CPUs.
+
+    A generation counts with the ranks that it had, as far as its restart says so.
+    """
+    usual = len(facts.environment)
+    if not usual or not facts.environment[0].get("device", "").startswith("cuda"):
+        return None
+    seconds = [its.whole_s for its in by_generation(facts.times)]
+    if not sum(seconds):
+        taken = taken_s(facts)
+        return None if taken is None else taken * usual / 3600
+    ranks = []
+    for its in facts.times:
+        known = its.restart.get("ranks")
+        if its.is_first:
+            ranks.append(usual)
+        else:
+            ranks.append(known if isinstance(known, int) and known > 0 else ranks[-1] if ranks else usual)
+    return sum(each * size for each, size in zip(seconds, ranks, strict=True)) / 3600
+
+
+def energy_j(facts: RunFacts) -> float | None:
+    """Returns the joules that the GPUs took in steps that counted; None where no GPU counts them."""
+    joules = [record.get("gpu_joules", 0.0) for record in facts.metrics.records]
+    whole = sum(value for value in joules if math.isfinite(value) and value > 0)
+    return whole or None
