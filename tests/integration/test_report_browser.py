@@ -13,6 +13,7 @@ from PIL import Image
 from tests.support.browser import CHROMIUM, Browser, browser
 from tests.support.report_folders import failed_run, long_run, restarted_run, timed_out_run
 from trainer.report.board import Text, row, write_board
+from trainer.report.compare import write_comparison
 from trainer.report.page import write_report
 
 pytestmark = pytest.mark.skipif(
@@ -88,6 +89,68 @@ def test_arrow_keys_show_one_point_after_another(page: Browser, tmp_path: Path) 
                 windowsVirtualKeyCode={"Tab": 9, "ArrowLeft": 37}[key],
             )
     assert page.value("document.querySelector('.tip').innerText").splitlines()[0] == "step 50"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report and a comparison that have something of everything."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [
+        restarted_run(folder / "first-run"),
+        long_run(folder / "a-run-whose-name-is-long-and-has-no-blank", steps=120_000, every=1000),
+        timed_out_run(folder / "try-3"),
+        failed_run(folder / "try-4"),
+    ]
+    return {
+        "report": write_report(runs[0], reload_s=3600.0),
+        "failed": write_report(runs[2]),
+        "comparison": write_comparison(runs),
+    }
+
+
+SCREENS = {"desktop": (1280, False), "phone": (360, False), "dark": (1280, True)}
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("name", ["report", "failed", "comparison"])
+def test_no_text_lies_on_another_and_the_console_has_no_error(
+    page: Browser, pages: dict[str, Path], tmp_path: Path, name: str, screen: str
+) -> None:
+    width, dark = SCREENS[screen]
+    page.open(pages[name], width, dark)
+    page.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    assert page.overlapping() == []
+    assert page.value("document.documentElement.scrollWidth") <= width
+    picture = tmp_path / f"{name}-{screen}.png"  # kept by pytest for people to look at
+    picture.write_bytes(page.picture())
+    with Image.open(picture) as image:
+        assert image.width == width
+        brightness = image.convert("L").resize((1, 1)).getpixel((0, 0))
+    assert brightness < 80 if dark else brightness > 200
+    assert page.errors() == []
+
+
+def test_text_that_lies_on_another_is_found(page: Browser, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    broken.write_text("<p>above</p><p style='position: relative; top: -30px'>below</p><p>apart</p>")
+    page.open(broken)
+    assert page.overlapping() == [["above", "below"]]
+
+
+def test_pointer_on_a_comparison_shows_each_run_that_has_a_value_there(
+    page: Browser, pages: dict[str, Path]
+) -> None:
+    page.open(pages["comparison"])
+    page.value("document.querySelector('.chart').focus()")
+    left, top, width = page.value(
+        "(b => [b.left, b.top, b.width])(document.querySelector('.plot').getBoundingClientRect())"
+    )
+    names = "[...document.querySelectorAll('.tip:not([hidden]) div')].map(d => d.innerText.split(' ')[0])"
+    page.point_at(left + 1, top + 20)
+    assert page.value(names) == ["first-run", "a-run-whose-name-is-long-and-has-no-blank", "try-3", "try-4"]
+    page.point_at(left + 0.9 * width, top + 20)
+    assert page.value(names) == ["a-run-whose-name-is-long-and-has-no-blank"]
+    assert page.errors() == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

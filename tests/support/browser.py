@@ -3,6 +3,7 @@
 It opens a page, moves the pointer, and sees errors and requests.
 """
 
+import base64
 import json
 import os
 import shutil
@@ -25,6 +26,42 @@ _QUIET = (
 _AT_ONCE = "--allow-pre-commit-input"
 """Pointer and keys reach a page before its first picture; else they are dropped until then."""
 _SHOWN = "new Promise(shown => requestAnimationFrame(() => requestAnimationFrame(shown)))"
+
+
+_OVERLAPPING = """(() => {
+  const seen = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const clipped = (box, node) => {
+    let {left, top, right, bottom} = box;
+    for (let one = node.parentElement; one && one !== document.body; one = one.parentElement) {
+      if (getComputedStyle(one).overflow === "visible") continue;
+      const edge = one.getBoundingClientRect();
+      left = Math.max(left, edge.left); right = Math.min(right, edge.right);
+      top = Math.max(top, edge.top); bottom = Math.min(bottom, edge.bottom);
+    }
+    return {left, top, right, bottom};
+  };
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const inside = node.parentElement;
+    if (!node.data.trim() || inside.closest("script, style, svg") || !inside.checkVisibility()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) seen.push([node, clipped(box, node)]);
+  }
+  seen.sort(([, one], [, other]) => one.top - other.top);
+  const found = [];
+  seen.forEach(([node, box], at) => {
+    for (let next = at + 1; next < seen.length && seen[next][1].top < box.bottom - LEAST; next++) {
+      const [other, its] = seen[next];
+      const width = Math.min(box.right, its.right) - Math.max(box.left, its.left);
+      const height = Math.min(box.bottom, its.bottom) - its.top;
+      if (other === node || width <= LEAST || height <= LEAST) continue;
+      found.push([node.data.trim(), other.data.trim()]);
+    }
+  });
+  return found;
+})()"""
+_LEAST_PX = 3
+"""Overlap in both directions that counts: boxes of letters are higher than what is drawn in them."""
 
 
 class Browser:
@@ -75,6 +112,16 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def overlapping(self) -> list[list[str]]:
+        """Returns pairs of texts in the page that are drawn over each other."""
+        pairs: list[list[str]] = self.value(_OVERLAPPING.replace("LEAST", str(_LEAST_PX)))
+        return pairs
+
+    def picture(self) -> bytes:
+        """Returns the whole page as PNG."""
+        whole: str = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
+        return base64.b64decode(whole)
 
     def point_at(self, x: float, y: float) -> None:
         """Moves the pointer, in pixels of the window."""
