@@ -1,5 +1,6 @@
 """The report's colours: people with a colour-blind eye tell the curves of one chart apart."""
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import combinations, pairwise
@@ -50,7 +51,7 @@ def lab(color: str, eye: str) -> tuple[float, float, float]:
 
 
 def distance(one: str, other: str, eye: str) -> float:
-    return sum((a - b) ** 2 for a, b in zip(lab(one, eye), lab(other, eye), strict=True)) ** 0.5
+    return math.dist(lab(one, eye), lab(other, eye))
 
 
 @pytest.mark.parametrize("eye", SEEN)
