@@ -169,7 +169,7 @@ bench-goodput: venv horovod ## runs with a fault in each minute, ours and open_c
 bench-install: venv ## install what a login node needs from a wheel, into a new environment: megabytes and seconds; the last line is JSON
 	@$(PY) -m benchmarks.install $(BENCH_ARGS)
 
-bench-step: venv ## a training step on one CPU core, ours and open_clip_train's in turns; the last line is JSON; BENCH_ARGS='--help'
+bench-step: venv ## a step on one CPU core against open_clip_train's, and Horovod's against DDP's on two ranks; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.step $(BENCH_ARGS)
 
 bench-hang: venv ## limits that ranks learn from their steps: false alarms, seconds until a stopped rank is named; the last line is JSON
