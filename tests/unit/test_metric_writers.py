@@ -53,6 +53,17 @@ def test_tensorboard_gets_records_and_evaluations_under_the_names_of_metrics_jso
     assert {name.partition("/")[0] for name in found} >= {"train", "eval", "perf"}
 
 
+def test_tensorboard_shows_the_job_of_each_start_without_its_environment(tmp_path: Path) -> None:
+    job = tiny_job(optim={"lr": 0.125, "steps": 6}).model_copy(update={"env": {"HF_TOKEN": "a-secret"}})
+    log_events(job, tmp_path, [{"step": 1, "loss": 2.0}])
+    log_events(job, tmp_path, [{"step": 2, "loss": 2.0}], steps_done=1)
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    first, second = read.Tensors("job/text_summary")
+    assert (first.step, second.step) == (1, 2)
+    assert b"    lr = 0.125" in first.tensor_proto.string_val[0]
+    assert b"a-secret" not in b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
+
+
 def test_tensorboard_forgets_the_steps_that_come_again(tmp_path: Path) -> None:
     log_events(tiny_job(), tmp_path, [{"step": step, "loss": 1.0} for step in range(1, 6)])
     log_events(tiny_job(), tmp_path, [{"step": step, "loss": 2.0} for step in range(4, 8)], steps_done=3)

@@ -14,13 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import tomli_w
+
 from trainer.config import Job, Logging
-from trainer.config.loader import recorded
+from trainer.config.loader import own_keys, recorded
 from trainer.errors import InputError, Preempted
 from trainer.run.layout import TENSORBOARD, WANDB, WANDB_ID_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.plain import read_plain
 from trainer.telemetry.tags import tag
+from trainer.text.masking import masked_values
 
 log = logging.getLogger("clipship")
 
@@ -57,7 +60,7 @@ def open_writers(job: Job, folder: Path, steps_done: int) -> list[MetricWriter]:
     check_installed(job.logging)
     writers: list[MetricWriter] = []
     if job.logging.tensorboard:
-        writers.append(TensorBoard(folder / TENSORBOARD, steps_done))
+        writers.append(TensorBoard(folder / TENSORBOARD, steps_done, job_text(job)))
     if job.logging.wandb != "off":
         writers.append(Wandb(job, folder))
     return writers
@@ -69,11 +72,13 @@ class TensorBoard:
     Steps that a killed run did after its last checkpoint are purged, since they come again.
     """
 
-    def __init__(self, folder: Path, steps_done: int) -> None:
+    def __init__(self, folder: Path, steps_done: int, job: str) -> None:
+        """`job` is what each start shows under Text, as Markdown."""
         from torch.utils.tensorboard import SummaryWriter
 
         _say_errors_of_its_thread_once()
         self._writer = SummaryWriter(str(folder), purge_step=steps_done + 1)
+        self._writer.add_text("job", job, steps_done + 1)
 
     def write(self, values: Mapping[str, object]) -> None:
         step = values["step"]
@@ -133,6 +138,12 @@ class Wandb:
         if error is None or isinstance(error, Preempted) or self._offline:
             self._run.finish()
             self._wandb.teardown()  # only then has its own process written everything to disk
+
+
+def job_text(job: Job) -> str:
+    """Returns what the job's file sets, as a code block of Markdown, without [env] and secrets."""
+    table = {name: section for name, section in own_keys(job).items() if name != "env"}
+    return "\n".join(f"    {line}" for line in tomli_w.dumps(masked_values(table)).splitlines())
 
 
 def _say_errors_of_its_thread_once() -> None:
