@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from trainer.comm.backends import BACKENDS, Launcher, row_of, starts_again
@@ -25,6 +27,7 @@ from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch.commands import answer_of
 from trainer.launch.hosts import KEEP_ALIVE, SSH_OPTIONS, Host, address_as_seen_by, rendezvous_address
 from trainer.launch.interrupt import line_for_signal
+from trainer.launch.live_line import LiveLine
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import is_asked_for, run_generations, wait_for_hosts
@@ -180,12 +183,14 @@ def start_ranks(
                 one_record_ends=not keeps_going,
             )
 
-        code = run_generations(
-            start_once,
-            lambda generation: not requests and asked_for(generation),
-            lambda: wait_for_hosts([host.name for host in hosts or ()], job.timeouts.init_s),
-            say,
-        )
+        live = LiveLine(partial(published_state, start.folder), start.ranks) if start.here else nullcontext()
+        with live:
+            code = run_generations(
+                start_once,
+                lambda generation: not requests and asked_for(generation),
+                lambda: wait_for_hosts([host.name for host in hosts or ()], job.timeouts.init_s),
+                say,
+            )
         # One supervisor may have left alone, cut off from others that went on.
         ends = [first_cause(start.folder), recorded_end()]
         end = next(filter(None, reversed(ends) if keeps_going else ends), None)
