@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.options import suggested
 from trainer.text.terminal import say, shown
 
 
@@ -17,7 +18,7 @@ Examples:
   clipship report runs/first-run --watch
   clipship report first-run try-2 try-3"""
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=suggested("runs"))
 @click.option(
     "--output",
     metavar="FILE",

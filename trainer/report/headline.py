@@ -128,7 +128,7 @@ def _cost(facts: RunFacts, ranks: int) -> Iterator[Tile]:
     left, taken = left_s(facts) if status(facts).kind == "open" else None, taken_s(facts)
     hours, joules = gpu_hours(facts), energy_j(facts)
     if left is not None:
-        yield Tile("time left", duration(left), "at the present speed")
+        yield Tile("time left", duration(left), "at its last speed")
     if taken is not None:
         yield Tile("time", duration(taken), many(ranks, "rank") if ranks else "")
     if hours is not None:
