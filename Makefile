@@ -39,7 +39,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -168,6 +168,9 @@ bench-goodput: venv horovod ## runs with a fault in each minute, ours and open_c
 
 bench-install: venv ## install what a login node needs from a wheel, into a new environment: megabytes and seconds; the last line is JSON
 	@$(PY) -m benchmarks.install $(BENCH_ARGS)
+
+bench-start: venv ## seconds to the first line, the first step, the end and the answer to Ctrl-C, against open_clip_train's; the last line is JSON
+	@$(PY) -m benchmarks.start $(BENCH_ARGS)
 
 bench-step: venv ## a step on one CPU core against open_clip_train's, and Horovod's against DDP's on two ranks; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.step $(BENCH_ARGS)
