@@ -1,4 +1,4 @@
-"""What a person waits for: `make bench-start`, ours against open_clip_train under torchrun on the same job.
+"""Measures what a person waits for: `make bench-start`, ours against open_clip_train on the same job.
 
 The job is the preset `laptop`: ViT-S-32-alt on made-up pictures, two ranks on the CPU. Four times are taken,
 in alternating turns, from what each side prints: from the command to its first line, to its first step, from
@@ -30,10 +30,10 @@ GOALS = {"first_line": 0.3, "first_step": 8.0, "done": 3.0, "ctrl_c": 0.3}
 """Seconds of ours, on two idle cores."""
 _STEPS, _BATCH, _RANKS = 20, 32, 2
 _EPOCH = "Train Epoch: "
-"""How open_clip_train's line of a step begins."""
+"""Begins open_clip_train's line of a step."""
 _LIMIT_S = 300.0
 _RESOLUTION_S = 0.01
-"""What is shorter counts as this in a ratio."""
+"""A shorter time counts as this in a ratio."""
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipship"
 
 

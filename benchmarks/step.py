@@ -36,7 +36,7 @@ _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Steps(Protocol):
-    """What makes a step when it is told to."""
+    """One side of a comparison, which makes a step when it is told to."""
 
     name: str
 

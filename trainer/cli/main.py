@@ -252,6 +252,7 @@ def run(
     name: str | None = None,
 ) -> int:
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
+    say(f"reading {job_path}")  # before the imports, which take longer than this
     from trainer.cli.describe import warnings
     from trainer.launch import local
     from trainer.run.folder import run_folder
