@@ -447,11 +447,8 @@ def test_an_interrupt_is_quiet_but_for_a_run_which_says_that_none_began(
     assert cli.main(["check", job]) == 130
     assert capsys.readouterr().err.strip() == ""
     assert cli.main(["run", job]) == 130
-    assert capsys.readouterr().err.splitlines() == [
-        f"clipship: reading {job}",
-        "",
-        "clipship: Ctrl-C: nothing was started",
-    ]
+    said = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert said == [f"clipship: reading {job}", "clipship: Ctrl-C: nothing was started"]
 
 
 def test_a_bug_keeps_its_traceback(job: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,4 +63,4 @@ def test_a_file_gets_whole_lines_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown(io.StringIO(), 0.3, monkeypatch) == ""
-    assert capsys.readouterr().err == "clipship: starting 2 ranks: they import torch and connect\n"
+    assert capsys.readouterr().err == "clipship: starting 2 ranks: importing torch, connecting\n"

@@ -62,7 +62,7 @@ class LiveLine:
 
     def _say_once(self) -> None:
         if not self._over.wait(FROM_S):
-            say(f"starting {many(self._ranks, 'rank')}: they import torch and connect")
+            say(f"starting {many(self._ranks, 'rank')}: importing torch, connecting")
 
     def _rewrite(self) -> None:
         shown = ""
