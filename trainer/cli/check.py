@@ -12,6 +12,7 @@ from trainer.config.batch_plan import plan, schedule
 from trainer.config.world_sizes import check_nodes
 from trainer.data.sample_counts import check_data, check_streams
 from trainer.data.shard_names import expand_shards
+from trainer.data.storage import check_storage
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.launch.local import KEEPING_GOING, launcher_for
@@ -45,6 +46,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: None if job.in_image else check_installed(job.logging),
         lambda: None if job.in_image else check_compiler(job.model),
         lambda: None if job.in_image else check_packages(job),
+        lambda: None if job.in_image else check_storage(job),
         lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
         lambda: check_run_folder(job, fresh=fresh),
     )
@@ -80,7 +82,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     if not job.in_image:
-        checks.append(lambda: check_packages(job))
+        checks += [lambda: check_packages(job), lambda: check_storage(job)]
     _refuse(checks)
     return job.data.synthetic_samples if job.data.kind == "synthetic" else None
 
@@ -100,6 +102,7 @@ def check_evaluated(job: Job) -> None:
         (
             lambda: check_model(job.model.name),
             lambda: check_packages(job),
+            lambda: check_storage(job),
             lambda: check_evaluation(job.eval),
             lambda: check_retrieval(job),
         )

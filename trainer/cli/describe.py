@@ -3,14 +3,16 @@
 Writes nothing; imports no torch.
 """
 
-import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 
+from trainer.cli.device_plan import device_rows, has_a_gpu, no_gpu_here, on_gpus
+from trainer.cli.disk_plan import checkpoint_rows, disk_of, too_little_disk
+from trainer.cli.environment_plan import environment_row, missing_here, not_in_the_image
 from trainer.cli.gpu_plan import gpu_rows, too_large
 from trainer.cli.secret_values import secret_warnings
 from trainer.cli.state_memory import in_memory, too_little_memory
+from trainer.cli.unused_keys import unused_keys
 from trainer.config import Data, Job
 from trainer.config.batch_plan import batch_text, plan, steps_per_epoch
 from trainer.config.schedulers import SCHEDULERS
@@ -19,16 +21,12 @@ from trainer.data.shard_names import expand_shards
 from trainer.image.stack_table import table
 from trainer.launch.local import launcher_for
 from trainer.model.fit import with_gpu_limit
-from trainer.model.packages import needed, not_named
 from trainer.run.folder import run_folder
 from trainer.sysinfo.imports import load
 from trainer.sysinfo.variables import name_problems
 from trainer.text.wording import many
 
 _SMALL_CONTRAST = 16
-_STORAGE = {"s3://": "s3fs", "gs://": "gcsfs"}
-_ANY_GPU = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files that exist if the machine has a GPU. Under Windows (WSL 2) the second one shows it."""
 
 
 def describe(job: Job, world_size: int, samples: int | None, *, local: bool, files: bool = True) -> str:
@@ -40,7 +38,8 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     """
     planned = with_gpu_limit(job, world_size)
     batch_plan = plan(planned, world_size)
-    on_gpus = _on_gpus(job, local=local)
+    gpus = on_gpus(job, local=local)
+    disk = disk_of(job, local=local) if files else None
     rows = [
         ("job", f"{job.name}, seed {job.seed}"),
         ("model", _model(job)),
@@ -51,20 +50,25 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
             else f"not checked: {_named(job.data.train)}",
         ),
         ("world", _world(job, world_size, local=local)),
-        ("device", _device(job, local=local)),
+        *device_rows(job, local=local),
+        environment_row(job, local=local),
         ("batch", batch_text(planned, batch_plan)),
-        *(gpu_rows(job, batch_plan, _total_steps(job, samples)) if on_gpus else []),
+        *(gpu_rows(job, batch_plan, _total_steps(job, samples)) if gpus else []),
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
         ("evaluation", _evaluation(job, files=files)),
         *(("in memory", text) for text in in_memory(job)),
         ("run folder", str(run_folder(job))),
+        *checkpoint_rows(job, disk),
         *(_summaries(job) if not local else []),
-        *(("warning", text) for text in _no_gpu_here(job, local=local)),
+        *(("warning", text) for text in no_gpu_here(job, local=local)),
+        *(("warning", text) for text in missing_here(job, local=local)),
+        *(("warning", text) for text in too_little_disk(job, disk)),
         *(("warning", text) for text in too_little_memory(job, local=local)),
-        *(("warning", text) for text in (too_large(job, batch_plan) if on_gpus else [])),
+        *(("warning", text) for text in (too_large(job, batch_plan) if gpus else [])),
         *(("warning", text) for text in warnings(job, samples)),
+        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
     ]
     return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
 
@@ -90,7 +94,7 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
             f"warmup_steps {optim.warmup_steps} is longer than the run of {steps} steps: lr {optim.lr:g} "
             "is never reached"
         )
-    if job.model.precision == "fp16" and not _has_a_gpu():
+    if job.model.precision == "fp16" and not has_a_gpu():
         yield (
             "precision fp16 needs a GPU for each rank, and this machine has none: bf16 and fp32 also run "
             "on CPUs"
@@ -98,7 +102,7 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
     if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     if job.in_image:
-        yield from _not_in_the_image(job)
+        yield from not_in_the_image(job)
     if job.image.tag is not None:
         yield from _known_bad(job)
     for name in job.schedulers:
@@ -106,36 +110,6 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
             yield from load(place)(job)
     yield from secret_warnings(job)
     yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
-
-
-def _has_a_gpu() -> bool:
-    """Returns whether this machine shows a GPU's device file; whether torch can use the GPU is not known."""
-    return any(map(os.path.exists, _ANY_GPU))
-
-
-def _not_in_the_image(job: Job) -> Iterator[str]:
-    """Yields a warning for each package that only a key of this job needs, so that the image may lack it."""
-    if lacking := not_named(job):
-        need = f"model.name = {job.model.name} needs {', '.join(lacking)} ({needed(job.model.name).reason})"
-        yield (
-            f"{need}: an image that is built from this job has it, an image of another job needs "
-            f"image.pip_packages = {json.dumps(lacking)}"
-        )
-    paths = [*job.data.train, *job.eval.retrieval, *job.eval.zero_shot]
-    wanted = {
-        "wandb": f'logging.wandb = "{job.logging.wandb}"' if job.logging.wandb != "off" else None,
-        **{
-            package: next((path for path in paths if path.startswith(scheme)), None)
-            for scheme, package in _STORAGE.items()
-        },
-    }
-    added = {re.split(r"[^\w.-]", text, maxsplit=1)[0].lower() for text in job.image.pip_packages}
-    for package, reason in wanted.items():
-        if reason and package not in added:
-            yield (
-                f"{reason} needs the package {package}, which the image has only with image.pip_packages = "
-                f'["{package}"]'
-            )
 
 
 def _known_bad(job: Job) -> Iterator[str]:
@@ -178,32 +152,6 @@ def _world(job: Job, world_size: int, *, local: bool) -> str:
     )
 
 
-def _device(job: Job, *, local: bool) -> str:
-    if job.resources.on_cpu:
-        key = 'device = "cpu"' if job.resources.device == "cpu" else "gpus_per_node = 0"
-        return f"the CPU (resources.{key})"
-    if job.asks_for_gpus:
-        return f"a GPU for each rank; a rank without one ends the run ({job.asks_for_gpus})"
-    if local and not _has_a_gpu():
-        return "the CPU (this machine has no GPU, and the job asks for none)"
-    return "a GPU for each rank if torch can use one, else the CPU (the job asks for no GPU)"
-
-
-def _on_gpus(job: Job, *, local: bool) -> bool:
-    """Returns whether it is known that the job's ranks compute on GPUs."""
-    if job.resources.on_cpu:
-        return False
-    return bool(job.asks_for_gpus or job.resources.gpu) or (local and _has_a_gpu())
-
-
-def _no_gpu_here(job: Job, *, local: bool) -> Iterator[str]:
-    if local and job.asks_for_gpus and not _has_a_gpu():
-        yield (
-            f"{job.asks_for_gpus}, but this machine has no GPU, and a rank without one ends the run: "
-            "--set resources.device=cpu trains on the CPU"
-        )
-
-
 def _launcher(job: Job, *, local: bool) -> str:
     if not local:
         for name, section in job.schedulers.items():
@@ -232,10 +180,17 @@ def _steps(job: Job, samples: int | None) -> str:
     remainder = samples - per_epoch * size
     tail = f"; {many(remainder, 'sample')} of each epoch left out" if remainder else ""
     total = f"{_total_steps(job, samples):,}"
-    how = (
-        f" = {many(epochs, 'epoch')} x {many(per_epoch, 'step')}" if epochs else f"; {per_epoch:,} per epoch"
-    )
-    return f"{total}{how}{tail}"
+    if not per_epoch:
+        return total
+    return f"{total} = {_epochs(job, per_epoch)} x {many(per_epoch, 'step')}{tail}"
+
+
+def _epochs(job: Job, per_epoch: int) -> str:
+    """Returns the length of the run in epochs, which is no whole number where the job gives steps."""
+    if job.optim.epochs is not None:
+        return many(job.optim.epochs, "epoch")
+    count = (job.optim.steps or 0) / per_epoch
+    return "1 epoch" if count == 1 else f"{count:,.0f} epochs" if count >= 100 else f"{count:.3g} epochs"
 
 
 def _learning(job: Job) -> str:

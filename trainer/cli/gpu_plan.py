@@ -9,8 +9,10 @@ from trainer.config.gpus import GIB, GPUS, Gpu
 from trainer.model.architecture import Architecture, architecture
 from trainer.model.fit import advice, fits, largest_micro_batch, memory_of
 from trainer.model.step_speed import step_speed
+from trainer.report.wording import span
 from trainer.text.wording import many
 
+_HOUR_S = 3600.0
 _PAGE = "docs/performance.md"
 _LEAST_GIB = 0.05
 """Parts of the memory below this are left out of the list."""
@@ -45,8 +47,16 @@ def _estimate(shape: Architecture, job: Job, batch_plan: BatchPlan, gpu: Gpu, st
     text = f"at most {speed.samples_s * gpus:,.0f} samples/s on {many(gpus, gpu.name)} (MFU {speed.mfu:.2f})"
     if steps is not None:
         hours = speed.hours(steps * batch_plan.global_batch_size, gpus)
-        text += f", {hours:,.1f} h, {hours * gpus:,.1f} GPU-hours at least"
+        text += f", {_time(hours)}, {_count(hours * gpus)} GPU-hours at least"
     return f"{text}; from the GPU's peak rates, not measured ({_PAGE})"
+
+
+def _count(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+
+
+def _time(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 1 else span(_HOUR_S * hours)
 
 
 def too_large(job: Job, batch_plan: BatchPlan) -> Iterator[str]:

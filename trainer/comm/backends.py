@@ -29,8 +29,12 @@ class BackendRow:
     """Value of `comm.backend`."""
     implementation: str
     """Class that implements the protocol, as "module:class"; called with job, world, device and heartbeat."""
+    library: str
+    """Python module of the library."""
     missing: str
     """Advice at the end of the message that its library cannot be imported."""
+    reads: tuple[str, ...]
+    """Keys and sections of `[comm]` that only some backends read, and this one does."""
     uses_master_address: bool
     """True if ranks connect at MASTER_ADDR and MASTER_PORT; else MPI or a launcher's server connects them."""
     how_ranks_connect: str
@@ -146,7 +150,9 @@ def _fsdp_problem(job: Job, ranks: int) -> str:
 _TORCH = BackendRow(
     name="torch",
     implementation="trainer.comm.torch_backend:TorchBackend",
+    library="torch",
     missing="`pip install torch` brings it",
+    reads=("comm.torch",),
     uses_master_address=True,
     how_ranks_connect="whose ranks connect at MASTER_ADDR",
     launchers=("clipship", "mpirun", "horovodrun"),
@@ -165,6 +171,7 @@ _FSDP = replace(
     _TORCH,
     name="fsdp",
     implementation="trainer.comm.fsdp_backend:FsdpBackend",
+    reads=("comm.fsdp", "comm.torch.device_backend"),
     reduced_mb=lambda _comm: _FSDP_BLOCK_MB,
     splits_model=True,
     problem=_fsdp_problem,
@@ -172,7 +179,9 @@ _FSDP = replace(
 _HOROVOD = BackendRow(
     name="horovod",
     implementation="trainer.comm.horovod_backend:HorovodBackend",
+    library="horovod",
     missing="`make horovod` builds it, or use backend = torch",
+    reads=("comm.horovod",),
     uses_master_address=False,
     how_ranks_connect="whose ranks connect over MPI or Horovod's own Gloo server",
     launchers=("mpirun", "horovodrun"),

@@ -198,6 +198,14 @@ class Slurm(SchedulerSection):
         return self.container != "none"
 
     @property
+    def environment(self) -> str:
+        """Python of the nodes, or the section's own image; "" if the ranks run in image.tag."""
+        if self.uses_image:
+            return f"{self.image} (slurm.image)" if self.image else ""
+        python = f"{self.python} (slurm.python)" if self.python else "the first `python` on PATH"
+        return f"{python} of the nodes{', after slurm.setup' if self.setup else ''}"
+
+    @property
     def starts_ranks_by(self) -> str:
         """Command that starts the ranks: `srun`, or `mpirun` inside the allocation."""
         return self.launcher

@@ -72,6 +72,11 @@ class SchedulerSection(Section):
         return True
 
     @property
+    def environment(self) -> str:
+        """Words for what the ranks run in; "" if it is the job's image, image.tag."""
+        return ""
+
+    @property
     def without_gpus(self) -> bool:
         """True if the section asks for no GPU."""
         return False

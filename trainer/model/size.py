@@ -1,9 +1,28 @@
 """Number of parameters of a model, from its config alone: for `clipship check`, which imports no torch."""
 
+from dataclasses import dataclass
+
+from trainer.config import Model
 from trainer.model.architecture import architecture
 
-_STATE_BYTES = 12
+_FLOAT32, _FLOAT64 = 4, 8
+_MOMENTS = 2
+"""Values that AdamW keeps for each trained parameter."""
+_STATE_BYTES = (1 + _MOMENTS) * _FLOAT32
 """Bytes of a parameter in float32 with AdamW's two moments."""
+
+
+@dataclass(frozen=True)
+class CheckpointBytes:
+    """Bytes of a checkpoint's two parts."""
+
+    weights: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole checkpoint; a few kilobytes of records are left out."""
+        return self.weights + self.optimizer
 
 
 def parameters(name: str) -> int | None:
@@ -20,3 +39,17 @@ def state_bytes(name: str) -> int | None:
     """Returns the bytes of weights and optimizer state of a model that is trained as a whole, or None."""
     count = parameters(name)
     return None if count is None else _STATE_BYTES * count
+
+
+def checkpoint_bytes(model: Model) -> CheckpointBytes | None:
+    """Returns the size of a checkpoint; None if the model's config does not say its size.
+
+    A locked tower has weights and no optimizer state.
+    """
+    shape = architecture(model.name)
+    if shape is None:
+        return None
+    each = _FLOAT64 if model.precision == "fp64" else _FLOAT32
+    towers = ((shape.image, model.lock_image), (shape.text, model.lock_text))
+    trained = sum(tower.parameters for tower, locked in towers if not locked)
+    return CheckpointBytes(each * shape.parameters, each * _MOMENTS * trained)

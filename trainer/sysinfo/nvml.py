@@ -4,7 +4,34 @@ Imports no torch, and loads the driver's library only when it is asked.
 """
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class GpuHere:
+    """One GPU of this machine."""
+
+    name: str
+    memory: int
+    """Bytes of its memory."""
+
+
+def gpus_here() -> list[GpuHere]:
+    """Returns this machine's GPUs; empty if the driver or the package that asks it is missing."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:  # an installation for a login node
+        return []
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            GpuHere(str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in handles
+        ]
+    except pynvml.NVMLError:
+        return []
 
 
 def gpu_handle(uuid: object) -> Any:

@@ -1,0 +1,182 @@
+"""`clipship check` names the keys that a job sets without effect."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.cli.describe import describe
+from trainer.cli.init import Wishes, job_text
+from trainer.cli.presets import preset_names
+from trainer.cli.unused_keys import UNUSED_KEYS, unused_keys
+from trainer.config import Job
+from trainer.config.keys import walk
+from trainer.config.loader import dump_job, job_from_table, load_job
+
+SHARDS = {"train": ["a.tar"]}
+SYNTHETIC = {"format": "synthetic"}
+
+
+def job_of(**sections: dict[str, Any]) -> Job:
+    job: dict[str, Any] = {"name": "run", "data": SHARDS, "optim": {"global_batch_size": 4, "steps": 2}}
+    for section, keys in sections.items():
+        job[section] = {**job.get(section, {}), **keys} if section != "data" else keys
+    return job_from_table(job, "a test")
+
+
+def unused(**sections: dict[str, Any]) -> dict[str, str]:
+    return {key: why for keys, why in unused_keys(job_of(**sections)) for key in keys}
+
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("data.synthetic_samples", {"data": {**SHARDS, "synthetic_samples": 8}}, {"data": {**SYNTHETIC}}),
+    ("data.on_bad_sample", {"data": {**SYNTHETIC, "on_bad_sample": "fail"}}, {"data": {**SHARDS}}),
+    (
+        "data.max_image_pixels",
+        {"data": {**SYNTHETIC, "max_image_pixels": 9}},
+        {"eval": {"retrieval": ["b.tar"]}},
+    ),
+    ("data.image_key", {"data": {"train": ["a.csv"], "image_key": ["x"]}}, {"eval": {"zero_shot": ["b"]}}),
+    (
+        "data.caption_key",
+        {"data": {"train": ["a.csv"], "caption_key": "x"}},
+        {"eval": {"retrieval": ["b.tar"]}},
+    ),
+    ("data.separator", {"data": {**SHARDS, "separator": ";"}}, {"eval": {"retrieval": ["b.csv"]}}),
+    ("data.index", {"data": {"train": ["a.csv"], "index": "i"}}, {"data": {**SHARDS}}),
+    (
+        "data.stream_samples",
+        {"data": {**SHARDS, "stream_samples": 9}},
+        {"data": {"train": ["pipe:cat a.tar"]}},
+    ),
+    (
+        "data.max_bad_share",
+        {"data": {**SHARDS, "max_bad_share": 0.5, "on_bad_sample": "fail"}},
+        {"data": {**SHARDS, "on_bad_sample": "skip"}},
+    ),
+    ("eval.batch_size", {"eval": {"batch_size": 8}}, {"eval": {"retrieval": ["b.tar"]}}),
+    ("timeouts.eval_s", {"timeouts": {"eval_s": 8.0}}, {"eval": {"retrieval": ["b.tar"]}}),
+    (
+        "eval.templates",
+        {"eval": {"templates": ["{}"], "retrieval": ["b.tar"]}},
+        {"eval": {"zero_shot": ["b"]}},
+    ),
+    (
+        "eval.class_key",
+        {"eval": {"class_key": "n", "zero_shot": ["b"]}},
+        {"eval": {"zero_shot": ["b.tar"], "class_names": ["c"]}},
+    ),
+    (
+        "model.cudnn_benchmark",
+        {"model": {"cudnn_benchmark": True}, "resources": {"device": "cpu"}},
+        {"resources": {"device": "gpu"}},
+    ),
+    (
+        "model.cudnn_benchmark",
+        {"model": {"cudnn_benchmark": True}, "comm": {"deterministic": True}},
+        {"comm": {"deterministic": False}},
+    ),
+    (
+        "resources.gpu",
+        {"resources": {"gpu": "H100", "gpus_per_node": 0}},
+        {"resources": {"gpus_per_node": 1}},
+    ),
+    (
+        "comm.torch.bucket_mb",
+        {"comm": {"torch": {"bucket_mb": 1.0}, "backend": "fsdp"}},
+        {"comm": {"backend": "torch"}},
+    ),
+    (
+        "comm.torch.bucket_mb",
+        {"comm": {"torch": {"bucket_mb": 1.0}, "deterministic": True}},
+        {"comm": {"deterministic": False}},
+    ),
+    (
+        "comm.torch.device_backend",
+        {"comm": {"torch": {"device_backend": "gloo"}, "backend": "horovod"}},
+        {"comm": {"backend": "fsdp"}},
+    ),
+    ("comm.fsdp.shard_degree", {"comm": {"fsdp": {"shard_degree": "node"}}}, {"comm": {"backend": "fsdp"}}),
+    ("comm.horovod.autotune", {"comm": {"horovod": {"autotune": True}}}, {"comm": {"backend": "horovod"}}),
+    (
+        "comm.nccl.debug",
+        {"comm": {"nccl": {"debug": "INFO"}, "torch": {"device_backend": "gloo"}}},
+        {"comm": {"backend": "horovod"}},
+    ),
+    ("recovery.backoff_s", {"recovery": {"backoff_s": 1.0}}, {"recovery": {"max_restarts": 1}}),
+    (
+        "recovery.keep_every_steps",
+        {"recovery": {"max_restarts": 1, "keep_in_memory": False, "keep_every_steps": 2}},
+        {"recovery": {"keep_in_memory": True}},
+    ),
+    ("logging.wandb_project", {"logging": {"wandb_project": "p"}}, {"logging": {"wandb": "offline"}}),
+    (
+        "health.preflight_s",
+        {"health": {"preflight": False, "preflight_s": 2.0}},
+        {"health": {"preflight": True}},
+    ),
+    ("health.non_finite_in_a_row", {"health": {"non_finite_in_a_row": 2}}, {"model": {"precision": "fp16"}}),
+    ("stack.torch", {"stack": {"torch": "2.13.0"}}, {"image": {"tag": "ours/clip:1"}}),
+    ("image.cuda_home", {"image": {"cuda_home": "/c", "tag": "ours/clip:1"}}, {"image": {"toolkit": "base"}}),
+    ("resources.mem_gb_per_gpu", {"resources": {"mem_gb_per_gpu": 9.0}}, {"slurm": {"partition": "gpu"}}),
+]
+"""A key, a job in which it has no effect, and what more of a job gives it one."""
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    both = dict(one)
+    for key, value in other.items():
+        both[key] = merged(both[key], value) if isinstance(value, dict) and key in both else value
+    return both
+
+
+@pytest.mark.parametrize(("key", "without", "more"), CASES)
+def test_a_key_is_named_only_while_it_has_no_effect(
+    key: str, without: dict[str, Any], more: dict[str, Any]
+) -> None:
+    assert key in unused(**without)
+    used = merged(without, more)
+    if more.get("data", {}).get("format") == "synthetic":
+        used["data"].pop("train")
+    elif more.get("data", {}).get("train"):
+        used["data"].pop("format", None)
+    assert key not in unused(**used)
+
+
+def test_every_row_has_a_case_and_names_keys_that_exist() -> None:
+    keys = {".".join(key) for key, _ in walk(Job)}
+    assert {key for row in UNUSED_KEYS for key in row.keys} <= keys
+    tested = [job_of(**without) for _, without, _ in CASES]
+    reasons = {why for job in tested for _, why in unused_keys(job)}
+    assert len(reasons) >= len({row.why for row in UNUSED_KEYS})
+
+
+def test_each_key_is_named_once_with_the_first_reason() -> None:
+    named = unused(
+        comm={"nccl": {"debug": "INFO"}, "torch": {"device_backend": "gloo"}}, resources={"device": "cpu"}
+    )
+    assert named == {"comm.nccl.debug": "[resources] asks for the CPU"}
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_presets_set_no_key_without_effect(preset: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(job_text(Wishes(preset)))
+    assert list(unused_keys(load_job(path))) == []
+
+
+def test_a_file_that_clipship_wrote_sets_all_keys_and_only_those_that_differ_count(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    job = job_of(recovery={"backoff_s": 1.0, "same_fault_limit": 2})
+    assert [keys for keys, _ in unused_keys(job)] == [("recovery.same_fault_limit", "recovery.backoff_s")]
+    path.write_text(dump_job(job))
+    assert [keys for keys, _ in unused_keys(load_job(path))] == [("recovery.backoff_s",)]
+
+
+def test_check_shows_keys_of_one_reason_on_one_line() -> None:
+    job = job_of(data=SYNTHETIC, recovery={"backoff_s": 1.0, "keep_in_memory": True})
+    lines = describe(job, 1, 1024, local=True).splitlines()
+    assert lines[-1] == (
+        "no effect   recovery.backoff_s, recovery.keep_in_memory: recovery.max_restarts is 0, so the first "
+        "fault ends the run"
+    )

@@ -1,0 +1,206 @@
+"""Finds keys that a job file sets and that change nothing, because other keys leave them without use.
+
+One row of a table for each reason. Keys of [slurm] and [kubernetes] are left out: only that scheduler reads
+them. Pure; imports no torch.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+from trainer.comm.backends import row_of
+from trainer.config import Data, Job
+from trainer.config.comm import TorchComm
+from trainer.config.loader import own_keys
+from trainer.config.schedulers import SCHEDULERS
+
+
+@dataclass(frozen=True)
+class UnusedKeys:
+    """Keys that have no effect on a run for one reason."""
+
+    keys: tuple[str, ...]
+    """Names of keys; that of a section stands for each key in it."""
+    unused: Callable[[Job], bool]
+    why: str
+    """Clause that follows a colon; `{backend}` stands for the job's comm.backend."""
+
+
+def _trains_on(job: Job, kind: str) -> bool:
+    return job.data.kind == kind
+
+
+def _reads(job: Job, kind: str) -> bool:
+    """Returns whether training or retrieval reads data of the kind."""
+    retrieval: tuple[Data, ...] = (job.retrieval_data,) if job.eval.retrieval else ()
+    return any(data.kind == kind for data in (job.data, *retrieval))
+
+
+def _evaluates(job: Job) -> bool:
+    return bool(job.eval.retrieval or job.eval.zero_shot)
+
+
+def _is_one_folder(job: Job) -> bool:
+    """Returns whether the zero-shot set is named as one folder, and not by shards or a pattern."""
+    names = job.eval.zero_shot
+    return len(names) == 1 and not PurePosixPath(names[0]).suffix and not set("*?[{") & set(names[0])
+
+
+def _never_steps_without_update(job: Job) -> bool:
+    return job.health.non_finite == "stop" and job.model.precision != "fp16"
+
+
+def _backend_ignores(key: str, job: Job) -> bool:
+    return not any(f"{key}.".startswith(f"{read}.") for read in row_of(job).reads)
+
+
+_NCCL = ("comm.nccl.algo", "comm.nccl.ib_hca", "comm.nccl.debug")
+_DDP = tuple(f"comm.torch.{name}" for name in TorchComm.model_fields if name != "device_backend")
+
+UNUSED_KEYS = (
+    UnusedKeys(
+        ("data.synthetic_samples",),
+        lambda job: not _trains_on(job, "synthetic"),
+        'data.format is not "synthetic"',
+    ),
+    UnusedKeys(
+        ("data.max_bad_share", "data.on_bad_sample"),
+        lambda job: _trains_on(job, "synthetic"),
+        'data.format = "synthetic" has no bad samples',
+    ),
+    UnusedKeys(
+        ("data.max_image_pixels", "data.max_member_bytes"),
+        lambda job: _trains_on(job, "synthetic") and not _evaluates(job),
+        'data.format = "synthetic" reads no file',
+    ),
+    UnusedKeys(
+        ("data.image_key",),
+        lambda job: not (_reads(job, "webdataset") or job.eval.zero_shot),
+        "the job reads no shards",
+    ),
+    UnusedKeys(
+        ("data.caption_key",),
+        lambda job: not _reads(job, "webdataset"),
+        "neither training nor retrieval reads shards",
+    ),
+    UnusedKeys(
+        ("data.image_column", "data.caption_column", "data.separator"),
+        lambda job: not _reads(job, "table"),
+        "neither training nor retrieval reads a table",
+    ),
+    UnusedKeys(
+        ("data.index",),
+        lambda job: not _trains_on(job, "webdataset") or job.data.streams,
+        "only shards in files are indexed",
+    ),
+    UnusedKeys(
+        ("data.stream_samples",), lambda job: not job.data.streams, "data.train names no stream (pipe:, -)"
+    ),
+    UnusedKeys(
+        ("data.max_bad_share",),
+        lambda job: job.data.on_bad_sample == "fail",
+        'data.on_bad_sample = "fail" allows no bad sample',
+    ),
+    UnusedKeys(
+        ("eval.every_steps", "eval.every_epochs", "eval.batch_size", "timeouts.eval_s"),
+        lambda job: not _evaluates(job),
+        "eval.retrieval and eval.zero_shot name no data",
+    ),
+    UnusedKeys(
+        ("eval.class_key", "eval.class_names", "eval.templates"),
+        lambda job: not job.eval.zero_shot,
+        "eval.zero_shot names no data",
+    ),
+    UnusedKeys(("eval.class_key",), _is_one_folder, "the folders of eval.zero_shot are the classes"),
+    UnusedKeys(
+        ("model.cudnn_benchmark", "resources.gpu", *_NCCL),
+        lambda job: job.resources.on_cpu,
+        "[resources] asks for the CPU",
+    ),
+    UnusedKeys(
+        ("model.cudnn_benchmark",),
+        lambda job: job.comm.deterministic,
+        "comm.deterministic = true turns it off",
+    ),
+    *(
+        UnusedKeys(keys, partial(_backend_ignores, keys[0]), 'comm.backend is "{backend}"')
+        for keys in (_DDP, ("comm.torch.device_backend",), ("comm.fsdp",), ("comm.horovod",))
+    ),
+    UnusedKeys(
+        _NCCL,
+        lambda job: (
+            job.comm.torch.device_backend == "gloo" and not _backend_ignores("comm.torch.device_backend", job)
+        ),
+        'comm.torch.device_backend = "gloo" does without NCCL',
+    ),
+    UnusedKeys(
+        (*_DDP, "comm.horovod.compression", "comm.find_unused_parameters"),
+        lambda job: job.comm.deterministic and not row_of(job).splits_model,
+        "comm.deterministic = true adds gradients up in another way",
+    ),
+    UnusedKeys(
+        tuple(
+            f"recovery.{name}"
+            for name in ("same_fault_limit", "backoff_s", "keep_in_memory", "keep_every_steps")
+        ),
+        lambda job: not job.recovery.max_restarts,
+        "recovery.max_restarts is 0, so the first fault ends the run",
+    ),
+    UnusedKeys(
+        ("recovery.keep_every_steps",),
+        lambda job: not job.recovery.keep_in_memory,
+        "recovery.keep_in_memory = false keeps no step",
+    ),
+    UnusedKeys(("logging.wandb_project",), lambda job: job.logging.wandb == "off", 'logging.wandb is "off"'),
+    UnusedKeys(("health.preflight_s",), lambda job: not job.health.preflight, "health.preflight is false"),
+    UnusedKeys(
+        ("health.non_finite_in_a_row",),
+        _never_steps_without_update,
+        'health.non_finite = "stop" ends the run at the first such step',
+    ),
+    UnusedKeys(
+        ("image", "stack"),
+        lambda job: job.image.tag is None,
+        "image.tag is not set, so the job has no image",
+    ),
+    UnusedKeys(
+        ("image.cuda_home",),
+        lambda job: "base" not in (job.image.toolkit, job.stack.torch),
+        'neither image.toolkit nor stack.torch is "base"',
+    ),
+    UnusedKeys(
+        ("resources.mem_gb_per_gpu",),
+        lambda job: not job.schedulers,
+        "the job names no scheduler ([slurm], [kubernetes])",
+    ),
+)
+"""Rows in the order in which they are reported; the first that holds for a key gives the reason."""
+
+
+def unused_keys(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields keys that the job sets without effect, with the reason; each key once."""
+    left = list(_set_keys(job))
+    for row in UNUSED_KEYS:
+        keys = tuple(key for key in left if any(f"{key}.".startswith(f"{name}.") for name in row.keys))
+        if keys and row.unused(job):
+            left = [key for key in left if key not in keys]
+            yield keys, row.why.format(backend=job.comm.backend)
+
+
+def _set_keys(job: Job) -> Iterator[str]:
+    """Yields the keys that the job's file sets.
+
+    A file that sets all keys was written by Clipship; then only those count that differ from the default.
+    """
+    needed = {name for name in type(job).model_fields if name not in SCHEDULERS}
+    return _names(own_keys(job, but_defaults=needed <= job.model_fields_set))
+
+
+def _names(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in table.items():
+        if isinstance(value, dict) and f"{prefix}{name}" not in ("env", "image.env"):
+            yield from _names(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
