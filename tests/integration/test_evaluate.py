@@ -232,6 +232,14 @@ def test_open_clip_itself_finds_the_same_of_a_checkpoint_of_open_clip_train(
     assert "retrieval_i2t_r1" in ran.stderr
 
 
+def test_eval_with_json_prints_one_object_and_no_table(weights: Path, folder: Path) -> None:
+    ran = clipship_eval(str(weights), "--model", VIT, "--data", str(folder / "captions.csv"), "--json")
+    assert ran.returncode == 0, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    assert {"checkpoint", "model", "retrieval_i2t_r1", "seconds"} <= json.loads(line).keys()
+    assert "retrieval_i2t_r1" not in ran.stderr
+
+
 def test_an_evaluation_that_is_asked_to_stop_leaves_with_75_and_blames_nobody(
     weights: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from trainer.cli.device_plan import device_rows, has_a_gpu, no_gpu_here, on_gpus
-from trainer.cli.disk_plan import checkpoint_rows, disk_of, too_little_disk
+from trainer.cli.disk_plan import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.cli.environment_plan import environment_row, missing_here, not_in_the_image
 from trainer.cli.gpu_plan import gpu_rows, too_large
 from trainer.cli.secret_values import secret_warnings
@@ -36,11 +36,22 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     `files` lets the files that the job names be opened. Raises InputError if the launcher cannot start the
     backend.
     """
-    planned = with_gpu_limit(job, world_size)
-    batch_plan = plan(planned, world_size)
-    gpus = on_gpus(job, local=local)
     disk = disk_of(job, local=local) if files else None
     rows = [
+        *rows_of(job, world_size, samples, disk, local=local, files=files),
+        *(("warning", text) for text in all_warnings(job, world_size, samples, disk, local=local)),
+        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
+    ]
+    return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
+
+
+def rows_of(
+    job: Job, world_size: int, samples: int | None, disk: Disk | None, *, local: bool, files: bool
+) -> list[tuple[str, str]]:
+    """Returns topic and text of each line that describes the run; a line without a topic continues one."""
+    planned = with_gpu_limit(job, world_size)
+    batch_plan = plan(planned, world_size)
+    return [
         ("job", f"{job.name}, seed {job.seed}"),
         ("model", _model(job)),
         (
@@ -53,7 +64,7 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
         *device_rows(job, local=local),
         environment_row(job, local=local),
         ("batch", batch_text(planned, batch_plan)),
-        *(gpu_rows(job, batch_plan, _total_steps(job, samples)) if gpus else []),
+        *(gpu_rows(job, batch_plan, total_steps(job, samples)) if on_gpus(job, local=local) else []),
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
@@ -62,15 +73,20 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
         ("run folder", str(run_folder(job))),
         *checkpoint_rows(job, disk),
         *(_summaries(job) if not local else []),
-        *(("warning", text) for text in no_gpu_here(job, local=local)),
-        *(("warning", text) for text in missing_here(job, local=local)),
-        *(("warning", text) for text in too_little_disk(job, disk)),
-        *(("warning", text) for text in too_little_memory(job, local=local)),
-        *(("warning", text) for text in (too_large(job, batch_plan) if gpus else [])),
-        *(("warning", text) for text in warnings(job, samples)),
-        *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
     ]
-    return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
+
+
+def all_warnings(
+    job: Job, world_size: int, samples: int | None, disk: Disk | None, *, local: bool
+) -> Iterator[str]:
+    """Yields a sentence for each thing that is too small or missing where the job runs; then `warnings`."""
+    yield from no_gpu_here(job, local=local)
+    yield from missing_here(job, local=local)
+    yield from too_little_disk(job, disk)
+    yield from too_little_memory(job, local=local)
+    if on_gpus(job, local=local):
+        yield from too_large(job, plan(with_gpu_limit(job, world_size), world_size))
+    yield from warnings(job, samples)
 
 
 def _summaries(job: Job) -> Iterator[tuple[str, str]]:
@@ -88,7 +104,7 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
             f"a global batch of {optim.global_batch_size} compares each pair with few others: a model learns "
             "better with hundreds or more"
         )
-    steps = _total_steps(job, samples)
+    steps = total_steps(job, samples)
     if steps is not None and optim.warmup_steps > steps:
         yield (
             f"warmup_steps {optim.warmup_steps} is longer than the run of {steps} steps: lr {optim.lr:g} "
@@ -160,7 +176,8 @@ def _launcher(job: Job, *, local: bool) -> str:
     return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
 
 
-def _total_steps(job: Job, samples: int | None) -> int | None:
+def total_steps(job: Job, samples: int | None) -> int | None:
+    """Returns the length of the run in steps; None if its samples are not counted yet."""
     if job.optim.steps is not None:
         return job.optim.steps
     if samples is None:
@@ -179,7 +196,7 @@ def _steps(job: Job, samples: int | None) -> str:
     per_epoch = steps_per_epoch(samples, size)
     remainder = samples - per_epoch * size
     tail = f"; {many(remainder, 'sample')} of each epoch left out" if remainder else ""
-    total = f"{_total_steps(job, samples):,}"
+    total = f"{total_steps(job, samples):,}"
     if not per_epoch:
         return total
     return f"{total} = {_epochs(job, per_epoch)} x {many(per_epoch, 'step')}{tail}"

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from trainer.cli.json_output import json_option, print_json
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.run.layout import JOB_FILE, RESULT_FILE
-from trainer.text.masking import MASK, masked_values
+from trainer.text.masking import MASK
 
 if TYPE_CHECKING:
     from trainer.config import Job
@@ -75,6 +76,7 @@ Without --data and --zero-shot, a checkpoint of Clipship is evaluated as its job
     metavar="KEY=VALUE",
     help="Change a key of the evaluation's job, e.g. eval.batch_size=256.",
 )
+@json_option("Print no table on stderr; stdout has one JSON object with and without it.")
 def command(
     checkpoint: str,
     data: tuple[str, ...],
@@ -84,12 +86,13 @@ def command(
     model: str | None,
     nproc: int,
     overrides: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Evaluate CHECKPOINT by retrieval and zero-shot classification; N ranks share the work.
 
     CHECKPOINT is a run (folder, job file or name in ./runs: its newest checkpoint), a checkpoint folder, a
     weights file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. A table goes to
-    stderr, one JSON object to stdout.
+    stderr, one JSON object to stdout: checkpoint, model, pretrained, the metrics under their names, seconds.
     """
     from trainer.config.loader import dump_job
     from trainer.launch.local import start_ranks
@@ -111,9 +114,10 @@ def command(
         if code:
             return code
         metrics = json.loads(result_path.read_text(encoding="utf-8"))
-    _show(metrics)
+    if not as_json:
+        _show(metrics)
     about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
-    click.echo(json.dumps(masked_values({**about, **metrics, "seconds": round(time.monotonic() - start, 1)})))
+    print_json({**about, **metrics, "seconds": round(time.monotonic() - start, 1)})
     return 0
 
 

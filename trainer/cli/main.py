@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.json_output import json_option, print_json
 from trainer.cli.longer import longer_option, say_what_changes
 from trainer.cli.options import (
     given_hosts,
@@ -27,7 +28,15 @@ from trainer.cli.options import (
 )
 from trainer.cli.presets import check_free, preset_names, preset_summary, schema_line, write_job_file
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, ClusterError, InputError, MachineError, StorageError
+from trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_FAILED,
+    ClusterError,
+    InputError,
+    MachineError,
+    StorageError,
+)
 from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, rank_log
 from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
@@ -203,7 +212,8 @@ def init(job_path: Path, preset: str | None, data: str, list_only: bool, force: 
 Examples:
   clipship check job.toml
   clipship check job.toml --nproc 2 --set optim.global_batch_size=256
-  clipship check job.toml --no-data    if only the cluster's nodes see the data"""
+  clipship check job.toml --no-data    if only the cluster's nodes see the data
+  clipship check job.toml --json"""
 )
 @job_argument
 @set_option
@@ -213,13 +223,33 @@ Examples:
     is_flag=True,
     help="Do not open the files that JOB names, if only the cluster's nodes see them.",
 )
-def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data: bool) -> None:
-    """Show the run that JOB describes, or every problem with it. Starts and writes nothing."""
+@json_option("Print one JSON object instead of the table, problems too.")
+def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data: bool, as_json: bool) -> int:
+    """Show the run that JOB describes, or every problem with it. Starts and writes nothing.
+
+    The object of --json has `ok`. If it is false, `problems` lists them, and the exit code is 2. Otherwise
+    it has name, run_folder, ranks, samples, steps, global_batch_size, batch_size_per_rank,
+    micro_batch_size, accumulation, checkpoint_bytes and disk_free_bytes; for GPUs gpu_bytes,
+    samples_per_s and hours, which are estimates; warnings; no_effect (key -> reason); and rows, the lines
+    of the table by topic. What is not known is null.
+    """
     from trainer.cli.describe import describe
 
-    job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
+    try:
+        job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
+    except InputError as problem:
+        if not as_json:
+            raise
+        print_json({"ok": False, "problems": str(problem).splitlines()})
+        return exit_code_of(problem)
     local = nproc is not None or not (job.resources.nodes > 1 or job.schedulers)
-    click.echo(shown(describe(job, world_size, samples, local=local, files=not no_data)), nl=False)
+    if as_json:
+        from trainer.cli.check_json import check_fields
+
+        print_json({"ok": True, **check_fields(job, world_size, samples, local=local, files=not no_data)})
+    else:
+        click.echo(shown(describe(job, world_size, samples, local=local, files=not no_data)), nl=False)
+    return EXIT_DONE
 
 
 @cli.command(
@@ -399,6 +429,11 @@ def _submission_checks(job: "Job", ranks: int | None, *, files: bool) -> "Iterat
         yield load(SCHEDULERS[name].validate)
 
 
+def exit_code_of(problem: InputError) -> int:
+    """Returns the exit code of a command that a problem ends: a full disk is no fault of the input."""
+    return EXIT_FAILED if isinstance(problem, StorageError) else EXIT_BAD_INPUT
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
@@ -413,7 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(arguments, prog_name="clipship", standalone_mode=False)
     except InputError as problem:
         say(problem)
-        return EXIT_FAILED if isinstance(problem, StorageError) else EXIT_BAD_INPUT
+        return exit_code_of(problem)
     except (ClusterError, MachineError) as problem:
         say(problem)
         return EXIT_FAILED

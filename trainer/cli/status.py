@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.json_output import json_option, print_json
 from trainer.cli.options import run_argument
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
 from trainer.launch.submission import find_submission, scheduler
@@ -15,11 +16,13 @@ from trainer.text.terminal import shown
 Examples:
   clipship status runs/first-run
   clipship status job.toml
-  clipship status runs/first-run --wide"""
+  clipship status runs/first-run --wide
+  clipship status runs/first-run --json"""
 )
 @run_argument
 @click.option("--wide", is_flag=True, help="Give each cause of lost time a line of its own.")
-def command(run: str, wide: bool) -> int:
+@json_option("Print one JSON object instead of the table.")
+def command(run: str, wide: bool, as_json: bool) -> int:
     """Show the state of RUN, from its scheduler and its run folder: step, speed, time left, last checkpoint.
 
     Also the share of its time in steps that counted, and what the rest was lost to. For a run that
@@ -27,8 +30,16 @@ def command(run: str, wide: bool) -> int:
 
     RUN is a run folder, a job file, or the name of a run in ./runs; submitted, or started here. Exit code 1:
     its scheduler does not answer.
+
+    The object of --json has run and state: none (no rank has started), starting, alive, quiet (silent for
+    longer than usual), dead or ended; done, last_sign (seconds since the epoch), step, steps, epoch (from
+    0), loss, samples_per_s, left_s, evaluation, checkpoint (step, path), taken_s, gpu_hours, energy_j,
+    useful_share, lost_s (cause -> seconds), restarts, end (exit_code, reason, rank, node, time) and
+    remarks. What is not known is null. A run that was submitted also has scheduler: its name, its id and
+    its answer.
     """
     from trainer.cli.progress import progress
+    from trainer.cli.status_json import state_of
 
     folder, submission = find_submission(run)
     rows, unknown = [], None
@@ -38,6 +49,10 @@ def command(run: str, wide: bool) -> int:
         except ClusterError as problem:
             unknown = problem
             rows = [("state", f"unknown: {problem}")]
+    if as_json:
+        asked = {"name": submission.to, "id": submission.id, "answer": dict(rows)} if submission else None
+        print_json({"run": str(folder), **state_of(folder), **({"scheduler": asked} if asked else {})})
+        return EXIT_DONE if unknown is None else EXIT_FAILED
     to = submission.to if submission else None
     # A scheduler reports the step only if this machine does not see the run folder.
     own = [] if any(topic == "step" for topic, _ in rows) else progress(folder, job_name(run), to, wide=wide)

@@ -1,0 +1,73 @@
+"""Fields of `clipship check --json` about a job that can run. Imports no torch."""
+
+from typing import Any
+
+from trainer.cli.describe import all_warnings, rows_of, total_steps
+from trainer.cli.device_plan import on_gpus
+from trainer.cli.disk_plan import disk_of
+from trainer.cli.unused_keys import unused_keys
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.config.gpus import GPUS
+from trainer.model.architecture import architecture
+from trainer.model.fit import memory_of, with_gpu_limit
+from trainer.model.size import checkpoint_bytes
+from trainer.model.step_speed import step_speed
+from trainer.run.folder import run_folder
+
+
+def check_fields(
+    job: Job, world_size: int, samples: int | None, *, local: bool, files: bool = True
+) -> dict[str, Any]:
+    """Returns what `describe` says, as numbers where it has numbers. What is not known is None.
+
+    The arguments are those of `trainer.cli.describe.describe`.
+    """
+    planned = with_gpu_limit(job, world_size)
+    batch_plan = plan(planned, world_size)
+    steps = total_steps(job, samples)
+    size = checkpoint_bytes(job.model)
+    disk = disk_of(job, local=local) if files else None
+    return {
+        "name": job.name,
+        "run_folder": str(run_folder(job)),
+        "ranks": world_size,
+        "samples": samples,
+        "steps": steps,
+        "global_batch_size": batch_plan.global_batch_size,
+        "batch_size_per_rank": batch_plan.batch_size_per_rank,
+        "micro_batch_size": batch_plan.micro_batch_size,
+        "accumulation": batch_plan.accumulation,
+        "checkpoint_bytes": None if size is None else size.total,
+        "disk_free_bytes": None if disk is None else disk.free,
+        **_of_gpu(job, world_size, steps, local=local),
+        "warnings": list(all_warnings(job, world_size, samples, disk, local=local)),
+        "no_effect": {key: why for keys, why in unused_keys(job) for key in keys},
+        "rows": _joined(rows_of(job, world_size, samples, disk, local=local, files=files)),
+    }
+
+
+def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dict[str, float | None]:
+    """Returns estimates: bytes of a GPU's memory, samples a second of all GPUs, hours of the run."""
+    fields: dict[str, float | None] = {"gpu_bytes": None, "samples_per_s": None, "hours": None}
+    shape, gpu = architecture(job.model.name), GPUS.get(job.resources.gpu or "")
+    if shape is None or not on_gpus(job, local=local):
+        return fields
+    batch_plan = plan(with_gpu_limit(job, world_size), world_size)
+    fields["gpu_bytes"] = memory_of(shape, job, batch_plan, gpu.memory if gpu else None).total
+    if gpu is not None:
+        speed = step_speed(shape, job, batch_plan, gpu)
+        fields["samples_per_s"] = speed.samples_s * world_size
+        if steps is not None:
+            fields["hours"] = speed.hours(steps * batch_plan.global_batch_size, world_size)
+    return fields
+
+
+def _joined(rows: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """Returns the texts by topic; a row without a topic continues the one above."""
+    joined: dict[str, list[str]] = {}
+    topic = ""
+    for name, text in rows:
+        topic = name or topic
+        joined.setdefault(topic, []).append(text)
+    return joined

@@ -1,0 +1,69 @@
+"""State of a run as `clipship status --json` prints it. Imports no torch and asks no scheduler."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.launch.liveness import State, inspect
+from trainer.report.cost import RECENT, energy_j, gpu_hours, left_s, taken_s, total_steps
+from trainer.report.folder import RunFacts, read_run
+from trainer.run.layout import EXIT_FILE, JOB_FILE, METRICS_FILE
+from trainer.telemetry.goodput import account
+
+_ENDS = ("exit_code", "reason", "rank", "node", "time")
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """Returns the fields of a run folder; before its first rank has started only `state`.
+
+    Names and units are those of metrics.jsonl; epochs count from 0. What is not known is None.
+    """
+    if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
+        return {"state": "none"}
+    facts = read_run(folder)
+    liveness = inspect(folder, facts)
+    return {
+        "state": liveness.state,
+        "done": facts.result.get("reason") == "done",
+        "last_sign": liveness.last or None,
+        **_progress(facts, liveness.state),
+        "evaluation": facts.metrics.evaluations[-1] if facts.metrics.evaluations else None,
+        "checkpoint": _checkpoint(facts.metrics.checkpoints),
+        **_costs(facts),
+        "restarts": len(facts.restarts),
+        "end": {name: facts.exit.get(name) for name in _ENDS} if facts.exit else None,
+        "remarks": list(facts.remarks),
+    }
+
+
+def _progress(facts: RunFacts, state: State) -> dict[str, Any]:
+    records = facts.metrics.records
+    last: Mapping[str, float] = records[-1] if records else {}
+    recent = records[1:][-RECENT:] or records[-1:]
+    speeds = [record["samples_per_s"] for record in recent if "samples_per_s" in record]
+    return {
+        "step": last.get("step"),
+        "steps": total_steps(facts),
+        "epoch": last.get("epoch"),
+        "loss": last.get("loss"),
+        "samples_per_s": sum(speeds) / len(speeds) if speeds else None,
+        "left_s": left_s(facts) if state == "alive" else None,
+    }
+
+
+def _checkpoint(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if not checkpoints:
+        return None
+    last = checkpoints[-1]
+    return {"step": last.get("step"), "path": str(last.get("checkpoint"))}
+
+
+def _costs(facts: RunFacts) -> dict[str, Any]:
+    times = account(facts.times)
+    return {
+        "taken_s": taken_s(facts),
+        "gpu_hours": gpu_hours(facts),
+        "energy_j": energy_j(facts),
+        "useful_share": times.useful_share,
+        "lost_s": dict(times.lost_s),
+    }
