@@ -7,6 +7,7 @@ EXIT_PREEMPTED = 75
 EXIT_START_AGAIN = 76
 """Code of supervisors that their launcher starts again at once, in the same start; no run ends with it."""
 EXIT_TIMED_OUT = 124
+EXIT_INTERRUPTED = 130
 
 
 class InputError(Exception):

@@ -90,15 +90,15 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, page: Path, width: int = 1280, dark: bool = False) -> None:
-        """Returns when it is loaded and shown."""
+    def open(self, page: Path | str, width: int = 1280, dark: bool = False) -> None:
+        """Returns when the page, a file or an address, is loaded and shown."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.events.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait_for_load()
         self.call("Runtime.evaluate", expression=_SHOWN, awaitPromise=True)
 

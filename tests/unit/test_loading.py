@@ -143,5 +143,5 @@ def test_an_evaluation_blames_the_user_for_nothing_that_the_machines_did(
 
     monkeypatch.setattr(rank, "build_model", build)
     with pytest.raises(type(error)) as raised:
-        rank._build(tiny_job(), alone)
+        rank.evaluate(tiny_job(), alone)
     assert raised.value is error

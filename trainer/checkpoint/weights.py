@@ -36,10 +36,20 @@ def with_loss_of_weights(job: Job, comm: Comm) -> Job:
     answer = comm.broadcast_object(answer)
     if isinstance(answer, str):
         raise InputError(answer)
-    if answer is None:
+    return _with_loss(job, answer)
+
+
+def with_loss_alone(job: Job) -> Job:
+    """Does what `with_loss_of_weights` does, in a process that has no ranks beside it."""
+    path = Path(job.model.pretrained or "")
+    return _with_loss(job, _has_bias(path) if path.is_file() else None)
+
+
+def _with_loss(job: Job, siglip: bool | None) -> Job:
+    if siglip is None:
         return job
     return job.model_copy(
-        update={"optim": job.optim.model_copy(update={"loss": "siglip" if answer else "clip"})}
+        update={"optim": job.optim.model_copy(update={"loss": "siglip" if siglip else "clip"})}
     )
 
 

@@ -145,6 +145,33 @@ def evaluation_job(
     """
     from trainer.cli.check import check_evaluated
     from trainer.config.loader import job_from_table
+
+    table, before = table_of_trained(checkpoint, model)
+    table |= {
+        "name": "eval",
+        "optim": {"global_batch_size": nproc, "steps": 1},
+        "timeouts": {"eval_s": LONGEST_S},
+        "eval": {**_kept(before, asked), **asked},
+    }
+    if MASK in json.dumps(table["eval"]):
+        raise InputError(
+            f"{checkpoint}: the data that its run was evaluated on had a secret in its address, which "
+            "checkpoints do not keep: give the data with --data or --zero-shot"
+        )
+    job = job_from_table(without_unset(table), "clipship eval", overrides)
+    if not (job.eval.retrieval or job.eval.zero_shot):
+        raise InputError(
+            "nothing to evaluate on: give --data for retrieval, --zero-shot for classification, or both"
+        )
+    check_evaluated(job)
+    return job
+
+
+def table_of_trained(checkpoint: str, model: str | None) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Returns [model] and [data] of a job that uses a trained model, and [eval] of the run that trained it.
+
+    `checkpoint` is what the user calls it, `model` what --model names. Raises InputError if there is none.
+    """
     from trainer.run.checkpoints import find_trained
 
     trained = find_trained(_run_or_weights(checkpoint))
@@ -153,25 +180,10 @@ def evaluation_job(
         raise InputError(f"{checkpoint}: no file beside these weights names their model: give --model NAME")
     before: Mapping[str, Any] = trained.job or {}
     table = {
-        "name": "eval",
         "data": {**before.get("data", {}), "format": "synthetic", "train": [], "weights": None},
         "model": {**before.get("model", {}), "name": name, "pretrained": trained.pretrained},
-        "optim": {"global_batch_size": nproc, "steps": 1},
-        "timeouts": {"eval_s": LONGEST_S},
-        "eval": {**_kept(before.get("eval", {}), asked), **asked},
     }
-    if MASK in json.dumps(table["eval"]):
-        raise InputError(
-            f"{checkpoint}: the data that its run was evaluated on had a secret in its address, which "
-            "checkpoints do not keep: give the data with --data or --zero-shot"
-        )
-    job = job_from_table(_without_unset(table), "clipship eval", overrides)
-    if not (job.eval.retrieval or job.eval.zero_shot):
-        raise InputError(
-            "nothing to evaluate on: give --data for retrieval, --zero-shot for classification, or both"
-        )
-    check_evaluated(job)
-    return job
+    return table, before.get("eval", {})
 
 
 def _run_or_weights(name: str) -> str:
@@ -195,10 +207,10 @@ def _kept(before: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]
     return {key: value for key, value in before.items() if key not in other_sets | other_classes}
 
 
-def _without_unset(table: Mapping[str, Any]) -> dict[str, Any]:
+def without_unset(table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the table without the keys that hold None, as a job file leaves them out."""
     return {
-        key: _without_unset(value) if isinstance(value, Mapping) else value
+        key: without_unset(value) if isinstance(value, Mapping) else value
         for key, value in table.items()
         if value is not None
     }

@@ -32,6 +32,7 @@ from trainer.errors import (
     EXIT_BAD_INPUT,
     EXIT_DONE,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     ClusterError,
     InputError,
     MachineError,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from trainer.config import Job
     from trainer.launch.hosts import Host
 
-EXIT_INTERRUPTED = 130
 _ELSEWHERE = (
     "if only the cluster's nodes see the files of the job, use `clipship check --no-data` and `clipship "
     "submit --no-check`"
@@ -77,6 +77,10 @@ LAZY_COMMANDS = {
     "eval": (
         "trainer.cli.evaluate:command",
         "Evaluate a checkpoint, ours or open_clip's: retrieval, zero-shot classification.",
+    ),
+    "search": (
+        "trainer.cli.search:command",
+        "Find the pictures of a folder that are nearest to a text, on a page on this machine.",
     ),
     "image": ("trainer.cli.image:command", "Build, verify and publish the container image of a job."),
     "data": ("trainer.cli.data:command", "Inspect shards: statistics, a contact sheet."),

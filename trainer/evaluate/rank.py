@@ -9,8 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-from open_clip.pretrained import download_pretrained_from_hf
-
 from trainer.checkpoint.weights import with_loss_of_weights
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
@@ -19,8 +17,8 @@ from trainer.config.batch_plan import plan
 from trainer.config.loader import load_job
 from trainer.data.processes import start_process_server
 from trainer.evaluate.evaluation import Evaluation
-from trainer.model.build import Clip, build_model
-from trainer.model.loading import loading
+from trainer.model.build import build_model
+from trainer.model.loading import check_hub_weights
 from trainer.safe_io.atomic import write_json
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
@@ -28,8 +26,6 @@ from trainer.supervise.world import World
 from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
-
-_HUB = "hf-hub:"
 
 
 def main(job_path: str, result_path: str) -> int:
@@ -65,17 +61,10 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
     log.info("%-12s %s, %s on %s", "world", many(comm.world.size, "rank"), comm.name, comm.device)
     evaluation = Evaluation(job, comm)
     job = with_loss_of_weights(job, comm)
-    clip = _build(job, comm)
+    clip = build_model(job, plan(job, comm.world.size), comm)
+    check_hub_weights(job)
     comm.heartbeat.begin_phase("evaluation")
     return evaluation(clip, lambda: comm.heartbeat.stop_requested)
-
-
-def _build(job: Job, comm: Comm) -> Clip:
-    clip = build_model(job, plan(job, comm.world.size), comm)
-    if job.model.name.startswith(_HUB):  # if the hub has no weights, open_clip uses random ones
-        with loading(job, None):
-            download_pretrained_from_hf(job.model.name.removeprefix(_HUB), cache_dir=job.model.cache_dir)
-    return clip
 
 
 if __name__ == "__main__":

@@ -78,6 +78,17 @@ def build_model(
     return replace(clip, kernels=use_kernels(clip.model, job.model))
 
 
+def build_alone(job: Job, device: torch.device) -> Clip:
+    """Returns the job's model on the device, in a process that has no ranks beside it, to be used as it is.
+
+    Raises InputError.
+    """
+    clip = untrained(job)
+    _place(clip.model, job.model, device, device)
+    choose_gpu_math(job, clip.model, device)
+    return replace(clip, kernels=use_kernels(clip.model, job.model))
+
+
 def features(
     model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

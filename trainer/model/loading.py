@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from open_clip.pretrained import download_pretrained_from_hf
+
 from trainer.checkpoint.weights import cause, holds_bias
 from trainer.config import Job
 from trainer.errors import InputError, StorageError
@@ -31,6 +33,7 @@ _ENVIRONMENT = (OSError, RuntimeError)
 """Exceptions that open_clip raises for missing files or packages; other exceptions about one of its own
 models are bugs.
 """
+_HUB = "hf-hub:"
 _SHAPES = "Error(s) in loading state_dict"
 
 
@@ -56,6 +59,16 @@ def check_weights(pretrained: str | None) -> bool:
     Raises InputError if the file holds no weights.
     """
     return pretrained is not None and os.path.isfile(pretrained) and holds_bias(Path(pretrained))
+
+
+def check_hub_weights(job: Job) -> None:
+    """Raises InputError if the model is a hub's and the hub has no weights.
+
+    open_clip would use random ones.
+    """
+    if job.model.name.startswith(_HUB):
+        with loading(job, None):
+            download_pretrained_from_hf(job.model.name.removeprefix(_HUB), cache_dir=job.model.cache_dir)
 
 
 def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError | None:

@@ -1,0 +1,216 @@
+"""The command `clipship search`. Its input is checked before anything imports torch."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trainer.cli.evaluate import table_of_trained, without_unset
+from trainer.cli.options import suggested
+from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
+from trainer.run.checkpoints import WEIGHTS
+from trainer.text.terminal import one_line, say
+from trainer.text.wording import many
+
+if TYPE_CHECKING:
+    from trainer.config import Job
+    from trainer.search.index import Index
+    from trainer.search.pictures import Picture
+    from trainer.search.server import Server
+
+_NAMED = 20
+"""Pictures that cannot be used and are named; more are counted."""
+_EVERY_S = 10.0
+"""Seconds between two lines about the progress where there is no terminal."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship search runs/digits --images pictures/
+  clipship search digits --images pictures/ --once 'a handwritten seven' --top 5
+  clipship search ViT-B-32:laion2b_s34b_b79k --images ~/Pictures --port 8080"""
+)
+@click.argument("checkpoint", metavar="RUN", shell_complete=suggested("runs"))
+@click.option(
+    "--images",
+    required=True,
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Folder of the pictures, also of those in the folders below it.",
+)
+@click.option(
+    "--once",
+    metavar="TEXT",
+    help="Print the nearest files, each behind its similarity, instead of serving a page.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Number of files that --once prints.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="N",
+    help="Port of the page; without it, a free one.",
+)
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model of the weights: a name of open_clip, or a config file; Clipship's checkpoints know theirs.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=suggested("keys"),
+    help="Change a key of the search's job, e.g. eval.batch_size=256.",
+)
+def command(
+    checkpoint: str,
+    images: Path,
+    once: str | None,
+    top: int,
+    port: int,
+    model: str | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Find the pictures in FOLDER that are nearest to a text, on a page that this machine serves to itself.
+
+    RUN is a run (folder, job file or name in ./runs: its newest checkpoint), a checkpoint folder, a weights
+    file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. The features of the pictures
+    are kept in ~/.cache/clipship/search, so that a later start is fast; new and changed pictures are added.
+    The page's address goes to stdout. It has a random token, without which nobody can open the page. Ctrl-C
+    ends it.
+    """
+    from trainer.search.pictures import find_pictures
+
+    if once is not None and not once.strip():
+        raise InputError("--once: the text is empty: say what the picture shows")
+    job = search_job(checkpoint, model, overrides)
+    left_out = _LeftOut()
+    pictures = find_pictures(images, left_out)
+    try:
+        with nullcontext() if once is not None else _server(port) as server:
+            index = _index(job, images, pictures, left_out)
+            left_out.count()
+            if once is not None:
+                for match in index.nearest(once, top):
+                    click.echo(f"{match.similarity:.3f}  {one_line(str(images / match.name))}")
+            if server is not None:
+                _serve(server, index, _about(job))
+    except KeyboardInterrupt:
+        click.echo("\nclipship: Ctrl-C: the search has ended", err=True)
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+def search_job(checkpoint: str, model: str | None, overrides: Sequence[str]) -> "Job":
+    """Returns a job that only uses the model, with the limits of its run for pictures.
+
+    Raises InputError that lists every problem.
+    """
+    from trainer.cli.check import check_evaluated
+    from trainer.config.loader import job_from_table
+
+    table, evaluation = table_of_trained(checkpoint, model)
+    table |= {
+        "name": "search",
+        "optim": {"global_batch_size": 1, "steps": 1},
+        "eval": {key: value for key, value in evaluation.items() if key == "batch_size"},
+    }
+    job = job_from_table(without_unset(table), "clipship search", overrides)
+    check_evaluated(job)
+    return job
+
+
+def _server(port: int) -> "Server":
+    from trainer.search.server import Server
+
+    return Server(port)
+
+
+def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_LeftOut") -> "Index":
+    """Loads the model, and lets the pictures pass it whose features are not kept."""
+    say(f"{many(len(pictures), 'picture')} in {one_line(str(images))}; loading {_about(job)}")
+    if job.model.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    with _progress() as done:
+        from trainer.search.cache import cache_file
+        from trainer.search.files import PictureFolder
+        from trainer.search.index import open_index
+        from trainer.search.model import SearchModel
+
+        folder = PictureFolder(images, job.data.max_member_bytes, job.data.max_image_pixels)
+        return open_index(SearchModel(job), folder, pictures, cache_file(job, images), done, left_out)
+
+
+def _serve(server: "Server", index: "Index", about: str) -> None:
+    server.index, server.about = index, about
+    say("open this address in a browser on this machine; Ctrl-C ends the search")
+    click.echo(server.url)
+    server.serve_forever()
+
+
+def _about(job: "Job") -> str:
+    """Returns how people call the model: its name, and its tag or the end of its weights' path."""
+    name = Path(job.model.name).stem if job.model.name.endswith(".json") else job.model.name
+    weights = Path(job.model.pretrained or "")
+    if job.model.pretrained and weights.is_file():
+        run = weights.parent.parent.parent.name if weights.name == WEIGHTS else ""
+        return f"{name} from {'/'.join(filter(None, (run, weights.parent.name, weights.name)))}"
+    return f"{name}:{job.model.pretrained}" if job.model.pretrained else name
+
+
+class _LeftOut:
+    """Names the first pictures that cannot be used, and counts the others."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, sentence: str) -> None:
+        self._number += 1
+        if self._number <= _NAMED:
+            say(f"left out: {sentence}")
+
+    def count(self) -> None:
+        """Says how many were not named."""
+        if self._number > _NAMED:
+            say(f"left out: {self._number - _NAMED:,} more")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Shows a bar in a terminal, elsewhere a line now and then.
+
+    Yields the function that gets the number of pictures so far and of all.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    spoken = math.inf
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("loading the model", total=None)
+
+        def done(count: int, total: int) -> None:
+            nonlocal spoken
+            bar.update(task, description="embedding pictures", completed=count, total=total)
+            now = time.monotonic()
+            spoken = min(spoken, now)  # it begins with the first picture
+            if not console.is_terminal and now - spoken > _EVERY_S:
+                spoken = now
+                say(f"embedded {count:,} of {many(total, 'picture')}")
+
+        yield done

@@ -1,0 +1,92 @@
+"""Keeps the features of pictures between starts, in the user's cache folder. Imports no torch.
+
+There is a file for each model and folder. It has a row for each picture, by name, size and time of change, so
+that only new and changed pictures pass the model again. A file that cannot be read counts as none.
+"""
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import Job
+from trainer.run.checkpoints import MANIFEST
+from trainer.safe_io.atomic import replacing
+from trainer.search.pictures import Picture
+
+Features = NDArray[np.float32]
+"""Unit vectors [n, D]; of one picture, [D]."""
+FORMAT = 1
+"""Number that changes with the way in which features are computed or kept."""
+MOST_FILES = 32
+"""Files that the folder keeps; those that were used longest ago are removed."""
+
+
+def cache_file(job: Job, images: Path) -> Path | None:
+    """Returns the file for the features of this folder by this job's model.
+
+    Returns None if the user has no cache folder.
+    """
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if not os.path.isabs(folder):
+        return None
+    identity = [FORMAT, job.model.precision, _model(job), _weights(job), os.fsencode(images.resolve()).hex()]
+    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+    return Path(folder, "clipship", "search", f"{name}.npz")
+
+
+def read(path: Path | None) -> dict[Picture, Features]:
+    """Returns the features of each picture that the file has."""
+    if path is None:
+        return {}
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
+            rows = json.loads(content["pictures"].tobytes())
+            features = content["features"]
+        if features.dtype != np.float32 or features.shape[:1] != (len(rows),) or features.ndim != 2:
+            return {}
+        known = {Picture(*row): vector for row, vector in zip(rows, features, strict=True)}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return {}
+    with suppress(OSError):
+        os.utime(path)  # it was used last
+    return known
+
+
+def write(path: Path, features: Mapping[Picture, Features]) -> None:
+    """Replaces the file, whole or not at all; nobody else may read it. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    rows = [[picture.name, picture.size, picture.changed_ns] for picture in features]
+    names = np.frombuffer(json.dumps(rows).encode(), dtype=np.uint8)
+    with replacing(path, mode=0o600) as file:
+        np.savez(file, pictures=names, features=np.stack(list(features.values())))
+    kept = sorted(path.parent.glob("*.npz"), key=lambda each: each.stat().st_mtime, reverse=True)
+    for old in kept[MOST_FILES:]:
+        old.unlink(missing_ok=True)
+
+
+def _model(job: Job) -> str:
+    """Returns what names the model: its name, or the content of its config file."""
+    name = job.model.name
+    return Path(name).read_text(encoding="utf-8") if name.endswith(".json") else name
+
+
+def _weights(job: Job) -> object:
+    """Returns what tells the weights from others.
+
+    It is the checksum of Clipship's checkpoint; of another file its path, size and time of change; else
+    open_clip's tag.
+    """
+    weights = Path(job.model.pretrained or "")
+    if not job.model.pretrained or not weights.is_file():
+        return job.model.pretrained
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return json.loads((weights.parent / MANIFEST).read_text(encoding="utf-8"))["files"][weights.name]
+    status = weights.stat()
+    return [os.fsencode(weights.resolve()).hex(), status.st_size, status.st_mtime_ns]
