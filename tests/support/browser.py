@@ -60,6 +60,7 @@ _OVERLAPPING = """(() => {
   });
   return found;
 })()"""
+_LOADED = 'document.readyState === "complete" || new Promise(done => addEventListener("load", done))'
 _LEAST_PX = 3
 """Overlap in both directions that counts: boxes of letters are higher than what is drawn in them."""
 
@@ -103,9 +104,10 @@ class Browser:
         self.call("Runtime.evaluate", expression=_SHOWN, awaitPromise=True)
 
     def wait_for_load(self) -> None:
-        """Returns when a page has been loaded since `events` was last empty."""
+        """Returns when a page has been loaded since `events` was last empty, and its scripts have run."""
         while not self._seen("Page.loadEventFired"):
             self.events.append(self._read())
+        self.call("Runtime.evaluate", expression=_LOADED, awaitPromise=True)
 
     def value(self, expression: str) -> Any:
         """Returns the value of a JavaScript expression in the page."""

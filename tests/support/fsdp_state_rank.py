@@ -37,7 +37,8 @@ class OneOfEight(FsdpBackend):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
         self.world, self.device = World(0, RANKS, 0, RANKS, "here", "test"), torch.device("cuda", 0)
         self.heartbeat = Heartbeat.open({})
-        self._job, self._settings, self._control = job, job.comm.torch, None
+        self._job, self._settings = job, job.comm.torch
+        self._control = self._beside = None
         self._timer = CommTimer(self.device, self.heartbeat)
 
     def all_gather_object(self, value: Any) -> list[Any]:
