@@ -6,6 +6,8 @@ EXIT_BAD_INPUT = 2
 EXIT_PREEMPTED = 75
 EXIT_START_AGAIN = 76
 """Code of supervisors that their launcher starts again at once, in the same start; no run ends with it."""
+EXIT_LEFT_OUT = 77
+"""Code of a pod that leaves a run which goes on without it; no run ends with it."""
 EXIT_TIMED_OUT = 124
 EXIT_INTERRUPTED = 130
 

@@ -132,9 +132,9 @@ def _environment() -> dict[str, str]:
 def _rights(role: str) -> str:
     """A command that leaves the capabilities of root's container and allows no more, as the manifest says."""
     from tests.support.kubernetes_jobs import kubernetes_job
-    from trainer.launch.kubernetes.manifest import Manifest
+    from trainer.launch.kubernetes.mpijob import MpiJob
 
-    view = Manifest(kubernetes_job(kubernetes={"run_as_user": 0}))
+    view = MpiJob(kubernetes_job(kubernetes={"run_as_user": 0}))
     security = view.launcher_security if role == "launcher" else view.worker_security
     kept = ",".join(f"+{name.lower()}" for name in security["capabilities"]["add"])
     return f"setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,{kept}"

@@ -1,4 +1,4 @@
-"""Jobs for tests of the MPIJob: one for each thing that a manifest can say."""
+"""Jobs for tests of the manifests: one for each thing that a manifest can say."""
 
 from typing import Any
 
@@ -57,7 +57,24 @@ EVERYTHING: dict[str, Any] = {
     "ttl_s": 3600,
 }
 
+OF_MPIJOBS = (
+    "launcher_cpu",
+    "launcher_cpu_limit",
+    "launcher_mem_gb",
+    "launcher_annotations",
+    "launcher_start",
+)
+GANG = ("gang", "gang_queue")
+WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in (*OF_MPIJOBS, *GANG)}
+RECOVERY = {"max_restarts": 3, "spare_nodes": 1}
+
 CASES: dict[str, dict[str, Any]] = {
+    "job": {"kubernetes": {"kind": "job"}},
+    "job-recovery": {"kubernetes": {"kind": "job"}, "recovery": RECOVERY},
+    "job-everything": {"env": {"NOTE": HOSTILE}, "kubernetes": {**WITHOUT_LAUNCHER, "kind": "job"}},
+    "job-patched": {
+        "kubernetes": {"kind": "job", "patch": {"worker": {"spec": {"runtimeClassName": "nvidia"}}}}
+    },
     "torch": {},
     "horovod": {"comm": HOROVOD, "kubernetes": {"mounts": {"/scratch": "nfs:filer:/scratch"}}},
     "root": {"kubernetes": {"run_as_user": 0}},

@@ -35,11 +35,6 @@ class Nohup(SchedulerSection):
         """Never: the script runs as it is."""
         return False
 
-    @property
-    def starts_ranks_by(self) -> str:
-        """Always bash."""
-        return "bash"
-
 
 def render(job: Any) -> str:
     """Bash script that says its job's name and waits."""
@@ -47,6 +42,11 @@ def render(job: Any) -> str:
     return (
         f"renice -n {job.nohup.nice} $$ >/dev/null\necho {sh(job.name)} goes on >>{sh(log)}\nexec sleep 600\n"
     )
+
+
+def starter(job: Any) -> str:
+    """Always bash."""
+    return "bash"
 
 
 def validate(job: Any) -> None:
@@ -91,7 +91,13 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
 
 _HERE = "tests.support.toy_scheduler"
 ROW = SchedulerRow(
-    "nohup", f"{_HERE}:Nohup", f"{_HERE}:render", "The script for bash.", f"{_HERE}:validate", _HERE
+    "nohup",
+    f"{_HERE}:Nohup",
+    f"{_HERE}:render",
+    "The script for bash.",
+    f"{_HERE}:validate",
+    _HERE,
+    f"{_HERE}:starter",
 )
 
 if __name__ == "__main__":

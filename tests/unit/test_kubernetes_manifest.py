@@ -1,4 +1,4 @@
-"""The MPIJob: its whole text, what its values become, what it refuses.
+"""The manifests: their whole text, what its values become, what it refuses.
 
 tests/cluster/kubernetes has a real cluster.
 """
@@ -30,8 +30,9 @@ Golden = Callable[[str, str], None]
 
 
 def documents(job: Job) -> tuple[Any, Any]:
-    found = {document["kind"]: document for document in yaml.safe_load_all(manifest(job))}
-    return found["ConfigMap"], found["MPIJob"]
+    """The ConfigMap and the job's own object."""
+    config_map, *_, own = yaml.safe_load_all(manifest(job))
+    return config_map, own
 
 
 def policy(job: Job) -> Any:
@@ -516,7 +517,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     ("key", "value", "expected"),
     [
         ("namespace", "Team", "not a namespace"),
-        ("name", "1st", "cannot be the name of an MPIJob"),
+        ("name", "1st", "cannot be the name of a Kubernetes object"),
         ("run_as_user", -1, "at least 0"),
         ("gpu_resource", "gpu", "names with a domain"),
         ("rdma", {"hca": 1}, "names with a domain"),

@@ -11,6 +11,7 @@ from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
 from trainer.launch.kubernetes.cluster import Cluster, explain, lacks_permission
+from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.state import state
 from trainer.launch.kubernetes.validate import _digits_below
 
@@ -56,7 +57,7 @@ def refusal(status: int, message: str | None) -> ApiException:
     ],
 )
 def test_refusals_say_what_to_do(status: int, message: str | None, expected: str) -> None:
-    said = explain(refusal(status, message), "create the MPIJob", "team")
+    said = explain(refusal(status, message), "create the MPIJob", "team", KINDS["mpijob"])
     assert said.startswith("cannot create the MPIJob in namespace team: ")
     assert expected in said
     assert "\n" not in said
@@ -114,11 +115,11 @@ def mpijob(*conditions: str, completed: bool = False, **metadata: str) -> dict[s
     ],
 )
 def test_the_state_is_one_word_and_its_reason(found: dict[str, Any], expected: str) -> None:
-    assert state(found).startswith(expected)
+    assert state(KINDS["mpijob"], found).startswith(expected)
 
 
 def test_a_failed_job_says_why() -> None:
-    assert state(mpijob("Failed", completed=True)).endswith(" ago: Failed's message")
+    assert state(KINDS["mpijob"], mpijob("Failed", completed=True)).endswith(" ago: Failed's message")
 
 
 def test_the_size_of_the_list_of_workers_is_counted_and_not_written() -> None:

@@ -170,8 +170,8 @@ def _world(job: Job, world_size: int, *, local: bool) -> str:
 
 def _launcher(job: Job, *, local: bool) -> str:
     if not local:
-        for name, section in job.schedulers.items():
-            return f"{section.starts_ranks_by} ([{name}])"
+        for name in job.schedulers:
+            return f"{load(SCHEDULERS[name].starter)(job)} ([{name}])"
     launcher = launcher_for(job.comm, several_hosts=not local and job.resources.nodes > 1)
     return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
 

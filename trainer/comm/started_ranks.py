@@ -50,39 +50,54 @@ def collect_signals() -> list[int]:
 
 
 def run_ranks(
-    start: StartRank, ranks: int, received: Sequence[int], launcher: str, *, keep_going: bool
+    start: StartRank,
+    ranks: int,
+    received: Sequence[int],
+    launcher: str,
+    *,
+    keep_going: bool,
+    first_rank: int = 0,
 ) -> int:
     """Starts all ranks and waits for them; returns the exit code.
 
     With `keep_going` it is the one on which the surviving supervisors agreed, else that of the first rank
-    that failed; 128 + N if signal N ended that rank or this process. `launcher` begins the lines for people.
+    that failed; 128 + N if signal N ended that rank or this process. `launcher` begins the lines for people,
+    in which the ranks count from `first_rank`.
     """
     started = [start(rank, {}) for rank in range(ranks)]
     if keep_going:
-        return _KeptRanks(start, started, received, launcher).wait()
-    return _wait_for_first_failure(started, received, launcher)
+        return _KeptRanks(start, started, received, launcher, first_rank).wait()
+    return _wait_for_first_failure(started, received, launcher, first_rank)
 
 
-def _wait_for_first_failure(ranks: Sequence[StartedRank], received: Sequence[int], launcher: str) -> int:
+def _wait_for_first_failure(
+    ranks: Sequence[StartedRank], received: Sequence[int], launcher: str, first_rank: int
+) -> int:
     """Waits until all ranks have ended; the first failure, or a received signal, ends the others."""
     while None in [rank.process.poll() for rank in ranks]:
-        if code := _first_failure(ranks, launcher):
+        if code := _first_failure(ranks, launcher, first_rank):
             _end_all(ranks)
             return code
         if received:
             _stop_all(ranks, received)
             return 128 + received[0]
         time.sleep(_POLL_S)
-    return _first_failure(ranks, launcher)
+    return _first_failure(ranks, launcher, first_rank)
 
 
 class _KeptRanks:
     """Supervisors of a run that goes on without one of them; `wait` is their whole life."""
 
     def __init__(
-        self, start: StartRank, started: Sequence[StartedRank], received: Sequence[int], launcher: str
+        self,
+        start: StartRank,
+        started: Sequence[StartedRank],
+        received: Sequence[int],
+        launcher: str,
+        first_rank: int,
     ) -> None:
         self._start, self._received, self._launcher = start, received, launcher
+        self._first_rank = first_rank
         self._running = dict(enumerate(started))
         self._plan = KeepGoing(len(started))
 
@@ -115,30 +130,33 @@ class _KeptRanks:
             where = f" on {host}" if host else ""
             next_start = "" if wait_s is None else f"; it is started again in {wait_s:.0f} s"
             how = _how(code) if code != 255 or not host else "since ssh lost its host"
-            self._say(f"rank {member}'s supervisor{where} ended {how}{next_start}")
+            self._say(f"{self._name(member)}{where} ended {how}{next_start}")
 
     def _start_again(self, member: int, now: float) -> None:
         in_vain = self._plan.in_vain(member)
         if not in_vain:
-            self._say(f"rank {member}'s supervisor is started again")
+            self._say(f"{self._name(member)} is started again")
         elif in_vain == 1:
             self._say(
-                f"rank {member}'s supervisor is started again, since it left with an error; if it does so "
+                f"{self._name(member)} is started again, since it left with an error; if it does so "
                 f"again, the waits grow up to {LONGEST_CUT_OFF_WAIT_S:.0f} s, and nothing more is said"
             )
         try:
             self._running[member] = self._start(member, {RESPAWNED: str(in_vain + 1)})
         except OSError as error:
-            self._say(f"rank {member}'s supervisor cannot be started again: {error}")
+            self._say(f"{self._name(member)} cannot be started again: {error}")
             self._plan.record_end(member, -signal.SIGKILL, now, lived_s=0.0)
+
+    def _name(self, member: int) -> str:
+        return f"rank {self._first_rank + member}'s supervisor"
 
     def _say(self, line: str) -> None:
         print(f"{self._launcher}: {line}", file=sys.stderr, flush=True)
 
 
-def _first_failure(ranks: Sequence[StartedRank], launcher: str) -> int:
+def _first_failure(ranks: Sequence[StartedRank], launcher: str, first_rank: int) -> int:
     """Returns the exit code of the lowest failed rank and names it on stderr; 0 if none failed."""
-    for number, rank in enumerate(ranks):
+    for number, rank in enumerate(ranks, first_rank):
         if code := rank.process.returncode:
             print(
                 f"{launcher}: rank {number} ended {_how(code)}, so the other ranks were stopped",

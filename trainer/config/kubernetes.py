@@ -1,4 +1,4 @@
-"""`[kubernetes]`: requests of the MPIJob beyond `[resources]`. Asks no cluster."""
+"""`[kubernetes]`: requests of a job's pods beyond `[resources]`. Asks no cluster."""
 
 import hashlib
 import re
@@ -70,12 +70,16 @@ class Patch(Section):
 
 
 class Kubernetes(SchedulerSection):
-    """Requests of the MPIJob beyond [resources]: a worker pod per node, and a launcher pod without a GPU."""
+    """Requests of a job's pods beyond [resources]: a worker pod per node, and an MPIJob's launcher pod."""
 
+    kind: Literal["mpijob", "job"] | None = None
+    """Kind of object that runs the job. job: an Indexed Job with a headless Service, which needs no operator,
+    for the backends torch and fsdp. mpijob: an MPIJob of the MPI Operator, which starts the ranks of every
+    backend with mpirun. None: mpijob."""
     namespace: Text | None = None
     """Namespace of all objects. None: the one of kubectl's context."""
     name: Text | None = None
-    """Name of the MPIJob. None: made from the job's name, so that `NAME-worker-N` is a DNS label."""
+    """Name of the job's object. None: made from the job's name, so that `NAME-worker-N` is a DNS label."""
 
     run_as_user: Annotated[int, Field(ge=0, lt=2**31)] = 1000
     """User id of every process; the image's own user is 1000. 0: root, with sshd on port 22 instead of 2222.
@@ -142,9 +146,9 @@ class Kubernetes(SchedulerSection):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """Pull policy of the image. None: Kubernetes' own choice, which is Always for the tag latest."""
     labels: dict[Text, str] = Field(default_factory=dict)
-    """Labels of the MPIJob and its pods."""
+    """Labels of the job's objects and pods."""
     annotations: dict[Text, str] = Field(default_factory=dict)
-    """Annotations of the MPIJob and its pods."""
+    """Annotations of the job's objects and pods."""
     launcher_annotations: dict[Text, str] = Field(default_factory=dict)
     """Annotations of the launcher's pod only."""
     worker_annotations: dict[Text, str] = Field(default_factory=dict)
@@ -174,31 +178,28 @@ class Kubernetes(SchedulerSection):
     """Start of the launcher pod. workers-ready: once every worker's sshd answers. at-once: immediately; it
     waits for the workers itself, for workers_ready_s at most."""
     workers_ready_s: Seconds = 1800.0
-    """Longest time in seconds that the launcher waits for all workers, or for one that was replaced; then the
-    job ends and names the missing ones."""
+    """Longest time in seconds to wait for all workers; then the job ends and names the missing ones. An
+    MPIJob's launcher waits as long for one that was replaced."""
     retries: Annotated[int, Field(ge=0)] = 3
-    """Consecutive failures, without a new checkpoint in between, after which the launcher still starts the
-    ranks again. Restarts that recovery.max_restarts allows do not count here."""
+    """Consecutive failures, without a new checkpoint in between, after which the ranks are still started
+    again. Restarts that recovery.max_restarts allows do not count here."""
     backoff_limit: Annotated[int, Field(ge=0)] = 3
-    """Number of launcher pods that may be lost."""
+    """Number of launcher pods that may be lost. kind = "job": number of times that each worker may be lost,
+    beside those that recovery.max_restarts allows."""
     grace_s: Annotated[int, Field(ge=1)] | None = None
     """Seconds between the request to stop and the end of a pod. None: timeouts.checkpoint_s +
     timeouts.shutdown_s + 30."""
     deadline_s: Annotated[int, Field(ge=1)] | None = None
-    """Longest time in seconds that the launcher may run. None: no limit."""
+    """Longest time in seconds that the launcher, or without one the job, may run. None: no limit."""
     ttl_s: Annotated[int, Field(ge=0)] | None = None
-    """Seconds after which the finished launcher is removed, together with its log. None: it stays."""
+    """Seconds after which what has ended is removed, together with its log: the launcher, or the job without
+    one. None: it stays."""
     patch: Patch = optional_section(Patch)
 
     @property
     def without_gpus(self) -> bool:
         """True if pods ask for no GPU."""
         return self.gpu_resource == "none"
-
-    @property
-    def starts_ranks_by(self) -> str:
-        """Command that starts the ranks: always mpirun, as the MPI Operator's jobs use."""
-        return "mpirun"
 
     @property
     def is_root(self) -> bool:
@@ -260,8 +261,8 @@ class Kubernetes(SchedulerSection):
     def _a_dns_1035_label(cls, value: str | None) -> str | None:
         if value is not None and not DNS_1035_LABEL.fullmatch(value):
             raise ValueError(
-                f'"{value}" cannot be the name of an MPIJob; expected a letter, then a-z, 0-9 and "-", with '
-                'no "-" at the end (RFC 1035)'
+                f'"{value}" cannot be the name of a Kubernetes object; expected a letter, then a-z, 0-9 and '
+                '"-", with no "-" at the end (RFC 1035)'
             )
         return value
 
@@ -369,7 +370,7 @@ class Kubernetes(SchedulerSection):
 
 
 def object_name(job_name: str, kubernetes: Kubernetes, workers: int) -> str:
-    """Returns the MPIJob's name: the given one, or one made from the job's name.
+    """Returns the name of the job's object: the given one, or one made from the job's name.
 
     The job's name is taken in lower case; if other characters or its length have to change, a hash of it is
     added. `NAME-worker-N` and `NAME-launcher` are DNS labels of 63 characters at most. Raises ValueError if

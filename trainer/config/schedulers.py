@@ -24,6 +24,8 @@ class SchedulerRow:
     """Function of a job that raises InputError with every reason why the job cannot run there."""
     control: str
     """Module that implements `trainer.launch.submission.Scheduler`: submit, status, logs, cancel."""
+    starter: str
+    """Function from a job to the program that starts its ranks there, as messages name it."""
     readers: str = "the submitted text"
     """Name of the submitted text and its readers; values of a job that look like secrets would get there."""
     secret: str | None = None
@@ -43,16 +45,18 @@ _SLURM = SchedulerRow(
     rendered="The batch script for sbatch.",
     validate="trainer.launch.slurm.script:batch_script",  # rendering also finds problems with mounts
     control="trainer.launch.slurm.scheduler",
+    starter="trainer.launch.slurm.validate:starter",
     readers="the batch script",
 )
 _KUBERNETES = SchedulerRow(
     name="kubernetes",
     section="trainer.config.kubernetes:Kubernetes",
     render="trainer.launch.kubernetes.manifest:manifest",
-    rendered="The MPIJob and the ConfigMap that `kubectl apply` takes.",
+    rendered="The objects that `kubectl apply` takes: a ConfigMap, an MPIJob or a Job.",
     validate="trainer.launch.kubernetes.validate:validate",
     control="trainer.launch.kubernetes.scheduler",
-    readers="the ConfigMap and the MPIJob, which all who may read them in the namespace see",
+    starter="trainer.launch.kubernetes.kinds:starter",
+    readers="the ConfigMap and the objects beside it, which all who may read them in the namespace see",
     secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes the value from a Secret',
     warnings="trainer.launch.kubernetes.validate:warnings",
     summary="trainer.launch.kubernetes.validate:summary",

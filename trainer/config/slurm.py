@@ -206,11 +206,6 @@ class Slurm(SchedulerSection):
         return f"{python} of the nodes{', after slurm.setup' if self.setup else ''}"
 
     @property
-    def starts_ranks_by(self) -> str:
-        """Command that starts the ranks: `srun`, or `mpirun` inside the allocation."""
-        return self.launcher
-
-    @property
     def without_gpus(self) -> bool:
         """True if the job asks Slurm for no GPU."""
         return self.gpus == "none"

@@ -81,11 +81,6 @@ class SchedulerSection(Section):
         """True if the section asks for no GPU."""
         return False
 
-    @property
-    def starts_ranks_by(self) -> str:
-        """Command that starts the ranks: srun or mpirun."""
-        raise NotImplementedError
-
 
 Table = TypeVar("Table", bound=Section)
 

@@ -5,6 +5,7 @@
 
 import os
 import shlex
+import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
@@ -45,6 +46,7 @@ def _environment() -> "Environment":
         "sh_words": sh_words,
         "yaml": yaml,
         "yaml_block": yaml_block,
+        "indented": indented,
         "directive": directive,
     }
     environment.filters |= {"dockerfile": dockerfile}
@@ -81,6 +83,11 @@ def sh(value: object) -> str:
 def sh_words(values: Iterable[object]) -> str:
     """Returns the values as words of a POSIX shell."""
     return " ".join(map(sh, values))
+
+
+def indented(text: str, columns: int) -> str:
+    """Returns the lines of a text moved to the right."""
+    return textwrap.indent(text, " " * columns)
 
 
 def dockerfile(value: object) -> str:

@@ -12,6 +12,7 @@ from kubernetes.client.exceptions import ApiException
 
 from tests.cluster.kubernetes.runs import Demo
 from trainer.launch.kubernetes.cluster import Cluster, connect
+from trainer.launch.kubernetes.kinds import KINDS
 
 IMAGES = {"openmpi4": "clipship-test:openmpi4", "openmpi5": "clipship-test:openmpi5"}
 
@@ -47,9 +48,10 @@ def _leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "demo" in request.fixturenames:
         found: Cluster = request.getfixturevalue("cluster")
-        found.custom.delete_collection_namespaced_custom_object(
-            "kubeflow.org", "v2beta1", found.namespace, "mpijobs"
-        )
+        for row in KINDS.values():
+            found.custom.delete_collection_namespaced_custom_object(
+                row.group, row.version, found.namespace, row.plural, propagation_policy="Background"
+            )
         deadline = time.monotonic() + 120
         while found.core.list_namespaced_pod(found.namespace).items and time.monotonic() < deadline:
             time.sleep(0.5)

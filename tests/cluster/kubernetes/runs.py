@@ -21,6 +21,8 @@ from kubernetes.stream import stream
 
 from trainer.demo.__main__ import prepare
 from trainer.launch.kubernetes.cluster import Cluster
+from trainer.launch.kubernetes.indexed_job import INDEX_LABEL
+from trainer.launch.kubernetes.kinds import KINDS
 from trainer.launch.kubernetes.pod_logs import disconnecting
 from trainer.launch.kubernetes.state import pods_of
 
@@ -83,7 +85,7 @@ class Demo:
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.folder)
 
     def submit(self, name: str, **sections: Mapping[str, Any]) -> str:
-        """The MPIJob's name; NAMESPACE/NAME is all that stdout has."""
+        """The name of the job's object; NAMESPACE/NAME is all that stdout has."""
         answer = self.clipship("submit", str(self.write(name, **sections)), "--to", "kubernetes")
         assert answer.returncode == 0, answer.stderr
         namespace, _, mpijob = answer.stdout.strip().partition("/")
@@ -101,7 +103,7 @@ class Demo:
         return rows["state"].rstrip().partition(",")[0]
 
     def wait(self, name: str) -> str:
-        """Until the MPIJob has succeeded or failed."""
+        """Until the job's object has succeeded or failed."""
         self.until(lambda: self.state(name) in DONE, lambda: f"{name} did not end:\n{self.said(name)}")
         return self.state(name)
 
@@ -154,8 +156,16 @@ class Demo:
     def pods(self, mpijob: str, role: str) -> list[dict[str, Any]]:
         return [
             pod
-            for pod in pods_of(self.cluster, mpijob)
+            for pod in pods_of(self.cluster, KINDS["mpijob"], mpijob)
             if pod["metadata"]["labels"]["training.kubeflow.org/job-role"] == role
+        ]
+
+    def pods_of_index(self, job: str, index: int) -> list[dict[str, Any]]:
+        """Returns the pods of an Indexed Job that have had this index, oldest first."""
+        return [
+            pod
+            for pod in pods_of(self.cluster, KINDS["job"], job)
+            if pod["metadata"]["labels"][INDEX_LABEL] == str(index)
         ]
 
     def delete_pod(self, name: str, **options: Any) -> None:

@@ -18,32 +18,37 @@ from kubernetes import client
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
 from trainer.config.loader import load_job
-from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster
+from trainer.launch.kubernetes.cluster import Cluster
+from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.objects import _method
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
+MPIJOB = KINDS["mpijob"]
+MPIJOBS = [case for case, sections in CASES.items() if kind_of(kubernetes_job(**sections)).name == "mpijob"]
 ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
 """Fields that name things which the API server looks for and the cluster of a test does not have."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> None:
-    objects = list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))
-    for found in objects:
-        found["metadata"]["namespace"] = cluster.namespace
-    config_map, *policies, mpijob = objects
+    job = kubernetes_job(**CASES[case])
+    row = kind_of(job)
+    *beside, wanted = list(yaml.safe_load_all(manifest(job)))
     options: dict[str, Any] = {"dry_run": "All", "field_validation": "Strict"}
-    cluster.core.create_namespaced_config_map(cluster.namespace, config_map, **options)
-    for policy in policies:
-        accepted = cluster.networking.create_namespaced_network_policy(cluster.namespace, policy, **options)
-        assert cluster.plain(accepted)["spec"] == policy["spec"]
-    kept = cluster.custom.create_namespaced_custom_object(
-        GROUP, VERSION, cluster.namespace, PLURAL, mpijob, **options
-    )
-    assert within(mpijob["spec"], kept["spec"]), "the server dropped or changed something"
-    for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
-        cluster.core.create_namespaced_pod(cluster.namespace, pod(role, spec["template"]), **options)
+    for found in (*beside, wanted):
+        found["metadata"]["namespace"] = cluster.namespace
+    for found in beside:
+        accepted = cluster.plain(
+            _method(cluster, found["kind"], "create")(cluster.namespace, found, **options)
+        )
+        content = "data" if found["kind"] == "ConfigMap" else "spec"
+        assert within(found[content], accepted[content]), "the server dropped or changed something"
+    kept = cluster.create(row, wanted, **options)
+    assert within(wanted["spec"], kept["spec"]), "the server dropped or changed something"
+    for role, part in row.pods(wanted).items():
+        cluster.core.create_namespaced_pod(cluster.namespace, pod(role, part["template"]), **options)
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +57,13 @@ def schema(cluster: Cluster) -> Any:
     if "CLIPSHIP_MPIJOB_CRD" in os.environ:
         crd = yaml.safe_load(Path(os.environ["CLIPSHIP_MPIJOB_CRD"]).read_text())
     else:
-        crd = cluster.plain(
-            client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(f"{PLURAL}.{GROUP}")
-        )
-    return next(version for version in crd["spec"]["versions"] if version["name"] == VERSION)["schema"][
-        "openAPIV3Schema"
-    ]
+        name = f"{MPIJOB.plural}.{MPIJOB.group}"
+        crd = cluster.plain(client.ApiextensionsV1Api(cluster.api).read_custom_resource_definition(name))
+    versions = {version["name"]: version for version in crd["spec"]["versions"]}
+    return versions[MPIJOB.version]["schema"]["openAPIV3Schema"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MPIJOBS)
 def test_every_variant_satisfies_the_operators_own_schema(case: str, schema: Any) -> None:
     mpijob = list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))[-1]
     jsonschema.validate(mpijob, closed(schema))

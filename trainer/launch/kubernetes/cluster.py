@@ -17,9 +17,9 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
+from trainer.launch.kubernetes.kinds import KindRow
 from trainer.text.terminal import say
 
-GROUP, VERSION, PLURAL = "kubeflow.org", "v2beta1", "mpijobs"
 _ANSWER_S = 20.0
 
 Object = dict[str, Any]
@@ -50,20 +50,35 @@ class Cluster:
     def custom(self) -> Any:
         return client.CustomObjectsApi(self.api)
 
-    def mpijob(self, name: str) -> Object | None:
-        """Returns the MPIJob as the API server has it; None if there is none of this name."""
-        with self.asking("read the MPIJob"):
+    def read(self, row: KindRow, name: str) -> Object | None:
+        """Returns the object of this kind as the API server has it; None if there is none of this name."""
+        with self.asking(f"read the {row.kind}", row=row):
             try:
-                mpijob: Object = self.custom.get_namespaced_custom_object(
-                    GROUP, VERSION, self.namespace, PLURAL, name, _request_timeout=_ANSWER_S
+                found: Object = self.custom.get_namespaced_custom_object(
+                    row.group, row.version, self.namespace, row.plural, name, _request_timeout=_ANSWER_S
                 )
             except ApiException as problem:
                 if problem.status == 404 and re.fullmatch(
-                    rf'{PLURAL}\.{GROUP} ".*" not found', _message(problem)
+                    rf'{row.plural}\.{row.group} ".*" not found', _message(problem)
                 ):
                     return None
                 raise
-        return mpijob
+        return found
+
+    def create(self, row: KindRow, wanted: Object, **options: Any) -> Object:
+        """Create the object of this kind, and return it as the API server has it."""
+        with self.asking(f"create the {row.kind}", row=row):
+            created: Object = self.custom.create_namespaced_custom_object(
+                row.group, row.version, self.namespace, row.plural, wanted, **options
+            )
+        return created
+
+    def delete(self, row: KindRow, name: str, policy: str, what: str) -> None:
+        """Delete the object of this kind; `policy` says when what belongs to it goes."""
+        with self.asking(what, row=row):
+            self.custom.delete_namespaced_custom_object(
+                row.group, row.version, self.namespace, row.plural, name, propagation_policy=policy
+            )
 
     def plain(self, item: Any) -> Object:
         """Returns an object of the client as the JSON that the server sent."""
@@ -71,16 +86,17 @@ class Cluster:
         return answer
 
     @contextmanager
-    def asking(self, what: str, otherwise: str = "") -> Iterator[None]:
+    def asking(self, what: str, otherwise: str = "", *, row: KindRow | None = None) -> Iterator[None]:
         """Converts every exception of the client inside the block to a ClusterError for people.
 
-        `otherwise` tells a user without the permission how the job can do without this request.
+        `otherwise` tells a user without the permission how the job can do without this request. `row` is the
+        kind of the object, which the cluster may not know.
         """
         try:
             yield
         except ApiException as problem:
             way_out = f", or {otherwise}" if otherwise and lacks_permission(problem) else ""
-            raise ClusterError(explain(problem, what, self.namespace) + way_out) from None
+            raise ClusterError(explain(problem, what, self.namespace, row) + way_out) from None
         except (urllib3.exceptions.HTTPError, OSError) as problem:
             reason = getattr(problem, "reason", None) or problem
             raise ClusterError(
@@ -134,7 +150,7 @@ def _inside(namespace: str | None, problem: str) -> Cluster:
     )
 
 
-def explain(problem: ApiException, what: str, namespace: str) -> str:
+def explain(problem: ApiException, what: str, namespace: str, row: KindRow | None = None) -> str:
     """Returns what the API server refused, and what to do; `what` is used as in "cannot WHAT"."""
     message = _message(problem)
     head = f"cannot {what} in namespace {namespace}: "
@@ -170,11 +186,8 @@ def explain(problem: ApiException, what: str, namespace: str) -> str:
                 f"{head}the namespace does not exist: change kubernetes.namespace, or the namespace of the "
                 "context (`kubectl get namespaces` lists them)"
             )
-        case 404:
-            return (
-                f"{head}the cluster does not know MPIJobs ({message}): the MPI Operator, v0.3 or newer, "
-                f"must be installed (kubeflow.org/{VERSION})"
-            )
+        case 404 if row is not None:
+            return f"{head}the cluster does not know {row.kind}s ({message}): {row.advice}"
         case _:
             return f"{head}{message}"
 

@@ -8,12 +8,18 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 
 from trainer.errors import ClusterError
-from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION, Cluster, Object, lacks_permission, warn
-from trainer.launch.kubernetes.manifest import beside_name
+from trainer.launch.kubernetes.cluster import Cluster, Object, lacks_permission, warn
+from trainer.launch.kubernetes.kinds import KindRow
+from trainer.launch.kubernetes.pods import beside_name
 
 _DRY_RUN = {"dry_run": "All"}
-_BESIDE = {"ConfigMap": ("core", "config_map"), "NetworkPolicy": ("networking", "network_policy")}
-"""Objects beside an MPIJob: kind -> the client's API that has it, its name in the client's methods."""
+_BESIDE: dict[str, tuple[str, str, Callable[[str], str]]] = {
+    "ConfigMap": ("core", "config_map", beside_name),
+    "NetworkPolicy": ("networking", "network_policy", beside_name),
+    "Service": ("core", "service", str),
+}
+"""Objects beside the job's own: kind -> the client's API that has it, its name in the client's methods, and
+the name of such an object, made from that of the job's own."""
 _OTHERWISE = {
     "NetworkPolicy": (
         "set kubernetes.network_policy = false: then anything that reaches the pods may connect to them"
@@ -27,25 +33,23 @@ def is_ours(item: Object) -> bool:
     return bool(item["metadata"].get("labels", {}).get("app.kubernetes.io/name") == "clipship")
 
 
-def try_all(cluster: Cluster, beside: Sequence[Object], mpijob: Object, *, taken: bool) -> None:
+def try_all(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Object, *, taken: bool) -> None:
     """Try every object on the server without keeping it, and a pod of each kind.
 
-    The operator would create such pods later.
+    The controller would create such pods later.
 
-    `taken` says that an ended MPIJob still has the name; the new one is then tried under another name. Raises
+    `taken` says that an ended object still has the name; the new one is then tried under another name. Raises
     ClusterError for what is refused: schema, quota, pod security, unknown priority class or service account,
     missing claims.
     """
     for item in beside:
         _put(cluster, item, **_DRY_RUN)
-    with cluster.asking("create the MPIJob"):
-        tried = _renamed(mpijob, mpijob["metadata"]["name"]) if taken else mpijob
-        cluster.custom.create_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, PLURAL, tried, **_DRY_RUN
-        )
-    for role, spec in mpijob["spec"]["mpiReplicaSpecs"].items():
-        _try_pod(cluster, mpijob["metadata"]["name"], role, spec["template"])
-    missing = list(_missing(cluster, mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]))
+    name = wanted["metadata"]["name"]
+    cluster.create(row, _renamed(wanted, name) if taken else wanted, **_DRY_RUN)
+    pods = row.pods(wanted)
+    for role, part in pods.items():
+        _try_pod(cluster, name, role, part["template"])
+    missing = list(_missing(cluster, pods["worker"]["template"]["spec"]))
     if missing:
         raise ClusterError(
             f"namespace {cluster.namespace} has no {' and no '.join(missing)}: create it, or "
@@ -53,49 +57,47 @@ def try_all(cluster: Cluster, beside: Sequence[Object], mpijob: Object, *, taken
         )
 
 
-def create(cluster: Cluster, beside: Sequence[Object], mpijob: Object) -> str:
-    """Create the objects; returns the MPIJob's uid.
+def create(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Object) -> str:
+    """Create the objects; returns the uid of the job's own.
 
     The objects beside it exist before its pods do, and are deleted together with it.
     """
     for item in beside:
         _put(cluster, item)
-    with cluster.asking("create the MPIJob"):
-        created = cluster.custom.create_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, PLURAL, mpijob
-        )
+    created = cluster.create(row, wanted)
     for item in beside:
-        _hand_over(cluster, item["kind"], created)
+        _hand_over(cluster, row, item["kind"], created)
     return str(created["metadata"]["uid"])
 
 
-def adopt_what_kubectl_made(cluster: Cluster, mpijob: Object) -> None:
-    """Make the MPIJob the owner of the objects beside it, so that they are deleted together with it.
+def adopt_what_kubectl_made(cluster: Cluster, row: KindRow, owner: Object) -> None:
+    """Make the job's own object the owner of those beside it, so that they are deleted together with it.
 
     `kubectl apply` left them without an owner. Objects that the user may not change are left alone.
     """
     for kind in _BESIDE:
         with suppress(ClusterError):
-            _hand_over(cluster, kind, mpijob)
+            _hand_over(cluster, row, kind, owner)
 
 
-def _hand_over(cluster: Cluster, kind: str, mpijob: Object) -> None:
-    """Make the MPIJob the owner of its object of this kind.
+def _hand_over(cluster: Cluster, row: KindRow, kind: str, owner: Object) -> None:
+    """Make the job's own object the owner of its object of this kind.
 
     Kubernetes then deletes that object with it.
     """
-    metadata, name = mpijob["metadata"], beside_name(mpijob["metadata"]["name"])
-    owner = {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": "MPIJob",
+    metadata = owner["metadata"]
+    name = _BESIDE[kind][2](metadata["name"])
+    reference = {
+        "apiVersion": row.api_version,
+        "kind": row.kind,
         "name": metadata["name"],
         "uid": metadata["uid"],
     }
-    with cluster.asking(f"hand the {kind} to the MPIJob"):
+    with cluster.asking(f"hand the {kind} to the {row.kind}"):
         item = _read(cluster, kind, name)
-        if item is not None and is_ours(item) and item["metadata"].get("ownerReferences") != [owner]:
+        if item is not None and is_ours(item) and item["metadata"].get("ownerReferences") != [reference]:
             _method(cluster, kind, "patch")(
-                name, cluster.namespace, {"metadata": {"ownerReferences": [owner]}}
+                name, cluster.namespace, {"metadata": {"ownerReferences": [reference]}}
             )
 
 
@@ -135,7 +137,7 @@ def _read(cluster: Cluster, kind: str, name: str) -> Object | None:
 
 def _method(cluster: Cluster, kind: str, verb: str) -> Callable[..., Any]:
     """Returns the client's method for this verb and kind."""
-    part, noun = _BESIDE[kind]
+    part, noun, _ = _BESIDE[kind]
     method: Callable[..., Any] = getattr(getattr(cluster, part), f"{verb}_namespaced_{noun}")
     return method
 
@@ -147,9 +149,9 @@ def _renamed(item: Object, beginning: str) -> Object:
 
 
 def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
-    pod = _renamed(template, f"{name}-{role.lower()}") | {"apiVersion": "v1", "kind": "Pod"}
+    pod = _renamed(template, f"{name}-{role}") | {"apiVersion": "v1", "kind": "Pod"}
     pod["spec"]["restartPolicy"] = "Never"
-    with cluster.asking(f"create a {role.lower()} pod"):
+    with cluster.asking(f"create a {role} pod"):
         try:
             cluster.core.create_namespaced_pod(cluster.namespace, pod, **_DRY_RUN)
         except ApiException as problem:
@@ -157,7 +159,7 @@ def _try_pod(cluster: Cluster, name: str, role: str, template: Object) -> None:
                 raise
             warn(
                 "you lack the permission to create pods, so they could not be tried: whether the cluster "
-                "accepts them shows when the operator creates them"
+                "accepts them shows when the controller creates them"
             )
 
 

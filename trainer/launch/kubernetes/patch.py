@@ -1,9 +1,9 @@
-"""Applies [kubernetes.patch] to a rendered MPIJob.
+"""Applies [kubernetes.patch] to a rendered object.
 
 It is a strategic merge into its pod templates, as in `kubectl patch`. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.config.kubernetes import Patch
@@ -35,8 +35,11 @@ _HEADER = (
 )
 
 
-def patched(text: str, patch: Patch) -> str:
-    """Returns the patched manifest; without a patch the text itself, so that its comments stay."""
+def patched(text: str, patch: Patch, pods: Callable[[dict[str, Any]], dict[str, dict[str, Any]]]) -> str:
+    """Returns the patched manifest; without a patch the text itself, so that its comments stay.
+
+    `pods` returns the parts of the last object that hold a pod's template, by the pod's role.
+    """
     if not (patch.launcher or patch.worker):
         return text
     import yaml  # slow to import, rarely needed
@@ -51,11 +54,10 @@ def patched(text: str, patch: Patch) -> str:
 
     Dumper.add_representer(str, Dumper.text)
     documents = list(yaml.safe_load_all(text))
-    specs = documents[-1]["spec"]["mpiReplicaSpecs"]
-    for role, change in (("Launcher", patch.launcher), ("Worker", patch.worker)):
-        path = f"kubernetes.patch.{role.lower()}"
-        specs[role]["template"] = merged(specs[role]["template"], change, path)
-        _refuse_shared_processes(specs[role]["template"].get("spec", {}), path)
+    for role, part in pods(documents[-1]).items():
+        path = f"kubernetes.patch.{role}"
+        part["template"] = merged(part["template"], getattr(patch, role), path)
+        _refuse_shared_processes(part["template"].get("spec", {}), path)
     dumped = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return _HEADER + str(dumped)
 

@@ -1,6 +1,7 @@
-"""Logs of the pods of an MPIJob.
+"""Logs of the pods of a run.
 
-mpirun brings the output of all ranks to the launcher, which may be a sequence of pods. Imports no torch.
+mpirun brings the output of all ranks to the launcher; elsewhere the pod of index 0 has that of rank 0. Either
+may be a sequence of pods. Imports no torch.
 """
 
 import time
@@ -13,39 +14,39 @@ from kubernetes.stream import stream
 
 from trainer.errors import ClusterError, InputError
 from trainer.launch.kubernetes.cluster import Cluster, Object
-from trainer.launch.kubernetes.manifest import ROLE_LABEL
-from trainer.launch.kubernetes.state import pods_of
+from trainer.launch.kubernetes.kinds import KindRow
+from trainer.launch.kubernetes.state import output_pods, pods_of
 
 _POLL_S = 1.0
 _SETTLE_S = 3
 """Seconds until the API server knows that a container has ended."""
 
 
-def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
-    """Yields the lines of every launcher pod, one after the other; with `follow`, until the MPIJob has ended.
+def output_lines(cluster: Cluster, row: KindRow, name: str, follow: bool) -> Iterator[str]:
+    """Yields the lines of every pod with the run's output, one after the other.
 
-    Raises InputError if no launcher has begun.
+    With `follow`, until the object has ended. Raises InputError if no such pod has begun.
     """
     shown: set[str] = set()
     while True:
-        mpijob = cluster.mpijob(name)
-        ended = mpijob is None or bool(mpijob.get("status", {}).get("completionTime"))
+        found = cluster.read(row, name)
+        ended = found is None or bool(row.ended_at(found))
         new = [
             pod
-            for pod in _launchers(cluster, name)
+            for pod in output_pods(row, pods_of(cluster, row, name))
             if pod["metadata"]["name"] not in shown and _has_begun(pod)
         ]
         for pod in new:
             shown.add(pod["metadata"]["name"])
             yield from (
-                _followed(cluster, name, pod["metadata"]["name"])
+                _followed(cluster, row, name, pod["metadata"]["name"])
                 if follow
                 else _lines(cluster, pod["metadata"]["name"])
             )
         if not shown and not follow:
             raise InputError(
-                f"MPIJob {cluster.namespace}/{name} has no launcher that has started: `clipship status` "
-                "says what it waits for"
+                f"{row.kind} {cluster.namespace}/{name} has no {row.output_pod} that has started: `clipship "
+                "status` says what it waits for"
             )
         if not follow or (ended and not new):
             return
@@ -53,12 +54,12 @@ def launcher_lines(cluster: Cluster, name: str, follow: bool) -> Iterator[str]:
             time.sleep(_POLL_S)
 
 
-def rank_lines(cluster: Cluster, name: str, rank: int, follow: bool) -> Iterator[str]:
+def rank_lines(cluster: Cluster, row: KindRow, name: str, rank: int, follow: bool) -> Iterator[str]:
     """Yields the lines of one rank's log file, read by `tail` in a running pod.
 
     Raises InputError if no pod is running, ClusterError if the file cannot be read.
     """
-    running = [pod for pod in pods_of(cluster, name) if pod["status"].get("phase") == "Running"]
+    running = [pod for pod in pods_of(cluster, row, name) if pod["status"].get("phase") == "Running"]
     if not running:
         raise InputError(
             f"no pod of {cluster.namespace}/{name} is running, so rank {rank}'s log cannot be read here: it "
@@ -111,15 +112,11 @@ def _output_lines(answer: Any) -> Iterator[str]:
         yield rest
 
 
-def _launchers(cluster: Cluster, name: str) -> list[Object]:
-    return [pod for pod in pods_of(cluster, name) if pod["metadata"]["labels"].get(ROLE_LABEL) == "launcher"]
-
-
 def _has_begun(pod: Object) -> bool:
     return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def _followed(cluster: Cluster, name: str, pod: str) -> Iterator[str]:
+def _followed(cluster: Cluster, row: KindRow, name: str, pod: str) -> Iterator[str]:
     """Yields the pod's lines until the pod has ended.
 
     A stream may end earlier without an error, for example when the node's kubelet restarts.
@@ -129,7 +126,7 @@ def _followed(cluster: Cluster, name: str, pod: str) -> Iterator[str]:
         yield from _lines(cluster, pod, follow=True, since_s=since_s)
         time.sleep(_SETTLE_S)
         status: Object = next(
-            (other["status"] for other in pods_of(cluster, name) if other["metadata"]["name"] == pod), {}
+            (other["status"] for other in pods_of(cluster, row, name) if other["metadata"]["name"] == pod), {}
         )
         if not any(
             "running" in container.get("state", {}) for container in status.get("containerStatuses", ())

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config import Job
 from trainer.errors import ClusterError, InputError
-from trainer.launch.kubernetes.manifest import manifest, mpijob_name
+from trainer.launch.kubernetes.kinds import KINDS, KindRow, kind_of
+from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.pods import run_name
 from trainer.launch.kubernetes.validate import on_volume, validate, warnings
 from trainer.launch.submission import Submission, make_artefacts_folder, record
 from trainer.run.folder import run_folder
@@ -71,19 +73,19 @@ def submit(job: Job, folder: Path) -> Submission:
 
     text = manifest(job)
     write_whole(folder / ARTEFACTS / MANIFEST, text, private=True)
-    *beside, mpijob = yaml.safe_load_all(text)
-    cluster, name = connect(job.kubernetes.namespace), mpijob["metadata"]["name"]
-    ended = _ended_before(cluster, name)
-    try_all(cluster, beside, mpijob, taken=ended)
+    *beside, wanted = yaml.safe_load_all(text)
+    row, cluster, name = kind_of(job), connect(job.kubernetes.namespace), wanted["metadata"]["name"]
+    ended = _ended_before(cluster, row, name)
+    try_all(cluster, row, beside, wanted, taken=ended)
     if ended:
-        _delete(cluster, name)
-    uid = create(cluster, beside, mpijob)
+        _delete(cluster, row, name)
+    uid = create(cluster, row, beside, wanted)
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return _submission(cluster, name, uid, at)
+    return _submission(cluster, row, name, uid, at)
 
 
 def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
-    """Record the job's MPIJob that `kubectl` made, and return it with its folder; None if there is none.
+    """Record the job's object that `kubectl` made, and return it with its folder; None if there is none.
 
     If the run has a folder, it must be the one that `record_folder` names. Raises ClusterError and
     InputError.
@@ -93,19 +95,25 @@ def adopt(job: Job, folder: Path | None) -> tuple[Path, Submission] | None:
 
     if folder not in (None, record_folder(job)):
         return None
-    cluster = connect(job.kubernetes.namespace)
-    mpijob = cluster.mpijob(mpijob_name(job))
-    if mpijob is None or not is_ours(mpijob):
+    cluster, row = connect(job.kubernetes.namespace), kind_of(job)
+    found = cluster.read(row, run_name(job))
+    if found is None or not is_ours(found):
         return None
-    metadata = mpijob["metadata"]
-    submission = _submission(cluster, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
+    metadata = found["metadata"]
+    submission = _submission(cluster, row, metadata["name"], metadata["uid"], metadata["creationTimestamp"])
     folder = _prepare_folder(job)
     record(folder, submission)
     return folder, submission
 
 
-def _submission(cluster: "Cluster", name: str, uid: str, at: str) -> Submission:
-    details = {"context": cluster.context, "namespace": cluster.namespace, "name": name, "uid": uid}
+def _submission(cluster: "Cluster", row: KindRow, name: str, uid: str, at: str) -> Submission:
+    details = {
+        "context": cluster.context,
+        "namespace": cluster.namespace,
+        "kind": row.name,
+        "name": name,
+        "uid": uid,
+    }
     return Submission("kubernetes", f"{cluster.namespace}/{name}", at, details)
 
 
@@ -116,63 +124,65 @@ def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """
     from trainer.launch.kubernetes.state import rows
 
-    cluster, name = _cluster(submission), submission.details["name"]
-    mpijob = cluster.mpijob(name)
-    if replaced := _replaced(mpijob, submission):
+    cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+    found = cluster.read(row, name)
+    if replaced := _replaced(row, found, submission):
         return [("state", f"gone: {replaced}")]
-    return rows(cluster, name, mpijob, visible=(folder / JOB_FILE).exists())
+    return rows(cluster, row, name, found, visible=(folder / JOB_FILE).exists())
 
 
 def cancel(folder: Path, submission: Submission) -> str:
-    """Delete the MPIJob and return a sentence about it.
+    """Delete the job's object and return a sentence about it.
 
     Kubernetes asks its pods to stop, and they save first.
     """
-    from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
     from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
 
-    cluster, name = _cluster(submission), submission.details["name"]
-    mpijob = cluster.mpijob(name)
-    if mpijob is None:
-        return f"MPIJob {submission.id} does not exist any more"
-    if replaced := _replaced(mpijob, submission):
+    cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+    found = cluster.read(row, name)
+    if found is None:
+        return f"{row.kind} {submission.id} does not exist any more"
+    if replaced := _replaced(row, found, submission):
         return f"{replaced}; nothing is deleted"
-    grace = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"].get(
-        "terminationGracePeriodSeconds", 30
+    grace = row.pods(found)["worker"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+    adopt_what_kubectl_made(cluster, row, found)
+    cluster.delete(row, name, "Background", f"delete the {row.kind} {name}")
+    if row.ended_at(found):
+        return f"{row.kind} {submission.id} had ended; it is deleted, together with its pods' logs"
+    return (
+        f"{row.kind} {submission.id} is deleted; its ranks save and exit within {grace} s "
+        "(kubernetes.grace_s)"
     )
-    ended = bool(mpijob.get("status", {}).get("completionTime"))
-    adopt_what_kubectl_made(cluster, mpijob)
-    with cluster.asking(f"delete the MPIJob {name}"):
-        cluster.custom.delete_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Background"
-        )
-    if ended:
-        return f"MPIJob {submission.id} had ended; it is deleted, together with its pods' logs"
-    return f"MPIJob {submission.id} is deleted; its ranks save and exit within {grace} s (kubernetes.grace_s)"
 
 
 def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bool) -> Iterator[str] | None:
-    """Returns the launcher's log, which has the output of all ranks, or one rank's file from its pod.
+    """Returns the log of the pods that have the run's output, or one rank's file from a pod.
 
     Returns None if the rank's file is in the run folder on this machine.
     """
-    from trainer.launch.kubernetes.pod_logs import launcher_lines, rank_lines
+    from trainer.launch.kubernetes.pod_logs import output_lines, rank_lines
 
     if rank is not None and (folder / LOGS).is_dir():
         return None
-    cluster, name = _cluster(submission), submission.details["name"]
-    if replaced := _replaced(cluster.mpijob(name), submission):
+    cluster, row, name = _cluster(submission), _row(submission), submission.details["name"]
+    if replaced := _replaced(row, cluster.read(row, name), submission):
         raise InputError(f"{replaced}; the logs of this run's pods were deleted with them")
-    return launcher_lines(cluster, name, follow) if rank is None else rank_lines(cluster, name, rank, follow)
+    if rank is None:
+        return output_lines(cluster, row, name, follow)
+    return rank_lines(cluster, row, name, rank, follow)
 
 
-def _replaced(mpijob: "Object | None", submission: Submission) -> str:
-    """Returns a sentence if the MPIJob of this name belongs to another run, else ""."""
-    if mpijob is None or mpijob["metadata"]["uid"] == submission.details["uid"]:
+def _row(submission: Submission) -> KindRow:
+    return KINDS[submission.details.get("kind", "mpijob")]  # earlier records have MPIJobs only
+
+
+def _replaced(row: KindRow, found: "Object | None", submission: Submission) -> str:
+    """Returns a sentence if the object of this name belongs to another run, else ""."""
+    if found is None or found["metadata"]["uid"] == submission.details["uid"]:
         return ""
     return (
-        f"the MPIJob of this run was deleted; {submission.id} is now another MPIJob of the same name, "
-        "submitted later"
+        f"the {row.kind} of this run was deleted; {submission.id} is now another {row.kind} of the same "
+        "name, submitted later"
     )
 
 
@@ -183,55 +193,51 @@ def _cluster(submission: Submission) -> "Cluster":
     return connect(known["namespace"], None if known["context"].startswith("the pod") else known["context"])
 
 
-def _ended_before(cluster: "Cluster", name: str) -> bool:
-    """Returns whether an ended MPIJob of Clipship has the name.
+def _ended_before(cluster: "Cluster", row: KindRow, name: str) -> bool:
+    """Returns whether an ended object of Clipship has the name.
 
     Waits for one that is being deleted. Raises InputError for one that has not ended or is not Clipship's.
     """
     from trainer.launch.kubernetes.objects import is_ours
 
-    mpijob = cluster.mpijob(name)
-    if mpijob is None or "deletionTimestamp" in mpijob["metadata"]:
-        _until_gone(cluster, name)  # its pods may still be saving
+    found = cluster.read(row, name)
+    if found is None or "deletionTimestamp" in found["metadata"]:
+        _until_gone(cluster, row, name)  # its pods may still be saving
         return False
-    exists = f"MPIJob {cluster.namespace}/{name} already exists and"
-    if not is_ours(mpijob):
+    exists = f"{row.kind} {cluster.namespace}/{name} already exists and"
+    if not is_ours(found):
         raise InputError(f"{exists} is not Clipship's: choose another name with {_RENAME}")
-    if not mpijob.get("status", {}).get("completionTime"):
+    if not row.ended_at(found):
         raise InputError(
             f"{exists} has not ended: `clipship cancel` it, or choose another name with {_RENAME}"
         )
     return True
 
 
-def _delete(cluster: "Cluster", name: str) -> None:
-    from trainer.launch.kubernetes.cluster import GROUP, PLURAL, VERSION
+def _delete(cluster: "Cluster", row: KindRow, name: str) -> None:
     from trainer.launch.kubernetes.objects import adopt_what_kubectl_made
 
-    if (ended := cluster.mpijob(name)) is not None:
-        adopt_what_kubectl_made(cluster, ended)
-    with cluster.asking(f"delete the ended MPIJob {name}"):
-        cluster.custom.delete_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, PLURAL, name, propagation_policy="Foreground"
-        )
-    _until_gone(cluster, name)
+    if (ended := cluster.read(row, name)) is not None:
+        adopt_what_kubectl_made(cluster, row, ended)
+    cluster.delete(row, name, "Foreground", f"delete the ended {row.kind} {name}")
+    _until_gone(cluster, row, name)
 
 
-def _until_gone(cluster: "Cluster", name: str) -> None:
+def _until_gone(cluster: "Cluster", row: KindRow, name: str) -> None:
     deadline = time.monotonic() + _GONE_S
-    while cluster.mpijob(name) is not None or _pods(cluster, name):
+    while cluster.read(row, name) is not None or _pods(cluster, row, name):
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"the earlier MPIJob {name} is still being deleted after {_GONE_S:g} s, because its pods are "
-                "saving: try again later"
+                f"the earlier {row.kind} {name} is still being deleted after {_GONE_S:g} s, because its pods "
+                "are saving: try again later"
             )
         time.sleep(_POLL_S)
 
 
-def _pods(cluster: "Cluster", name: str) -> list[Any]:
+def _pods(cluster: "Cluster", row: KindRow, name: str) -> list[Any]:
     from trainer.launch.kubernetes.state import pods_of
 
-    return pods_of(cluster, name)
+    return pods_of(cluster, row, name)
 
 
 def _nearest(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""State of an MPIJob in rows for people: conditions, pods, important events, and the run's progress.
+"""State of a job's object in rows for people: conditions, pods, important events, and the run's progress.
 
 Imports no torch.
 """
@@ -12,7 +12,7 @@ import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from trainer.launch.kubernetes.cluster import Cluster, Object
-from trainer.launch.kubernetes.manifest import JOB_NAME_LABEL, ROLE_LABEL
+from trainer.launch.kubernetes.kinds import KindRow
 
 Row = tuple[str, str]
 
@@ -22,69 +22,62 @@ _SHOWN = 5
 _UNHEARD_S = 30.0
 
 
-def rows(cluster: Cluster, name: str, mpijob: Object | None, *, visible: bool) -> list[Row]:
-    """Returns topic and text of each row about the MPIJob; `mpijob` None means that it no longer exists.
+def rows(cluster: Cluster, row: KindRow, name: str, found: Object | None, *, visible: bool) -> list[Row]:
+    """Returns topic and text of each row about the object; `found` None means that it no longer exists.
 
     `visible` says that the run folder is on this machine and shows the progress itself.
     """
-    if mpijob is None:
+    if found is None:
         unknown = [] if visible else [("step", "unknown: the run folder is on the pods' volume, not here")]
         return [
-            ("state", f"gone: MPIJob {cluster.namespace}/{name} does not exist (cancelled or deleted)"),
+            ("state", f"gone: {row.kind} {cluster.namespace}/{name} does not exist (cancelled or deleted)"),
             *unknown,
         ]
-    pods = pods_of(cluster, name)
-    launchers, workers = _by_role(pods, "launcher"), _by_role(pods, "worker")
-    result = [("state", state(mpijob)), *_launcher(launchers), ("workers", _workers(mpijob, workers))]
+    pods = pods_of(cluster, row, name)
+    output = output_pods(row, pods)
+    launchers = output if "launcher" in row.pods(found) else []
+    workers = [pod for pod in pods if pod not in launchers]
+    result = [("state", state(row, found))]
+    result += _launcher(launchers) if "launcher" in row.pods(found) else _messages(output)
+    result += [("workers", _workers(row.workers(found), workers))]
     result += [("pod", text) for text in _troubled(workers)]
-    result += [("event", text) for text in _events(cluster, name, pods, mpijob)]
-    return result if visible else result + _progress(cluster, launchers)
+    result += [("event", text) for text in _events(cluster, row, name, pods, found)]
+    return result if visible else result + _progress(cluster, output)
 
 
-def pods_of(cluster: Cluster, name: str) -> list[Object]:
-    """Returns the MPIJob's pods as JSON, oldest first."""
+def pods_of(cluster: Cluster, row: KindRow, name: str) -> list[Object]:
+    """Returns the object's pods as JSON, oldest first."""
     with cluster.asking("list the pods"):
-        answer = cluster.core.list_namespaced_pod(
-            cluster.namespace, label_selector=f"{JOB_NAME_LABEL}={name}"
-        )
+        answer = cluster.core.list_namespaced_pod(cluster.namespace, label_selector=f"{row.pod_label}={name}")
     pods = [cluster.plain(pod) for pod in answer.items]
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
-def state(mpijob: Object) -> str:
-    """Returns the state in one word, with its time and reason.
+def output_pods(row: KindRow, pods: Sequence[Object]) -> list[Object]:
+    """Returns those of the pods whose logs are the run's output."""
+    return [pod for pod in pods if row.output.items() <= pod["metadata"]["labels"].items()]
 
-    After an eviction the operator reports Failed for a job that goes on.
-    """
-    status = mpijob.get("status", {})
+
+def state(row: KindRow, found: Object) -> str:
+    """Returns the state in one word, with its time and reason."""
+    status = found.get("status", {})
     true = {
         condition["type"]: condition
         for condition in status.get("conditions", [])
         if condition["status"] == "True"
     }
-    if "deletionTimestamp" in mpijob["metadata"]:
+    if "deletionTimestamp" in found["metadata"]:
         return "ending: it was cancelled, and its ranks save"
-    if status.get("completionTime"):
-        last = true.get("Failed") if not true.get("Succeeded") else true["Succeeded"]
-        return (
-            f"{'succeeded' if true.get('Succeeded') else 'failed'}, {_ago(status['completionTime'])} "
-            f"ago{_why(last)}"
-        )
-    if "Suspended" in true or mpijob["spec"].get("runPolicy", {}).get("suspend"):
+    if at := row.ended_at(found):
+        good = true.get(row.succeeded)
+        return f"{'succeeded' if good else 'failed'}, {_ago(at)} ago{_why(good or true.get('Failed'))}"
+    if "Suspended" in true or found["spec"].get("runPolicy", found["spec"]).get("suspend"):
         return "suspended: it waits for Kueue, or somebody suspended it"
-    for kind, word in (
-        ("Running", "running"),
-        ("Restarting", "restarting"),
-        ("Failed", "failing"),
-        ("Created", "waiting"),
-    ):
-        if kind in true:
-            return (
-                f"{word}, for "
-                f"{_ago(true[kind]['lastTransitionTime'])}{_why(true[kind]) if kind == 'Failed' else ''}"
-            )
-    silent = _seconds(mpijob["metadata"]["creationTimestamp"]) > _UNHEARD_S
-    return "waiting: the MPI Operator has not started it yet" + (
+    if phase := row.phase(found):
+        word, since = phase
+        return f"{word}, for {_ago(since)}{_why(true.get('Failed')) if word == 'failing' else ''}"
+    silent = _seconds(found["metadata"]["creationTimestamp"]) > _UNHEARD_S
+    return f"waiting: {row.controller} has not started it yet" + (
         " (does the operator run, and watch this namespace?)" if silent else ""
     )
 
@@ -103,8 +96,13 @@ def _launcher(launchers: Sequence[Object]) -> list[Row]:
     newest = launchers[-1]
     lost = f", number {len(launchers)} of this job" if len(launchers) > 1 else ""
     result = [("launcher", f"{newest['metadata']['name']}, {_phase(newest)}{lost}")]
-    messages = [text for pod in launchers if (text := _termination_message(pod))]
-    return result + [("message", text) for text in messages[-2:]]
+    return result + _messages(launchers)
+
+
+def _messages(pods: Sequence[Object]) -> list[Row]:
+    """Returns the last words of the last two of the pods that have said why they ended."""
+    messages = [text for pod in pods if (text := _termination_message(pod))]
+    return [("message", text) for text in messages[-2:]]
 
 
 def _termination_message(pod: Object) -> str:
@@ -116,8 +114,7 @@ def _termination_message(pod: Object) -> str:
     return ""
 
 
-def _workers(mpijob: Object, workers: Sequence[Object]) -> str:
-    wanted = mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
+def _workers(wanted: int, workers: Sequence[Object]) -> str:
     ready = sum(_ready(pod) for pod in workers)
     restarts = sum(
         container.get("restartCount", 0)
@@ -158,12 +155,12 @@ def _reason(pod: Object) -> str:
     return f", {texts[0]}" if texts else ""
 
 
-def _events(cluster: Cluster, name: str, pods: Sequence[Object], mpijob: Object) -> list[str]:
-    """Returns warnings about the MPIJob, its launcher Job and its pods, the newest last.
+def _events(cluster: Cluster, row: KindRow, name: str, pods: Sequence[Object], found: Object) -> list[str]:
+    """Returns warnings about the object, what its controller made and its pods, the newest last.
 
     Returns none if the user may not read events.
     """
-    about = {name, f"{name}-launcher", *(pod["metadata"]["name"] for pod in pods)}
+    about = {name, *row.made_by(name), *(pod["metadata"]["name"] for pod in pods)}
     try:
         events = [
             cluster.plain(event)
@@ -173,7 +170,7 @@ def _events(cluster: Cluster, name: str, pods: Sequence[Object], mpijob: Object)
         ]
     except (ApiException, urllib3.exceptions.HTTPError):
         return []
-    born = str(mpijob["metadata"]["creationTimestamp"])
+    born = str(found["metadata"]["creationTimestamp"])
     ours = [
         event for event in events if event["involvedObject"].get("name") in about and _when(event) >= born
     ]
@@ -189,9 +186,9 @@ def _when(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
 
 
-def _progress(cluster: Cluster, launchers: Sequence[Object]) -> list[Row]:
+def _progress(cluster: Cluster, output: Sequence[Object]) -> list[Row]:
     """Returns the run's progress from rank 0's last output."""
-    for pod in reversed(launchers):
+    for pod in reversed(output):
         try:
             text = cluster.core.read_namespaced_pod_log(
                 pod["metadata"]["name"], cluster.namespace, tail_lines=_TAIL_LINES
@@ -203,10 +200,6 @@ def _progress(cluster: Cluster, launchers: Sequence[Object]) -> list[Row]:
             step, eta = matches[-1].groups()
             return [("step", f"{step}{', ' + eta if eta else ''}")]
     return [("step", "none: no step is logged yet")]
-
-
-def _by_role(pods: Sequence[Object], role: str) -> list[Object]:
-    return [pod for pod in pods if pod["metadata"]["labels"].get(ROLE_LABEL) == role]
 
 
 def _phase(pod: Object) -> str:

@@ -4,8 +4,9 @@ Pure: asks no cluster.
 """
 
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
@@ -13,8 +14,11 @@ from trainer.config.batch_plan import plan
 from trainer.config.keys import rank_paths
 from trainer.config.kubernetes import object_name
 from trainer.config.kubernetes_values import Mount
+from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
+from trainer.launch.kubernetes.kinds import KINDS, can_start, kind_of
+from trainer.text.wording import many
 
 _CONFIG_MAP_BYTES = 1024 * 1024
 _LONGEST_NAMESPACE = 63
@@ -28,6 +32,7 @@ def validate(job: Job) -> None:
         _image,
         _name,
         _data,
+        _kind,
         _launcher,
         _run_folder,
         _resources,
@@ -69,11 +74,14 @@ def warnings(job: Job) -> Iterator[str]:
 
 
 def summary(job: Job) -> str:
-    """Returns one line about the MPIJob.
+    """Returns one line about the object.
 
-    It has the size of the operator's object that grows with the number of workers.
+    For an MPIJob it has the size of the operator's object that grows with the number of workers.
     """
-    name = object_name(job.name, job.kubernetes, job.resources.nodes)
+    name, row = object_name(job.name, job.kubernetes, job.resources.nodes), kind_of(job)
+    if row.keeps_going:
+        pods = job.resources.nodes + job.recovery.spare_nodes
+        return f"{row.kind} {name}, {many(pods, 'pod')}, started by {row.controller}"
     return (
         f"MPIJob {name}; the operator's list of {job.resources.nodes:,} workers takes {hosts_bytes(job):,} "
         f"of {_CONFIG_MAP_BYTES:,} bytes"
@@ -113,11 +121,34 @@ def _data(job: Job) -> Iterator[str]:
         )
 
 
-def _launcher(job: Job) -> Iterator[str]:
-    if job.comm.launcher not in ("auto", "mpirun"):
+def _kind(job: Job) -> Iterator[str]:
+    row = kind_of(job)
+    if not can_start(row, job):
+        able = " or ".join(f'"{other.name}"' for other in KINDS.values() if can_start(other, job))
         yield (
-            f"comm.launcher = {job.comm.launcher} cannot start ranks in pods: the MPI Operator starts ranks "
-            "by mpirun; use auto or mpirun"
+            f'kubernetes.kind = "{row.name}" cannot start the ranks of comm.backend = {job.comm.backend}, '
+            f"{row_of(job).how_ranks_connect}: set kubernetes.kind = {able}, or leave it out"
+        )
+    given = own_keys(job, but_defaults=True).get("kubernetes", {})
+    useless = [key for key in row.without if _is_given(given, key)]
+    if useless:
+        yield (
+            f"kubernetes.{', '.join(useless)}: {row.kind}s have no launcher pod and no gang scheduler of the "
+            'operator: leave it out, or set kubernetes.kind = "mpijob"'
+        )
+
+
+def _is_given(table: Mapping[str, Any], key: str) -> bool:
+    first, _, rest = key.partition(".")
+    return first in table and (not rest or _is_given(table[first], rest))
+
+
+def _launcher(job: Job) -> Iterator[str]:
+    row = kind_of(job)
+    if job.comm.launcher not in ("auto", row.launcher):
+        yield (
+            f"comm.launcher = {job.comm.launcher} cannot start ranks in pods: {row.starts_ranks_by}; "
+            f"use auto or {row.launcher}"
         )
     if bound := row_of(job).bound_to(job.comm):
         yield f"{bound[0]} needs {bound[1]}, which cannot start ranks in pods: leave it out"
@@ -176,7 +207,7 @@ def _size(job: Job) -> Iterator[str]:
 
     The operator writes every worker's name into it twice: the hostfile, and a script for Horovod.
     """
-    size = hosts_bytes(job)
+    size = 0 if kind_of(job).keeps_going else hosts_bytes(job)
     if size > _CONFIG_MAP_BYTES:
         yield (
             f"resources.nodes = {job.resources.nodes}: the operator's list of workers takes {size:,} "
@@ -210,8 +241,8 @@ def _digits_below(count: int) -> int:
 def _batch(job: Job) -> Iterator[str]:
     for check in (
         lambda: plan(job, job.resources.world_size),
-        lambda: check_restarts(job, "mpirun"),
-        lambda: check_lost_nodes(job, "[kubernetes]", keeps_going=False),
+        lambda: check_restarts(job, kind_of(job).launcher),
+        lambda: check_lost_nodes(job, "[kubernetes]", keeps_going=kind_of(job).keeps_going),
     ):
         try:
             check()

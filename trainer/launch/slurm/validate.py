@@ -16,6 +16,11 @@ def validate(job: Job) -> None:
         raise InputError("\n".join(problems))
 
 
+def starter(job: Job) -> str:
+    """Returns the command that starts the ranks: srun, or mpirun inside the allocation."""
+    return job.slurm.launcher
+
+
 def can_keep_going(job: Job) -> bool:
     """Returns whether the ranks' launcher lets the others go on when a supervisor or a node is lost."""
     return job.slurm.launcher == "srun" and row_of(job).uses_master_address

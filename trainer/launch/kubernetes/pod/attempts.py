@@ -23,7 +23,7 @@ class AttemptRecord:
     """Record of one submission's starts."""
 
     job: str
-    """Uid of the launcher Job; a new submission has another one and begins a new record."""
+    """Uid of the launcher's or the pods' Job; a new submission has another one and begins a new record."""
     starts: int = 0
     failures: int = 0
     """Consecutive failures without a new checkpoint in between."""

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -40,6 +39,7 @@ from trainer.launch.kubernetes.pod.attempts import (
     write_attempts,
 )
 from trainer.launch.kubernetes.pod.hosts import listed, read_hostfile, wait_for_all
+from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
 from trainer.launch.processes import supervise
@@ -53,12 +53,10 @@ from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.stopping import REPEAT_S
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import GENERATION, STARTS_AGAIN
-from trainer.text.terminal import say, shown
+from trainer.text.terminal import say
 
 HOSTFILE = Path("/etc/mpi/hostfile")
-TERMINATION_LOG = Path("/dev/termination-log")
 _STARTS_APART_S = 2.0
-_MESSAGE_BYTES = 3000  # Kubernetes keeps 4096 bytes for a pod
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         launcher = Launcher(options.job, load_job(options.job), options.ssh_port, os.environ)
         return launcher.run()
     except InputError as problem:
-        return _leave(EXIT_BAD_INPUT, str(problem))
+        return leave(EXIT_BAD_INPUT, str(problem))
 
 
 class Launcher:
@@ -93,7 +91,7 @@ class Launcher:
     def run(self) -> int:
         """Start the ranks until they are done, have failed too often, or this pod is asked to stop."""
         if self._record.final is not None:
-            return _leave(self._record.final, self._record.message)
+            return leave(self._record.final, self._record.message)
         while True:
             code, reason = self._attempt()
             message = f"{reason}; {self._progress()}"
@@ -107,7 +105,7 @@ class Launcher:
             )
             self._store(decision.record)
             if decision.action == "leave":
-                return _leave(code, message)
+                return leave(code, message)
             again = (
                 f"{decision.record.failures} of at most {self._job.kubernetes.retries}"
                 if code != EXIT_PREEMPTED
@@ -362,19 +360,6 @@ def _at_its_address(rendezvous: Rendezvous) -> Rendezvous:
         )
     except OSError:
         return rendezvous
-
-
-def _leave(code: int, message: str) -> int:
-    """Write the message as the pod's last word and return the exit code.
-
-    `kubectl describe pod` shows it, and it is the log's last line.
-    """
-    with suppress(OSError):
-        TERMINATION_LOG.write_text(
-            shown(message).encode()[:_MESSAGE_BYTES].decode(errors="ignore"), encoding="utf-8"
-        )
-    say(f"{message} (exit code {code})" if code else message)
-    return code
 
 
 if __name__ == "__main__":

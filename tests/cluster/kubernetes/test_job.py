@@ -1,0 +1,102 @@
+"""Real Indexed Jobs, which need no operator: a pod is lost, asked to go, or fails, and what the run does."""
+
+from typing import Any
+
+import pytest
+
+from tests.cluster.kubernetes.runs import KILL_RANK, Demo
+from tests.cluster.kubernetes.test_runs import BEGAN_TO, EVERY_5, SHORT, settings
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
+
+RECOVERY = {"max_restarts": 3, "backoff_s": 0.0, "keep_every_steps": 1}
+THREE_EPOCHS = {"epochs": 3, "warmup_steps": 4}
+NO_CHECKPOINT = {"every_steps": 10_000}
+
+
+def job(demo: Demo, name: str, **sections: Any) -> str:
+    """Submits an Indexed Job and returns its name."""
+    keys = sections.pop("kubernetes", {})
+    return demo.submit(name, kubernetes=settings(demo, kind="job", **keys), **sections)
+
+
+def ended(demo: Demo, name: str, index: int) -> list[int]:
+    """Returns the exit codes of the pods of an index, in their order."""
+    states = [pod["status"]["containerStatuses"][0]["state"] for pod in demo.pods_of_index(name, index)]
+    return [state["terminated"]["exitCode"] for state in states if "terminated" in state]
+
+
+def test_the_demo_learns_the_digits_without_an_operator(demo: Demo) -> None:
+    job(demo, "indexed", optim=SHORT)
+    assert demo.wait("indexed") == "succeeded", demo.said("indexed")
+    assert demo.result("indexed")["zero_shot_top1"] > BEGAN_TO
+    assert demo.result("indexed")["world_size"] == 2
+    last = demo.steps("indexed")[-1]
+    assert f"step {last}/{last}" in demo.clipship("logs", str(demo.elsewhere("indexed"))).stdout
+    assert f"step {last}/{last}" in demo.clipship("status", str(demo.folder / "elsewhere/indexed")).stdout
+
+
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.full)])
+def test_a_lost_pod_is_replaced_and_the_run_goes_on_in_its_next_generation(lost: int, demo: Demo) -> None:
+    name = f"replaced-{lost}"
+    job(demo, name, optim=THREE_EPOCHS, checkpoint=NO_CHECKPOINT, recovery=RECOVERY)
+    demo.wait_for_step(name, 12)
+    [pod] = demo.pods_of_index(name, lost)
+    demo.kill_pod(pod["metadata"]["name"])
+    assert demo.wait(name) == "succeeded", demo.said(name)
+    assert demo.steps(name) == list(range(1, demo.steps(name)[-1] + 1)), "a step was lost or done twice"
+    [restart] = demo.result(name)["restarts"]
+    assert (restart["generation"], restart["kind"], restart["rank"]) == (2, "lost", lost)
+    assert restart["from_step"] >= 11  # no checkpoint has it
+    assert len(demo.pods_of_index(name, lost)) == 2
+    assert len(demo.pods_of_index(name, 1 - lost)) == 1, "the other pod was replaced, too"
+
+
+def test_an_evicted_pod_saves_first_and_the_next_pods_lose_no_step(demo: Demo) -> None:
+    name = job(demo, "drained", optim=SHORT, checkpoint=NO_CHECKPOINT)
+    demo.wait_for_step("drained", 12)
+    demo.evict_pod(demo.pods_of_index(name, 1)[0]["metadata"]["name"])
+    assert demo.wait("drained") == "succeeded", demo.said("drained")
+    assert demo.steps("drained") == list(range(1, demo.steps("drained")[-1] + 1))
+    assert ended(demo, name, 0) == [EXIT_PREEMPTED, EXIT_DONE]
+
+
+def test_a_run_that_fails_again_ends_the_job_with_its_cause(demo: Demo) -> None:
+    name = job(demo, "failing", optim={**SHORT, "lr": 1e-3}, kubernetes={"retries": 0})
+    demo.wait_for_step("failing", 3)
+    demo.inside(demo.pods_of_index(name, 0)[0]["metadata"]["name"], KILL_RANK)
+    assert demo.wait("failing") == "failed", demo.said("failing")
+    assert ended(demo, name, 0) == [EXIT_FAILED]
+    assert "rank 0 on failing-0 ended the run with exit code 1: killed by SIGKILL" in demo.said("failing")
+
+
+def test_without_recovery_a_killed_rank_is_a_new_start_from_its_checkpoint(demo: Demo) -> None:
+    name = job(demo, "retried", optim=SHORT, checkpoint=EVERY_5)
+    demo.wait_for_step("retried", 12)
+    demo.inside(demo.pods_of_index(name, 1)[0]["metadata"]["name"], KILL_RANK)
+    assert demo.wait("retried") == "succeeded", demo.said("retried")
+    assert demo.steps("retried") == sorted(set(demo.steps("retried")))
+
+
+def test_bad_input_ends_the_job_at_once(demo: Demo) -> None:
+    name = job(demo, "wrong-job", data={"train": str(demo.folder / "nothing" / "*.tar")})
+    assert demo.wait("wrong-job") == "failed", demo.said("wrong-job")
+    assert ended(demo, name, 0) == [EXIT_BAD_INPUT]
+    assert "no file matches" in demo.said("wrong-job")
+
+
+def test_a_cancelled_job_saves_and_leaves_nothing_but_its_run(demo: Demo) -> None:
+    name = job(demo, "cancelled-job", optim=SHORT, checkpoint=NO_CHECKPOINT)
+    demo.wait_for_step("cancelled-job", 5)
+    again = demo.clipship("submit", str(demo.folder / "job-of-a-test.toml"), "--to", "kubernetes")
+    assert (again.returncode, "already exists and has not ended" in again.stderr) == (2, True)
+    answer = demo.clipship("cancel", str(demo.run("cancelled-job")))
+    assert answer.returncode == 0, answer.stderr
+    demo.until(lambda: not demo.pods_of_index(name, 0), lambda: f"{name} is still there")
+    assert list((demo.run("cancelled-job") / "checkpoints").glob("step-*/manifest.json")), "it did not save"
+    core, namespace = demo.cluster.core, demo.cluster.namespace
+    demo.until(
+        lambda: name not in [item.metadata.name for item in core.list_namespaced_service(namespace).items],
+        lambda: f"the Service {name} is left",
+    )

@@ -1,0 +1,152 @@
+"""The Indexed Job: what its values become, what it refuses, its state in words."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.kubernetes_jobs import HOROVOD, kubernetes_job
+from trainer.config import Job
+from trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    EXIT_START_AGAIN,
+    EXIT_TIMED_OUT,
+    InputError,
+)
+from trainer.launch.kubernetes.kinds import KINDS
+from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.state import state
+from trainer.launch.kubernetes.validate import summary
+
+
+def indexed(**sections: Any) -> Job:
+    """A job that runs as an Indexed Job; keys of a section replace the usual ones."""
+    keys = {"kind": "job", **sections.pop("kubernetes", {})}
+    return kubernetes_job(kubernetes=keys, **sections)
+
+
+def objects(job: Job) -> dict[str, Any]:
+    return {item["kind"]: item for item in yaml.safe_load_all(manifest(job))}
+
+
+def variables(job: Job) -> dict[str, Any]:
+    [container] = objects(job)["Job"]["spec"]["template"]["spec"]["containers"]
+    return {entry["name"]: entry.get("value") for entry in container["env"]}
+
+
+def test_the_supervisors_meet_at_the_pod_of_index_0_by_the_services_name() -> None:
+    found = objects(indexed())
+    assert variables(indexed())["CLIPSHIP_SUPERVISORS"] == "first-run-0.first-run:29400"
+    assert variables(indexed())["MASTER_ADDR"] == "first-run-0.first-run"
+    assert found["Service"]["metadata"]["name"] == found["Job"]["spec"]["template"]["spec"]["subdomain"]
+    assert found["Service"]["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_every_exit_code_of_a_run_tells_the_job_whether_others_take_the_pods_place() -> None:
+    rules = objects(indexed())["Job"]["spec"]["podFailurePolicy"]["rules"]
+    actions = {
+        code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())
+    }
+    assert actions == {
+        EXIT_FAILED: "FailJob",
+        EXIT_BAD_INPUT: "FailJob",
+        EXIT_TIMED_OUT: "FailJob",
+        EXIT_PREEMPTED: "Ignore",
+        EXIT_START_AGAIN: "Ignore",
+    }
+
+
+def test_spare_nodes_are_pods_and_the_run_goes_on_without_a_lost_one() -> None:
+    job = indexed(recovery={"max_restarts": 2, "spare_nodes": 1})
+    spec = objects(job)["Job"]["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (3, 3)
+    assert spec["backoffLimit"] == (3 + 2) * 3
+    assert spec["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+    found = variables(job)
+    assert (found["CLIPSHIP_KEEPS_GOING"], found["CLIPSHIP_SPARE_NODES"]) == ("1", "1")
+    assert found["CLIPSHIP_WORLD_SIZE"] == "12"
+
+
+def test_without_recovery_no_supervisor_is_told_that_others_go_on() -> None:
+    assert "CLIPSHIP_KEEPS_GOING" not in variables(indexed())
+    assert "successPolicy" not in objects(indexed())["Job"]["spec"]
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_no_pod_has_what_only_sshd_needs(user: int) -> None:
+    job = indexed(kubernetes={"run_as_user": user})
+    [container] = objects(job)["Job"]["spec"]["template"]["spec"]["containers"]
+    added = container["securityContext"]["capabilities"].get("add", [])
+    assert added == (["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"] if user == 0 else [])
+    assert "sshd" not in manifest(job)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        (
+            {"comm": HOROVOD},
+            'over MPI or Horovod\'s own Gloo server: set kubernetes.kind = "mpijob", or leave it out',
+        ),
+        ({"comm": {"launcher": "mpirun"}}, "each pod starts its own; use auto or clipship"),
+        ({"kubernetes": {"launcher_cpu": 2.0}}, "kubernetes.launcher_cpu: Jobs have no launcher pod"),
+        ({"kubernetes": {"gang": "volcano"}}, "kubernetes.gang: Jobs have no launcher pod"),
+        (
+            {"kubernetes": {"patch": {"launcher": {"spec": {"nodeName": "a"}}}}},
+            "kubernetes.patch.launcher: Jobs have no launcher pod",
+        ),
+    ],
+)
+def test_what_an_indexed_job_cannot_do_is_refused_with_the_fix(
+    sections: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        manifest(indexed(**sections))
+    assert expected in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_keys_of_the_launcher_with_their_defaults_are_no_reason_to_refuse_a_job() -> None:
+    assert manifest(indexed(kubernetes={"launcher_cpu": 1.0, "gang": "none"}))
+
+
+def test_check_says_how_many_pods_there_are() -> None:
+    job = indexed(recovery={"max_restarts": 1, "spare_nodes": 2})
+    assert summary(job) == "Job first-run, 4 pods, started by Kubernetes"
+
+
+def api_object(*conditions: str, **status: Any) -> dict[str, Any]:
+    stamp = "2026-01-01T00:00:00Z"
+    found = [
+        {"type": kind, "status": "True", "lastTransitionTime": stamp, "message": f"{kind}'s message"}
+        for kind in conditions
+    ]
+    return {
+        "metadata": {"creationTimestamp": stamp},
+        "spec": {},
+        "status": {"conditions": found, **status},
+    }
+
+
+STARTED = {"startTime": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (api_object(), "waiting: Kubernetes has not started it yet"),
+        (api_object(**STARTED), "waiting, for "),
+        (api_object(**STARTED, ready=2), "running, for "),
+        (api_object("Suspended"), "suspended: "),
+        (api_object("SuccessCriteriaMet", "Complete", **STARTED), "succeeded, "),
+        (api_object("FailureTarget", "Failed", **STARTED), "failed, "),
+    ],
+)
+def test_the_state_is_one_word_and_its_reason(found: dict[str, Any], expected: str) -> None:
+    assert state(KINDS["job"], found).startswith(expected)
+
+
+def test_a_failed_job_says_why() -> None:
+    assert state(KINDS["job"], api_object("Failed", **STARTED)).endswith(" ago: Failed's message")

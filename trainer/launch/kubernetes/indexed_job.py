@@ -1,0 +1,110 @@
+"""The Indexed Job: Kubernetes' own Job with a headless Service, for which no operator is needed.
+
+A pod of each index starts the supervisors of its ranks. Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    EXIT_START_AGAIN,
+    EXIT_TIMED_OUT,
+)
+from trainer.launch.kubernetes.pod.names import JOB_UID
+from trainer.launch.kubernetes.pod_values import Yaml
+from trainer.launch.kubernetes.pods import JOB_FILE, PYTHON, Pods
+from trainer.supervise.world import KEEPS_GOING, RESPAWNS, SPARE_NODES
+
+JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+
+
+class IndexedJob(Pods):
+    """Values of an Indexed Job and its pods."""
+
+    @property
+    def first_pod(self) -> str:
+        return f"{self.name}-0.{self.name}"
+
+    @property
+    def own_pods(self) -> Yaml:
+        """Selector of the pods, by the label that Kubernetes gives those of a Job."""
+        return {"matchLabels": {JOB_NAME_LABEL: self.name}}
+
+    @property
+    def pods(self) -> int:
+        """Number of pods, those of spare nodes included."""
+        return self.job.resources.nodes + self.job.recovery.spare_nodes
+
+    @property
+    def members(self) -> int:
+        return self.pods * self.job.resources.ranks_per_node
+
+    @property
+    def own_variables(self) -> dict[str, str]:
+        recovery = self.job.recovery
+        spares = {SPARE_NODES: str(recovery.spare_nodes)} if recovery.spare_nodes else {}
+        return {KEEPS_GOING: "1", RESPAWNS: "1", **spares} if recovery.max_restarts else {}
+
+    @property
+    def own_references(self) -> list[Yaml]:
+        uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
+        return [{"name": JOB_UID, "valueFrom": {"fieldRef": {"fieldPath": uid}}}]
+
+    @property
+    def command(self) -> list[str]:
+        return [PYTHON, "-P", "-m", "trainer.launch.kubernetes.pod.node", JOB_FILE]
+
+    @property
+    def backoff_limit(self) -> int:
+        """Pods that may be lost: as often as the run may go on after a loss, all of them."""
+        return (self.k8s.backoff_limit + self.job.recovery.max_restarts) * self.pods
+
+    @property
+    def ends_without_all(self) -> bool:
+        """True if the run may be done although a pod never comes back."""
+        return self.job.recovery.spare_nodes > 0 or self.job.recovery.min_nodes is not None
+
+    @property
+    def final_codes(self) -> list[int]:
+        """Exit codes with which the run has ended for good."""
+        return [EXIT_FAILED, EXIT_BAD_INPUT, EXIT_TIMED_OUT]
+
+    @property
+    def again_codes(self) -> list[int]:
+        """Exit codes of pods whose run goes on with others in their place."""
+        return [EXIT_PREEMPTED, EXIT_START_AGAIN]
+
+    @property
+    def ports(self) -> list[Yaml]:
+        place = self.meeting["CLIPSHIP_SUPERVISORS"]
+        return [{"name": "supervisors", "port": int(place.rpartition(":")[2])}]
+
+
+def pods(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the part of a Job that holds its pods' template."""
+    return {"worker": job["spec"]}
+
+
+def workers(job: Mapping[str, Any]) -> int:
+    """Returns the number of pods that a Job asks for."""
+    return int(job["spec"]["parallelism"])
+
+
+def ended_at(job: Mapping[str, Any]) -> str | None:
+    """Returns when a Job has ended; None if it has not."""
+    for each in job.get("status", {}).get("conditions", []):
+        if each["type"] in ("Complete", "Failed") and each["status"] == "True":
+            return str(each["lastTransitionTime"])
+    return None
+
+
+def phase(job: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns a word for what a Job does, and since when; None if it has not been started."""
+    status = job.get("status", {})
+    if "startTime" not in status:
+        return None
+    return "running" if status.get("ready") else "waiting", str(status["startTime"])

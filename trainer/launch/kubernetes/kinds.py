@@ -1,0 +1,147 @@
+"""Table of the kinds of object that can run a job: a row holds all that other modules need to know about one.
+
+A kind is one module with a subclass of `trainer.launch.kubernetes.pods.Pods`, one template, and one row here.
+No other module compares a kind's name. Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer.comm.backends import Launcher, row_of
+from trainer.config import Job
+from trainer.launch.kubernetes import indexed_job, mpijob
+from trainer.launch.kubernetes.pods import Pods
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """One kind of object. Functions of an object take it as the API server has it."""
+
+    name: Literal["mpijob", "job"]
+    """Value of `kubernetes.kind`."""
+    kind: str
+    """Its name in Kubernetes, and in messages."""
+    group: str
+    version: str
+    plural: str
+    controller: str
+    """Program that makes its pods, in messages."""
+    advice: str
+    """Advice for a cluster that does not know the kind."""
+    view: type[Pods]
+    """Values of the template, made from a job."""
+    template: str
+    pods: Callable[[Object], dict[str, Object]]
+    """Parts of the object that hold a pod's `template`, by the role of the pod: launcher or worker."""
+    workers: Callable[[Object], int]
+    """Number of the pods that have ranks."""
+    ended_at: Callable[[Object], str | None]
+    """Time at which the object has ended; None if it has not."""
+    succeeded: str
+    """Condition of an object that has ended well."""
+    phase: Callable[[Object], tuple[str, str] | None]
+    """Word for what the object does, and since when; None if nothing has been done about it."""
+    launcher: Launcher
+    """Launcher of the ranks, as the backends' table names it."""
+    starter: str
+    """Program that starts the ranks."""
+    starts_ranks_by: str
+    """The same in a clause."""
+    keeps_going: bool
+    """True if the other pods go on when one is gone; MPI ends all."""
+    pod_label: str
+    """Label of the pods that has the object's name."""
+    output: Mapping[str, str]
+    """Labels of the pods whose logs are the run's output; there is one at a time."""
+    output_pod: str
+    """Such a pod, in messages."""
+    made_by: Callable[[str], set[str]]
+    """Names of other objects that the controller makes for an object of this name."""
+    without: tuple[str, ...] = ()
+    """Keys of [kubernetes] that mean nothing for this kind."""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}"
+
+
+_MPIJOB = KindRow(
+    name="mpijob",
+    kind="MPIJob",
+    group="kubeflow.org",
+    version="v2beta1",
+    plural="mpijobs",
+    controller="the MPI Operator",
+    advice="the MPI Operator, v0.3 or newer, must be installed (kubeflow.org/v2beta1)",
+    view=mpijob.MpiJob,
+    template="k8s/mpijob.yaml.j2",
+    pods=mpijob.pods,
+    workers=mpijob.workers,
+    ended_at=mpijob.ended_at,
+    succeeded="Succeeded",
+    phase=mpijob.phase,
+    launcher="mpirun",
+    starter="mpirun",
+    starts_ranks_by="the MPI Operator starts ranks by mpirun",
+    keeps_going=False,
+    pod_label=mpijob.JOB_NAME_LABEL,
+    output={mpijob.ROLE_LABEL: "launcher"},
+    output_pod="launcher",
+    made_by=lambda name: {f"{name}-launcher"},
+)
+_JOB = KindRow(
+    name="job",
+    kind="Job",
+    group="batch",
+    version="v1",
+    plural="jobs",
+    controller="Kubernetes",
+    advice="Kubernetes 1.29 or newer has them (batch/v1)",
+    view=indexed_job.IndexedJob,
+    template="k8s/job.yaml.j2",
+    pods=indexed_job.pods,
+    workers=indexed_job.workers,
+    ended_at=indexed_job.ended_at,
+    succeeded="Complete",
+    phase=indexed_job.phase,
+    launcher="clipship",
+    starter="their pods",
+    starts_ranks_by="each pod starts its own",
+    keeps_going=True,
+    pod_label=indexed_job.JOB_NAME_LABEL,
+    output={indexed_job.INDEX_LABEL: "0"},
+    output_pod="pod of index 0",
+    made_by=lambda name: set(),
+    without=(
+        "launcher_cpu",
+        "launcher_cpu_limit",
+        "launcher_mem_gb",
+        "launcher_annotations",
+        "launcher_start",
+        "gang",
+        "gang_queue",
+        "gang_timeout_s",
+        "patch.launcher",
+    ),
+)
+
+KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB)}
+"""Rows by the value of `kubernetes.kind`."""
+
+
+def kind_of(job: Job) -> KindRow:
+    """Returns the row of the job's kind; without the key, the MPIJob."""
+    return KINDS[job.kubernetes.kind or _MPIJOB.name]
+
+
+def starter(job: Job) -> str:
+    """Returns the program that starts the ranks of the job, as messages name it."""
+    return kind_of(job).starter
+
+
+def can_start(row: KindRow, job: Job) -> bool:
+    """Returns whether objects of this kind can start the ranks of the job's backend."""
+    return row.launcher in row_of(job).launchers

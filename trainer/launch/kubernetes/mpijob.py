@@ -1,0 +1,186 @@
+"""The MPIJob of the MPI Operator: a launcher pod starts the ranks in worker pods with mpirun. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.launch.kubernetes.pod.names import JOB_UID, SSH_KEY
+from trainer.launch.kubernetes.pod_values import Yaml, cores, memory, plain_variables
+from trainer.launch.kubernetes.pods import FILES_OF_OTHERS, JOB_FILE, NO_GPU, PYTHON, Pods
+
+JOB_NAME_LABEL = "training.kubeflow.org/job-name"
+ROLE_LABEL = "training.kubeflow.org/job-role"
+HOSTFILE = "/etc/mpi/hostfile"
+_FAN_OUT = 128
+# root's sshd needs them to confine its children
+_SSHD = ("AUDIT_WRITE", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
+# root's ssh sets its groups before it runs the command that knows the job's hosts (docker/ssh-client.conf)
+_SSH = ("SETGID",)
+_ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
+
+
+class MpiJob(Pods):
+    """Values of an MPIJob and its pods."""
+
+    @property
+    def first_pod(self) -> str:
+        return f"{self.name}-worker-0.{self.name}"
+
+    @property
+    def own_pods(self) -> Yaml:
+        """Selector of the launcher's and the workers' pods, by the label that the operator gives them."""
+        return {"matchLabels": {JOB_NAME_LABEL: self.name}}
+
+    @property
+    def workers(self) -> Yaml:
+        return {"matchLabels": {JOB_NAME_LABEL: self.name, ROLE_LABEL: "worker"}}
+
+    @property
+    def own_variables(self) -> dict[str, str]:
+        return self._ssh_key
+
+    @property
+    def sshd_capabilities(self) -> Sequence[str]:
+        return _SSHD
+
+    @property
+    def launcher_annotations(self) -> Yaml:
+        return self.annotations | self.k8s.launcher_annotations
+
+    @property
+    def creation_policy(self) -> str:
+        return "WaitForWorkersReady" if self.k8s.launcher_start == "workers-ready" else "AtStartup"
+
+    @property
+    def scheduling(self) -> Yaml:
+        """Scheduling of the gang.
+
+        A launcher that starts after the workers is not counted: a gang that waited for it would never start.
+        """
+        members = self.job.resources.nodes + (self.k8s.launcher_start == "at-once")
+        queue = {"queue": self.k8s.gang_queue} if self.k8s.gang_queue else {}
+        priority = (
+            {"priorityClass": self.k8s.priority_class}
+            if self.k8s.priority_class and self.k8s.gang == "volcano"
+            else {}
+        )
+        limit = {"scheduleTimeoutSeconds": self.k8s.gang_timeout_s} if self.k8s.gang_timeout_s else {}
+        return {"minAvailable": members, **queue, **priority, **limit}
+
+    @property
+    def ssh_port(self) -> int:
+        return self._port(22 if self.k8s.is_root else 2222, 0)
+
+    @property
+    def launcher_command(self) -> Sequence[str]:
+        return [
+            PYTHON,
+            "-P",
+            "-m",
+            "trainer.launch.kubernetes.pod.launcher",
+            JOB_FILE,
+            "--ssh-port",
+            str(self.ssh_port),
+        ]
+
+    @property
+    def worker_command(self) -> Sequence[str]:
+        config = [] if self.k8s.is_root else ["-f", "/opt/clipship/etc/sshd_config"]
+        return [
+            PYTHON,
+            "-P",
+            "-m",
+            "trainer.launch.kubernetes.pod.worker",
+            "/usr/sbin/sshd",
+            "-De",
+            *config,
+            "-p",
+            str(self.ssh_port),
+        ]
+
+    @property
+    def launcher_env(self) -> list[Yaml]:
+        uid = {
+            "name": JOB_UID,
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
+        }
+        own = {name: value for name, value in self.job.env.items() if name.startswith(_ATTRIBUTED_TO_MPI)}
+        return [
+            *plain_variables(
+                self.meeting | self._ssh_key | {"PYTHONUNBUFFERED": "1"} | NO_GPU | self._open_mpi | own
+            ),
+            uid,
+        ]
+
+    @property
+    def _ssh_key(self) -> dict[str, str]:
+        return {SSH_KEY: f"{self.k8s.ssh_folder}/id_rsa"}
+
+    @property
+    def _open_mpi(self) -> dict[str, str]:
+        """Settings of Open MPI.
+
+        The operator sets the names of Open MPI 4; Open MPI 5 reads PRTE_MCA_* and, without them, runs every
+        rank in the launcher.
+        """
+        fan_out = str(min(_FAN_OUT, self.job.resources.nodes))
+        return {
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "^openib",
+            "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+            "OMPI_MCA_plm_rsh_num_concurrent": fan_out,
+            "PRTE_MCA_prte_default_hostfile": HOSTFILE,
+            "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
+            "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+            "PRTE_MCA_plm_ssh_num_concurrent": fan_out,
+        }
+
+    @property
+    def launcher_resources(self) -> Yaml:
+        mem = memory(self.k8s.launcher_mem_gb or 1 + self.job.resources.nodes / 128)
+        most = self.k8s.launcher_cpu_limit
+        return {
+            "requests": {"cpu": cores(self.k8s.launcher_cpu), **mem},
+            "limits": ({"cpu": cores(most)} if most else {}) | mem,
+        }
+
+    @property
+    def launcher_security(self) -> Yaml:
+        return self._security((*FILES_OF_OTHERS, *_SSH) if self.k8s.is_root else ())
+
+
+def pods(mpijob: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the parts of an MPIJob that hold a pod's template, by the pod's role."""
+    specs = mpijob["spec"]["mpiReplicaSpecs"]
+    return {"launcher": specs["Launcher"], "worker": specs["Worker"]}
+
+
+def workers(mpijob: Mapping[str, Any]) -> int:
+    """Returns the number of workers that an MPIJob asks for."""
+    return int(mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
+
+
+def ended_at(mpijob: Mapping[str, Any]) -> str | None:
+    """Returns when an MPIJob has ended; None if it has not.
+
+    After an eviction the operator reports Failed for a job that goes on.
+    """
+    at = mpijob.get("status", {}).get("completionTime")
+    return None if at is None else str(at)
+
+
+def phase(mpijob: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns a word for what an MPIJob does, and since when; None if the operator has not seen it."""
+    conditions = mpijob.get("status", {}).get("conditions", [])
+    true = {each["type"]: each for each in conditions if each["status"] == "True"}
+    for kind, word in _PHASES:
+        if kind in true:
+            return word, str(true[kind]["lastTransitionTime"])
+    return None
+
+
+_PHASES = (
+    ("Running", "running"),
+    ("Restarting", "restarting"),
+    ("Failed", "failing"),
+    ("Created", "waiting"),
+)

@@ -1,0 +1,161 @@
+"""Starts of a run whose pods no launcher starts: which one a pod belongs to, when it begins, how it ended.
+
+The pods of an Indexed Job meet in the run folder. A start has a folder there: with its token, a mark of each
+pod that has come, the word to begin, and its end. The first pod to make a file wins, and none is changed
+later. A start goes on while pods come and go; once it has ended, the next pod opens the next one. Imports no
+torch.
+"""
+
+import errno
+import json
+import os
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.errors import EXIT_PREEMPTED, EXIT_START_AGAIN
+from trainer.launch.kubernetes.pod.attempts import AttemptRecord, decide, newest_checkpoint
+from trainer.run.layout import ARTEFACTS, PODS
+from trainer.safe_io.plain import read_plain
+from trainer.supervise.tree import Rendezvous
+
+_TOKEN, _MARKS, _BEGIN, _END = "token", "marks", "begin", "end"
+_BEING_WRITTEN_S = 10.0
+
+
+@dataclass(frozen=True)
+class StartEnd:
+    """End of a start, the same for every pod."""
+
+    code: int
+    """Exit code of the run, as its first cause has it."""
+    message: str
+    record: AttemptRecord
+    """Failures so far; `final` is set if the run has ended for good."""
+
+    @property
+    def leave(self) -> int:
+        """Exit code of the pods, which tells the Job whether to start others in their place."""
+        if self.record.final is not None:
+            return self.record.final
+        return EXIT_PREEMPTED if self.code == EXIT_PREEMPTED else EXIT_START_AGAIN
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a Job's pods, with its folder."""
+
+    run_folder: Path
+    job: str
+    """Uid of the Job; a new submission has another one."""
+    number: int
+
+    @property
+    def folder(self) -> Path:
+        return _folder(self.run_folder, self.job) / f"{self.number:05d}"
+
+    @property
+    def token(self) -> str:
+        """Token of the supervisors, which only the job's own user can read. Raises OSError."""
+        return _written(self.folder / _TOKEN)
+
+    @property
+    def name(self) -> str:
+        """Name of the start in the run's exit files."""
+        return Rendezvous("", 0, self.token).start
+
+    def mark(self, index: int) -> bool:
+        """Records that the pod of this index has come; returns False if one of this index came before."""
+        return _make(self.folder / _MARKS / str(index), "")
+
+    def unmark(self, index: int) -> None:
+        """Takes the mark back: the pod leaves before the start has begun."""
+        with suppress(OSError):
+            (self.folder / _MARKS / str(index)).unlink()
+
+    def missing(self, pods: int) -> list[int]:
+        """Returns the indices of the pods that have not come."""
+        marks = set(os.listdir(self.folder / _MARKS))
+        return [index for index in range(pods) if str(index) not in marks]
+
+    def begin(self, address: str) -> None:
+        """Lets the ranks of all pods start; `address` is that of the pod of index 0."""
+        _make(self.folder / _BEGIN, address)
+
+    @property
+    def began_at(self) -> str | None:
+        """Address of the pod of index 0 when the ranks started; None if they have not."""
+        _refresh(self.folder)
+        return _written(self.folder / _BEGIN) if (self.folder / _BEGIN).exists() else None
+
+    @property
+    def end(self) -> StartEnd | None:
+        """End of this start; None while it goes on."""
+        _refresh(self.folder)
+        if not (self.folder / _END).exists():
+            return None
+        stored = json.loads(_written(self.folder / _END))
+        return StartEnd(stored["code"], stored["message"], AttemptRecord(**stored["record"]))
+
+    def settle(self, code: int, message: str, retries: int) -> StartEnd:
+        """Ends this start with the run's exit code; returns the end that the first pod has recorded."""
+        before = Start(self.run_folder, self.job, self.number - 1)
+        earlier = before.end if self.number > 1 else None
+        record = earlier.record if earlier is not None else AttemptRecord(self.job)
+        checkpoint = newest_checkpoint(self.run_folder)
+        decision = decide(record, code, asked=False, checkpoint=checkpoint, retries=retries, message=message)
+        end = StartEnd(code, message, decision.record)
+        _make(self.folder / _END, json.dumps(asdict(end)))
+        return self.end or end
+
+
+def open_start(run_folder: Path, job: str) -> Start:
+    """Returns the newest start of the Job; makes the next one if that has ended, but not for good.
+
+    Raises OSError.
+    """
+    folder = _folder(run_folder, job)
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = Start(run_folder, job, max((int(name) for name in os.listdir(folder)), default=0))
+    end = newest.end if newest.number else None
+    if newest.number and (end is None or end.record.final is not None):
+        return newest
+    start = Start(run_folder, job, newest.number + 1)
+    (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
+    _make(start.folder / _TOKEN, secrets.token_hex(16))
+    return start
+
+
+def _folder(run_folder: Path, job: str) -> Path:
+    return run_folder / ARTEFACTS / PODS / job
+
+
+def _make(path: Path, text: str) -> bool:
+    """Makes a file that only its owner can read; returns False if it is there already."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return False
+    with os.fdopen(file, "w", encoding="utf-8") as made:
+        made.write(text)
+        made.flush()
+        os.fsync(file)
+    return True
+
+
+def _written(path: Path) -> str:
+    """Returns a file's text; waits for it if another pod has only just made the file. Raises OSError."""
+    deadline = time.monotonic() + _BEING_WRITTEN_S
+    while not (text := read_plain(path)):
+        if time.monotonic() > deadline:
+            raise OSError(errno.ENODATA, "the pod that made this file has not filled it", str(path))
+        time.sleep(0.1)
+    return text
+
+
+def _refresh(folder: Path) -> None:
+    """Refreshes what a network file system remembers of the folder: also that a file is missing."""
+    with suppress(OSError):
+        os.listdir(folder)

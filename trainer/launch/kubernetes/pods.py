@@ -1,0 +1,312 @@
+"""Values of a job's pods that every kind of object has in common. Pure."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import tomli_w
+
+from trainer.comm.backends import row_of
+from trainer.config import Image, Job, Kubernetes
+from trainer.config.kubernetes import JOB_FOLDER, object_name
+from trainer.config.loader import own_keys
+from trainer.errors import InputError
+from trainer.launch.kubernetes.pod_values import (
+    Yaml,
+    cores,
+    gib,
+    memory,
+    mounted,
+    plain_variables,
+    toleration,
+    volume,
+)
+from trainer.launch.rank_env import rank_environment
+
+PYTHON = "/opt/clipship/bin/python"
+JOB_FILE = f"{JOB_FOLDER}/job.toml"
+_MEETING_PORT, _MASTER_PORT = 29400, 29401
+# the image says "all", which NVIDIA's runtime grants even without a request
+NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
+# root needs them on volumes whose files belong to another user
+FILES_OF_OTHERS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID")
+_KEY_REF = {"secret": "secretKeyRef", "configmap": "configMapKeyRef"}
+_SOURCE_REF = {"secret": "secretRef", "configmap": "configMapRef"}
+
+_BUILD = Image.model_fields.keys() - {"tag"}
+
+
+def run_name(job: Job) -> str:
+    """Returns the name of the job's object. Raises InputError if the given name is too long."""
+    try:
+        return object_name(job.name, job.kubernetes, job.resources.nodes)
+    except ValueError as problem:
+        raise InputError(f"kubernetes.name: {problem}") from None
+
+
+def beside_name(name: str) -> str:
+    """Returns the name of the ConfigMap and of the NetworkPolicy that belong to the object."""
+    return f"{name}-job"
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Values that the template prints; each property is a value of the job's objects.
+
+    A kind of object is a subclass, which says what its pods are called, what they run and how they are found.
+    """
+
+    job: Job
+
+    @property
+    def first_pod(self) -> str:
+        """Name of the pod with rank 0, as other pods resolve it."""
+        raise NotImplementedError
+
+    @property
+    def own_pods(self) -> Yaml:
+        """Selector of all pods of the job."""
+        raise NotImplementedError
+
+    @property
+    def workers(self) -> Yaml:
+        """Selector of the pods that have ranks."""
+        return self.own_pods
+
+    @property
+    def own_variables(self) -> dict[str, str]:
+        """Variables of the pods with ranks that only this kind has."""
+        return {}
+
+    @property
+    def own_references(self) -> list[Yaml]:
+        """Variables of the pods with ranks whose values Kubernetes fills in."""
+        return []
+
+    @property
+    def members(self) -> int:
+        """Number of supervisors that are started, which may be more than there are ranks."""
+        return self.job.resources.world_size
+
+    @property
+    def sshd_capabilities(self) -> Sequence[str]:
+        """Capabilities that root needs in a pod with ranks, beside those for files."""
+        return ()
+
+    @cached_property
+    def k8s(self) -> Kubernetes:
+        return self.job.kubernetes
+
+    @cached_property
+    def name(self) -> str:
+        return run_name(self.job)
+
+    @property
+    def beside_name(self) -> str:
+        return beside_name(self.name)
+
+    @property
+    def namespace(self) -> str | None:
+        return self.k8s.namespace
+
+    @property
+    def title(self) -> str:
+        ranks = f"{self.job.resources.world_size} ranks on {self.job.resources.nodes} workers"
+        return f"{self.job.name}: {ranks}, comm.backend {self.job.comm.backend}"
+
+    @property
+    def job_text(self) -> str:
+        """Text of the job file without defaults and without the parts that have no meaning in a pod.
+
+        These are Slurm's section, and how the image was built.
+        """
+        table = own_keys(self.job)
+        table.pop("slurm", None)
+        if image := table.pop("image", {}):
+            table["image"] = {key: value for key, value in image.items() if key not in _BUILD}
+        return tomli_w.dumps(table)
+
+    @property
+    def image(self) -> str:
+        return self.job.image.tag or ""
+
+    @property
+    def pod_labels(self) -> Yaml:
+        return {"app.kubernetes.io/name": "clipship", **self.k8s.labels}
+
+    @property
+    def labels(self) -> Yaml:
+        return self.pod_labels | ({"kueue.x-k8s.io/queue-name": self.k8s.queue} if self.k8s.queue else {})
+
+    @property
+    def annotations(self) -> Yaml:
+        return dict(self.k8s.annotations)
+
+    @property
+    def worker_annotations(self) -> Yaml:
+        return self.annotations | self.k8s.worker_annotations
+
+    @property
+    def grace_s(self) -> int:
+        limits = self.job.timeouts
+        return self.k8s.grace_s or math.ceil(limits.checkpoint_s + limits.shutdown_s) + 30
+
+    def _port(self, usual: int, offset: int) -> int:
+        if not self.k8s.host_network:
+            return usual
+        mark = int.from_bytes(hashlib.sha256(f"{self.namespace}/{self.name}".encode()).digest()[:4], "big")
+        return 20_000 + 3 * (mark % 3_000) + offset
+
+    # Variables
+
+    @property
+    def worker_env(self) -> list[Yaml]:
+        """Variables of the pods that have ranks. Device plugins add others."""
+        store = {"MASTER_ADDR": self.first_pod, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
+        backend = store if row_of(self.job).uses_master_address else {}
+        devices = NO_GPU if self.k8s.gpu_resource == "none" else {}
+        ranks = rank_environment(self.job, self.members)
+        references = [
+            {
+                "name": name,
+                "valueFrom": {_KEY_REF[reference.kind]: {"name": reference.name, "key": reference.key}},
+            }
+            for name, reference in self.k8s.variables.items()
+        ]
+        variables = self.meeting | self.own_variables | backend | devices | ranks
+        return [*plain_variables(variables), *self.own_references, *references]
+
+    @property
+    def env_from(self) -> list[Yaml]:
+        return [
+            {_SOURCE_REF[reference.kind]: {"name": reference.name}} for reference in self.k8s.variable_sources
+        ]
+
+    @property
+    def meeting(self) -> dict[str, str]:
+        """Variable with the address at which the supervisors meet."""
+        return {"CLIPSHIP_SUPERVISORS": f"{self.first_pod}:{self._port(_MEETING_PORT, 1)}"}
+
+    # Resources and placement
+
+    @property
+    def worker_resources(self) -> Yaml:
+        asked, k8s = self.job.resources, self.k8s
+        cpus = float(asked.cpus_per_gpu * asked.ranks_per_node)
+        mem_gb = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.ranks_per_node
+        gpus = (
+            {}
+            if k8s.gpu_resource == "none" or asked.on_cpu
+            else {k8s.gpu_resource: str(asked.ranks_per_node)}
+        )
+        devices = gpus | {name: str(count) for name, count in k8s.rdma.items()}
+        requests = {"cpu": cores(k8s.cpu_request or cpus)} | memory(k8s.mem_request_gb or mem_gb)
+        limits = ({"cpu": cores(cpus)} if k8s.cpu_limit else {}) | memory(mem_gb)
+        return {"requests": requests | devices} | ({"limits": limits | devices} if limits | devices else {})
+
+    @property
+    def shm_gb(self) -> float:
+        return self.k8s.shm_gb or 2.0 * self.job.resources.ranks_per_node
+
+    @property
+    def tolerations(self) -> list[Yaml]:
+        return [toleration(borne) for borne in self.k8s.borne]
+
+    @property
+    def pull_secrets(self) -> list[Yaml]:
+        return [{"name": name} for name in self.k8s.image_pull_secrets]
+
+    @property
+    def affinity(self) -> Yaml:
+        term = {"labelSelector": self.workers, "topologyKey": self.k8s.pack_by}
+        if self.k8s.placement == "required":
+            return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+        return {
+            "podAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]
+            }
+        }
+
+    @property
+    def spread(self) -> Yaml:
+        otherwise = "DoNotSchedule" if self.k8s.placement == "required" else "ScheduleAnyway"
+        return {
+            "maxSkew": 1,
+            "topologyKey": self.k8s.spread_by,
+            "whenUnsatisfiable": otherwise,
+            "labelSelector": self.workers,
+        }
+
+    # Users, capabilities and files of the processes
+
+    @property
+    def pod_security(self) -> Yaml:
+        user = self.k8s.run_as_user
+        group = self.k8s.fs_group if self.k8s.fs_group is not None else user or None
+        owner = {} if group is None else {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+        return {"runAsUser": user, "runAsGroup": user, **owner, "seccompProfile": {"type": self.k8s.seccomp}}
+
+    @property
+    def worker_security(self) -> Yaml:
+        """Security context of a pod with ranks. IPC_LOCK pins memory for RDMA."""
+        root = (*FILES_OF_OTHERS, *self.sshd_capabilities) if self.k8s.is_root else ()
+        return self._security((*root, "IPC_LOCK") if self.k8s.rdma else root)
+
+    def _security(self, capabilities: Sequence[str]) -> Yaml:
+        """Returns a container's security context with these capabilities and no others."""
+        added = {"add": list(capabilities)} if capabilities else {}
+        read_only = {"readOnlyRootFilesystem": True} if self.k8s.read_only_root else {}
+        return {
+            "runAsNonRoot": not self.k8s.is_root,
+            "allowPrivilegeEscalation": False,
+            **read_only,
+            "capabilities": {"drop": ["ALL"], **added},
+        }
+
+    @property
+    def passwd(self) -> str:
+        """Text of /etc/passwd for another user than root and 1000, which the image knows; "" for those."""
+        user = self.k8s.run_as_user
+        if user in (0, 1000):
+            return ""
+        others = "root:x:0:0:root:/root:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
+        return f"{others}clipship:x:{user}:{user}::/home/clipship:/bin/bash\n"
+
+    @property
+    def group(self) -> str:
+        return f"root:x:0:\nnogroup:x:65534:\nclipship:x:{self.k8s.run_as_user}:\n"
+
+    @property
+    def volumes(self) -> list[Yaml]:
+        shared = [volume(number, mount) for number, mount in enumerate(self.k8s.volumes)]
+        shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib(self.shm_gb)}}
+        scratch = [{"name": name, "emptyDir": {}} for name in self._scratch]
+        return [{"name": "job", "configMap": {"name": self.beside_name}}, shm, *scratch, *shared]
+
+    @property
+    def _scratch(self) -> dict[str, str]:
+        """Folders for temporary files and caches, by the names of their empty volumes.
+
+        mpirun and Python write the temporary files. A folder at which the job mounts its own volume is left
+        out.
+        """
+        places = {"tmp": "/tmp", "home": self.k8s.home} if self.k8s.read_only_root else {}
+        return {name: path for name, path in places.items() if path not in self.k8s.mounts}
+
+    @property
+    def mounts(self) -> list[Yaml]:
+        """Mounts of every pod."""
+        users = [
+            {"name": "job", "mountPath": f"/etc/{file}", "subPath": file, "readOnly": True}
+            for file in ("passwd", "group")
+        ]
+        shared = [mounted(number, mount) for number, mount in enumerate(self.k8s.volumes)]
+        scratch = [{"name": name, "mountPath": path} for name, path in self._scratch.items()]
+        job = {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}
+        return [job, *(users if self.passwd else []), *scratch, *shared]
+
+    @property
+    def worker_mounts(self) -> list[Yaml]:
+        return [*self.mounts, {"name": "shm", "mountPath": "/dev/shm"}]
