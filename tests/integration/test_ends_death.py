@@ -39,7 +39,7 @@ def test_killed_rank_ends_all_and_is_named_first(
     running = begin(tmp_path, backend, launcher, f"kill:{victim}:{phase}:{step}")
     end = running.end()
     assert end.code == 1, end.errors
-    first = end.errors[end.errors.index("clipship: ") :]
+    first = end.errors[end.errors.index("clipship: rank ") :]
     assert first.startswith(
         f"clipship: rank {victim} on {NODE} ended the run with exit code 1: "
         f"killed by SIGKILL in {phase}, step {step}"
