@@ -72,6 +72,15 @@ CASES: dict[str, dict[str, Any]] = {
     "job": {"kubernetes": {"kind": "job"}},
     "job-recovery": {"kubernetes": {"kind": "job"}, "recovery": RECOVERY},
     "job-everything": {"env": {"NOTE": HOSTILE}, "kubernetes": {**WITHOUT_LAUNCHER, "kind": "job"}},
+    "trainjob": {"kubernetes": {"kind": "trainjob"}},
+    "trainjob-everything": {
+        "env": {"NOTE": HOSTILE},
+        "recovery": RECOVERY,
+        "kubernetes": {
+            **{key: value for key, value in WITHOUT_LAUNCHER.items() if key != "ttl_s"},
+            "kind": "trainjob",
+        },
+    },
     "job-patched": {
         "kubernetes": {"kind": "job", "patch": {"worker": {"spec": {"runtimeClassName": "nvidia"}}}}
     },

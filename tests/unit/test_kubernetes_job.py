@@ -91,11 +91,14 @@ def test_no_pod_has_what_only_sshd_needs(user: int) -> None:
             'over MPI or Horovod\'s own Gloo server: set kubernetes.kind = "mpijob", or leave it out',
         ),
         ({"comm": {"launcher": "mpirun"}}, "each pod starts its own; use auto or clipship"),
-        ({"kubernetes": {"launcher_cpu": 2.0}}, "kubernetes.launcher_cpu: Jobs have no launcher pod"),
-        ({"kubernetes": {"gang": "volcano"}}, "kubernetes.gang: Jobs have no launcher pod"),
+        (
+            {"kubernetes": {"launcher_cpu": 2.0}},
+            "kubernetes.launcher_cpu: Jobs have no use for it",
+        ),
+        ({"kubernetes": {"gang": "volcano"}}, "kubernetes.gang: Jobs have no use for it, but MPIJobs do"),
         (
             {"kubernetes": {"patch": {"launcher": {"spec": {"nodeName": "a"}}}}},
-            "kubernetes.patch.launcher: Jobs have no launcher pod",
+            "kubernetes.patch.launcher: Jobs have no use for it, but MPIJobs do",
         ),
     ],
 )
@@ -150,3 +153,33 @@ def test_the_state_is_one_word_and_its_reason(found: dict[str, Any], expected: s
 
 def test_a_failed_job_says_why() -> None:
     assert state(KINDS["job"], api_object("Failed", **STARTED)).endswith(" ago: Failed's message")
+
+
+def test_a_trainjob_has_the_pods_of_an_indexed_job_under_the_names_that_its_controllers_ask_for() -> None:
+    job = kubernetes_job(kubernetes={"kind": "trainjob"})
+    found = objects(job)
+    [node] = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert (node["name"], container["name"], pod["subdomain"]) == ("node", "node", "first-run")
+    own = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert own["MASTER_ADDR"] == "first-run-node-0-0.first-run"
+    rules = node["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert {rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule} == {"node"}
+    assert found["TrainJob"]["spec"]["runtimeRef"]["name"] == found["TrainingRuntime"]["metadata"]["name"]
+    assert found["TrainJob"]["spec"]["trainer"] == {"numNodes": 2}
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == {
+        "jobset.sigs.k8s.io/jobset-name": "first-run"
+    }
+
+
+def test_a_patch_reaches_the_pods_of_a_trainjob() -> None:
+    patch = {"worker": {"spec": {"runtimeClassName": "nvidia"}}}
+    found = objects(kubernetes_job(kubernetes={"kind": "trainjob", "patch": patch}))
+    [node] = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["template"]["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
+
+
+def test_a_trainjob_cannot_be_removed_by_itself() -> None:
+    with pytest.raises(InputError, match="ttl_s: TrainJobs have no use for it"):
+        manifest(kubernetes_job(kubernetes={"kind": "trainjob", "ttl_s": 60}))

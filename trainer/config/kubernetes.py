@@ -72,10 +72,10 @@ class Patch(Section):
 class Kubernetes(SchedulerSection):
     """Requests of a job's pods beyond [resources]: a worker pod per node, and an MPIJob's launcher pod."""
 
-    kind: Literal["mpijob", "job"] | None = None
+    kind: Literal["mpijob", "job", "trainjob"] | None = None
     """Kind of object that runs the job. job: an Indexed Job with a headless Service, which needs no operator,
-    for the backends torch and fsdp. mpijob: an MPIJob of the MPI Operator, which starts the ranks of every
-    backend with mpirun. None: mpijob."""
+    for the backends torch and fsdp. trainjob: the same pods in a TrainJob of Kubeflow Trainer (v2). mpijob:
+    an MPIJob of the MPI Operator, which starts the ranks of every backend with mpirun. None: mpijob."""
     namespace: Text | None = None
     """Namespace of all objects. None: the one of kubectl's context."""
     name: Text | None = None
@@ -184,8 +184,8 @@ class Kubernetes(SchedulerSection):
     """Consecutive failures, without a new checkpoint in between, after which the ranks are still started
     again. Restarts that recovery.max_restarts allows do not count here."""
     backoff_limit: Annotated[int, Field(ge=0)] = 3
-    """Number of launcher pods that may be lost. kind = "job": number of times that each worker may be lost,
-    beside those that recovery.max_restarts allows."""
+    """Number of launcher pods that may be lost. Without a launcher: number of times that each worker may be
+    lost, beside those that recovery.max_restarts allows."""
     grace_s: Annotated[int, Field(ge=1)] | None = None
     """Seconds between the request to stop and the end of a pod. None: timeouts.checkpoint_s +
     timeouts.shutdown_s + 30."""

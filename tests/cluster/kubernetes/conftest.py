@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from tests.cluster.kubernetes.runs import Demo
@@ -34,6 +36,41 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def trainer_crds(cluster: Cluster) -> Iterator[None]:
+    """Kubeflow Trainer's kinds, without its controller, where the cluster does not have them."""
+    if "trainer.kubeflow.org" in [
+        group.name for group in client.ApisApi(cluster.api).get_api_versions().groups
+    ]:
+        yield
+        return
+    given = os.environ.get("CLIPSHIP_TRAINER_CRDS")
+    paths = sorted(Path(given).glob("*.yaml")) if given else [Path(__file__).with_name("trainer-crds.yaml")]
+    crds = [crd for path in paths for crd in yaml.safe_load_all(path.read_text())]
+    extensions = client.ApiextensionsV1Api(cluster.api)
+    for crd in crds:
+        extensions.create_custom_resource_definition(crd)
+    places = [(crd["spec"]["names"]["plural"], crd["spec"]["versions"][0]["name"]) for crd in crds]
+    for plural, version in places:
+        _wait_for_kind(cluster, version, plural)
+    yield
+    for crd in crds:
+        extensions.delete_custom_resource_definition(crd["metadata"]["name"])
+
+
+def _wait_for_kind(found: Cluster, version: str, plural: str) -> None:
+    """Waits until the API server serves a kind that has just been defined."""
+    for _ in range(240):
+        try:
+            found.custom.list_namespaced_custom_object(
+                "trainer.kubeflow.org", version, found.namespace, plural
+            )
+            return
+        except ApiException:
+            time.sleep(0.5)
+    pytest.fail(f"the API server does not serve {plural}")
+
+
+@pytest.fixture(scope="session")
 def demo(cluster: Cluster) -> Iterator[Demo]:
     folder = Path(tempfile.mkdtemp(prefix="clipship-kubernetes-", dir="/var/tmp"))
     folder.chmod(0o755)
@@ -48,7 +85,7 @@ def _leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "demo" in request.fixturenames:
         found: Cluster = request.getfixturevalue("cluster")
-        for row in KINDS.values():
+        for row in (KINDS["mpijob"], KINDS["job"]):
             found.custom.delete_collection_namespaced_custom_object(
                 row.group, row.version, found.namespace, row.plural, propagation_policy="Background"
             )

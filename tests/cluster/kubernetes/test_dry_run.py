@@ -31,6 +31,7 @@ ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
 """Fields that name things which the API server looks for and the cluster of a test does not have."""
 
 
+@pytest.mark.usefixtures("trainer_crds")
 @pytest.mark.parametrize("case", CASES)
 def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> None:
     job = kubernetes_job(**CASES[case])
@@ -47,8 +48,12 @@ def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> No
         assert within(found[content], accepted[content]), "the server dropped or changed something"
     kept = cluster.create(row, wanted, **options)
     assert within(wanted["spec"], kept["spec"]), "the server dropped or changed something"
-    for role, part in row.pods(wanted).items():
+    for role, part in row.pods([*beside, wanted]).items():
         cluster.core.create_namespaced_pod(cluster.namespace, pod(role, part["template"]), **options)
+        if row.name == "trainjob":  # Kubeflow Trainer and JobSet make a Job of this part
+            made = {"metadata": {"name": "made-of-a-trainjob"}, "spec": part}
+            kept = cluster.plain(cluster.batch.create_namespaced_job(cluster.namespace, made, **options))
+            assert within(part, kept["spec"]), "the server dropped or changed something"
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,10 @@ class Cluster:
     def custom(self) -> Any:
         return client.CustomObjectsApi(self.api)
 
+    @property
+    def runtimes(self) -> "Runtimes":
+        return Runtimes(self)
+
     def read(self, row: KindRow, name: str) -> Object | None:
         """Returns the object of this kind as the API server has it; None if there is none of this name."""
         with self.asking(f"read the {row.kind}", row=row):
@@ -102,6 +106,33 @@ class Cluster:
             raise ClusterError(
                 f"the cluster of context {self.context} does not answer at {self.server}: {reason}"
             ) from None
+
+
+@dataclass(frozen=True)
+class Runtimes:
+    """Kubeflow Trainer's TrainingRuntimes, with methods like those of the client for its own objects."""
+
+    cluster: Cluster
+    place = ("trainer.kubeflow.org", "v1alpha1")
+
+    def create_namespaced_object(self, namespace: str, body: Object, **options: Any) -> Any:
+        create = self.cluster.custom.create_namespaced_custom_object
+        return create(*self.place, namespace, "trainingruntimes", body, **options)
+
+    def read_namespaced_object(self, name: str, namespace: str) -> Any:
+        read = self.cluster.custom.get_namespaced_custom_object
+        return read(*self.place, namespace, "trainingruntimes", name)
+
+    def patch_namespaced_object(self, name: str, namespace: str, body: Object, **options: Any) -> Any:
+        patch = self.cluster.custom.patch_namespaced_custom_object
+        return patch(*self.place, namespace, "trainingruntimes", name, body, **options)
+
+    def replace_namespaced_object(self, name: str, namespace: str, body: Object, **options: Any) -> Any:
+        """Replaces the object; of an own kind, the server wants to know which version is replaced."""
+        version = self.read_namespaced_object(name, namespace)["metadata"]["resourceVersion"]
+        newer = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
+        replace = self.cluster.custom.replace_namespaced_custom_object
+        return replace(*self.place, namespace, "trainingruntimes", name, newer, **options)
 
 
 def connect(namespace: str | None, context: str | None = None) -> Cluster:

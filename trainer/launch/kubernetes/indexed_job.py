@@ -3,7 +3,7 @@
 A pod of each index starts the supervisors of its ranks. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.errors import (
@@ -24,6 +24,11 @@ INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 class IndexedJob(Pods):
     """Values of an Indexed Job and its pods."""
+
+    @property
+    def container(self) -> str:
+        """Name of the pods' container."""
+        return "worker"
 
     @property
     def first_pod(self) -> str:
@@ -84,9 +89,9 @@ class IndexedJob(Pods):
         return [{"name": "supervisors", "port": int(place.rpartition(":")[2])}]
 
 
-def pods(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the part of a Job that holds its pods' template."""
-    return {"worker": job["spec"]}
+def pods(objects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the part of the Job, the last of the objects, that holds its pods' template."""
+    return {"worker": objects[-1]["spec"]}
 
 
 def workers(job: Mapping[str, Any]) -> int:
@@ -95,7 +100,7 @@ def workers(job: Mapping[str, Any]) -> int:
 
 
 def ended_at(job: Mapping[str, Any]) -> str | None:
-    """Returns when a Job has ended; None if it has not."""
+    """Returns when a Job or a TrainJob has ended; None if it has not."""
     for each in job.get("status", {}).get("conditions", []):
         if each["type"] in ("Complete", "Failed") and each["status"] == "True":
             return str(each["lastTransitionTime"])

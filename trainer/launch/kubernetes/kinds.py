@@ -4,13 +4,13 @@ A kind is one module with a subclass of `trainer.launch.kubernetes.pods.Pods`, o
 No other module compares a kind's name. Pure.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trainer.comm.backends import Launcher, row_of
 from trainer.config import Job
-from trainer.launch.kubernetes import indexed_job, mpijob
+from trainer.launch.kubernetes import indexed_job, mpijob, trainjob
 from trainer.launch.kubernetes.pods import Pods
 
 Object = dict[str, Any]
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 class KindRow:
     """One kind of object. Functions of an object take it as the API server has it."""
 
-    name: Literal["mpijob", "job"]
+    name: Literal["mpijob", "job", "trainjob"]
     """Value of `kubernetes.kind`."""
     kind: str
     """Its name in Kubernetes, and in messages."""
@@ -34,8 +34,8 @@ class KindRow:
     view: type[Pods]
     """Values of the template, made from a job."""
     template: str
-    pods: Callable[[Object], dict[str, Object]]
-    """Parts of the object that hold a pod's `template`, by the role of the pod: launcher or worker."""
+    pods: Callable[[Sequence[Object]], dict[str, Object]]
+    """Parts of the rendered objects that hold a pod's `template`, by its role: launcher or worker."""
     workers: Callable[[Object], int]
     """Number of the pods that have ranks."""
     ended_at: Callable[[Object], str | None]
@@ -62,6 +62,11 @@ class KindRow:
     """Names of other objects that the controller makes for an object of this name."""
     without: tuple[str, ...] = ()
     """Keys of [kubernetes] that mean nothing for this kind."""
+
+    @property
+    def has_launcher(self) -> bool:
+        """True if a pod without ranks starts the ranks of the others."""
+        return not self.keeps_going
 
     @property
     def api_version(self) -> str:
@@ -128,7 +133,26 @@ _JOB = KindRow(
     ),
 )
 
-KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB)}
+_TRAINJOB = replace(
+    _JOB,
+    name="trainjob",
+    kind="TrainJob",
+    group="trainer.kubeflow.org",
+    version="v1alpha1",
+    plural="trainjobs",
+    controller="Kubeflow Trainer",
+    advice="Kubeflow Trainer, v2.0 or newer, must be installed (trainer.kubeflow.org/v1alpha1)",
+    view=trainjob.TrainJob,
+    template="k8s/trainjob.yaml.j2",
+    pods=trainjob.pods,
+    workers=trainjob.workers,
+    phase=trainjob.phase,
+    pod_label=trainjob.JOBSET_NAME_LABEL,
+    made_by=lambda name: {f"{name}-node-0"},
+    without=(*_JOB.without, "ttl_s"),
+)
+
+KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB, _TRAINJOB)}
 """Rows by the value of `kubernetes.kind`."""
 
 

@@ -148,9 +148,9 @@ class MpiJob(Pods):
         return self._security((*FILES_OF_OTHERS, *_SSH) if self.k8s.is_root else ())
 
 
-def pods(mpijob: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the parts of an MPIJob that hold a pod's template, by the pod's role."""
-    specs = mpijob["spec"]["mpiReplicaSpecs"]
+def pods(objects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the parts of the MPIJob, the last of the objects, that hold a pod's template, by its role."""
+    specs = objects[-1]["spec"]["mpiReplicaSpecs"]
     return {"launcher": specs["Launcher"], "worker": specs["Worker"]}
 
 

@@ -17,6 +17,7 @@ _BESIDE: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "ConfigMap": ("core", "config_map", beside_name),
     "NetworkPolicy": ("networking", "network_policy", beside_name),
     "Service": ("core", "service", str),
+    "TrainingRuntime": ("runtimes", "object", beside_name),
 }
 """Objects beside the job's own: kind -> the client's API that has it, its name in the client's methods, and
 the name of such an object, made from that of the job's own."""
@@ -43,10 +44,10 @@ def try_all(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Ob
     missing claims.
     """
     for item in beside:
-        _put(cluster, item, **_DRY_RUN)
+        _put(cluster, item, row, **_DRY_RUN)
     name = wanted["metadata"]["name"]
     cluster.create(row, _renamed(wanted, name) if taken else wanted, **_DRY_RUN)
-    pods = row.pods(wanted)
+    pods = row.pods([*beside, wanted])
     for role, part in pods.items():
         _try_pod(cluster, name, role, part["template"])
     missing = list(_missing(cluster, pods["worker"]["template"]["spec"]))
@@ -63,7 +64,7 @@ def create(cluster: Cluster, row: KindRow, beside: Sequence[Object], wanted: Obj
     The objects beside it exist before its pods do, and are deleted together with it.
     """
     for item in beside:
-        _put(cluster, item)
+        _put(cluster, item, row)
     created = cluster.create(row, wanted)
     for item in beside:
         _hand_over(cluster, row, item["kind"], created)
@@ -101,13 +102,13 @@ def _hand_over(cluster: Cluster, row: KindRow, kind: str, owner: Object) -> None
             )
 
 
-def _put(cluster: Cluster, wanted: Object, **options: Any) -> None:
+def _put(cluster: Cluster, wanted: Object, row: KindRow, **options: Any) -> None:
     """Create the object, or replace an earlier one of Clipship.
 
     Raises ClusterError if another's object has the name.
     """
     kind, name = wanted["kind"], wanted["metadata"]["name"]
-    with cluster.asking(f"create the {kind}", _OTHERWISE.get(kind, "")):
+    with cluster.asking(f"create the {kind}", _OTHERWISE.get(kind, ""), row=row):
         try:
             _method(cluster, kind, "create")(cluster.namespace, wanted, **options)
         except ApiException as problem:

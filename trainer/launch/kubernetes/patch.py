@@ -35,11 +35,12 @@ _HEADER = (
 )
 
 
-def patched(text: str, patch: Patch, pods: Callable[[dict[str, Any]], dict[str, dict[str, Any]]]) -> str:
-    """Returns the patched manifest; without a patch the text itself, so that its comments stay.
+Templates = Callable[[list[dict[str, Any]]], dict[str, dict[str, Any]]]
+"""Function from rendered objects to their parts that hold a pod's template, by the pod's role."""
 
-    `pods` returns the parts of the last object that hold a pod's template, by the pod's role.
-    """
+
+def patched(text: str, patch: Patch, pods: Templates) -> str:
+    """Returns the patched manifest; without a patch the text itself, so that its comments stay."""
     if not (patch.launcher or patch.worker):
         return text
     import yaml  # slow to import, rarely needed
@@ -54,7 +55,7 @@ def patched(text: str, patch: Patch, pods: Callable[[dict[str, Any]], dict[str, 
 
     Dumper.add_representer(str, Dumper.text)
     documents = list(yaml.safe_load_all(text))
-    for role, part in pods(documents[-1]).items():
+    for role, part in pods(documents).items():
         path = f"kubernetes.patch.{role}"
         part["template"] = merged(part["template"], getattr(patch, role), path)
         _refuse_shared_processes(part["template"].get("spec", {}), path)

@@ -144,13 +144,13 @@ def cancel(folder: Path, submission: Submission) -> str:
         return f"{row.kind} {submission.id} does not exist any more"
     if replaced := _replaced(row, found, submission):
         return f"{replaced}; nothing is deleted"
-    grace = row.pods(found)["worker"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+    graces = [pod["spec"].get("terminationGracePeriodSeconds", 30) for pod in _pods(cluster, row, name)]
     adopt_what_kubectl_made(cluster, row, found)
     cluster.delete(row, name, "Background", f"delete the {row.kind} {name}")
     if row.ended_at(found):
         return f"{row.kind} {submission.id} had ended; it is deleted, together with its pods' logs"
     return (
-        f"{row.kind} {submission.id} is deleted; its ranks save and exit within {grace} s "
+        f"{row.kind} {submission.id} is deleted; its ranks save and exit within {max(graces, default=0)} s "
         "(kubernetes.grace_s)"
     )
 

@@ -35,10 +35,10 @@ def rows(cluster: Cluster, row: KindRow, name: str, found: Object | None, *, vis
         ]
     pods = pods_of(cluster, row, name)
     output = output_pods(row, pods)
-    launchers = output if "launcher" in row.pods(found) else []
+    launchers = output if row.has_launcher else []
     workers = [pod for pod in pods if pod not in launchers]
     result = [("state", state(row, found))]
-    result += _launcher(launchers) if "launcher" in row.pods(found) else _messages(output)
+    result += _launcher(launchers) if row.has_launcher else _messages(output)
     result += [("workers", _workers(row.workers(found), workers))]
     result += [("pod", text) for text in _troubled(workers)]
     result += [("event", text) for text in _events(cluster, row, name, pods, found)]

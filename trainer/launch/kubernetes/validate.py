@@ -133,8 +133,8 @@ def _kind(job: Job) -> Iterator[str]:
     useless = [key for key in row.without if _is_given(given, key)]
     if useless:
         yield (
-            f"kubernetes.{', '.join(useless)}: {row.kind}s have no launcher pod and no gang scheduler of the "
-            'operator: leave it out, or set kubernetes.kind = "mpijob"'
+            f"kubernetes.{', '.join(useless)}: {row.kind}s have no use for it, but MPIJobs do: leave it out, "
+            'or set kubernetes.kind = "mpijob"'
         )
 
 

@@ -1,0 +1,51 @@
+"""The TrainJob of Kubeflow Trainer with a TrainingRuntime of its own: a JobSet of one Indexed Job.
+
+The pods are those of an Indexed Job and start the supervisors of their ranks themselves. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.launch.kubernetes.indexed_job import IndexedJob
+from trainer.launch.kubernetes.pod_values import Yaml
+
+JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+
+
+class TrainJob(IndexedJob):
+    """Values of a TrainJob and its pods."""
+
+    @property
+    def container(self) -> str:
+        """Name that Kubeflow Trainer asks of the container, and of the Job within the JobSet."""
+        return "node"
+
+    @property
+    def first_pod(self) -> str:
+        return f"{self.name}-{self.container}-0-0.{self.name}"
+
+    @property
+    def own_pods(self) -> Yaml:
+        """Selector of the pods, by the label that the JobSet gives them."""
+        return {"matchLabels": {JOBSET_NAME_LABEL: self.name}}
+
+
+def pods(objects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the part of the TrainingRuntime that holds the pods' template."""
+    [runtime] = [item for item in objects if item["kind"] == "TrainingRuntime"]
+    part: dict[str, Any] = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    return {"worker": part}
+
+
+def workers(trainjob: Mapping[str, Any]) -> int:
+    """Returns the number of pods that a TrainJob asks for."""
+    return int(trainjob["spec"]["trainer"]["numNodes"])
+
+
+def phase(trainjob: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns a word for what a TrainJob does, and since when; None if it has not been started."""
+    jobs = trainjob.get("status", {}).get("jobsStatus", [])
+    if not jobs:
+        return None
+    ready = any(each.get("ready") for each in jobs)
+    return "running" if ready else "waiting", str(trainjob["metadata"]["creationTimestamp"])
