@@ -3,86 +3,19 @@
 In every part of a run's life, the terminal shows at once what happens next.
 """
 
-import fcntl
-import os
-import pty
-import re
-import select
 import signal
-import subprocess
 import sys
-import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.ends import write_job
-from trainer.supervise.stopping import REPEAT_S
+from tests.support.terminal import END_S, Terminal
 
 AT_ONCE_S = 2.0
 """Limit for an answer to a key. One that waits for no rank or supervisor takes milliseconds."""
-END_S = 120.0
 CTRL_C = b"\x03"
-
-
-class Terminal:
-    """A terminal in which a command runs in the foreground."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._screen, inside = pty.openpty()
-
-        def take_terminal() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen(
-            command,
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
-            start_new_session=True,
-            preexec_fn=take_terminal,
-        )
-        os.close(inside)
-        self.text = ""
-
-    def press(self, key: bytes) -> None:
-        os.write(self._screen, key)
-
-    def shows(self, pattern: str, within_s: float) -> re.Match[str]:
-        """Waits until the pattern is in the text shown since the start, and returns the match."""
-        limit = time.monotonic() + within_s
-        while not (found := re.search(pattern, self.text)):
-            self._read(0.01)
-            assert time.monotonic() < limit, f"no {pattern!r} in\n{self.text}"
-        return found
-
-    def until(self, so: Callable[[], object], within_s: float = END_S) -> None:
-        limit = time.monotonic() + within_s
-        while not so():
-            self._read(0.01)
-            assert time.monotonic() < limit, self.text
-
-    def end(self) -> int:
-        self.until(lambda: self.process.poll() is not None)
-        self._read(0.1)
-        return self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            time.sleep(REPEAT_S + 1)
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(END_S)
-        os.close(self._screen)
-
-    def _read(self, wait_s: float) -> None:
-        if select.select([self._screen], [], [], wait_s)[0]:
-            try:
-                self.text += os.read(self._screen, 65536).decode(errors="replace")
-            except OSError:  # the other side is closed
-                time.sleep(wait_s)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from trainer.errors import (
 from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, rank_log
 from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
+from trainer.text.fitting import fit_to
 from trainer.text.terminal import say, shown
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def init(job_path: Path, preset: str | None, data: str, list_only: bool, force: 
     """
     if list_only:
         for name in preset_names():
-            click.echo(f"{name:<12}{preset_summary(name)}")
+            click.echo(fit_to(sys.stdout, f"{name:<12}{preset_summary(name)}"))
         return
     from trainer.cli.init import Wishes, ask, data_pattern, job_text
 
@@ -252,7 +253,8 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
 
         print_json({"ok": True, **check_fields(job, world_size, samples, local=local, files=not no_data)})
     else:
-        click.echo(shown(describe(job, world_size, samples, local=local, files=not no_data)), nl=False)
+        text = shown(describe(job, world_size, samples, local=local, files=not no_data))
+        click.echo(fit_to(sys.stdout, text), nl=False)
     return EXIT_DONE
 
 

@@ -1,5 +1,6 @@
 """The command `clipship status`. Imports no torch."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -8,6 +9,7 @@ from trainer.cli.json_output import json_option, print_json
 from trainer.cli.options import run_argument
 from trainer.errors import EXIT_DONE, EXIT_FAILED, ClusterError
 from trainer.launch.submission import find_submission, scheduler
+from trainer.text.fitting import fit_to
 from trainer.text.terminal import shown
 
 
@@ -57,7 +59,7 @@ def command(run: str, wide: bool, as_json: bool) -> int:
     # A scheduler reports the step only if this machine does not see the run folder.
     own = [] if any(topic == "step" for topic, _ in rows) else progress(folder, job_name(run), to, wide=wide)
     for topic, text in [("run", str(folder)), *rows, *own]:
-        click.echo(f"{topic:<12}{shown(text)}")
+        click.echo(fit_to(sys.stdout, f"{topic:<12}{shown(text)}"))
     return EXIT_DONE if unknown is None else EXIT_FAILED
 
 

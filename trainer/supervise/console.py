@@ -23,6 +23,7 @@ from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
+from trainer.text.fitting import fit_to
 from trainer.text.terminal import ShownFormatter, say, shown
 
 log = logging.getLogger("clipship")
@@ -64,7 +65,7 @@ def set_up_logging(world: World, stream: TextIO) -> None:
     handler = logging.StreamHandler(stream if world.rank == 0 else sys.stderr)
     handler.setLevel(logging.INFO if world.rank == 0 else logging.ERROR)
     handler.addFilter(lambda record: record.name == "clipship" or record.levelno >= logging.WARNING)
-    handler.setFormatter(rank_formatter(world))
+    handler.setFormatter(_FittedFormatter(handler.stream, world))
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
@@ -76,8 +77,23 @@ def rank_formatter(world: World, before: str = "") -> logging.Formatter:
 
     From generation 2 on every record begins with the generation, so that lines of two are never mixed up.
     """
+    return ShownFormatter(_with_generation(world, before))
+
+
+def _with_generation(world: World, before: str = "") -> str:
     generation = f"[generation {world.generation}] " if world.generation > 1 else ""
-    return ShownFormatter(f"{before}{generation}%(message)s")
+    return f"{before}{generation}%(message)s"
+
+
+class _FittedFormatter(ShownFormatter):
+    """Formats lines of the console as `rank_formatter`, short enough for a terminal."""
+
+    def __init__(self, stream: TextIO, world: World) -> None:
+        super().__init__(_with_generation(world))
+        self._stream = stream
+
+    def format(self, record: logging.LogRecord) -> str:
+        return fit_to(self._stream, super().format(record))
 
 
 def exit_now(exit_code: int) -> NoReturn:

@@ -1,0 +1,98 @@
+"""Looks at what commands show in a real terminal, narrow and wide, and what they leave in a log file."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.ends import write_job
+from tests.support.terminal import Terminal
+
+CLIPSHIP = [sys.executable, "-m", "trainer.cli.main"]
+STEP_PARTS = ["epoch", "loss", "lr", "grad", "scale", "samples/s", "data", "ETA"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("run"), "torch", "clipship", "", steps=6)
+
+
+def shown(command: list[str], columns: int) -> list[str]:
+    terminal = Terminal(command, columns)
+    try:
+        assert terminal.end() == 0, terminal.text
+    finally:
+        terminal.close()
+    assert "\x1b" not in "".join(terminal.lines())
+    return terminal.lines()
+
+
+def badly_wrapped(lines: list[str], columns: int) -> list[str]:
+    """Returns the lines that the terminal breaks although a space was before its edge.
+
+    Messages stay whole: a command in one can be copied from the terminal as it is.
+    """
+    return [
+        line
+        for line in lines
+        if len(line) > columns and " " in line[:columns].strip()[14:] and not line.startswith("clipship: ")
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_lines_of_a_run_fit_the_terminal(job: Path, columns: int) -> None:
+    lines = shown([*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"], columns)
+    assert badly_wrapped(lines, columns) == []
+    steps = [line for line in lines if line.startswith("step ")]
+    assert len(steps) == 6, lines
+    parts = [part for part in STEP_PARTS if f" {part}" in steps[-1]]
+    if columns == 200:
+        assert parts == STEP_PARTS
+    else:
+        assert {"loss", "samples/s", "ETA"} <= {*parts} < {*STEP_PARTS}
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["init", "--list"],
+        ["explain", "optim.lr"],
+        ["check", "JOB", "--nproc", "2"],
+        ["status", "JOB"],
+    ],
+    ids=" ".join,
+)
+def test_lines_of_commands_fit_the_terminal(job: Path, columns: int, words: list[str]) -> None:
+    command = [*CLIPSHIP, *(str(job) if word == "JOB" else word for word in words)]
+    lines = shown(command, columns)
+    assert len(lines) > 2
+    assert badly_wrapped(lines, columns) == []
+
+
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_a_log_file_has_whole_lines_and_nothing_that_moves(job: Path, variables: dict[str, str]) -> None:
+    command = [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, **variables}
+    )
+    assert not re.search(r"[\r\x1b]", done.stdout + done.stderr)
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert all(f" {part}" in line for part in STEP_PARTS for line in steps)
+    assert len(steps) == 6
+
+
+def test_a_terminal_that_cannot_move_gets_lines_and_no_colours(job: Path) -> None:
+    terminal = Terminal(
+        [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"],
+        80,
+        env={**os.environ, "TERM": "dumb", "NO_COLOR": "1"},
+    )
+    assert terminal.end() == 0, terminal.text
+    terminal.close()
+    assert "\x1b" not in terminal.text
