@@ -7,6 +7,7 @@ or its end; torchrun's agent answers within a millisecond, too. The last line on
 seconds and ratios, theirs / ours.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -75,9 +76,13 @@ class Watched:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: found() or self.ended is not None, _LIMIT_S) or not found():
-                os.killpg(self._process.pid, signal.SIGKILL)
                 shown = "\n".join(line for _, line in self.lines[-30:])
                 raise SystemExit(f"{self._process.args!r} did not go as expected:\n{shown}")
+
+    def kill(self) -> None:
+        """Ends what may be left of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def press_ctrl_c(self) -> float:
         """Sends SIGINT to all its processes, as a terminal does; returns the time of it."""
@@ -104,8 +109,7 @@ class Side:
 
     def whole_run(self) -> dict[str, float]:
         """Returns the seconds to the first line, to the first step, and from the last step to the end."""
-        with tempfile.TemporaryDirectory() as folder:
-            run = self._start(folder)
+        with self._started() as run:
             run.wait(run.has_ended)
             steps = self._steps(run)
             if len(steps) < _STEPS or run.ended is None:
@@ -119,16 +123,21 @@ class Side:
 
     def ctrl_c(self) -> dict[str, float]:
         """Returns the seconds from Ctrl-C after the third step to the answer."""
-        with tempfile.TemporaryDirectory() as folder:
-            run = self._start(folder)
+        with self._started() as run:
             run.wait(lambda: len(self._steps(run)) >= 3)
             pressed = run.press_ctrl_c()
             run.wait(run.has_ended)
             answers = [at for at, line in run.lines if at > pressed and not self._step_line.search(line)]
             return {"ctrl_c": min([*answers, run.ended or pressed]) - pressed}
 
-    def _start(self, folder: str) -> Watched:
-        return Watched(self._command(Path(folder)), Path(folder), self._variables)
+    @contextlib.contextmanager
+    def _started(self) -> Iterator[Watched]:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Watched(self._command(Path(folder)), Path(folder), self._variables)
+            try:
+                yield run
+            finally:
+                run.kill()
 
     def _steps(self, run: Watched) -> list[float]:
         return [at for at, line in run.lines if self._step_line.search(line)]
@@ -169,6 +178,7 @@ def theirs(steps: int) -> Side:
 @click.option("--turns", default=3, show_default=True, help="Turns of each side; the first warms files up.")
 def main(turns: int) -> None:
     """Run the benchmark."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what it started ends, too
     found: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
     for turn in range(turns + 1):
         for whole, endless in ((ours(_STEPS), ours(10_000)), (theirs(_STEPS), theirs(10_000))):

@@ -24,7 +24,7 @@ STEP = (
         (STEP, 20, "step  4/20  loss 3.1  9 samples/s  ETA 0:20"),
         (
             "[generation 2] " + STEP,
-            70,
+            75,
             "[generation 2] step  4/20  loss 3.1  lr 1.00e-04  9 samples/s  ETA 0:20",
         ),
     ],
