@@ -72,7 +72,7 @@ def table(tmp_path: Path) -> Path:
         ("data={train=''}", "data.train: must not be empty"),
         (
             "data={format='synthetic', synthetic_samples=15}",
-            "15 samples are fewer than optim.global_batch_size = 16",
+            "15 samples, fewer than optim.global_batch_size = 16",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_too_few_samples_that_only_ranks_can_count_are_refused_by_all_of_them(
 ) -> None:
     data = shards_of(tmp_path, [sample(number) for number in range(9)])
     message = refused(tmp_path, TinyRun(tmp_path).write(data=data, comm={"backend": backend}))
-    assert "9 samples are fewer than optim.global_batch_size = 16" in message
+    assert "9 samples, fewer than optim.global_batch_size = 16" in message
 
 
 @both_backends

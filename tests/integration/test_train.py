@@ -288,7 +288,7 @@ def test_two_worlds_where_one_was_meant_stop_with_both_sizes_named(tmp_path: Pat
     done = start_by_hand("torchrun", tmp_path, run.write(), CLIPSHIP_WORLD_SIZE="4")
     assert done.returncode != 0
     assert (
-        "CLIPSHIP_WORLD_SIZE=4 ranks were expected, but this process sees a world of 2 (torchrun)"
+        "CLIPSHIP_WORLD_SIZE=4: a world of 4 ranks was expected, but this process sees one of 2 (torchrun)"
         in done.stderr
     )
     assert not run.run.exists()

@@ -63,5 +63,5 @@ def test_steps_take_precedence_over_epochs() -> None:
 
 
 def test_fewer_samples_than_a_global_batch_are_refused() -> None:
-    with pytest.raises(InputError, match=r"31 samples are fewer than optim.global_batch_size = 32"):
+    with pytest.raises(InputError, match=r"31 samples, fewer than optim.global_batch_size = 32"):
         schedule(_job(32), 31)

@@ -170,7 +170,7 @@ def test_shards_are_counted_where_every_one_is_recorded(folder: Path) -> None:
 
 def test_fewer_samples_than_a_global_batch_are_refused(folder: Path) -> None:
     (folder / "sizes.json").write_text(json.dumps({"s-1.tar": 1, "s-2.tar": 1, "s-10.tar": 1}))
-    assert "3 samples are fewer than optim.global_batch_size = 4" in problem(check_job, job_in(folder), 1)
+    assert "3 samples, fewer than optim.global_batch_size = 4" in problem(check_job, job_in(folder), 1)
 
 
 def test_known_models_are_those_of_open_clip() -> None:

@@ -67,7 +67,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
         (["check", "job.toml", "--set", "optim.global_batch_size=0"], "must be at least 1 (given 0)"),
         (["check", "job.toml", "--set", "optim.lr=-1"], "must be greater than 0 (given -1)"),
         (["check", "job.toml", "--set", "model.name=ViT-B-33"], "did you mean ViT-B-32"),
-        (["check", "job.toml", "--set", "optim.global_batch_size=2048"], "1024 samples are fewer"),
+        (["check", "job.toml", "--set", "optim.global_batch_size=2048"], "the data has 1,024 samples, fewer"),
         (
             ["check", "job.toml", "--set", "data.format=auto", "--set", "data.train="],
             "names no shards and no table",

@@ -67,6 +67,16 @@ def test_table_is_inspected_as_shards_are(tmp_path: Path) -> None:
     assert (found["samples"], found["bad"], found["width"]["most"]) == (2, {}, 30)
 
 
+def test_a_table_may_have_another_separator(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    table = tmp_path / "t.csv"
+    table.write_text("image;caption\na.png;hello, you\n")
+    result = CliRunner().invoke(command, ["stats", str(table), "--separator", ";"], catch_exceptions=False)
+    assert json.loads(result.stdout)["caption_characters"]["most"] == len("hello, you")
+    refused = CliRunner().invoke(command, ["stats", str(table), "--separator", ";;"])
+    assert "--separator ';;': give one character" in str(refused.exception)
+
+
 def test_table_with_missing_images_and_a_mixture_are_refused(shard: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("image,caption\nnowhere.png,hello\n")
     missing = CliRunner().invoke(command, ["stats", str(tmp_path / "t.csv")])

@@ -58,7 +58,7 @@ def test_submit_prints_the_jobs_id_alone_and_leaves_what_it_submitted(folder: Pa
     out, err = capsys.readouterr()
     run = folder / "runs" / "a b"
     assert out == "42\n"
-    assert err == f"submitted to slurm; next: clipship status {run}\n"
+    assert err == f"submitted to slurm; next: clipship status '{run}'\n"
     assert (folder / "called").read_text() == f"{run}/logs --parsable {run}/artefacts/train.sbatch\n"
     assert (run / "artefacts" / "train.sbatch").read_text().startswith("#!/bin/bash\n# a b: ")
     assert (

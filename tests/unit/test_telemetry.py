@@ -87,6 +87,6 @@ def test_full_disk_costs_the_numbers_and_says_so_once(caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records if "NOT WRITTEN" in record.message] == [
         (
             "metrics      NOT WRITTEN: [Errno 28] No space left on device. "
-            "The run goes on, but metrics.jsonl and TensorBoard will have gaps"
+            "The run goes on, but metrics.jsonl and TensorBoard will have gaps."
         )
     ]

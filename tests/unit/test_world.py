@@ -138,7 +138,7 @@ def test_contradicting_variables_are_named_with_their_values(
 def test_a_world_of_another_size_than_the_launcher_expects_is_refused(env: dict[str, str]) -> None:
     seen = detect(env, "here").size
     assert detect({**env, "CLIPSHIP_WORLD_SIZE": str(seen)}, "here").size == seen
-    with pytest.raises(InputError, match=rf"CLIPSHIP_WORLD_SIZE=16 .* a world of {seen} "):
+    with pytest.raises(InputError, match=rf"CLIPSHIP_WORLD_SIZE=16: .* sees one of {seen} "):
         detect({**env, "CLIPSHIP_WORLD_SIZE": "16"}, "here")
 
 

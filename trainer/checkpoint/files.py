@@ -21,6 +21,7 @@ from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
 from trainer.safe_io.atomic import write_json, write_whole
 from trainer.safe_io.plain import read_plain
+from trainer.text.wording import many
 
 BEST = "best.json"
 _POLL_S = 0.05
@@ -120,7 +121,7 @@ def verify(folder: Path) -> dict[str, Any]:
             raise BrokenCheckpoint(f"{folder}: {name} is missing")
         if path.stat().st_size != seal["bytes"]:
             raise BrokenCheckpoint(
-                f"{folder}: {name} has {path.stat().st_size} bytes instead of {seal['bytes']}"
+                f"{folder}: {name} has {many(path.stat().st_size, 'byte')} instead of {seal['bytes']}"
             )
         if _sealed(path) != seal:
             raise BrokenCheckpoint(f"{folder}: the checksum of {name} differs from that in its {MANIFEST}")

@@ -40,7 +40,7 @@ def read(path: Path) -> OpenClipCheckpoint:
         raise InputError(
             f"checkpoint.resume = {path} is not a checkpoint of open_clip_train (a file with epoch, "
             "state_dict and optimizer): "
-            f"{cause(error)}. To load weights alone, set model.pretrained"
+            f"{cause(error)}. To load weights alone, set model.pretrained."
         ) from None
 
 

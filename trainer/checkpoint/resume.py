@@ -25,6 +25,7 @@ from trainer.config.resume_rule import differences, may_change_keys
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
 from trainer.text.masking import masked
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
@@ -225,7 +226,9 @@ def _refuse_to_mix(checkpoints: Path) -> None:
 def _refuse_another_run(folder: Path, manifest: Mapping[str, Any], job: Job, samples: int) -> None:
     changes = list(differences(manifest["job"], job.model_dump()))
     if manifest["data_samples"] != samples:
-        changes.append(f"data.train had {manifest['data_samples']} samples then and has {samples} now")
+        changes.append(
+            f"data.train had {many(manifest['data_samples'], 'sample')} then and has {samples} now"
+        )
     if changes:
         raise InputError(
             f"{folder} is a checkpoint of another run: {'; '.join(changes)}\n"

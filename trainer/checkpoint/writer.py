@@ -138,7 +138,7 @@ class CheckpointWriter:
             if self._settings.on_failure == "continue":
                 log.error(
                     "checkpoint   NOT WRITTEN: %s. The run goes on (checkpoint.on_failure = continue); "
-                    "the previous checkpoint is still good",
+                    "the previous checkpoint is still good.",
                     error,
                 )
             if self._rank:

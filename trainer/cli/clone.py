@@ -11,6 +11,7 @@ from trainer.cli.options import run_argument
 from trainer.cli.presets import schema_line, write_job_file
 from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE
+from trainer.text.paste import command as paste
 from trainer.text.terminal import one_line, say
 
 
@@ -48,7 +49,7 @@ def command(run: str, job_path: Path, overrides: tuple[str, ...], name: str | No
     write_job_file(job_path, schema_line() + head + tomli_w.dumps(table), force=force)
     for key in left_out:
         say(f"warning: {key} was left out: it looks like a secret")
-    click.echo(f"wrote {job_path}; next: clipship check {job_path}", err=True)
+    click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
 
 
 def _without_secrets(table: dict[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from trainer.cli.options import (
     caption_key_option,
     image_column_option,
     image_key_option,
+    separator_option,
 )
 from trainer.errors import InputError
 from trainer.text.terminal import shown
@@ -27,6 +28,7 @@ _TABLES = (".csv", ".tsv", ".parquet")
 Examples:
   clipship data stats 'shards/*.tar'
   clipship data stats captions.csv
+  clipship data stats captions.csv --image-column filepath --caption-column title --separator ';'
   clipship data show 'shards/*.tar' --out sheet.png"""
 )
 def command() -> None:
@@ -39,6 +41,7 @@ def command() -> None:
 @caption_key_option
 @image_column_option
 @caption_column_option
+@separator_option
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
@@ -53,6 +56,7 @@ def stats(
     caption_key: str,
     image_column: str,
     caption_column: str,
+    separator: str | None,
     samples: int,
 ) -> None:
     """Count the samples of DATA, shards or tables, and inspect some of them.
@@ -62,7 +66,7 @@ def stats(
     """
     from trainer.data.inspect import statistics
 
-    source = _source(files, image_key, caption_key, image_column, caption_column)
+    source = _source(files, image_key, caption_key, image_column, caption_column, separator)
     click.echo(shown(json.dumps(statistics(source, samples), indent=2, ensure_ascii=False)))
 
 
@@ -72,6 +76,7 @@ def stats(
 @caption_key_option
 @image_column_option
 @caption_column_option
+@separator_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -93,6 +98,7 @@ def show(
     caption_key: str,
     image_column: str,
     caption_column: str,
+    separator: str | None,
     out: Path,
     samples: int,
 ) -> None:
@@ -102,7 +108,9 @@ def show(
     """
     from trainer.data.inspect import contact_sheet
 
-    sheet = contact_sheet(_source(files, image_key, caption_key, image_column, caption_column), samples)
+    sheet = contact_sheet(
+        _source(files, image_key, caption_key, image_column, caption_column, separator), samples
+    )
     try:
         sheet.save(out, "png")
     except OSError as error:
@@ -116,6 +124,7 @@ def _source(
     caption_key: str,
     image_column: str,
     caption_column: str,
+    separator: str | None,
 ) -> "Source":
     from trainer.data.bad_samples import ANY
     from trainer.data.sample import MOST_BYTES
@@ -124,13 +133,15 @@ def _source(
     from trainer.data.source import IMAGE_ENDINGS
     from trainer.data.tables import TableSource, list_rows, missing_images, read_table
 
+    if separator is not None and len(separator) != 1:
+        raise InputError(f"--separator {separator!r}: give one character, such as ';'")
     found = expand_seekable(files)
     tables = [file for file in found if file.endswith(_TABLES)]
     if not tables:
         return open_shards(found, image_key or IMAGE_ENDINGS, caption_key, "captions", allowed=ANY)
     if len(tables) < len(found):
         raise InputError(f"{tables[0]} is a table, and other files are not: give tables or shards, not both")
-    read = [read_table(table, image_column, caption_column) for table in tables]
+    read = [read_table(table, image_column, caption_column, separator) for table in tables]
     for name, table in zip(tables, read, strict=True):
         if missing := missing_images(table):
             raise InputError(f"{name}: the images of {list_rows(missing)} are missing")

@@ -147,10 +147,10 @@ def _model(job: Job) -> str:
 
 def _data(data: Data, samples: int | None) -> str:
     if data.kind == "synthetic":
-        return f"synthetic, {samples:,} samples per epoch"
+        return f"synthetic, {many(data.synthetic_samples, 'sample')} per epoch"
     files = expand_shards(data.train)
     unit = "table" if data.kind == "table" else "shard"
-    counted = "samples are counted at the start" if samples is None else f"{samples:,} samples"
+    counted = "samples are counted at the start" if samples is None else many(samples, "sample")
     return f"{many(len(files), unit)}, {counted}: {files[0]}" + (
         f" ... {files[-1]}" if len(files) > 1 else ""
     )

@@ -9,6 +9,7 @@ from trainer.config import Job
 from trainer.model.size import checkpoint_bytes
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
+from trainer.text.wording import many
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:
     needed = size.total * max(0, count - disk.checkpoints)
     if needed > disk.free:
         yield (
-            f"the run keeps up to {count} checkpoints, of which the last is being written: they take "
+            f"the run keeps up to {many(count, 'checkpoint')}, of which the last is being written: they take "
             f"{_bytes(needed)}, and {disk.folder} has {_bytes(disk.free)} free: lower checkpoint.keep, or "
             "set logging.runs to a folder on a larger disk"
         )

@@ -1,6 +1,5 @@
 """The command `clipship image`: builds, verifies and publishes the container image of a job."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.options import job_argument, set_option
+from trainer.text.paste import command as paste
+from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
@@ -64,7 +65,7 @@ def context(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None:
     job = _load(job_path, overrides)
     _say_what_is_left_out()
     contexts.write_folder(contexts.context(job), folder)
-    print(f"wrote {folder}; for example: {shlex.join(build_command(job, folder))}", file=sys.stderr)
+    print(f"wrote {folder}; for example: {paste(*build_command(job, folder))}", file=sys.stderr)
 
 
 @command.command()
@@ -143,4 +144,4 @@ def wheelhouse(job_path: Path, folder: Path, overrides: tuple[str, ...]) -> None
     """
     from trainer.image.wheelhouse import fill
 
-    print(f"{folder} has {fill(_load(job_path, overrides), folder)} files", file=sys.stderr)
+    print(f"{folder} has {many(fill(_load(job_path, overrides), folder), 'file')}", file=sys.stderr)

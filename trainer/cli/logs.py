@@ -6,6 +6,7 @@ import click
 
 from trainer.cli.options import run_argument
 from trainer.launch.submission import find_submission, scheduler
+from trainer.text.paste import word
 from trainer.text.terminal import shown
 
 
@@ -33,6 +34,6 @@ def command(run: str, follow: bool, rank: int | None) -> None:
         sys.stdout.flush()
     if lines is None and is_dead(folder):
         click.echo(
-            f"clipship: the run has died: `clipship status {run}` says when, why, and how to resume it",
+            f"clipship: the run has died: `clipship status {word(run)}` says when, why, and how to resume it",
             err=True,
         )

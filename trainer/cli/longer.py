@@ -10,6 +10,7 @@ import click
 from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE
 from trainer.text.terminal import say
+from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
@@ -56,7 +57,9 @@ def say_what_changes(job: "Job", folder: Path, samples: int | None) -> None:
         return
     before, now = schedule(load_job(folder / JOB_FILE), samples).steps, schedule(job, samples).steps
     if now <= before:
-        raise InputError(f"--longer: the run in {folder} has {before:,} steps already; {now:,} are not more")
+        raise InputError(
+            f"--longer: the run in {folder} has {many(before, 'step')} already; {now:,} are not more"
+        )
     old, new = (learning_rate(job.optim, before - 1, steps) for steps in (before, now))
     say(
         f"the run goes on to step {now:,} in place of {before:,}; its learning rate follows the longer curve "

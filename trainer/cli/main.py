@@ -42,6 +42,7 @@ from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FI
 from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
 from trainer.text.fitting import fit_to
+from trainer.text.paste import command as paste
 from trainer.text.terminal import say, shown
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def init(job_path: Path, preset: str | None, data: str, list_only: bool, force: 
             "--list` describes them"
         )
     write_job_file(job_path, schema_line() + job_text(wishes), force=force)
-    click.echo(f"wrote {job_path}; next: clipship check {job_path}", err=True)
+    click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
 
 
 @cli.command(

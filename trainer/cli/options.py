@@ -63,6 +63,11 @@ caption_column_option: Decorator = click.option(
     metavar="NAME",
     help="Tables: column with the caption.",
 )
+separator_option: Decorator = click.option(
+    "--separator",
+    metavar="CHARACTER",
+    help="Tables: character between columns. [default: a comma for .csv, a tab for .tsv]",
+)
 
 
 def processes_option(work: str) -> Decorator:

@@ -12,7 +12,9 @@ from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
 from trainer.run.layout import ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
 from trainer.run.lock import who_holds
+from trainer.text.paste import word
 from trainer.text.terminal import say
+from trainer.text.wording import many
 
 
 @click.command(
@@ -52,7 +54,7 @@ def command(
         )
     if nproc is None and hosts is None:
         nproc = _ranks_before(folder)
-        say(f"{folder}: goes on with {nproc} rank{'s' * (nproc != 1)}, as before")
+        say(f"{folder}: goes on with {many(nproc, 'rank')}, as before")
     from trainer.cli.main import run as run_command
 
     return context.invoke(
@@ -81,7 +83,8 @@ def _overrides(folder: Path, *, may_be_done: bool) -> tuple[str, ...]:
         )
     if (folder / RESULT_FILE).exists() and not may_be_done:
         raise InputError(
-            f"the run in {folder} is done: `clipship status {folder}` shows its result, and --longer goes on"
+            f"the run in {folder} is done: `clipship status {word(folder)}` shows its result, and "
+            "--longer goes on"
         )
     if holder := who_holds(folder):
         raise InputError(f"the run in {folder} is running: {holder} is writing to it")

@@ -9,6 +9,7 @@ from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
 from trainer.launch.submission import make_artefacts_folder, record, scheduler
+from trainer.text.paste import word
 from trainer.text.terminal import say
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
             "logging.runs=FOLDER"
         ) from None
     click.echo(submission.id)
-    click.echo(f"submitted to {to}; next: clipship status {folder}", err=True)
+    click.echo(f"submitted to {to}; next: clipship status {word(folder)}", err=True)
 
 
 def _prepare(job: "Job", check: bool) -> Path:

@@ -15,6 +15,7 @@ import torch
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.supervise.world import World, device_index, devices_given
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
@@ -104,4 +105,4 @@ def _torch_reason() -> str:
         torch.cuda.init()
     except Exception as error:  # torch raises RuntimeError, AssertionError or DeferredCudaCallError
         return str(error).partition("\n")[0]
-    return f"CUDA {torch.version.cuda} starts and counts {torch.cuda.device_count()} GPUs"
+    return f"CUDA {torch.version.cuda} starts and counts {many(torch.cuda.device_count(), 'GPU')}"

@@ -33,8 +33,8 @@ def plan(job: Job, world_size: int) -> BatchPlan:
         below = total - total % world_size
         fits = " or ".join(str(size) for size in (below, below + world_size) if size)
         raise InputError(
-            f"optim.global_batch_size = {total} cannot be shared equally by {world_size} ranks: use {fits}, "
-            f"or one of these numbers of ranks: {_divisors_near(total, world_size)}"
+            f"optim.global_batch_size = {total} cannot be shared equally by {many(world_size, 'rank')}: use "
+            f"{fits}, or one of these numbers of ranks: {_divisors_near(total, world_size)}"
         )
     per_rank = total // world_size
     accumulation = _accumulation(per_rank, _limit(job) or per_rank)
@@ -100,7 +100,7 @@ def schedule(job: Job, samples: int) -> Schedule:
     epoch_steps = steps_per_epoch(samples, job.optim.global_batch_size)
     if not epoch_steps:
         raise InputError(
-            f"{samples} samples are fewer than optim.global_batch_size = {job.optim.global_batch_size}: "
-            "give more data, or a smaller global batch"
+            f"the data has {many(samples, 'sample')}, fewer than optim.global_batch_size = "
+            f"{job.optim.global_batch_size}: give more data, or a smaller global batch"
         )
     return Schedule(epoch_steps, job.optim.steps or (job.optim.epochs or 0) * epoch_steps)

@@ -32,6 +32,7 @@ from trainer.config.types import (
     refuse,
     refuse_names,
 )
+from trainer.text.wording import many
 
 JOB_FOLDER = "/etc/clipship"
 """Folder in which pods find the job file."""
@@ -380,7 +381,7 @@ def object_name(job_name: str, kubernetes: Kubernetes, workers: int) -> str:
     if kubernetes.name is not None:
         if len(kubernetes.name) > room:
             raise ValueError(
-                f'"{kubernetes.name}" has {len(kubernetes.name)} characters, and its pods, '
+                f'"{kubernetes.name}" has {many(len(kubernetes.name), "character")}, and its pods, '
                 f"{kubernetes.name}-worker-{workers - 1}, may have 63 in all: use at most {room}"
             )
         return kubernetes.name

@@ -18,6 +18,8 @@ from trainer.config.overrides import Override, apply_overrides, parse_overrides
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
 from trainer.text.masking import masked_values
+from trainer.text.paste import word
+from trainer.text.wording import many
 
 _MOST_BYTES = 1_000_000  # the limit of a ConfigMap
 _MOST_LEVELS = 64
@@ -88,13 +90,13 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(
-                f"{path} has {path.stat().st_size:,} bytes and is not a job file, which has at most "
+                f"{path} has {many(path.stat().st_size, 'byte')} and is not a job file, which has at most "
                 f"{_MOST_BYTES:,}"
             )
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise InputError(
-            f"{path}: no such job file; `clipship init --preset laptop {path}` writes one"
+            f"{path}: no such job file; `clipship init --preset laptop {word(path)}` writes one"
         ) from None
     except IsADirectoryError:
         raise InputError(

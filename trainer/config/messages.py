@@ -12,6 +12,7 @@ from trainer.config.toml_lines import Key
 from trainer.config.types import ABSOLUTE_PATH, COMPUTE_CAPABILITY, NO_NUL, ONE_LINE, VARIABLE, VERSION
 from trainer.text.masking import masked
 from trainer.text.terminal import one_line
+from trainer.text.wording import many
 
 _EXPECTED = {
     "string_type": "text in quotes",
@@ -121,7 +122,7 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str | None:
     if kind == "string_pattern_mismatch":
         return _PATTERNS[context["pattern"]]
     if kind == "string_too_long":
-        return f"must not be longer than {context['max_length']} characters"
+        return f"must not be longer than {many(context['max_length'], 'character')}"
     return _OTHERS.get(kind)
 
 

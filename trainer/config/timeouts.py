@@ -72,6 +72,6 @@ class Timeouts(Section):
             raise ValueError(
                 f"collective_s = {self.collective_s:g} must be at least {self.longest_s + _DIAGNOSIS_S:g} "
                 f"({name} and {_DIAGNOSIS_S:g} s more): otherwise torch would end the run before the "
-                "supervisors have named the late rank. Without collective_s the right limit is chosen"
+                "supervisors have named the late rank. Without collective_s the right limit is chosen."
             )
         return self

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from trainer.config import is_remote
 from trainer.errors import InputError, StorageError
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship.data")
 Result = TypeVar("Result")
@@ -91,8 +92,8 @@ class Files:
         )
         if len(content) < size:
             raise InputError(
-                f"{path}: the file now ends {size - len(content)} bytes too early: it changed after it was "
-                "indexed"
+                f"{path}: the file now ends {many(size - len(content), 'byte')} too early: it changed after "
+                "it was indexed"
             )
         return cast(bytes, content)
 

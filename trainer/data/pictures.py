@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trainer.data.sample import BadSample, RawSample
+from trainer.text.wording import many
 
 MOST_PIXELS = 50_000_000
 """Largest number of pixels of a picture; a larger one counts as an attack on memory.
@@ -34,7 +35,7 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
             check_size(raw, picture.width, picture.height, most_pixels)
             return to_rgb(ImageOps.exif_transpose(picture), known_depth=picture.format == "PPM")
     except UnidentifiedImageError as error:
-        content = f"{len(raw.image)} bytes that begin with {raw.image[:12]!r}"
+        content = f"{many(len(raw.image), 'byte')} that begin with {raw.image[:12]!r}"
         raise BadSample(
             raw.origin, raw.key, "not an image", f"the image has an unknown format: {content}"
         ) from error

@@ -198,7 +198,7 @@ def _unwrapped(loaded: Iterator[Loaded | InputError], workers: int) -> Iterator[
         raise MachineError(
             f"a loader process died ({error or type(error).__name__}). With data.workers = {workers} each "
             f"rank has {workers} of them: check for the kernel's out-of-memory killer and for a small "
-            "/dev/shm, and try fewer; data.workers = 0 loads in the rank itself"
+            "/dev/shm, and try fewer; data.workers = 0 loads in the rank itself."
         ) from error
     finally:
         # An exception's traceback would keep the iterator alive, and with it the loader processes.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainer.errors import InputError
 from trainer.text.terminal import one_line
+from trainer.text.wording import many
 
 MOST_BYTES = 256_000_000
 """Largest number of bytes of a member or an image file.
@@ -70,7 +71,7 @@ def check_bytes(origin: str, key: str, what: str, size: int, most_bytes: int) ->
     Nothing of it has been read yet.
     """
     if size > most_bytes:
-        message = f"its {what} has {size:,} bytes; data.max_member_bytes allows {most_bytes:,}"
+        message = f"its {what} has {many(size, 'byte')}; data.max_member_bytes allows {most_bytes:,}"
         raise BadSample(origin, key, "too large", message)
 
 

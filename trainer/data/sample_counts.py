@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer.config import Data, is_remote
 from trainer.data.shard_names import expand_key, expand_shards
 from trainer.errors import InputError
+from trainer.text.paste import word
 from trainer.text.wording import many
 
 _TABLES = (".csv", ".tsv")
@@ -128,7 +129,8 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
 def _check_no_tables(files: Sequence[str], key: str) -> None:
     if parquet := next((file for file in files if file.endswith(".parquet")), None):
         raise InputError(
-            f"{key}: {parquet} is not a shard; `clipship pack {parquet} FOLDER` packs its images into shards"
+            f"{key}: {parquet} is not a shard; `clipship pack {word(parquet)} FOLDER` packs its images "
+            "into shards"
         )
     tables = [file for file in files if file.endswith(_TABLES)]
     if tables:

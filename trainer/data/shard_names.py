@@ -14,6 +14,7 @@ from braceexpand import braceexpand
 
 from trainer.config import is_remote, is_stream
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 _MOST_NAMES = 1_000_000
 _LIST = re.compile(r"\{[^{}]*,[^{}]*\}")
@@ -112,7 +113,7 @@ def _braces(pattern: str) -> list[str]:
     total *= math.prod(group.count(",") + 1 for group in _LIST.findall(pattern))
     if total > _MOST_NAMES:
         raise InputError(
-            f"{pattern}: its braces stand for {total:,} names; at most {_MOST_NAMES:,} are allowed"
+            f"{pattern}: its braces stand for {many(total, 'name')}; at most {_MOST_NAMES:,} are allowed"
         )
     try:
         return list(braceexpand(pattern))

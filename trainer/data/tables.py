@@ -253,7 +253,7 @@ def _column(path: Path, header: Sequence[str], kind: str, name: str) -> int:
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise InputError(
         f"{path}: there is no {kind} column {name!r}{hint} Its columns are: {listed}. Set the {kind} column, "
-        "or the separator if names run together"
+        "or the separator if names run together."
     )
 
 

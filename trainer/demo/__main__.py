@@ -20,6 +20,7 @@ from trainer.errors import EXIT_DONE, InputError
 from trainer.launch.local import run
 from trainer.run.folder import move_aside, run_folder
 from trainer.run.layout import JOB_FILE, RESULT_FILE
+from trainer.text.paste import word
 from trainer.text.wording import many
 
 
@@ -81,8 +82,8 @@ def _show(job: Job, job_path: Path, nproc: int, seconds: float) -> int:
     print(f"\ndemo: zero-shot top-1 {accuracy}, trained in {seconds:.0f} s")
     print(f"demo: the run folder is {folder}")
     print(
-        f"demo: next: clipship check {job_path}; clipship run {job_path} --nproc {nproc} --set name=mine "
-        "--set optim.lr=5e-4"
+        f"demo: next: clipship check {word(job_path)}; clipship run {word(job_path)} --nproc {nproc} "
+        "--set name=mine --set optim.lr=5e-4"
     )
     return EXIT_DONE
 

@@ -11,6 +11,7 @@ from trainer.data.image_folder import class_folders, image_folder, spoken
 from trainer.data.sample_counts import check_data
 from trainer.data.shard_names import expand_key
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 
 def class_names(evaluation: Eval) -> tuple[str, ...]:
@@ -24,7 +25,7 @@ def class_names(evaluation: Eval) -> tuple[str, ...]:
         names = _lines_of_key("eval.class_names", evaluation.class_names)
         if folders and len(names) != len(folders):
             raise InputError(
-                f"eval.class_names gives {len(names)} names, but {folder} holds {len(folders)} class "
+                f"eval.class_names gives {many(len(names), 'name')}, but {folder} holds {len(folders)} class "
                 "folders: "
                 "give one name per folder"
             )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from trainer.image.stack_table import Row, Table, number, table
 from trainer.image.wheel_index import Release, release, releases
+from trainer.text.wording import many
 
 _PIP_DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 
@@ -29,7 +30,8 @@ def main() -> int:
     for line in differences:
         print(line)
     print(
-        f"check-stacks: {len(known.rows)} rows, {len(differences)} differences from the index",
+        f"check-stacks: {many(len(known.rows), 'row')}, "
+        f"{many(len(differences), 'difference')} from the index",
         file=sys.stderr,
     )
     return 1 if differences else 0

@@ -15,6 +15,7 @@ from trainer.config.image import Site
 from trainer.errors import InputError
 from trainer.image.dockerfile import dockerfile
 from trainer.image.source import source_files
+from trainer.text.paste import word
 
 Entry = Path | bytes
 
@@ -126,7 +127,7 @@ def _wheels(folder: Path) -> list[Path]:
         raise InputError(f"image.site.wheelhouse: {broken[0]} is a link to a missing file")
     if not packages:
         raise InputError(
-            f"image.site.wheelhouse: {folder} has no wheels; `clipship image wheelhouse JOB {folder}` "
+            f"image.site.wheelhouse: {folder} has no wheels; `clipship image wheelhouse JOB {word(folder)}` "
             "fills it"
         )
     return packages

@@ -125,7 +125,7 @@ class Table:
                 return row
         known = ", ".join(row.torch for row in self.rows)
         raise InputError(
-            f"the table has no stack for torch {torch}; it has {known}. `clipship stacks` lists them"
+            f"the table has no stack for torch {torch}; it has {known}. `clipship stacks` lists them."
         )
 
     def matching(self, torch: str, cuda: str | None, nccl: str | None) -> Row | None:

@@ -121,5 +121,5 @@ def _pip(folder: Path, index: dict[str, str], *arguments: str) -> None:
         free_gb = shutil.disk_usage(folder).free / 1e9
         raise ClusterError(
             f"pip could not fill {folder} ({free_gb:.0f} GB free); see its messages above. Run the same "
-            "command again to continue"
+            "command again to continue."
         )

@@ -28,7 +28,8 @@ from trainer.run.layout import (
     RANK_STATS_FILE,
 )
 from trainer.run.lock import Holder, is_held
-from trainer.text.wording import duration
+from trainer.text.paste import word
+from trainer.text.wording import duration, many
 
 State = Literal["ended", "alive", "starting", "quiet", "dead"]
 
@@ -239,11 +240,13 @@ def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
         else "no checkpoint was saved: it starts from the beginning"
     )
     if to:
-        return f"`clipship submit {job} --to {to}`, unless its scheduler starts it again by itself; {where}"
+        command = f"`clipship submit {word(job)} --to {to}`"
+        return f"{command}, unless its scheduler starts it again by itself; {where}"
     nodes, launchers = ({rank.get(name) for rank in facts.environment} for name in ("node", "launcher"))
     if len(nodes) <= 1 and launchers <= {"clipship run", "torchrun", "Open MPI", "horovodrun"}:
-        return f"`clipship run {job} --nproc {max(1, len(facts.environment))}`; {where}"
-    return f"start its {len(facts.environment)} ranks on {len(nodes)} nodes again, as before; {where}"
+        return f"`clipship run {word(job)} --nproc {max(1, len(facts.environment))}`; {where}"
+    ranks = f"{many(len(facts.environment), 'rank')} on {many(len(nodes), 'node')}"
+    return f"start its {ranks} again, as before; {where}"
 
 
 def _is_whole(checkpoint: Path) -> bool:

@@ -44,6 +44,7 @@ from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NOD
 from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit
+from trainer.text.paste import word
 from trainer.text.terminal import say, shown
 from trainer.text.wording import many
 
@@ -410,5 +411,5 @@ def _report_end(code: int, cause: ExitRecord | None, folder: Path | None) -> int
     if cause.exit_code:
         print(shown(cause.text()), file=sys.stderr)
     if cause.exit_code == EXIT_PREEMPTED and folder is not None:
-        say(f"to go on: clipship resume {shlex.quote(str(folder))}")
+        say(f"to go on: clipship resume {word(folder)}")
     return cause.exit_code

@@ -139,7 +139,7 @@ def find_run(name: str) -> Path:
                 return path
         raise InputError(
             f"{name} has no run folder here: there is neither {run_folder(job)} nor runs/{job.name}. The run "
-            "has not started, or it was submitted from another folder"
+            "has not started, or it was submitted from another folder."
         )
     if "/" not in name and _is_run(Path("runs", name)):
         return Path("runs", name)

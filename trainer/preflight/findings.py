@@ -81,8 +81,8 @@ def _nodes(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Findi
         "disk",
         lambda r: r.disk_bytes,
         needs.checkpoint_bytes * needs.checkpoints,
-        f"are free in the run folder's file system, but {needs.checkpoints} checkpoints need about {{}}: "
-        "lower checkpoint.keep, or choose another logging.runs",
+        f"are free in the run folder's file system, but {many(needs.checkpoints, 'checkpoint')} need about "
+        "{}: lower checkpoint.keep, or choose another logging.runs",
         only_rank_0=True,
     )
 

@@ -42,8 +42,8 @@ def write_comparison(
     """
     if len(folders) > MOST_RUNS:
         raise InputError(
-            f"{len(folders)} runs are too many for one page: give at most {MOST_RUNS}, so that their curves "
-            "can be told apart"
+            f"{many(len(folders), 'run')} are too many for one page: give at most {MOST_RUNS}, so that their "
+            "curves can be told apart"
         )
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise InputError("a run is named twice: name each run of a comparison once")

@@ -13,6 +13,7 @@ from trainer.report.wording import number, percent, span
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, GenerationTimes, Goodput, by_generation
+from trainer.text.wording import many
 
 USEFUL = "useful"
 _COLORS = {
@@ -205,7 +206,7 @@ def _stacked(all_times: Sequence[GenerationTimes], times: Sequence[Goodput]) -> 
         whole = sum(times[some], Goodput())
         first, last = all_times[some][0], all_times[some][-1]
         of_steps = f"from step {number(first.from_step)} to {number(last.step)}"
-        head = f"generation {first.number}" if first is last else f"{len(times[some])} generations"
+        head = f"generation {first.number}" if first is last else many(len(times[some]), "generation")
         columns.append(_Column(f"{head}, {of_steps}", left, left + whole.whole_s, _parts(whole)))
         left += whole.whole_s
     return columns

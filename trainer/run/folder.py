@@ -50,7 +50,7 @@ def move_aside(folder: Path) -> Path:
     """
     if holder := who_holds(folder):
         raise InputError(
-            f"{folder} cannot be moved aside: {holder} is writing to it. Stop that start of the run first"
+            f"{folder} cannot be moved aside: {holder} is writing to it. Stop that start of the run first."
         )
     number = next(
         number for number in count(1) if not folder.with_name(f"{folder.name}.old-{number}").exists()

@@ -105,7 +105,7 @@ class Server(ThreadingHTTPServer):
         if not text:
             return _json(HTTPStatus.BAD_REQUEST, {"error": "Type a text to search for."})
         if len(text) > MOST_CHARACTERS:
-            long = f"The text has {len(text):,} characters; at most {MOST_CHARACTERS:,} are allowed."
+            long = f"The text has {many(len(text), 'character')}; at most {MOST_CHARACTERS:,} are allowed."
             return _json(HTTPStatus.BAD_REQUEST, {"error": long})
         if not (count.isascii() and count.isdigit() and 0 < int(count[:12]) <= MOST_RESULTS):
             return _json(HTTPStatus.BAD_REQUEST, {"error": f"count must be from 1 to {MOST_RESULTS}."})

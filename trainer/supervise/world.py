@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 EXPECTED_SIZE = "CLIPSHIP_WORLD_SIZE"
 """Variable with the size that our launchers export.
@@ -288,8 +289,8 @@ def device_index(world: World, visible: int) -> int | None:
     if slot >= visible:
         raise InputError(
             f"rank {world.rank} has local rank {slot} on node {world.node}, "
-            f"but only {visible} GPUs are visible there, and two ranks cannot share a GPU: "
-            f"start at most {visible} ranks on that node"
+            f"but only {many(visible, 'GPU')} are visible there, and two ranks cannot share a GPU: "
+            f"start at most {many(visible, 'rank')} on that node"
         )
     return slot
 
@@ -455,7 +456,7 @@ def _check_expected_size(world: World, env: Environment) -> None:
     expected = _number(EXPECTED_SIZE, env[EXPECTED_SIZE])
     if world.size != expected:
         raise InputError(
-            f"{EXPECTED_SIZE}={expected} ranks were expected, "
-            f"but this process sees a world of {world.size} ({world.launcher}): "
+            f"{EXPECTED_SIZE}={expected}: a world of {many(expected, 'rank')} was expected, "
+            f"but this process sees one of {world.size} ({world.launcher}): "
             "the launcher did not start all ranks as one world; nothing was trained"
         )

@@ -39,8 +39,8 @@ def raise_open_files_limit() -> None:
     if most < LEAST_OPEN_FILES:
         missing = LEAST_OPEN_FILES - most
         raise MachineError(
-            f"a process may open only {most} files here, but needs at least {LEAST_OPEN_FILES}: raise "
-            f"`ulimit -n` by {missing}"
+            f"a process may open only {many(most, 'file')} here, but needs at least {LEAST_OPEN_FILES}: "
+            f"raise `ulimit -n` by {missing}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 

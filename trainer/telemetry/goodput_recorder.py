@@ -127,7 +127,7 @@ class GoodputRecorder:
         except OSError as error:
             if not self._warned:
                 log.warning(
-                    "%-12s NOT WRITTEN: %s. The run goes on, but goodput.jsonl will have gaps",
+                    "%-12s NOT WRITTEN: %s. The run goes on, but goodput.jsonl will have gaps.",
                     "goodput",
                     error,
                 )

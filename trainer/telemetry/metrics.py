@@ -141,7 +141,7 @@ class Telemetry:
             if not self._warned:
                 log.warning(
                     "%-12s NOT WRITTEN: %s. The run goes on, "
-                    "but metrics.jsonl and TensorBoard will have gaps",
+                    "but metrics.jsonl and TensorBoard will have gaps.",
                     "metrics",
                     error,
                 )

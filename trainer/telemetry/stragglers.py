@@ -12,6 +12,7 @@ from trainer.comm.protocol import Comm
 from trainer.config.health import Health
 from trainer.supervise.condemned import condemn
 from trainer.telemetry.slow_ranks import EVERY, SlowRanks
+from trainer.text.wording import many
 
 CONDEMNED_EXCHANGES = 20
 """Exchanges in a row in which a rank was slow, from which on its node is condemned: 100 steps."""
@@ -91,7 +92,7 @@ class StragglerDetector:
                 if slow.exchanges == CONDEMNED_EXCHANGES:
                     steps = slow.exchanges * EVERY
                     why = f"rank {slow.rank} there took {slow.own_s / slow.median_s:.1f} times the median"
-                    condemn(node, f"{why} for {steps} steps", os.environ)
+                    condemn(node, f"{why} for {many(steps, 'step')}", os.environ)
                 text = (
                     "%-12s rank %d on %s works %.3f s per step, the median of all ranks is %.3f s: "
                     "all ranks wait for it"

@@ -79,7 +79,7 @@ def _say_chosen(cadence: Cadence) -> None:
 
 def _warn(comm: Comm, reason: str) -> None:
     log.warning(
-        "%-12s rank %d on %s keeps NO steps: %s. The run goes on; a restart may begin at a checkpoint",
+        "%-12s rank %d on %s keeps NO steps: %s. The run goes on; a restart may begin at a checkpoint.",
         "in memory",
         comm.world.rank,
         comm.world.node,

@@ -39,12 +39,12 @@ class NonFiniteGuard:
         ways = "A smaller optim.lr, a longer optim.warmup_steps or optim.grad_clip_norm may help"
         if self._settings.non_finite == "stop" and not result.scaled:
             raise NonFinite(
-                f"{what}. Its samples are {where}. {ways}; health.non_finite = skip skips such steps"
+                f"{what}. Its samples are {where}. {ways}; health.non_finite = skip skips such steps."
             )
         if self._skipped >= self._settings.non_finite_in_a_row:
             raise NonFinite(
                 f"{what}, like every gradient of the last {many(self._skipped, 'step')}. "
-                f"Their samples are {where}. {ways}"
+                f"Their samples are {where}. {ways}."
             )
         if self._world.rank == 0:
             log.warning("%-12s %s: step skipped, %d in a row", "not finite", what, self._skipped)

@@ -3,7 +3,6 @@
 Reads no data and starts nothing; imports no torch.
 """
 
-import shlex
 import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import click
 
 from trainer.errors import InputError
 from trainer.text.masking import masked
+from trainer.text.paste import command as paste
 from trainer.text.terminal import say
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def job_file(arguments: Sequence[str], gpus: int | None = None) -> "tuple[str, T
         result.notes.append("the global batch is that of 1 GPU: --gpus says how many there are")
     begin = [
         f"Written by `clipship from-open-clip` from a command line of open_clip_train {VERSION}:",
-        masked(shlex.join(arguments)),
+        masked(paste(*arguments)),
         (
             f"Start it with `clipship run JOB --nproc {line.gpus}`, one rank for each GPU. Relative paths "
             "start at this file's folder."

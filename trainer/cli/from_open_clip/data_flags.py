@@ -8,6 +8,7 @@ from trainer.cli.from_open_clip.imagenet import imagenet_words
 from trainer.cli.from_open_clip.line import PIPE, SOURCES, Line, is_table
 from trainer.cli.from_open_clip.translation import Flag, Translate, Translation
 from trainer.errors import InputError
+from trainer.text.wording import many
 
 TAB = "\t"
 _NO_FORMAT = "the ending of the data says no format, and open_clip_train ends there, too"
@@ -154,7 +155,7 @@ def frequency(flag: Flag, line: Line, result: Translation) -> None:
     differ = differ and line["--val-frequency"] != line["--zeroshot-frequency"]
     note = "of both sets: there is one frequency here" if differ else ""
     if line.epoch_steps:
-        epochs = f"{every} epoch{'s' if every > 1 else ''}"
+        epochs = f"{many(every, 'epoch')}"
         result.set("eval.every_steps", every * line.epoch_steps, f"{epochs} {note}".strip())
     else:
         result.set("eval.every_epochs", every, note)

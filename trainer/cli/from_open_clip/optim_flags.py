@@ -2,12 +2,13 @@
 
 from trainer.cli.from_open_clip.line import Line
 from trainer.cli.from_open_clip.translation import Flag, Translation
+from trainer.text.wording import many
 
 
 def batch_size(flag: Flag, line: Line, result: Translation) -> None:
     """Writes the batch of all GPUs, and the largest one that a GPU passes at once."""
     each, accumulated = line[flag.name], line["--accum-freq"]
-    parts = f"{each} on each of {line.gpus} GPU{'s' if line.gpus > 1 else ''}"
+    parts = f"{each} on each of {many(line.gpus, 'GPU')}"
     parts += f", {accumulated} times accumulated" if accumulated > 1 else ""
     result.set("optim.global_batch_size", line.global_batch, parts)
     result.set("optim.max_batch_size_per_gpu", each)
@@ -19,7 +20,7 @@ def accumulation(flag: Flag, line: Line, result: Translation) -> None:
     if times > 1 and name.startswith("RN") and not line["--lock-image"]:
         needed = line.gpus * times
         result.notes.append(
-            f"{name} has batch norm, which excludes accumulation here: start the job on {needed} GPUs"
+            f"{name} has batch norm, which excludes accumulation here: start the job on {many(needed, 'GPU')}"
         )
 
 
@@ -29,8 +30,8 @@ def epochs(flag: Flag, line: Line, result: Translation) -> None:
         result.set("optim.epochs", line[flag.name])
         return
     counted = (
-        f"{line[flag.name]:,} epochs of {line.epoch_steps:,} steps, as open_clip_train counts "
-        f"{line['--train-num-samples']:,} samples"
+        f"{many(line[flag.name], 'epoch')} of {many(line.epoch_steps, 'step')}, as open_clip_train counts "
+        f"{many(line['--train-num-samples'], 'sample')}"
     )
     result.set("optim.steps", line.steps, counted)
 

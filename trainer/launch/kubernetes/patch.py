@@ -70,7 +70,7 @@ def _refuse_shared_processes(spec: Mapping[str, Any], path: str) -> None:
         raise InputError(
             f"{path}.spec.{shared[0]} = true: ranks read their variables from their pod's first process, "
             "which must be Clipship's; and every container that sees this process could read the job's ssh "
-            "key. Leave the setting out"
+            "key. Leave the setting out."
         )
 
 

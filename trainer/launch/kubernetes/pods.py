@@ -24,6 +24,7 @@ from trainer.launch.kubernetes.pod_values import (
     volume,
 )
 from trainer.launch.rank_env import rank_environment
+from trainer.text.wording import many
 
 PYTHON = "/opt/clipship/bin/python"
 JOB_FILE = f"{JOB_FOLDER}/job.toml"
@@ -113,7 +114,7 @@ class Pods:
 
     @property
     def title(self) -> str:
-        ranks = f"{self.job.resources.world_size} ranks on {self.job.resources.nodes} workers"
+        ranks = f"{many(self.job.resources.world_size, 'rank')} on {many(self.job.resources.nodes, 'worker')}"
         return f"{self.job.name}: {ranks}, comm.backend {self.job.comm.backend}"
 
     @property

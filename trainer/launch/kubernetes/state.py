@@ -13,6 +13,7 @@ from kubernetes.client.exceptions import ApiException
 
 from trainer.launch.kubernetes.cluster import Cluster, Object
 from trainer.launch.kubernetes.kinds import KindRow
+from trainer.text.wording import many
 
 Row = tuple[str, str]
 
@@ -122,7 +123,7 @@ def _workers(wanted: int, workers: Sequence[Object]) -> str:
         for container in pod["status"].get("containerStatuses", [])
     )
     return f"{ready} of {wanted} ready" + (
-        f", containers restarted {restarts} time{'s' * (restarts != 1)}" if restarts else ""
+        f", containers restarted {many(restarts, 'time')}" if restarts else ""
     )
 
 

@@ -175,8 +175,8 @@ def _resources(job: Job) -> Iterator[str]:
     memory = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.ranks_per_node
     if k8s.cpu_limit and k8s.cpu_request is not None and k8s.cpu_request > cores:
         yield (
-            f"kubernetes.cpu_request = {k8s.cpu_request:g} is above the worker's {cores} cores: lower it, "
-            "or set cpu_limit = false"
+            f"kubernetes.cpu_request = {k8s.cpu_request:g} is above the worker's {many(cores, 'core')}: "
+            "lower it, or set cpu_limit = false"
         )
     if memory is not None and k8s.mem_request_gb is not None and k8s.mem_request_gb > memory:
         yield (
@@ -210,9 +210,9 @@ def _size(job: Job) -> Iterator[str]:
     size = 0 if kind_of(job).keeps_going else hosts_bytes(job)
     if size > _CONFIG_MAP_BYTES:
         yield (
-            f"resources.nodes = {job.resources.nodes}: the operator's list of workers takes {size:,} "
-            f"bytes, but a ConfigMap holds at most {_CONFIG_MAP_BYTES:,}: use fewer nodes, or a shorter "
-            "kubernetes.name"
+            f"resources.nodes = {job.resources.nodes}: the operator's list of workers takes "
+            f"{many(size, 'byte')}, but a ConfigMap holds at most {_CONFIG_MAP_BYTES:,}: use fewer nodes, or "
+            "a shorter kubernetes.name"
         )
 
 

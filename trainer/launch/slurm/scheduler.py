@@ -24,6 +24,7 @@ from trainer.launch.slurm.script import batch_script
 from trainer.launch.submission import Submission, read_record
 from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
+from trainer.text.paste import word
 
 SCRIPT = "train.sbatch"
 _ANSWER_LIMIT_S = 60
@@ -238,7 +239,7 @@ def _refuse_second_job(folder: Path) -> None:
     if alive:
         raise InputError(
             f"the run in {folder} is already Slurm job {earlier.id} ({alive[0]}): end that job with "
-            f"`clipship cancel {folder}`, or give this run another name with --set name=..."
+            f"`clipship cancel {word(folder)}`, or give this run another name with --set name=..."
         )
 
 

@@ -303,7 +303,7 @@ def _mounts(job: Job) -> list[str]:
             raise InputError(
                 f"slurm.mounts has {mount}, and the run folder is in {target}. The batch script, which runs "
                 "outside of the container, uses the run folder too: mount it writable at its own path, or "
-                "leave this mount out, because the run folder is mounted anyway"
+                "leave this mount out, because the run folder is mounted anyway."
             )
     own = [folder for folder in _folders(job) if not any(_within(folder, target) for target in targets)]
     wrong = [folder for folder in own if "," in folder or ":" in folder]

@@ -1,0 +1,31 @@
+"""Quotes commands in messages, so that they can be pasted into bash, zsh and fish alike."""
+
+import re
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@+=:,./-]*", re.ASCII)
+"""Words that no shell changes."""
+_APART = re.compile(r"(['\\]+)")
+
+
+def word(text: object) -> str:
+    """Returns the text as one word of a shell's command.
+
+    A backslash stands outside of quotes: between single quotes it is an escape to fish, and none to bash.
+    """
+    text = str(text)
+    if _PLAIN.fullmatch(text):
+        return text
+    parts = _APART.split(text)
+    return "".join(
+        _outside(part) if place % 2 else f"'{part}'" for place, part in enumerate(parts) if part
+    ) or ("''")
+
+
+def command(*words: object) -> str:
+    """Returns the words as a shell's command."""
+    return " ".join(map(word, words))
+
+
+def _outside(part: str) -> str:
+    """Returns single quotes and backslashes, each after a backslash."""
+    return "".join(f"\\{char}" for char in part)
