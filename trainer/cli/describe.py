@@ -86,7 +86,7 @@ def all_warnings(
     yield from too_little_memory(job, local=local)
     if on_gpus(job, local=local):
         yield from too_large(job, plan(with_gpu_limit(job, world_size), world_size))
-    yield from warnings(job, samples)
+    yield from warnings(job, samples, local=local)
 
 
 def _summaries(job: Job) -> Iterator[tuple[str, str]]:
@@ -96,8 +96,11 @@ def _summaries(job: Job) -> Iterator[tuple[str, str]]:
             yield name, load(place)(job)
 
 
-def warnings(job: Job, samples: int | None) -> Iterator[str]:
-    """Yields a sentence for each setting that is allowed but rarely meant."""
+def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[str]:
+    """Yields a sentence for each setting that is allowed but rarely meant.
+
+    A local run has nothing to do with the image and the schedulers of its job.
+    """
     optim = job.optim
     if optim.loss == "clip" and optim.global_batch_size < _SMALL_CONTRAST:
         yield (
@@ -117,6 +120,13 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
         )
     if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
+    if not local:
+        yield from _of_clusters(job)
+    yield from secret_warnings(job)
+    yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
+
+
+def _of_clusters(job: Job) -> Iterator[str]:
     if job.in_image:
         yield from not_in_the_image(job)
     if job.image.tag is not None:
@@ -124,8 +134,6 @@ def warnings(job: Job, samples: int | None) -> Iterator[str]:
     for name in job.schedulers:
         if place := SCHEDULERS[name].warnings:
             yield from load(place)(job)
-    yield from secret_warnings(job)
-    yield from name_problems([*job.env, *os.environ], None if job.stack.torch == "base" else job.stack.torch)
 
 
 def _known_bad(job: Job) -> Iterator[str]:

@@ -312,7 +312,7 @@ def run(
         say_what_changes(job, run_folder(job), samples)
     if fresh:
         _set_aside(job)
-    for warning in warnings(job, samples):
+    for warning in warnings(job, samples, local=True):
         say(f"warning: {warning}")
     return local.run(job_path, job, overrides, nproc=nproc, hosts=named_hosts, began=began)
 
