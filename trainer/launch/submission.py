@@ -126,7 +126,7 @@ def find_run(name: str) -> Path:
     none.
     """
     path = Path(name)
-    if _is_run(path):
+    if is_run(path):
         return path
     if path.is_file():
         from trainer.config.loader import load_job
@@ -135,15 +135,15 @@ def find_run(name: str) -> Path:
         job = load_job(path)
         # the second has the record if the ranks see other files than this machine
         for path in (run_folder(job), Path("runs", job.name)):
-            if _is_run(path):
+            if is_run(path):
                 return path
         raise InputError(
             f"{name} has no run folder here: there is neither {run_folder(job)} nor runs/{job.name}. The run "
             "has not started, or it was submitted from another folder."
         )
-    if "/" not in name and _is_run(Path("runs", name)):
+    if "/" not in name and is_run(Path("runs", name)):
         return Path("runs", name)
-    known = [folder.name for folder in Path("runs").glob("*") if _is_run(folder)]
+    known = [folder.name for folder in Path("runs").glob("*") if is_run(folder)]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
     raise InputError(
@@ -184,7 +184,7 @@ def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
     return next((adopted for adopted in answers if adopted is not None), None)
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     """Returns whether a run was submitted or started in the folder."""
     return any(
         (folder / name).exists() for name in (JOB_FILE, EXIT_FILE, LOGS, f"{ARTEFACTS}/{SUBMISSION_FILE}")
