@@ -20,6 +20,9 @@ OF_ALL = re.compile(r"\b(?:of|the|all|its)(?: the)? $")
 """Words before a number of many, of which the text names a part, or that is known to be above one."""
 
 
+OF_LOGS = re.compile(rf"(?<!of )%d (?:{'|'.join(NOUNS)})\b(?![/=.-])", re.IGNORECASE)
+
+
 def is_constant(value: ast.expr) -> bool:
     """Returns whether the number is a constant of the program, which its author knows to be above one."""
     names = re.findall(r"[A-Za-z_]\w*", ast.unparse(value))
@@ -28,8 +31,11 @@ def is_constant(value: ast.expr) -> bool:
 
 def bare_counts(path: Path) -> list[int]:
     """Lines with a number before a plural that is right for every number but one."""
-    lines = []
-    for text in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.JoinedStr)):
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    lines = [
+        node.lineno for node in nodes if isinstance(node, ast.Constant) and OF_LOGS.search(str(node.value))
+    ]
+    for text in (node for node in nodes if isinstance(node, ast.JoinedStr)):
         for place, part in enumerate(text.values[:-1]):
             after = text.values[place + 1]
             before = text.values[place - 1] if place else None
@@ -58,6 +64,7 @@ def test_every_number_that_may_be_one_is_counted_with_many() -> None:
         ("f\"{many(n, 'rank')} on the {m} nodes\"", 0),
         ('f"{n} of {m} ranks"', 0),
         ('f"{MOST} files, {s:.0f} samples/s"', 0),
+        ('"%d of %d ranks, %d samples"', 1),
     ],
 )
 def test_a_bare_count_is_found(tmp_path: Path, line: str, found: int) -> None:

@@ -1,5 +1,7 @@
 """`clipship report RUN --watch`: the page is kept up to date until the run ends."""
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,35 @@ def test_command_ends_with_the_last_of_the_runs(tmp_path: Path, capsys: pytest.C
     assert printed.out == f"{tmp_path / 'comparison.html'}\n"
     assert "kept up to date until the run ends" in printed.err
     assert "data-reload" not in (tmp_path / "comparison.html").read_text()
+
+
+def test_a_run_that_waits_in_a_queue_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "queued"
+    submitted = {"to": "slurm", "id": "7", "at": "2026-01-01T00:00:00+00:00", "details": {}}
+    (folder / "artefacts").mkdir(parents=True)
+    (folder / "artefacts" / "submission.json").write_text(json.dumps(submitted))
+    waits: list[float] = []
+
+    def start(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            failed_run(folder)
+
+    monkeypatch.setattr(time, "sleep", start)
+    assert cli.main(["report", str(folder)]) == 2, "there is nothing to show"
+    assert "has no job.toml" in capsys.readouterr().err
+    assert cli.main(["report", str(folder), "--watch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{folder / 'report.html'}\n"
+    assert f"no rank has started yet: {folder}." in printed.err
+    assert waits == [EVERY_S, EVERY_S]
+
+
+def test_a_folder_that_is_no_run_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    assert cli.main(["report", str(tmp_path / "other"), "--watch"]) == 2
+    assert "is not a run: " in capsys.readouterr().err

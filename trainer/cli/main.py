@@ -98,7 +98,7 @@ LAZY_COMMANDS = {
     ),
     "report": (
         "trainer.cli.report:command",
-        "Write one HTML page about a run: curves, evaluation, what went wrong.",
+        "Write one HTML page about a run, or comparing several: curves, evaluation, what went wrong.",
     ),
     "completion": (
         "trainer.cli.completion:command",

@@ -12,9 +12,9 @@ from typing import Any
 
 from trainer.launch.liveness import inspect, rows
 from trainer.report.cost import RECENT, total_steps
-from trainer.report.folder import Numbers, RunFacts, read_run
+from trainer.report.folder import Numbers, RunFacts, has_started, read_run
 from trainer.report.wording import percent, span
-from trainer.run.layout import EXIT_FILE, JOB_FILE, METRICS_FILE
+from trainer.run.layout import METRICS_FILE
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
@@ -30,7 +30,7 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     died, and how to resume it. `job` is the job file as the user calls it, `to` the scheduler that the run
     was submitted to. With `wide`, each cause of lost time has a row.
     """
-    if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
+    if not has_started(folder):
         yield "step", "none: no rank has started"
         return
     facts = read_run(folder)

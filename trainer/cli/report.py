@@ -29,7 +29,8 @@ Examples:
 @click.option(
     "--watch",
     is_flag=True,
-    help="Write the page again every 5 seconds until all runs have ended. A browser that shows it keeps up.",
+    help="Write the page again every 5 seconds until all runs have ended. A browser that shows it keeps up. "
+    "A run that waits in a queue is waited for.",
 )
 def command(runs: Sequence[str], output: Path | None, watch: bool) -> None:
     """Write one HTML page about RUN, finished or not, or one that compares several runs.
@@ -45,6 +46,10 @@ def command(runs: Sequence[str], output: Path | None, watch: bool) -> None:
     from trainer.report.page import write_report
 
     folders = [find_run(run) for run in runs]
+    if watch and (queued := [folder for folder in folders if _is_queued(folder)]):
+        names = ", ".join(map(str, queued))
+        say(f"no rank has started yet: {names}. The page comes as soon as one has; Ctrl-C ends the wait.")
+        watching.wait_for(lambda: not any(map(_is_queued, queued)), time.sleep)
 
     def write(reload_s: float | None) -> Path:
         if len(folders) > 1:
@@ -56,6 +61,14 @@ def command(runs: Sequence[str], output: Path | None, watch: bool) -> None:
     if watch:
         say(f"Open {shown(str(path))} in a browser. It is kept up to date until the run ends or Ctrl-C.")
         watching.watch(write, lambda: any(map(_goes_on, folders)), time.sleep)
+
+
+def _is_queued(folder: Path) -> bool:
+    """Returns whether the run was submitted and no rank of it has started."""
+    from trainer.launch.submission import read_record
+    from trainer.report.folder import has_started
+
+    return not has_started(folder) and read_record(folder) is not None
 
 
 def _goes_on(folder: Path) -> bool:

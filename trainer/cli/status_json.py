@@ -6,8 +6,7 @@ from typing import Any
 
 from trainer.launch.liveness import State, inspect
 from trainer.report.cost import RECENT, energy_j, gpu_hours, left_s, taken_s, total_steps
-from trainer.report.folder import RunFacts, read_run
-from trainer.run.layout import EXIT_FILE, JOB_FILE, METRICS_FILE
+from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.telemetry.goodput import account
 
 _ENDS = ("exit_code", "reason", "rank", "node", "time")
@@ -18,7 +17,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
     Names and units are those of metrics.jsonl; epochs count from 0. What is not known is None.
     """
-    if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
+    if not has_started(folder):
         return {"state": "none"}
     facts = read_run(folder)
     liveness = inspect(folder, facts)

@@ -173,8 +173,8 @@ def persistent_each(
         if not left:
             break
         log.info(
-            "%d files cannot be read, %s among them (%r): trying again in %g s",
-            len(left),
+            "%s cannot be read, %s among them (%r): trying again in %g s",
+            many(len(left), "file"),
             left[0],
             results[left[0]],
             wait_s,

@@ -15,6 +15,7 @@ from trainer.evaluate.rounds import never
 from trainer.evaluate.zero_shot import zero_shot
 from trainer.model.build import Clip
 from trainer.report.board import write_board
+from trainer.text.wording import many
 
 log = logging.getLogger("clipship")
 
@@ -44,7 +45,7 @@ class Evaluation:
         self._captioned = open_images(job.retrieval_data) if settings.retrieval else None
         for source in (self._labelled, self._captioned):
             for cause, count in source.left_out.by_cause.items() if source else ():
-                log.info("%-12s %d samples not used: %s", "evaluation", count, cause)
+                log.info("%-12s %s not used: %s", "evaluation", many(count, "sample"), cause)
 
     def __call__(self, clip: Clip, stop: Callable[[], bool] = never) -> Metrics:
         """Collective: returns the metrics under the names of result.json; empty if the job asks for none.

@@ -89,11 +89,16 @@ class RunFacts:
     """Times of all generations in all starts of the run."""
 
 
+def has_started(folder: Path) -> bool:
+    """Returns whether a rank of the run has started: before that, a submitted run has its artefacts alone."""
+    return any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE))
+
+
 def read_run(folder: Path) -> RunFacts:
     """Reads a run folder. Raises InputError if it is none."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give a run folder, e.g. runs/first-run")
-    if not any((folder / name).exists() for name in (JOB_FILE, METRICS_FILE, EXIT_FILE)):
+    if not has_started(folder):
         raise InputError(
             f"{folder} is not a run folder: it has no job.toml; give the one that has job.toml and "
             "metrics.jsonl"

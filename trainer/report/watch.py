@@ -10,6 +10,12 @@ EVERY_S = 5.0
 """Seconds between two writes of the page, and between two loads of it in a browser."""
 
 
+def wait_for(ready: Callable[[], bool], wait: Callable[[float], object]) -> None:
+    """Returns when `ready` is true; asks every EVERY_S."""
+    while not ready():
+        wait(EVERY_S)
+
+
 def watch(
     write: Callable[[float | None], Path], goes_on: Callable[[], bool], wait: Callable[[float], object]
 ) -> Path:
