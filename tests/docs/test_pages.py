@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.page_rules import problems, unknown_keys
-from tests.support.pages import ROOT, Command, Session, blocks, commands, commands_of, masked, matches
+from tests.support.pages import CTRL_C, ROOT, Command, Session, blocks, commands, commands_of, masked, matches
+from trainer.errors import EXIT_INTERRUPTED
 
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -51,8 +52,10 @@ def run_page(page: Path, folder: Path, needs: set[str], *, rewrite: bool) -> Non
 
 
 def run_command(session: Session, command: Command) -> list[str]:
-    code, printed = session.run(command.text)
-    assert code == 0, "\n".join([command.place, f"ended with {code}:", *printed])
+    code, printed = session.run(command.text, command.shown)
+    assert code == (EXIT_INTERRUPTED if CTRL_C in command.shown else 0), "\n".join(
+        [command.place, f"ended with {code}:", *printed]
+    )
     return printed
 
 
@@ -202,6 +205,13 @@ def test_session_keeps_folder_and_variables(tmp_path: Path) -> None:
     session = Session(tmp_path, 60.0)
     session.run("mkdir inner; cd inner; export COLOUR='light green'")
     assert session.run('echo "$COLOUR $PWD"; exit 3') == (3, ["light green /home/me/inner"])
+
+
+def test_session_presses_ctrl_c_where_a_page_shows_it(tmp_path: Path) -> None:
+    session = Session(tmp_path, 60.0)
+    waits = "trap 'echo; echo ended; exit 130' INT; echo going on; echo there; sleep 60"
+    assert session.run(waits, ("...", "there", "^C", "ended")) == (130, ["going on", "there", "^C", "ended"])
+    assert session.run("echo another", ("there", "^C", "ended")) == (0, ["another"])
 
 
 def test_a_page_that_shows_something_else_fails_with_page_and_line(

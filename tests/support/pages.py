@@ -2,7 +2,8 @@
 
 A fenced block marked `console` holds commands. A line that begins with `$` and a blank is one, lines below it
 that begin with `>` and a blank continue it, and its output follows. In output, `...` stands for any text, a
-line of `...` for any lines. A comment above a block says more:
+line of `...` for any lines. A line of `^C` means that Ctrl-C is pressed when the lines above it are there.
+A comment above a block says more:
 
 - `<!-- needs: slurm -->`: a laptop alone cannot run it;
 - `<!-- file: job.toml -->`: the reader saves the block under that name;
@@ -11,6 +12,7 @@ line of `...` for any lines. A comment above a block says more:
 
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -23,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HOME = "/home/me"
 """Folder that pages show in place of the one in which a session runs."""
+CTRL_C = "^C"
+"""Line of an output at which Ctrl-C is pressed, as a terminal shows it."""
 _MARK = re.compile(r"<!-- (needs|file|append): (\S+) -->")
 _FENCE = re.compile(r"(`{3,})(\S*)")
 _STATE = """[[ ! -e {state} ]] || . {state}
@@ -132,8 +136,11 @@ class Session:
         with (self.folder / block.file).open("a" if block.mark[0] == "append" else "w") as file:
             file.write("\n".join(block.lines) + "\n")
 
-    def run(self, text: str) -> tuple[int, list[str]]:
-        """Returns the command's exit code and the lines of its output, stdout and stderr as they come."""
+    def run(self, text: str, shown: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+        """Returns the command's exit code and the lines of its output, stdout and stderr as they come.
+
+        If the page shows `^C`, the command is interrupted when it has printed what is above.
+        """
         script = _STATE.format(state=shlex.quote(str(self._state)), command=text)
         process = subprocess.Popen(
             ["bash", "-c", script],
@@ -145,19 +152,41 @@ class Session:
             text=True,
             start_new_session=True,
         )
+        printed = ""
+        if CTRL_C in shown:
+            printed = self._interrupted(process, shown[: shown.index(CTRL_C)])
         try:
-            printed, _ = process.communicate(timeout=self.limit_s)
+            printed += process.communicate(timeout=self.limit_s)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            printed = process.communicate()[0] + f"\n(killed after {self.limit_s:.0f} s)"
-        lines = printed.replace(str(self.folder), HOME).splitlines()
-        return process.returncode, [line.rstrip() for line in lines]
+            printed += process.communicate()[0] + f"\n(killed after {self.limit_s:.0f} s)"
+        return process.returncode, self._lines(printed)
+
+    def _interrupted(self, process: "subprocess.Popen[str]", above: tuple[str, ...]) -> str:
+        """Presses Ctrl-C when these lines are printed; returns the output until then, with the `^C`.
+
+        If they never come, returns the output of a command that ends, or that says nothing for long.
+        """
+        assert process.stdout is not None
+        output = b""
+        while not matches(above, self._lines(output.decode(errors="replace"))):
+            ready, _, _ = select.select([process.stdout], [], [], self.limit_s)
+            part = os.read(process.stdout.fileno(), 65536) if ready else b""
+            if not part:
+                return output.decode(errors="replace")
+            output += part
+        os.killpg(process.pid, signal.SIGINT)
+        return output.decode(errors="replace") + CTRL_C
+
+    def _lines(self, printed: str) -> list[str]:
+        return [line.rstrip() for line in printed.replace(str(self.folder), HOME).splitlines()]
 
     def _variables(self) -> dict[str, str]:
         bins = Path(sys.executable).parent
         return os.environ | {
             "PATH": f"{bins}:{os.environ['PATH']}",
             "HOME": str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / ".cache"),
             "COLUMNS": "100",
             "CUDA_VISIBLE_DEVICES": "",  # pages show runs on the CPU
             "HF_HUB_OFFLINE": "1",
