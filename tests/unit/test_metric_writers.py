@@ -6,10 +6,12 @@ import json
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.jobs import tiny_job
@@ -17,12 +19,16 @@ from tests.unit.test_telemetry import RECORD
 from trainer.cli.check import check_job
 from trainer.config import Job
 from trainer.errors import InputError
+from trainer.report.board import Text, row, write_board
 from trainer.sysinfo.addresses import free_port
 from trainer.telemetry import writers as metric_writers
 from trainer.telemetry.metrics import Telemetry
+from trainer.telemetry.pictures import Picture
 from trainer.telemetry.tags import tag
 from trainer.telemetry.writers import check_installed, open_writers
+from trainer.train.eval_pictures import eval_pictures
 
+OFFLINE = {"wandb": "offline", "wandb_project": "digits"}
 has_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 
 
@@ -80,6 +86,67 @@ def test_what_is_no_finite_number_goes_to_metrics_jsonl_alone(tmp_path: Path) ->
     assert scalars(tmp_path) == {"perf/write_s": [(1, 2.0)], "health/generation": [(1, 1.0)]}
 
 
+def _pictures(folder: Path) -> list[Picture]:
+    """The pictures of a run's board: two of different sizes, one with captions that act on Markdown."""
+    rows = [
+        row(
+            Image.new("RGB", (30, 20), "red"),
+            [Text("a dog", 0.5, own=True), Text("a cat", 0.4, own=False)],
+            "a dog",
+            1,
+        ),
+        row(
+            Image.new("RGB", (10, 40), "blue"),
+            [Text("| *x* <b>\n", 0.3, own=False)],
+            "token=hf_" + 34 * "a",
+            7,
+        ),
+    ]
+    write_board(folder, rows)
+    return eval_pictures(folder)
+
+
+def test_tensorboard_shows_pictures_once_and_their_nearest_texts_at_each_evaluation(tmp_path: Path) -> None:
+    pictures = _pictures(tmp_path)
+    with Telemetry(None, 10, 0, open_writers(tiny_job(), tmp_path, 0)) as telemetry:
+        telemetry.show(2, pictures)
+        telemetry.show(4, pictures)
+        telemetry.show(6, [])
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (strip,) = read.Images("eval/pictures")
+    assert (strip.step, strip.width, strip.height) == (2, 48, 40)
+    seen = Image.open(BytesIO(strip.encoded_image_string)).convert("RGB")
+    assert (seen.getpixel((5, 5)), seen.getpixel((36, 30))) == ((255, 0, 0), (0, 0, 255))
+    texts = read.Tensors("eval/nearest_texts/text_summary")
+    assert [text.step for text in texts] == [2, 4]
+    assert texts[0].tensor_proto.string_val[0].decode().splitlines() == [
+        "| picture | own caption | its place | nearest texts |",
+        "| --- | --- | --- | --- |",
+        "| 1 | a dog | 1 | **a dog**; a cat |",
+        r"| 2 | token=\*\*\* | 7 | \| \*x\* \<b\>\\n |",
+    ]
+
+
+def test_a_board_that_is_missing_or_damaged_shows_no_picture(tmp_path: Path) -> None:
+    assert eval_pictures(tmp_path) == []
+    for content in ("{", "{}", '[{"image": "x"}]'):
+        (tmp_path / "retrieval_board.json").write_text(content)
+        assert eval_pictures(tmp_path) == []
+
+
+@has_wandb
+def test_wandb_gets_the_pictures_as_a_table(tmp_path: Path) -> None:
+    with Telemetry(None, 10, 0, open_writers(tiny_job(logging=OFFLINE), tmp_path, 0)) as telemetry:
+        telemetry.show(2, _pictures(tmp_path))
+    (file,) = tmp_path.rglob("nearest_texts_*.table.json")
+    table = json.loads(file.read_text())
+    assert table["columns"] == ["picture", "own caption", "its place", "nearest texts"]
+    assert [line[1:] for line in table["data"]] == [
+        ["a dog", 1, "a dog\na cat"],
+        ["token=***", 7, "| *x* <b>\n"],
+    ]
+
+
 def test_events_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
     (board,) = open_writers(tiny_job(), tmp_path, 0)
     board.write({"step": 1, "loss": 3.0})
@@ -101,9 +168,6 @@ def test_wandb_that_is_not_installed_is_refused_with_the_way_to_install_it(
     with pytest.raises(InputError, match=r"--set logging\.wandb=off"):
         check_job(tiny_job(model={"name": "ViT-B-32"}, logging={"wandb": "online", "runs": str(tmp_path)}), 1)
     check_installed(tiny_job().logging)
-
-
-OFFLINE = {"wandb": "offline", "wandb_project": "digits"}
 
 
 @pytest.mark.parametrize(

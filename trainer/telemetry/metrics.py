@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from trainer.safe_io.atomic import json_text, write_whole
 from trainer.safe_io.plain import open_plain, read_plain
+from trainer.telemetry.pictures import Picture
 from trainer.telemetry.records import Lap, Record
 from trainer.telemetry.writers import MetricWriter
 from trainer.text.wording import duration
@@ -131,6 +132,12 @@ class Telemetry:
         for writer in self._writers:
             with self._tolerating_full_disk():
                 writer.write(values)
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        """Shows pictures of the step's evaluation, if there are any, in the metric writers."""
+        for writer in self._writers if pictures else ():
+            with self._tolerating_full_disk():
+                writer.show(step, pictures)
 
     @contextmanager
     def _tolerating_full_disk(self) -> Iterator[None]:

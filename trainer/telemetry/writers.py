@@ -9,8 +9,9 @@ import logging
 import math
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +23,9 @@ from trainer.errors import InputError, Preempted
 from trainer.run.layout import TENSORBOARD, WANDB, WANDB_ID_FILE
 from trainer.safe_io.atomic import write_whole
 from trainer.safe_io.plain import read_plain
+from trainer.telemetry.pictures import COLUMNS, Picture, as_markdown, strip
 from trainer.telemetry.tags import tag
-from trainer.text.masking import masked_values
+from trainer.text.masking import masked, masked_values
 
 log = logging.getLogger("clipship")
 
@@ -37,6 +39,9 @@ class MetricWriter(Protocol):
 
     def write(self, values: Mapping[str, object]) -> None:
         """Writes one event, which has its `step`."""
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        """Shows pictures of the step's evaluation, at least one, with their nearest texts."""
 
     def close(self, error: BaseException | None) -> None:
         """Closes the writer; `error` is the exception that ended the run early, or None."""
@@ -79,12 +84,20 @@ class TensorBoard:
         _say_errors_of_its_thread_once()
         self._writer = SummaryWriter(str(folder), purge_step=steps_done + 1)
         self._writer.add_text("job", job, steps_done + 1)
+        self._has_pictures = False
 
     def write(self, values: Mapping[str, object]) -> None:
         step = values["step"]
         for name, value in numbers(values).items():
             self._writer.add_scalar(tag(name), value, step)
         self._writer.flush()  # so that a kill loses no more here than in metrics.jsonl
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        if not self._has_pictures:  # each evaluation has the same ones
+            self._writer.add_image("eval/pictures", strip(pictures), step, dataformats="HWC")
+            self._has_pictures = True
+        self._writer.add_text("eval/nearest_texts", as_markdown(pictures), step)
+        self._writer.flush()
 
     def close(self, error: BaseException | None) -> None:
         self._writer.close()
@@ -132,6 +145,21 @@ class Wandb:
     def write(self, values: Mapping[str, object]) -> None:
         tagged = {tag(name): value for name, value in numbers(values).items()}
         self._run.log({"step": values["step"], **tagged})
+
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        from PIL import Image
+
+        rows = [
+            [
+                self._wandb.Image(Image.open(BytesIO(picture.png))),
+                masked(picture.caption),
+                picture.place or None,
+                "\n".join(masked(text) for text, _ in picture.nearest),
+            ]
+            for picture in pictures
+        ]
+        table = self._wandb.Table(columns=list(COLUMNS), data=rows)
+        self._run.log({"step": step, "eval/nearest_texts": table})
 
     def close(self, error: BaseException | None) -> None:
         # A rank that fails does not wait for a network.

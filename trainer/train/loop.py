@@ -20,6 +20,7 @@ from trainer.sysinfo.versions import versions
 from trainer.telemetry.metrics import evaluation_of
 from trainer.telemetry.records import Record
 from trainer.train.checkpoint_policy import CheckpointPolicy, Metrics, is_due
+from trainer.train.eval_pictures import eval_pictures
 from trainer.train.keep_in_memory import summary_of
 from trainer.train.late_reads import LateReads
 from trainer.train.monitors import Monitors
@@ -241,6 +242,8 @@ class Loop:
                 metrics = self._setup.evaluate()
             except Preempted:
                 return {}, True
+            if self._job.eval.retrieval and self._comm.world.rank == 0:
+                monitors.telemetry.show(step, eval_pictures(self._setup.run.folder))
         if metrics:
             monitors.telemetry.event({"step": step, **metrics})
         return metrics, False
