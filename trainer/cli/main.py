@@ -67,6 +67,10 @@ LAZY_COMMANDS = {
         "Check nodes, collectives, network and GPUs as a run would, without training.",
     ),
     "resume": ("trainer.cli.resume:command", "Go on with a run: its folder has all that it takes."),
+    "sweep": (
+        "trainer.cli.sweep:command",
+        "Train a job once for each combination of values, with a table of results.",
+    ),
     "clone": ("trainer.cli.clone:command", "Write the job file of a run, to change it and start again."),
     "render": ("trainer.cli.render:command", "Print what a job would build or submit."),
     "submit": ("trainer.cli.submit:command", "Submit a job to Slurm or Kubernetes."),

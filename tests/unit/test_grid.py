@@ -1,0 +1,57 @@
+"""The grid of `clipship sweep`: combinations of values, and names of runs."""
+
+import pytest
+
+from trainer.cli.grid import combinations, names
+from trainer.errors import InputError
+
+
+def test_each_value_meets_each_other_value() -> None:
+    assert combinations(["optim.lr=1e-4,3e-4", "seed=0, 1"]) == [
+        ("optim.lr=1e-4", "seed=0"),
+        ("optim.lr=1e-4", "seed=1"),
+        ("optim.lr=3e-4", "seed=0"),
+        ("optim.lr=3e-4", "seed=1"),
+    ]
+
+
+def test_commas_within_brackets_and_quotes_are_no_borders() -> None:
+    grid = ["data.train=['a.tar', 'b.tar'],'{00..01},c.tar'"]
+    assert combinations(grid) == [("data.train=['a.tar', 'b.tar']",), ("data.train='{00..01},c.tar'",)]
+
+
+@pytest.mark.parametrize(
+    ("grids", "said"),
+    [
+        (["optim.lr"], "give KEY=VALUE,VALUE"),
+        (["=1,2"], "give KEY=VALUE,VALUE"),
+        (["seed=1,,2"], "a value between two commas is missing"),
+        (["seed="], "a value between two commas is missing"),
+        (["data.train=['a,b"], "a bracket or quote is open"),
+        (["seed=0", "seed=1"], "is given twice"),
+        (["name=a,b"], "a folder of its own"),
+        (
+            [f"seed={','.join(map(str, range(30)))}", f"optim.steps={','.join(map(str, range(30)))}"],
+            "900 runs",
+        ),
+    ],
+)
+def test_what_is_no_grid_is_refused(grids: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        combinations(grids)
+
+
+def test_a_name_is_safe_as_a_folder() -> None:
+    rows = [("data.train=/a/b c.tar", "seed=0"), ("data.train=../x", "seed=1")]
+    assert names("run", rows) == ["run-train--a-b-c.tar-seed-0", "run-train-..-x-seed-1"]
+
+
+def test_keys_with_the_same_last_part_stay_apart() -> None:
+    rows = combinations(["a.steps=1,2", "b.steps=1,2"])
+    assert len(set(names("run", rows))) == 4
+    assert names("run", [("a.steps=1",), ("b.steps=1",)]) == ["run-a.steps-1", "run-b.steps-1"]
+
+
+def test_two_runs_of_one_name_are_refused() -> None:
+    with pytest.raises(InputError, match="would be named run-seed-1"):
+        names("run", combinations(["seed=1,1"]))
