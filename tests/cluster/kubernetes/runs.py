@@ -76,6 +76,8 @@ class Demo:
         job["timeouts"] = {"silence_s": 60.0}  # a busy machine may leave a supervisor without CPU for long
         for section, keys in sections.items():
             job[section] = {**job.get(section, {}), **keys}
+        if job["kubernetes"].get("kind") == "job":
+            job["kubernetes"].pop("launcher_cpu")
         path = self.folder / "job-of-a-test.toml"
         path.write_text(tomli_w.dumps(job), encoding="utf-8")
         return path

@@ -11,6 +11,7 @@ import argparse
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from trainer.comm.ssh_start import start_here
 from trainer.comm.started_ranks import StartedRank, run_ranks
 from trainer.config import Job
 from trainer.config.loader import load_job
@@ -167,7 +167,10 @@ class Node:
         def start_rank(local_rank: int, more: Mapping[str, str]) -> StartedRank:
             variables = {**common, **rank_variables(self._index, local_rank, ranks, self._pods), **more}
             command = [sys.executable, "-P", "-m", "trainer.rank", str(self._job_path)]
-            started = start_here(command, variables)
+            # Without a signal at this process's death: the kernel ends a pod's processes with its first one,
+            # and a request to stop that reaches the supervisors just before would look like a drained node.
+            process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
+            started = StartedRank(process)
             self._supervisors.append(started)
             return started
 
