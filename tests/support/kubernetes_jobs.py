@@ -57,6 +57,14 @@ EVERYTHING: dict[str, Any] = {
     "ttl_s": 3600,
 }
 
+VOLUMES = {
+    "/scratch": "pvc:scratch",
+    "/bucket": "csi:gcsfuse.csi.storage.gke.io?bucketName=clip&mountOptions=implicit-dirs:ro",
+    "/etc/key.json": "secret:gcp/key.json",
+    "/etc/site": "configmap:site",
+    "/ssd": "empty:200Gi",
+    "/ram": "empty:memory:1.5Gi",
+}
 OF_MPIJOBS = (
     "launcher_cpu",
     "launcher_cpu_limit",
@@ -86,6 +94,16 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "torch": {},
     "horovod": {"comm": HOROVOD, "kubernetes": {"mounts": {"/scratch": "nfs:filer:/scratch"}}},
+    "volumes": {
+        "kubernetes": {
+            "mounts": VOLUMES,
+            "launcher_node_selector": {"pool": "cpu"},
+            "patch": {
+                "both": {"spec": {"runtimeClassName": "nvidia"}},
+                "job": {"metadata": {"labels": {"team": "a"}}},
+            },
+        }
+    },
     "root": {"kubernetes": {"run_as_user": 0}},
     "cpu": {"kubernetes": {"gpu_resource": "none", "cpu_request": 0.1}},
     "rdma": {"kubernetes": {"rdma": {"rdma/hca_shared_devices": 1}, "run_as_user": 0}},

@@ -4,6 +4,7 @@ tests/cluster/kubernetes has a real cluster.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,83 @@ def test_a_patch_does_not_make_another_process_the_first_one(role: str, name: st
     manifest(kubernetes_job(kubernetes={"patch": {role: {"spec": {name: False}}}}))
 
 
+def test_a_patch_of_both_reaches_every_template_and_that_of_one_comes_last() -> None:
+    patch = {
+        "both": {"spec": {"runtimeClassName": "a", "dnsPolicy": "None"}},
+        "worker": {"spec": {"runtimeClassName": "b"}},
+    }
+    launcher, worker = pods(kubernetes_job(kubernetes={"patch": patch}))
+    assert (launcher["runtimeClassName"], worker["runtimeClassName"]) == ("a", "b")
+    assert launcher["dnsPolicy"] == worker["dnsPolicy"] == "None"
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "job", "trainjob"])
+def test_a_patch_of_the_job_reaches_its_own_object(kind: str) -> None:
+    patch = {
+        "job": {"metadata": {"labels": {"team": "a"}}, "spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}
+    }
+    own = documents(kubernetes_job(kubernetes={"kind": kind, "patch": patch}))[1]
+    assert own["metadata"]["labels"] == {"app.kubernetes.io/name": "clipship", "team": "a"}
+    assert own["spec"]["managedBy"] == "kueue.x-k8s.io/multikueue"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"kind": "Job"}, "job.kind"), ({"metadata": {"name": "b"}}, "job.metadata.name")],
+)
+def test_a_patch_does_not_make_another_object(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"kubernetes.patch.{named}: only")):
+        manifest(kubernetes_job(kubernetes={"patch": {"job": change}}))
+
+
+def test_volumes_of_every_kind_are_mounted() -> None:
+    mounts = {
+        "/scratch": "pvc:scratch",
+        "/bucket": "csi:gcsfuse.csi.storage.gke.io?bucketName=clip&mountOptions=implicit-dirs,uid%3D1000:ro",
+        "/etc/key.json": "secret:gcp/key.json",
+        "/etc/site": "configmap:site",
+        "/ssd": "empty:200Gi",
+        "/ram": "empty:memory:1.5Gi",
+        "/plain": "empty",
+    }
+    worker = pods(kubernetes_job(kubernetes={"mounts": mounts}))[1]
+    volumes = {volume.pop("name"): volume for volume in worker["volumes"]}
+    attributes = {"bucketName": "clip", "mountOptions": "implicit-dirs,uid=1000"}
+    assert [volumes[f"mount-{number}"] for number in range(1, 7)] == [
+        {"csi": {"driver": "gcsfuse.csi.storage.gke.io", "readOnly": True, "volumeAttributes": attributes}},
+        {"secret": {"secretName": "gcp"}},
+        {"configMap": {"name": "site"}},
+        {"emptyDir": {"sizeLimit": "200Gi"}},
+        {"emptyDir": {"medium": "Memory", "sizeLimit": "1.5Gi"}},
+        {"emptyDir": {}},
+    ]
+    found = {mount["mountPath"]: mount for mount in worker["containers"][0]["volumeMounts"]}
+    key = {"name": "mount-2", "mountPath": "/etc/key.json", "subPath": "key.json", "readOnly": True}
+    assert found["/etc/key.json"] == key
+    assert found["/bucket"]["readOnly"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["empty:much", "secret:", "secret:a/b/c", "csi:A B", "csi:driver?name", "configmap:a/b c", "empty:disk"],
+)
+def test_a_volume_of_another_form_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(InputError, match="is not a volume for /x: write pvc:CLAIM"):
+        kubernetes_job(kubernetes={"mounts": {"/scratch": "pvc:scratch", "/x": text}})
+
+
+@pytest.mark.parametrize("text", ["empty:20Gi", "secret:a", "configmap:a"])
+def test_a_run_folder_that_pods_do_not_share_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is on no volume that the pods share"):
+        manifest(kubernetes_job(kubernetes={"mounts": {"/scratch": text}}))
+
+
+def test_a_launcher_may_have_nodes_of_its_own() -> None:
+    keys = {"launcher_node_selector": {"pool": "cpu"}, "node_selector": {"pool": "gpu"}}
+    launcher, worker = pods(kubernetes_job(kubernetes=keys))
+    assert (launcher["nodeSelector"], worker["nodeSelector"]) == ({"pool": "cpu"}, {"pool": "gpu"})
+
+
 def test_a_patch_leaves_the_other_template_alone() -> None:
     assert pods(kubernetes_job(**CASES["patched"]))[0] == pods(kubernetes_job())[0]
 
@@ -526,7 +604,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ("mounts", {"data": "pvc:x"}, "absolute path"),
         ("mounts", {"/a/../b": "pvc:x"}, "absolute path"),
         ("mounts", {"/data": "x"}, "pvc:CLAIM"),
-        ("mounts", {"/data": "pvc:X y"}, "does not name a claim"),
+        ("mounts", {"/data": "pvc:X y"}, "pvc:CLAIM/FOLDER"),
         ("mounts", {"/data": "host:relative"}, "host:/FOLDER"),
         ("mounts", {"/data": "host:/a/../etc"}, "host:/FOLDER"),
         ("mounts", {"/data": "nfs:/export"}, "nfs:SERVER:/FOLDER"),

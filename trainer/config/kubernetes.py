@@ -68,6 +68,10 @@ class Patch(Section):
     """Merged into the launcher's template: keys `metadata` and `spec`."""
     worker: dict[str, Any] = Field(default_factory=dict)
     """Merged into the workers' template: keys `metadata` and `spec`."""
+    both: dict[str, Any] = Field(default_factory=dict)
+    """Merged into every template, before the two above."""
+    job: dict[str, Any] = Field(default_factory=dict)
+    """Merged into the object that runs the job: keys `metadata` and `spec`."""
 
 
 class Kubernetes(SchedulerSection):
@@ -126,7 +130,9 @@ class Kubernetes(SchedulerSection):
     client)."""
 
     node_selector: dict[Text, str] = Field(default_factory=dict)
-    """Labels that a worker's node must have; the launcher may go to any node (to change that, use patch)."""
+    """Labels that a worker's node must have."""
+    launcher_node_selector: dict[Text, str] = Field(default_factory=dict)
+    """Labels that the launcher's node must have. Empty: it may go to any node."""
     tolerations: tuple[Text, ...] = ()
     """Taints that pods tolerate, as kubectl writes them: `nvidia.com/gpu:NoSchedule`, `dedicated=clip`; "*"
     means all."""
@@ -157,7 +163,8 @@ class Kubernetes(SchedulerSection):
 
     mounts: dict[Text, Text] = Field(default_factory=dict)
     """Volumes of every pod by mount path: `"/data" = "pvc:clip-data"`, `"host:/mnt/data:ro"`,
-    `"nfs:filer:/export"`."""
+    `"nfs:filer:/export"`, `"csi:gcsfuse.csi.storage.gke.io?bucketName=clip"`, `"secret:gcp/key.json"`,
+    `"configmap:site"`, `"empty:memory:20Gi"`."""
     env: dict[VariableName, Text] = Field(default_factory=dict)
     """Variables of ranks whose values the cluster keeps: `WANDB_API_KEY = "secret:wandb:api-key"`,
     `"configmap:site:proxy"`."""
@@ -214,9 +221,11 @@ class Kubernetes(SchedulerSection):
     @property
     def on_host_network(self) -> bool:
         """True if workers use the node's network, as host_network or the patch says."""
-        spec = self.patch.worker.get("spec")
-        patched = spec.get("hostNetwork") if isinstance(spec, Mapping) else None
-        return self.host_network if patched is None else patched is True
+        specs = (self.patch.both.get("spec"), self.patch.worker.get("spec"))
+        patched = [
+            spec["hostNetwork"] for spec in specs if isinstance(spec, Mapping) and "hostNetwork" in spec
+        ]
+        return patched[-1] is True if patched else self.host_network
 
     @property
     def home(self) -> str:
@@ -308,7 +317,7 @@ class Kubernetes(SchedulerSection):
         _refuse_resources(value)
         return value
 
-    @field_validator("labels", "node_selector")
+    @field_validator("labels", "node_selector", "launcher_node_selector")
     @classmethod
     def _labels(cls, value: dict[str, str]) -> dict[str, str]:
         refuse_names(value, QUALIFIED_NAME, _QUALIFIED)

@@ -4,8 +4,10 @@ Pure; imports no torch.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
+from urllib.parse import parse_qsl
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 DNS_LABEL = re.compile(_LABEL)
@@ -18,14 +20,19 @@ QUALIFIED_NAME = re.compile(
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _DATA_KEY = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
-_MOUNT = re.compile(r"(?P<kind>pvc|host|nfs):(?P<rest>[^\x00-\x1f]+?)(?P<ro>:ro)?")
+_MOUNT = re.compile(
+    r"(?P<kind>pvc|host|nfs|secret|configmap|csi|empty)(:(?P<rest>[^\x00-\x1f]+?))??(?P<ro>:ro)?"
+)
+_EMPTY = re.compile(r"(?P<medium>memory)?(:?(?P<size>[0-9]+(\.[0-9]+)?[KMGT]i?))?")
 _TOLERATION = re.compile(
     r"(?P<key>[^=:]+)(=(?P<value>[^:]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
 )
 _REFERENCE = re.compile(r"(?P<kind>secret|configmap):(?P<name>[^:]+)(:(?P<key>[^:]+))?")
 
 MOUNT_FORMS = (
-    "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER or nfs:SERVER:/FOLDER, with :ro at the end for read-only"
+    "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER, nfs:SERVER:/FOLDER or csi:DRIVER?KEY=VALUE&KEY=VALUE, with "
+    ":ro at the end for read-only; secret:NAME, secret:NAME/KEY, configmap:NAME or configmap:NAME/KEY; or "
+    "empty, empty:SIZE, empty:memory or empty:memory:SIZE, with a SIZE such as 20Gi"
 )
 TOLERATION_FORMS = (
     "KEY, KEY:EFFECT, KEY=VALUE or KEY=VALUE:EFFECT; the effect is NoSchedule, PreferNoSchedule or NoExecute"
@@ -34,17 +41,29 @@ TOLERATION_FORMS = (
 
 @dataclass(frozen=True)
 class Mount:
-    """A volume that every pod of the job sees at `path`."""
+    """A volume that every pod of the job has at `path`."""
 
     path: str
-    kind: Literal["pvc", "host", "nfs"]
-    source: str
-    """Claim, folder of the node, or folder of the server."""
-    server: str
+    kind: str
+    """One of the words before the colon in `MOUNT_FORMS`."""
+    source: str = ""
+    """Claim, folder of the node or of the server, Secret, ConfigMap, or driver."""
+    server: str = ""
     """Server of kind nfs; "" for the others."""
-    sub_path: str
-    """Folder within the claim, "" for the whole claim."""
-    read_only: bool
+    sub_path: str = ""
+    """Folder within the claim, or key of the Secret or ConfigMap; "" for the whole."""
+    read_only: bool = False
+    attributes: tuple[tuple[str, str], ...] = ()
+    """Attributes that the driver of kind csi gets."""
+    medium: str = ""
+    """"Memory" for kind empty in memory, which counts as the pod's."""
+    size: str = ""
+    """Limit of kind empty, as Kubernetes writes it; "" for none."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if all pods may see the same files there, and others after them."""
+        return self.kind in ("pvc", "host", "nfs", "csi")
 
 
 @dataclass(frozen=True)
@@ -75,16 +94,71 @@ def parse_mount(path: str, text: str) -> Mount:
             f'"{path}" is not a mount path: give an absolute path without "..", "//" and ":", and without '
             "a slash at its end"
         )
-    kind, rest, read_only = match["kind"], match["rest"], match["ro"] is not None
-    if kind == "pvc":
-        claim, _, folder = rest.partition("/")
-        if not DNS_SUBDOMAIN.fullmatch(claim) or (folder and folder != _plain_path(folder)):
-            raise ValueError(f'"{text}" does not name a claim: write pvc:CLAIM or pvc:CLAIM/FOLDER')
-        return Mount(path, "pvc", claim, "", folder, read_only)
-    server, _, folder = rest.rpartition(":") if kind == "nfs" else ("", "", rest)
-    if not folder.startswith("/") or ".." in folder.split("/") or (kind == "nfs" and not server):
+    mount = _PARSERS[match["kind"]](path, match["rest"] or "")
+    if mount is None:
         raise ValueError(f'"{text}" is not a volume for {path}: write {MOUNT_FORMS}')
-    return Mount(path, "nfs" if kind == "nfs" else "host", folder, server, "", read_only)
+    return replace(mount, read_only=True) if match["ro"] else mount
+
+
+def _claim(path: str, rest: str) -> Mount | None:
+    claim, _, folder = rest.partition("/")
+    if not DNS_SUBDOMAIN.fullmatch(claim) or (folder and folder != _plain_path(folder)):
+        return None
+    return Mount(path, "pvc", claim, sub_path=folder)
+
+
+def _host(path: str, rest: str) -> Mount | None:
+    return Mount(path, "host", rest) if _is_folder(rest) else None
+
+
+def _nfs(path: str, rest: str) -> Mount | None:
+    server, _, folder = rest.rpartition(":")
+    return Mount(path, "nfs", folder, server=server) if server and _is_folder(folder) else None
+
+
+def _keys(kind: str) -> "_Parser":
+    def parse(path: str, rest: str) -> Mount | None:
+        name, slash, key = rest.partition("/")
+        if not DNS_SUBDOMAIN.fullmatch(name) or (slash and not _DATA_KEY.fullmatch(key)):
+            return None
+        return Mount(path, kind, name, sub_path=key, read_only=True)
+
+    return parse
+
+
+def _csi(path: str, rest: str) -> Mount | None:
+    driver, mark, query = rest.partition("?")
+    if not DNS_SUBDOMAIN.fullmatch(driver):
+        return None
+    try:
+        attributes = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if mark else []
+    except ValueError:
+        return None
+    return Mount(path, "csi", driver, attributes=tuple(attributes))
+
+
+def _empty(path: str, rest: str) -> Mount | None:
+    match = _EMPTY.fullmatch(rest)
+    if match is None:
+        return None
+    return Mount(path, "empty", medium="Memory" if match["medium"] else "", size=match["size"] or "")
+
+
+_Parser = Callable[[str, str], Mount | None]
+_PARSERS: dict[str, _Parser] = {
+    "pvc": _claim,
+    "host": _host,
+    "nfs": _nfs,
+    "secret": _keys("secret"),
+    "configmap": _keys("configmap"),
+    "csi": _csi,
+    "empty": _empty,
+}
+"""Functions from the mount path and the text after the kind to the mount; None for a text of another form."""
+
+
+def _is_folder(path: str) -> bool:
+    return path.startswith("/") and ".." not in path.split("/")
 
 
 def parse_toleration(text: str) -> Toleration:

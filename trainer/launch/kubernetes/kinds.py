@@ -125,6 +125,7 @@ _JOB = KindRow(
         "launcher_cpu_limit",
         "launcher_mem_gb",
         "launcher_annotations",
+        "launcher_node_selector",
         "launcher_start",
         "gang",
         "gang_queue",

@@ -184,6 +184,11 @@ def _missing(cluster: Cluster, pod: Object) -> Iterator[str]:
         for volume in pod["volumes"]
         if "persistentVolumeClaim" in volume
     ]
+    for volume in pod["volumes"]:
+        if "secret" in volume:
+            wanted.append(("Secret", volume["secret"]["secretName"], core.read_namespaced_secret))
+        if "configMap" in volume:
+            wanted.append(("ConfigMap", volume["configMap"]["name"], core.read_namespaced_config_map))
     for ref in refs:
         wanted += [
             ("Secret", ref[key]["name"], core.read_namespaced_secret)

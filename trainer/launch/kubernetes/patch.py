@@ -41,7 +41,7 @@ Templates = Callable[[list[dict[str, Any]]], dict[str, dict[str, Any]]]
 
 def patched(text: str, patch: Patch, pods: Templates) -> str:
     """Returns the patched manifest; without a patch the text itself, so that its comments stay."""
-    if not (patch.launcher or patch.worker):
+    if not (patch.launcher or patch.worker or patch.both or patch.job):
         return text
     import yaml  # slow to import, rarely needed
 
@@ -56,11 +56,26 @@ def patched(text: str, patch: Patch, pods: Templates) -> str:
     Dumper.add_representer(str, Dumper.text)
     documents = list(yaml.safe_load_all(text))
     for role, part in pods(documents).items():
-        path = f"kubernetes.patch.{role}"
-        part["template"] = merged(part["template"], getattr(patch, role), path)
-        _refuse_shared_processes(part["template"].get("spec", {}), path)
+        for name in ("both", role):
+            path = f"kubernetes.patch.{name}"
+            part["template"] = merged(part["template"], getattr(patch, name), path)
+            _refuse_shared_processes(part["template"].get("spec", {}), path)
+    _refuse_identity(patch.job)
+    documents[-1] = merged(documents[-1], patch.job, "kubernetes.patch.job")
     dumped = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return _HEADER + str(dumped)
+
+
+def _refuse_identity(change: Mapping[str, Any]) -> None:
+    """Raises InputError if the object would be another one, which Clipship does not know."""
+    metadata = change.get("metadata")
+    named = {"name", "namespace"} & set(metadata) if isinstance(metadata, Mapping) else set()
+    other = sorted([*(change.keys() - {"metadata", "spec"}), *(f"metadata.{name}" for name in named)])
+    if other:
+        raise InputError(
+            f"kubernetes.patch.job.{other[0]}: only `metadata` without name and namespace, and `spec` can be "
+            "changed; see kubernetes.kind, kubernetes.name and kubernetes.namespace"
+        )
 
 
 def _refuse_shared_processes(spec: Mapping[str, Any], path: str) -> None:

@@ -1,7 +1,7 @@
 """Values of a pod as its YAML writes them. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.config.kubernetes_values import Mount, Toleration
@@ -23,13 +23,31 @@ def toleration(borne: Toleration) -> Yaml:
 
 def volume(number: int, mount: Mount) -> Yaml:
     """Returns the volume of the pod."""
-    name = {"name": f"mount-{number}"}
-    if mount.kind == "pvc":
-        return name | {"persistentVolumeClaim": {"claimName": mount.source}}
-    if mount.kind == "nfs":
-        return name | {"nfs": {"server": mount.server, "path": mount.source}}
+    return {"name": f"mount-{number}", **_SOURCES[mount.kind](mount)}
+
+
+def _csi(mount: Mount) -> Yaml:
+    read_only = {"readOnly": True} if mount.read_only else {}
+    attributes = {"volumeAttributes": dict(mount.attributes)} if mount.attributes else {}
+    return {"csi": {"driver": mount.source, **read_only, **attributes}}
+
+
+def _empty(mount: Mount) -> Yaml:
+    medium = {"medium": mount.medium} if mount.medium else {}
+    return {"emptyDir": medium | ({"sizeLimit": mount.size} if mount.size else {})}
+
+
+_SOURCES: dict[str, Callable[[Mount], Yaml]] = {
+    "pvc": lambda mount: {"persistentVolumeClaim": {"claimName": mount.source}},
     # with this type a mistyped path fails, instead of making an empty folder on every node
-    return name | {"hostPath": {"path": mount.source, "type": "Directory"}}
+    "host": lambda mount: {"hostPath": {"path": mount.source, "type": "Directory"}},
+    "nfs": lambda mount: {"nfs": {"server": mount.server, "path": mount.source}},
+    "secret": lambda mount: {"secret": {"secretName": mount.source}},
+    "configmap": lambda mount: {"configMap": {"name": mount.source}},
+    "csi": _csi,
+    "empty": _empty,
+}
+"""Functions from a mount to the source of its volume, by the mount's kind."""
 
 
 def mounted(number: int, mount: Mount) -> Yaml:

@@ -156,8 +156,9 @@ def _launcher(job: Job) -> Iterator[str]:
 
 def _run_folder(job: Job) -> Iterator[str]:
     mount = on_volume(job.logging.runs, job)
-    if mount is None:
-        volumes = ", ".join(job.kubernetes.mounts) or "none"
+    if mount is None or not mount.is_shared:
+        shared = [volume.path for volume in job.kubernetes.volumes if volume.is_shared]
+        volumes = ", ".join(shared) or "none"
         yield (
             f"logging.runs = {job.logging.runs} is on no volume that the pods share, so a checkpoint "
             f"would be lost with its pod: put it below a path of [kubernetes.mounts] (paths: {volumes})"
