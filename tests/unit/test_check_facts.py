@@ -13,7 +13,7 @@ import torch
 
 from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.checkpoint.writer import CheckpointWriter
-from trainer.cli import device_plan, environment_plan
+from trainer.cli import check, device_plan, environment_plan
 from trainer.cli.check import check_without_files
 from trainer.cli.describe import describe
 from trainer.cli.disk_plan import checkpoint_rows, disk_of, too_little_disk
@@ -21,6 +21,7 @@ from trainer.comm.protocol import Comm
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
+from trainer.model import catalog
 from trainer.model.build import build_model
 from trainer.model.size import checkpoint_bytes
 from trainer.sysinfo.nvml import GpuHere
@@ -136,6 +137,19 @@ def test_object_storage_needs_its_package_here_and_not_where_an_image_runs() -> 
     )
 
 
+def test_a_login_node_without_torch_is_not_asked_for_the_packages_of_the_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = {"retrieval": ("s3://bucket/{0..3}.tar",)}
+    job, here = tiny_job(eval=data, slurm={"partition": "gpu"}), tiny_job(eval=data)
+    with pytest.raises(InputError, match="needs the package s3fs"):
+        check_without_files(job, 1)
+    monkeypatch.setattr(check, "find_spec", lambda _: None)
+    check_without_files(job, 1)
+    with pytest.raises(InputError, match="needs the package s3fs"):
+        check_without_files(here, 1)
+
+
 @pytest.mark.parametrize("lock_image", [False, True])
 def test_the_size_of_a_checkpoint_is_that_of_its_files(
     tmp_path: Path, alone: Comm, *, lock_image: bool
@@ -180,6 +194,12 @@ def test_checkpoints_are_counted_against_the_disk_that_gets_them(
 def test_a_model_of_unknown_size_has_checkpoints_of_unknown_size() -> None:
     ((_, text),) = checkpoint_rows(tiny_job(config=RESNET), None)
     assert text == f"3 kept; the config of {RESNET} does not say how large they are"
+
+
+def test_without_open_clip_the_size_of_its_models_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_config_folders", list)
+    ((_, text),) = checkpoint_rows(tiny_job(config="ViT-B-32"), None)
+    assert text == "3 kept; without open_clip here their size is not known"
 
 
 @pytest.mark.parametrize(

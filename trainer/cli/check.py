@@ -5,6 +5,7 @@ Imports no torch and no open_clip.
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 
 from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts
 from trainer.config import Job
@@ -31,6 +32,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
 
     With `fresh`, the run folder's content will be moved aside. Raises InputError that lists every problem.
     """
+    elsewhere = _runs_elsewhere(job)
     checks: tuple[Callable[[], object], ...] = (
         lambda: plan(job, world_size),
         lambda: check_micro_batch(job, world_size),
@@ -43,10 +45,10 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_tag(job.model.name, job.model.pretrained),
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),
-        lambda: None if job.in_image else check_installed(job.logging),
-        lambda: None if job.in_image else check_compiler(job.model),
-        lambda: None if job.in_image else check_packages(job),
-        lambda: None if job.in_image else check_storage(job),
+        lambda: None if elsewhere else check_installed(job.logging),
+        lambda: None if elsewhere else check_compiler(job.model),
+        lambda: None if elsewhere else check_packages(job),
+        lambda: None if elsewhere else check_storage(job),
         lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
         lambda: check_run_folder(job, fresh=fresh),
     )
@@ -81,10 +83,18 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     if not os.path.isabs(job.model.name):
         checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
-    if not job.in_image:
+    if not _runs_elsewhere(job):
         checks += [lambda: check_packages(job), lambda: check_storage(job)]
     _refuse(checks)
     return job.data.synthetic_samples if job.data.kind == "synthetic" else None
+
+
+def _runs_elsewhere(job: Job) -> bool:
+    """Returns whether the ranks use another Python than this one: an image's, or that of a cluster's nodes.
+
+    The nodes' Python is known to be another one if this one, of a login node, has no torch.
+    """
+    return job.in_image or (bool(job.schedulers) and find_spec("torch") is None)
 
 
 def _check_recovery(job: Job) -> None:

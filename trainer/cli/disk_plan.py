@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import Job
+from trainer.model.catalog import known_models
 from trainer.model.size import checkpoint_bytes
 from trainer.run.folder import run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -46,7 +47,8 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
     size, keep = checkpoint_bytes(job.model), job.checkpoint.keep
     kept = f"{keep} kept" if job.checkpoint.best is None else f"{keep} and the best one kept"
     if size is None:
-        text = f"{kept}; the config of {job.model.name} does not say how large they are"
+        config = f"the config of {job.model.name} does not say how large they are"
+        text = f"{kept}; {config if known_models() else 'without open_clip here their size is not known'}"
         room = f"; {_bytes(disk.free)} are free in {disk.folder}" if disk else ""
     else:
         text = (
