@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.listeners import listeners
 from tests.support.jobs import VIT
 from tests.support.processes import ended_on_failure
 from tests.support.search_index import digits, search_model, weights
@@ -264,12 +265,15 @@ def running(*words: str) -> Iterator["subprocess.Popen[str]"]:
         watch.cancel()
 
 
-def test_ctrl_c_ends_the_page_with_one_line(trained: Path, images: Path) -> None:
+def test_only_the_page_listens_and_ctrl_c_ends_it_with_one_line(trained: Path, images: Path) -> None:
     with running(str(trained), "--model", VIT, "--images", str(images)) as process:
         assert process.stdout is not None
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/\n", process.stdout.readline())
+        address = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/[\w-]{22}/\n", process.stdout.readline())
+        assert address
+        listening = [(each.address, each.port) for each in listeners(process.pid)]
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
+    assert listening == [("127.0.0.1", int(address[1]))]
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-3:] == [

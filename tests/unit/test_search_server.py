@@ -94,6 +94,7 @@ def test_search_answers_with_the_nearest_pictures(server: Server) -> None:
         ("x" * (MOST_CHARACTERS + 1), {}, "has 1,001 characters"),
         ("x", {"count": 0}, "count must be"),
         ("x", {"count": MOST_RESULTS + 1}, "count must be"),
+        ("x", {"count": "000000000001"}, "count must be"),
         ("x", {"count": "many"}, "count must be"),
         ("x", {"count": "9" * 5000}, "count must be"),
     ],
@@ -124,7 +125,13 @@ def test_thumbnail_and_picture_are_the_pixels_encoded_anew(server: Server) -> No
     [
         *("picture/41", "picture/-1", "picture/", "picture/1/", "picture/+1", "picture/1.0", "picture/%31"),
         *("picture/../../secret.png", "picture/001.png", "picture//etc/passwd", "../../secret.png"),
-        *("picture/\u0661".encode().decode("latin-1"), "picture/" + "1" * 4000, "thumbnail/41", "other/1"),
+        *(
+            "picture/\u0661".encode().decode("latin-1"),
+            "picture/" + "1" * 4000,
+            "picture/0000000000000001",
+            "thumbnail/41",
+            "other/1",
+        ),
         *("page.html.j2", "search/..", "page.js/..", "/", "%2e%2e/secret.png"),
     ],
 )
@@ -179,10 +186,11 @@ def test_a_picture_that_is_gone_is_said_to_be(server: Server) -> None:
     content = path.read_bytes()
     path.write_text("not a picture any more")
     try:
-        answer, said = get(server, below(server, f"picture/{number}"))
+        answer, said = get(server, below(server, f"thumbnail/{number}"))
     finally:
         path.write_bytes(content)
     assert (answer.status, said) == (410, b"This picture has been removed or changed.\n")
+    assert get(server, below(server, f"thumbnail/{number}"))[0].status == 200
 
 
 def test_every_start_has_another_token(server: Server) -> None:

@@ -66,5 +66,9 @@ def _walk(root: Path, inside: str, links: list[str], left_out: Callable[[str], o
             if entry.name.lower().endswith(ENDINGS) or entry.is_dir():
                 links.append(one_line(name))
         elif entry.name.lower().endswith(ENDINGS):
-            status = entry.stat(follow_symlinks=False)
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError as problem:  # removed meanwhile
+                left_out(f"{one_line(str(root / name))}: cannot be read: {problem.strerror}")
+                continue
             yield Picture(name, status.st_size, status.st_mtime_ns)

@@ -8,6 +8,7 @@ names are answered, so that no other site's name leads a browser here (DNS rebin
 import hmac
 import io
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -69,7 +70,7 @@ class Server(ThreadingHTTPServer):
             raise InputError(
                 f"--port {port}: {why}: choose another port, or leave --port out, so that the system chooses"
             ) from None
-        self.thumbnail = lru_cache(_THUMBNAILS)(self._thumbnail)
+        self._thumbnail = lru_cache(_THUMBNAILS)(self._encoded)
 
     @property
     def url(self) -> str:
@@ -96,8 +97,11 @@ class Server(ThreadingHTTPServer):
             return HTTPStatus.OK, media, content(self)
         if place == "search":
             return self._search(parse_qs(asked.query))
-        if kind in _SIDES and number.isascii() and number.isdigit() and int(number[:12]) < len(self.index):
-            return self.thumbnail(int(number)) if kind == "thumbnail" else self.picture(int(number), kind)
+        if kind in _SIDES and 0 <= (picture := _number(number)) < len(self.index):
+            try:
+                return self._thumbnail(picture) if kind == "thumbnail" else self._encoded(picture, kind)
+            except InputError:
+                return _text(HTTPStatus.GONE, "This picture has been removed or changed.")
         return _text(HTTPStatus.NOT_FOUND, "There is no such page.")
 
     def _search(self, query: dict[str, list[str]]) -> Answer:
@@ -107,24 +111,18 @@ class Server(ThreadingHTTPServer):
         if len(text) > MOST_CHARACTERS:
             long = f"The text has {many(len(text), 'character')}; at most {MOST_CHARACTERS:,} are allowed."
             return _json(HTTPStatus.BAD_REQUEST, {"error": long})
-        if not (count.isascii() and count.isdigit() and 0 < int(count[:12]) <= MOST_RESULTS):
+        if not 0 < _number(count) <= MOST_RESULTS:
             return _json(HTTPStatus.BAD_REQUEST, {"error": f"count must be from 1 to {MOST_RESULTS}."})
-        matches = self.index.nearest(text, int(count))
+        matches = self.index.nearest(text, _number(count))
         results = [
             {"number": each.number, "name": clean(one_line(each.name)), "similarity": each.similarity}
             for each in matches
         ]
         return _json(HTTPStatus.OK, {"results": results, "pictures": len(self.index)})
 
-    def _thumbnail(self, number: int) -> Answer:
-        return self.picture(number, "thumbnail")
-
-    def picture(self, number: int, kind: str) -> Answer:
-        """Returns the picture with this number, encoded anew, or why it cannot be shown."""
-        try:
-            shown = self.index.folder.decoded(self.index.names[number])
-        except InputError:
-            return _text(HTTPStatus.GONE, "This picture has been removed or changed.")
+    def _encoded(self, number: int, kind: str = "thumbnail") -> Answer:
+        """Returns the picture with this number, encoded anew. Raises InputError if it cannot be read."""
+        shown = self.index.folder.decoded(self.index.names[number])
         small = shown.width * shown.height <= _LOSSLESS_PIXELS
         shown.thumbnail((_SIDES[kind], _SIDES[kind]))
         file = io.BytesIO()
@@ -202,6 +200,11 @@ _PAGES: dict[str, tuple[str, Callable[[Server], bytes]]] = {
     ),
 }
 """Media type and content of what the page is made of, by its place behind the token."""
+
+
+def _number(text: str) -> int:
+    """Returns the whole number that the text is, and -1 for any other text."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
 def _text(status: HTTPStatus, sentence: str) -> Answer:
