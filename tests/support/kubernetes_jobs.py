@@ -77,7 +77,7 @@ WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not i
 RECOVERY = {"max_restarts": 3, "spare_nodes": 1}
 
 CASES: dict[str, dict[str, Any]] = {
-    "job": {"kubernetes": {"kind": "job"}},
+    "job": {"kubernetes": {"kind": None}},
     "job-recovery": {"kubernetes": {"kind": "job"}, "recovery": RECOVERY},
     "job-everything": {"env": {"NOTE": HOSTILE}, "kubernetes": {**WITHOUT_LAUNCHER, "kind": "job"}},
     "trainjob": {"kubernetes": {"kind": "trainjob"}},
@@ -151,7 +151,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def kubernetes_job(**sections: Any) -> Job:
-    """Two workers of four GPUs; keys of a section replace the ones here."""
+    """An MPIJob of two workers of four GPUs; keys of a section replace the ones here."""
     table: dict[str, Any] = {
         "name": "first-run",
         "data": {"train": ["/scratch/cc3m/{00000..00331}.tar"]},
@@ -159,7 +159,7 @@ def kubernetes_job(**sections: Any) -> Job:
         "image": {"tag": "registry.example/ml/clipship:1"},
         "resources": {"nodes": 2, "gpus_per_node": 4, "mem_gb_per_gpu": 60},
         "logging": {"runs": "/scratch/runs"},
-        "kubernetes": {"mounts": {"/scratch": "pvc:scratch"}},
+        "kubernetes": {"kind": "mpijob", "mounts": {"/scratch": "pvc:scratch"}},
     }
     for name, value in sections.items():
         table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value

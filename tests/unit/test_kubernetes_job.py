@@ -36,6 +36,21 @@ def variables(job: Job) -> dict[str, Any]:
     return {entry["name"]: entry.get("value") for entry in container["env"]}
 
 
+@pytest.mark.parametrize(
+    ("comm", "kind"),
+    [
+        ({}, "Job"),
+        ({"backend": "fsdp"}, "Job"),
+        ({"launcher": "clipship"}, "Job"),
+        ({"launcher": "mpirun"}, "MPIJob"),
+        (HOROVOD, "MPIJob"),
+    ],
+)
+def test_without_a_kind_a_job_gets_one_that_can_start_its_ranks(comm: dict[str, Any], kind: str) -> None:
+    job = kubernetes_job(comm=comm, kubernetes={"kind": None})
+    assert kind in objects(job)
+
+
 def test_the_supervisors_meet_at_the_pod_of_index_0_by_the_services_name() -> None:
     found = objects(indexed())
     assert variables(indexed())["CLIPSHIP_SUPERVISORS"] == "first-run-0.first-run:29400"

@@ -62,6 +62,7 @@ class Demo:
         }
         job["kubernetes"] = {
             "namespace": self.cluster.namespace,
+            "kind": "mpijob",
             "gpu_resource": "none",
             "cpu_request": 0.05,
             "cpu_limit": False,

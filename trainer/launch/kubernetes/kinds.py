@@ -158,8 +158,14 @@ KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB, _TRAINJOB)
 
 
 def kind_of(job: Job) -> KindRow:
-    """Returns the row of the job's kind; without the key, the MPIJob."""
-    return KINDS[job.kubernetes.kind or _MPIJOB.name]
+    """Returns the row of the job's kind; without the key, that of the first that can start its ranks.
+
+    An Indexed Job comes first, since every cluster has it.
+    """
+    if job.kubernetes.kind is not None:
+        return KINDS[job.kubernetes.kind]
+    able = [row for row in (_JOB, _MPIJOB) if can_start(row, job)]
+    return next((row for row in able if job.comm.launcher in ("auto", row.launcher)), able[0])
 
 
 def starter(job: Job) -> str:
