@@ -336,7 +336,7 @@ def test_render_says_which_paths_pods_cannot_see(capsys: Capture) -> None:
     )
     assert cli.main(["render", "kubernetes", "job.toml", "--set", "image.tag=clip:1"]) == 0
     shown = capsys.readouterr()
-    assert "kind: MPIJob" in shown.out
+    assert "kind: Job" in shown.out
     assert "warning: /far/{00..09}.tar is on no volume" in shown.err
 
 
@@ -404,7 +404,11 @@ def test_every_command_is_listed_explained_and_shows_an_example(capsys: Capture)
 
 @pytest.mark.parametrize(
     ("section", "launcher"),
-    [("[slurm]", "srun ([slurm])"), ('[kubernetes.mounts]\n"/tmp" = "pvc:runs"', "mpirun ([kubernetes])")],
+    [
+        ("[slurm]", "srun ([slurm])"),
+        ('[kubernetes.mounts]\n"/tmp" = "pvc:runs"', "their pods ([kubernetes])"),
+        ('[kubernetes]\nkind = "mpijob"\nmounts."/tmp" = "pvc:runs"', "mpirun ([kubernetes])"),
+    ],
 )
 def test_one_node_of_a_cluster_is_not_this_machine(
     tmp_path: Path, capsys: Capture, section: str, launcher: str
