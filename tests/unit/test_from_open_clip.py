@@ -113,6 +113,7 @@ def test_every_key_of_the_table_is_one_of_a_job_file() -> None:
 
 
 BASE = f"{SHARDS} --model ViT-B-32"
+COOLDOWN = "--lr-scheduler const-cooldown --epochs-cooldown 2"
 EFFECTS = {
     "--train-data": "--train-data other.tar --train-num-samples 2905954 --model ViT-B-32",
     "--train-data-upsampling-factors": f"{BASE} --train-data-upsampling-factors 2",
@@ -148,6 +149,9 @@ EFFECTS = {
     "--warmup": f"{BASE} --warmup 7",
     "--skip-scheduler": f"{BASE} --skip-scheduler",
     "--lr-scheduler": f"{BASE} --lr-scheduler const",
+    "--epochs-cooldown": f"{BASE} {COOLDOWN}",
+    "--lr-cooldown-end": f"{BASE} {COOLDOWN} --lr-cooldown-end 1e-6",
+    "--lr-cooldown-power": f"{BASE} {COOLDOWN} --lr-cooldown-power 0.5",
     "--grad-clip-norm": f"{BASE} --grad-clip-norm 2",
     "--val-data": f"{BASE} --val-data v.tar",
     "--val-frequency": f"{BASE} --val-data v.tar --val-frequency 3",
@@ -185,6 +189,9 @@ OTHERS = {
     "--csv-img-key": {"eval.retrieval", "eval.every_steps", "data.separator", "data.caption_column"},
     "--csv-caption-key": {"eval.retrieval", "eval.every_steps", "data.separator", "data.image_column"},
     "--wandb-project-name": {"logging.wandb"},
+    "--epochs-cooldown": {"optim.schedule"},
+    "--lr-cooldown-end": {"optim.schedule", "optim.cooldown_share"},
+    "--lr-cooldown-power": {"optim.schedule", "optim.cooldown_share"},
 }
 """Keys that these command lines change as well, by other flags in them or as a consequence."""
 
@@ -217,8 +224,6 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
         "--remote-sync-": "--remote-sync r",
         "--coca-": "--model coca_ViT-B-32",
         "--distill-": "--distill-model ViT-B-16 --distill-pretrained openai",
-        "--epochs-cooldown": "--lr-scheduler const-cooldown",
-        "--lr-cooldown-": "--lr-scheduler const-cooldown",
     }
     context = next((text for start, text in needed.items() if name.startswith(start)), "")
     line = f"{BASE} {context} {name} {value}"
@@ -240,6 +245,7 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
     [
         ("--train-data a.tar --lock-text-unlocked-layers 3", "no effect without --lock-text"),
         ("--train-data a.tar --lr-cooldown-end 1", "only const-cooldown uses it"),
+        ("--train-data a.tar --epochs-cooldown 3", "only const-cooldown uses it"),
         ("--train-data a.tar --coca-caption-loss-weight 1", "only CoCa models use it"),
         ("--train-data a.tar --distill-model ViT-B-16", "only --distill-model with --distill-pretrained"),
         ("--train-data a.tar --wandb-project-name p", "no effect without W&B"),
@@ -265,7 +271,8 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
     [
         ("--train-data a.tar --opt timm/lamb", "AdamW is the only optimizer"),
         ("--train-data a.tar --precision pure_bf16", "weights in half precision"),
-        ("--train-data a.tar --lr-scheduler const-cooldown", "a cooldown at the end"),
+        ("--train-data a.tar --lr-scheduler const-cooldown", "needs --epochs-cooldown"),
+        ("--train-data a.tar --lr-scheduler const-cooldown --epochs-cooldown 99", "99 of 32 epochs"),
         ("--train-data a.tar --model coca_ViT-B-32", "CoCa"),
         ("--train-data a.tar --aug-cfg use_timm=True", "use_timm"),
         ("--train-data a.csv --csv-separator ab", "one character"),
@@ -408,22 +415,35 @@ def test_steps_are_those_that_open_clip_train_makes(
         "--lr-scheduler const --warmup 100",
         "--skip-scheduler",
         "--skip-scheduler --warmup 3",
+        "--lr-scheduler const-cooldown --warmup 5 --epochs 4 --epochs-cooldown 1",
+        "--lr-scheduler const-cooldown --warmup 5 --epochs 4 --epochs-cooldown 2 --lr-cooldown-power 0.5",
+        "--lr-scheduler const-cooldown --warmup 0 --epochs 3 --epochs-cooldown 1 --lr-cooldown-end 1e-5",
+        "--lr-scheduler const-cooldown --warmup 9 --epochs 2 --epochs-cooldown 2",
     ],
 )
 def test_the_learning_rate_of_every_step_is_open_clip_trains(flags: str, tmp_path: Path) -> None:
-    from open_clip_train.scheduler import const_lr, cosine_lr
+    from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr
 
     arguments = (
         f"--train-data {{0..9}}.tar --train-num-samples 160 --batch-size 8 --workers 1 --epochs 1 --lr 3e-4 "
         f"{flags}"
     )
     line, job = read(shlex.split(arguments), 1), job_of(arguments, tmp_path, 1)
-    assert job.optim.steps == 20
-    make = const_lr if line["--lr-scheduler"] == "const" else cosine_lr
-    schedule = make(argparse.Namespace(param_groups=[]), line["--lr"], line["--warmup"], job.optim.steps)
-    for step in range(20):
+    steps = job.optim.steps or 0
+    assert steps == 20 * line["--epochs"]
+    settings = (argparse.Namespace(param_groups=[]), line["--lr"], line["--warmup"], steps)
+    make = {"const": const_lr, "cosine": cosine_lr, "const-cooldown": const_lr_cooldown}[
+        line["--lr-scheduler"]
+    ]
+    cooldown = (
+        (20 * line["--epochs-cooldown"], line["--lr-cooldown-power"], line["--lr-cooldown-end"])
+        if make is const_lr_cooldown
+        else ()
+    )
+    schedule = make(*settings, *cooldown)
+    for step in range(steps):
         expected = line["--lr"] if line["--skip-scheduler"] else schedule(step)
-        assert learning_rate(job.optim, step, 20) == pytest.approx(expected, rel=1e-12)
+        assert learning_rate(job.optim, step, steps) == pytest.approx(expected, rel=1e-12)
 
 
 def test_epochs_become_steps_where_their_number_is_known() -> None:

@@ -27,6 +27,35 @@ def test_cosine_begins_at_the_peak_passes_the_middle_and_nears_the_floor() -> No
     assert learning_rate(SETTINGS, 100, 100) == pytest.approx(1e-5)
 
 
+def test_a_linear_decay_is_a_line_from_the_peak_to_the_floor() -> None:
+    settings = SETTINGS.model_copy(update={"schedule": "linear"})
+    assert learning_rate(settings, 10, 100) == pytest.approx(1e-3)
+    assert learning_rate(settings, 55, 100) == pytest.approx((1e-3 + 1e-5) / 2)
+    assert learning_rate(settings, 100, 100) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(("power", "middle"), [(1.0, 0.5), (2.0, 0.25), (0.5, 0.5**0.5)])
+def test_a_constant_rate_falls_in_the_cooldown(power: float, middle: float) -> None:
+    settings = SETTINGS.model_copy(
+        update={"schedule": "constant", "cooldown_share": 0.2, "cooldown_power": power}
+    )
+    rates = [learning_rate(settings, step, 100) for step in range(101)]
+    assert rates[10:81] == [1e-3] * 71
+    assert rates[90] == pytest.approx(1e-5 + (1e-3 - 1e-5) * middle)
+    assert rates[100] == pytest.approx(1e-5)
+    assert rates[80:] == sorted(rates[80:], reverse=True)
+
+
+def test_a_constant_rate_without_cooldown_stays() -> None:
+    settings = SETTINGS.model_copy(update={"schedule": "constant"})
+    assert {learning_rate(settings, step, 100) for step in range(10, 101)} == {1e-3}
+
+
+def test_a_cooldown_of_another_schedule_is_refused() -> None:
+    with pytest.raises(ValueError, match="cooldown_share belongs to"):
+        Optim(global_batch_size=8, steps=10, cooldown_share=0.2)
+
+
 def test_warm_up_as_long_as_the_run_divides_by_nothing() -> None:
     settings = Optim(global_batch_size=8, steps=10, warmup_steps=10)
     assert learning_rate(settings, 9, 10) == pytest.approx(settings.lr)

@@ -15,6 +15,7 @@ from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.unused_keys import unused_keys
 from trainer.config import Data, Job
 from trainer.config.batch_plan import batch_text, plan, steps_per_epoch
+from trainer.config.learning_rate import words
 from trainer.config.schedulers import SCHEDULERS
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
@@ -221,10 +222,7 @@ def _epochs(job: Job, per_epoch: int) -> str:
 def _learning(job: Job) -> str:
     optim = job.optim
     clip = f", gradient norm at most {optim.grad_clip_norm:g}" if optim.grad_clip_norm else ""
-    return (
-        f"lr {optim.lr:g} after {many(optim.warmup_steps, 'warm-up step')}, then a cosine to "
-        f"{optim.min_lr:g}{clip}"
-    )
+    return f"lr {optim.lr:g} after {many(optim.warmup_steps, 'warm-up step')}, {words(optim)}{clip}"
 
 
 def _evaluation(job: Job, *, files: bool) -> str:

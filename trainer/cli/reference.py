@@ -83,6 +83,8 @@ PLAIN_NUMBERS = {
     "seed",
     "optim.lr",
     "optim.min_lr",
+    "optim.cooldown_share",
+    "optim.cooldown_power",
     "optim.weight_decay",
     "optim.beta1",
     "optim.beta2",

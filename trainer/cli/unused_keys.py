@@ -153,6 +153,14 @@ UNUSED_KEYS = (
         lambda job: not job.recovery.keep_in_memory,
         "recovery.keep_in_memory = false keeps no step",
     ),
+    UnusedKeys(
+        ("optim.cooldown_power",), lambda job: not job.optim.cooldown_share, "optim.cooldown_share is 0"
+    ),
+    UnusedKeys(
+        ("optim.min_lr",),
+        lambda job: job.optim.schedule == "constant" and not job.optim.cooldown_share,
+        'optim.schedule = "constant" without optim.cooldown_share never falls',
+    ),
     UnusedKeys(("logging.wandb_project",), lambda job: job.logging.wandb == "off", 'logging.wandb is "off"'),
     UnusedKeys(("health.preflight_s",), lambda job: not job.health.preflight, "health.preflight is false"),
     UnusedKeys(

@@ -1,6 +1,7 @@
 """The learning rate as a function of the step. Pure; imports no torch."""
 
 import math
+from collections.abc import Callable, Mapping
 
 from trainer.config import Optim
 
@@ -8,11 +9,52 @@ from trainer.config import Optim
 def learning_rate(settings: Optim, step: int, steps: int) -> float:
     """Returns the learning rate of optimizer step `step` (from 0) of `steps`.
 
-    It is a linear warm-up, then half a cosine down to min_lr.
+    It is a linear warm-up, then the curve of `settings.schedule` from lr down to min_lr.
     """
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps
-    progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
-    return (
-        settings.min_lr + (settings.lr - settings.min_lr) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+    return settings.min_lr + (settings.lr - settings.min_lr) * _CURVES[settings.schedule](
+        settings, step, steps
     )
+
+
+def words(settings: Optim) -> str:
+    """Returns what follows the warm-up, in words."""
+    if settings.schedule != "constant":
+        return f"then a {'line' if settings.schedule == 'linear' else 'cosine'} to {settings.min_lr:g}"
+    if not settings.cooldown_share:
+        return "then constant"
+    cooldown = f"in the last {settings.cooldown_share:.0%} of all steps down to {settings.min_lr:g}"
+    return f"then constant, and {cooldown}"
+
+
+def cooldown_steps(settings: Optim, steps: int) -> int:
+    """Returns how many of all steps at the end are the cooldown."""
+    return round(settings.cooldown_share * steps)
+
+
+def _progress(settings: Optim, step: int, steps: int) -> float:
+    """Returns the share of the steps after the warm-up that is done, at most 1."""
+    return min((step - settings.warmup_steps) / max(1, steps - settings.warmup_steps), 1.0)
+
+
+def _cosine(settings: Optim, step: int, steps: int) -> float:
+    return (1 + math.cos(math.pi * _progress(settings, step, steps))) / 2
+
+
+def _linear(settings: Optim, step: int, steps: int) -> float:
+    return 1 - _progress(settings, step, steps)
+
+
+def _constant(settings: Optim, step: int, steps: int) -> float:
+    length = cooldown_steps(settings, steps)
+    cooled = step - (steps - length)
+    return 1.0 if cooled < 0 or not length else max(0.0, 1 - cooled / length) ** settings.cooldown_power
+
+
+_CURVES: Mapping[str, Callable[[Optim, int, int], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "constant": _constant,
+}
+"""Value of optim.schedule -> share of lr - min_lr that a step after the warm-up still has."""

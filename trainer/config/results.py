@@ -42,7 +42,7 @@ class Checkpoint(Section):
     from what the previous one has saved."""
     longer: bool = False
     """Let a start go on to more steps than the run had before, as `clipship run --longer` does. The learning
-    rate then follows the longer cosine, from the first new step on."""
+    rate then follows the longer curve, from the first new step on."""
     every_rank_writes: bool = False
     """Let each rank write its part of the optimizer's state: for large models on a parallel file system that
     all ranks share."""

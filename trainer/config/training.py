@@ -93,9 +93,17 @@ class Optim(Section):
     lr: AboveZero = 5e-4
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear warm-up; a cosine from lr to min_lr follows."""
+    """Steps of linear warm-up; `schedule` says what follows."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Curve of the learning rate after the warm-up. cosine, linear: from lr to min_lr at the last step;
+    constant: lr until the cooldown."""
     min_lr: NonNegative = 0.0
-    """Learning rate of the last step, where the cosine ends."""
+    """Learning rate at the end of the cosine, the line or the cooldown."""
+    cooldown_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of all steps, at the end, in which a constant learning rate falls to min_lr (warm-up, stable,
+    decay). `--longer` moves the cooldown to the new end."""
+    cooldown_power: AboveZero = 1.0
+    """Exponent of the cooldown: with 1 it is a line; below 1 it falls late, above 1 early."""
     weight_decay: NonNegative = 0.2
     """Weight decay of AdamW. It is not applied to gains, biases and the logit scale."""
     beta1: Share = 0.9
@@ -124,4 +132,8 @@ class Optim(Section):
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}")
         if self.steps is not None and self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} is longer than the run of {self.steps} steps")
+        if self.cooldown_share and self.schedule != "constant":
+            raise ValueError(
+                f'cooldown_share belongs to schedule = "constant": a {self.schedule} decay has no cooldown'
+            )
         return self

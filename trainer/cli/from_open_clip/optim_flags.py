@@ -55,20 +55,31 @@ def warmup(flag: Flag, line: Line, result: Translation) -> None:
 
 
 def skip_scheduler(flag: Flag, line: Line, result: Translation) -> None:
-    """Keeps the learning rate constant: a cosine between two equal values."""
+    """Keeps the learning rate constant."""
     if line[flag.name]:
-        result.set("optim.min_lr", line.peak[0], "equal to lr: the learning rate is constant")
+        result.set("optim.schedule", "constant")
 
 
 def scheduler(flag: Flag, line: Line, result: Translation) -> None:
-    """Takes cosine and const."""
+    """Takes cosine, const and const-cooldown."""
     kind = line[flag.name]
-    if kind == "const":
-        result.set("optim.min_lr", line.peak[0], "equal to lr: constant after the warm-up")
-    elif kind == "const-cooldown":
-        result.refused[flag.name] = "not supported yet: a cooldown at the end; cosine and const are supported"
+    if kind == "const-cooldown" and line["--epochs-cooldown"] is None:
+        result.refused[flag.name] = "open_clip_train ends, too: const-cooldown needs --epochs-cooldown"
+    elif kind in ("const", "const-cooldown"):
+        result.set("optim.schedule", "constant")
     elif kind != "cosine":
         result.refused[flag.name] = "open_clip_train ends, too: it has cosine, const and const-cooldown"
+
+
+def cooldown(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the share of the epochs that the cooldown has."""
+    epochs = line[flag.name]
+    if epochs is None:
+        return
+    if not 0 < epochs <= line["--epochs"]:
+        result.refused[flag.name] = f"a cooldown of {epochs} of {many(line['--epochs'], 'epoch')}"
+        return
+    result.set("optim.cooldown_share", epochs / line["--epochs"], f"{many(epochs, 'epoch')}")
 
 
 def optimizer(flag: Flag, line: Line, result: Translation) -> None:

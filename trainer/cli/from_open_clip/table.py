@@ -396,32 +396,40 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _key(
             "--skip-scheduler",
             SWITCH,
-            "optim.min_lr optim.warmup_steps",
+            "optim.schedule optim.warmup_steps",
             optim_flags.skip_scheduler,
-            "A minimum equal to `optim.lr`, and no warm-up: the learning rate is constant.",
+            "`constant`, and no warm-up.",
         ),
         _key(
             "--lr-scheduler",
             _text("cosine"),
-            "optim.min_lr",
+            "optim.schedule",
             optim_flags.scheduler,
-            "`cosine` is the only one here; `const` is a minimum equal to `optim.lr`; `const-cooldown` is "
-            "not supported yet.",
+            "`cosine` is the default here, too; `const` and `const-cooldown` are `constant`.",
             idle=lambda line: "--skip-scheduler uses none" if line["--skip-scheduler"] else "",
         ),
-        _missing(
-            "--epochs-cooldown", COUNT, "there is no cooldown at the end of a run", idle=_only_for_cooldown
-        ),
-        _missing(
-            "--lr-cooldown-end",
-            _number(0.0),
-            "there is no cooldown at the end of a run",
+        _key(
+            "--epochs-cooldown",
+            COUNT,
+            "optim.cooldown_share",
+            optim_flags.cooldown,
+            "The share of the epochs.",
             idle=_only_for_cooldown,
         ),
-        _missing(
+        _key(
+            "--lr-cooldown-end",
+            _number(0.0),
+            "optim.min_lr",
+            copy(),
+            "The same.",
+            idle=_only_for_cooldown,
+        ),
+        _key(
             "--lr-cooldown-power",
             _number(1.0),
-            "there is no cooldown at the end of a run",
+            "optim.cooldown_power",
+            copy(),
+            "The same.",
             idle=_only_for_cooldown,
         ),
         _key(
