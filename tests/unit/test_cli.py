@@ -55,7 +55,7 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["init"], "finetune, gpu, kubernetes, laptop, slurm"),
+        (["init"], "chinese, finetune, gpu, kubernetes, laptop, slurm"),
         (["init", "--preset", "lapto"], "'laptop'"),
         (["init", "--preset", "laptop", "job.toml/job.toml"], "cannot be written: File exists"),
         (["init", "--preset", "laptop", "."], "is a folder"),

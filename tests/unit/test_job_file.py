@@ -392,7 +392,7 @@ def test_presets_are_valid_and_explain_themselves(tmp_path: Path, name: str) -> 
 
 
 def test_the_presets_are_those_promised() -> None:
-    assert preset_names() == ["finetune", "gpu", "kubernetes", "laptop", "slurm"]
+    assert preset_names() == ["chinese", "finetune", "gpu", "kubernetes", "laptop", "slurm"]
 
 
 @pytest.mark.parametrize(
