@@ -53,6 +53,21 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on_in_its_next_generation(lost:
     assert len(demo.pods_of_index(name, 1 - lost)) == 1, "the other pod was replaced, too"
 
 
+@pytest.mark.full
+def test_a_spare_pod_takes_a_lost_ones_place_and_the_job_is_done(demo: Demo) -> None:
+    spare = {**RECOVERY, "spare_nodes": 1}
+    name = job(demo, "spared", optim=THREE_EPOCHS, checkpoint=NO_CHECKPOINT, recovery=spare)
+    demo.wait_for_step("spared", 12)
+    [pod] = demo.pods_of_index(name, 1)
+    demo.kill_pod(pod["metadata"]["name"])
+    assert demo.wait("spared") == "succeeded", demo.said("spared")
+    assert demo.steps("spared") == list(range(1, demo.steps("spared")[-1] + 1))
+    assert demo.result("spared")["world_size"] == 2
+    [restart] = demo.result("spared")["restarts"]
+    assert (restart["kind"], restart["ranks"]) == ("lost", 2)
+
+
+@pytest.mark.full
 def test_an_evicted_pod_saves_first_and_the_next_pods_lose_no_step(demo: Demo) -> None:
     name = job(demo, "drained", optim=SHORT, checkpoint=NO_CHECKPOINT)
     demo.wait_for_step("drained", 12)
@@ -71,6 +86,7 @@ def test_a_run_that_fails_again_ends_the_job_with_its_cause(demo: Demo) -> None:
     assert "rank 0 on failing-0 ended the run with exit code 1: killed by SIGKILL" in demo.said("failing")
 
 
+@pytest.mark.full
 def test_without_recovery_a_killed_rank_is_a_new_start_from_its_checkpoint(demo: Demo) -> None:
     name = job(demo, "retried", optim=SHORT, checkpoint=EVERY_5)
     demo.wait_for_step("retried", 12)
