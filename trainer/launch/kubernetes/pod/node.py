@@ -10,7 +10,6 @@ start another pod in this one's place. Imports no torch.
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -118,25 +117,28 @@ class Node:
         return self._job.kubernetes.retries
 
     def _wait_for_others(self, start: Start) -> str:
-        """Wait until all pods are there, and until names are known; returns why they cannot start, or ""."""
+        """Wait until all pods are there, and pod 0 has an address; returns why they cannot start, or ""."""
         limit_s = self._job.kubernetes.workers_ready_s
         if self._index == 0:
             if not self._wait(lambda: not start.missing(self._pods), limit_s, start):
                 return self._not_there(start, limit_s)
-            if not self._asked and not self._wait(lambda: is_here(self._rendezvous.host), _NAME_S):
-                return f"the name of this pod, {self._rendezvous.host}, has no address of it: {_DNS}"
-            if not self._asked:
-                start.begin(listening_address(self._rendezvous.host) or self._rendezvous.host)
-            return ""
+            address = "" if self._asked else self._own_address()
+            if address:
+                start.begin(address)
+            known = bool(address) or self._asked
+            return "" if known else f"{self._rendezvous.host} is no address of this pod: {_DNS}"
         if not self._wait(lambda: start.began_at is not None or start.end is not None, limit_s, start):
             return self._not_there(start, limit_s)
-        address = start.began_at
-        if self._asked or address is None:
-            return ""
-        host = self._rendezvous.host
-        if not self._wait(lambda: address in addresses_of(host), _NAME_S):
-            return f"the name of pod 0, {host}, has not its address {address} here: {_DNS}"
         return ""
+
+    def _own_address(self) -> str:
+        """Returns the address at which the others reach this pod, which is the one of index 0; "" if unknown.
+
+        The others get it from the run folder: a name server may know the name late, or a lost pod's address.
+        """
+        host = self._rendezvous.host
+        self._wait(lambda: is_here(host), _NAME_S)
+        return listening_address(host) or listening_address(os.uname().nodename) or ""
 
     def _not_there(self, start: Start, limit_s: float) -> str:
         missing = ", ".join(map(str, start.missing(self._pods)[:5])) or "0"
@@ -160,8 +162,14 @@ class Node:
         return True
 
     def _run_ranks(self, start: Start, *, is_back: bool, came: float) -> int:
-        rendezvous = replace(self._rendezvous, token=start.token)
-        common = {**rendezvous.variables(), BEGAN: f"{came:.3f}", **({RESPAWNED: "1"} if is_back else {})}
+        first = start.began_at or self._rendezvous.host
+        rendezvous = replace(self._rendezvous, host=first, token=start.token)
+        common = {
+            **rendezvous.variables(),
+            "MASTER_ADDR": first,
+            BEGAN: f"{came:.3f}",
+            **({RESPAWNED: "1"} if is_back else {}),
+        }
         ranks = self._job.resources.ranks_per_node
 
         def start_rank(local_rank: int, more: Mapping[str, str]) -> StartedRank:
@@ -175,8 +183,8 @@ class Node:
             return started
 
         threading.Thread(target=self._end_with, args=(start,), daemon=True).start()
-        first = self._index * ranks
-        code = run_ranks(start_rank, ranks, (), "clipship", keep_going=self._recovers, first_rank=first)
+        first_rank = self._index * ranks
+        code = run_ranks(start_rank, ranks, (), "clipship", keep_going=self._recovers, first_rank=first_rank)
         return self._leave_after(start, code)
 
     def _leave_after(self, start: Start, code: int) -> int:
@@ -264,14 +272,6 @@ def rank_variables(index: int, local_rank: int, ranks: int, pods: int) -> dict[s
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(ranks),
     }
-
-
-def addresses_of(host: str) -> set[str]:
-    """Returns the addresses that a name has here and now; none if it has no address."""
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return set()
 
 
 def leave_with(end: StartEnd) -> int:
