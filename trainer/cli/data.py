@@ -28,7 +28,7 @@ _TABLES = (".csv", ".tsv", ".parquet")
 Examples:
   clipship data stats 'shards/*.tar'
   clipship data stats captions.csv
-  clipship data stats captions.csv --image-column filepath --caption-column title --separator ';'
+  clipship data stats captions.csv --image-column filepath --caption-column title
   clipship data show 'shards/*.tar' --out sheet.png"""
 )
 def command() -> None:
