@@ -77,6 +77,7 @@ def test_command_that_needs_more_says_what_to_install(
     ended = run(clipship, tmp_path, *command)
     assert ended.returncode == 2
     assert re.fullmatch(
+        r"(clipship: reading job\.toml\n)?"
         r"clipship: the Python package \w+ is not installed: .*pip install 'clipship\[train\]' brings it\n",
         ended.stderr,
     )

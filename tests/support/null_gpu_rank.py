@@ -40,12 +40,17 @@ def main(folder: Path, loss: str, loss_tile: int, backend: str) -> None:
     assert seen.waits == [], seen.table()
     assert (seen["mallocs"], seen["host_allocs"]) == (0, 0)
     reduced = seen["all_reduce"] + seen["reduce_scatter"]
-    print(f"rank {comm.world.rank} waited for nothing, reduced {reduced} times", flush=True)
+    _say(f"rank {comm.world.rank} waited for nothing, reduced {reduced} times")
     given = Counter[str]()
     for event in seen.collectives:
         given[event.what] += event.bytes
-    print(f"rank {comm.world.rank} gave {json.dumps(given)}", flush=True)
+    _say(f"rank {comm.world.rank} gave {json.dumps(given)}")
     comm.close()
+
+
+def _say(line: str) -> None:
+    """Writes a line at once, so that those of two ranks are never mixed."""
+    os.write(1, f"{line}\n".encode())
 
 
 if __name__ == "__main__":
