@@ -9,6 +9,8 @@ import click
 
 from trainer.cli.plan_scaling import scaling
 from trainer.errors import InputError
+from trainer.text.terminal import say
+from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.cli.plan_defaults import Value
@@ -118,6 +120,8 @@ def goodput(run: str | None, as_json: bool, **given: Any) -> None:
             "--run-s says how long the faults of --fault-times are simulated: give both, or none"
         )
     else:
+        if not as_json:
+            say(f"simulating {many(plan.nodes, 'node')}")
         outcome = expect(plan, seed)
     result = _result(plan, outcome, seed, drawn=not times)
     if as_json:
@@ -197,7 +201,6 @@ def _rows(
 ) -> Iterator[tuple[str, str]]:
     from trainer.report.wording import number, percent, span
     from trainer.telemetry.goodput_plan import CAUSES, HOUR_S
-    from trainer.text.wording import many
 
     def of(name: str) -> str:
         source = sources.get(name, "default")
