@@ -1,6 +1,7 @@
 """Commands that messages print can be pasted into bash and fish."""
 
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -50,7 +51,19 @@ HARD = (
 )
 
 
-@pytest.mark.parametrize("shell", ["bash", "fish", "sh"])
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "bash",
+        pytest.param(
+            "fish",
+            marks=pytest.mark.skipif(
+                shutil.which("fish") is None, reason="no fish on this machine (tests/debian-packages.txt)"
+            ),
+        ),
+        "sh",
+    ],
+)
 def test_a_shell_reads_each_word_as_it_was(shell: str) -> None:
     script = f"printf '%s\\0' {command(*HARD)}"
     private = ["--no-config"] if shell == "fish" else []
