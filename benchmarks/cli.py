@@ -19,11 +19,10 @@ from pathlib import Path
 
 import click
 
-from benchmarks.environment import environment
+from benchmarks.environment import CACHE, environment
 
 TORCHX = "0.7.0"
 GOAL = 0.8
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipship"
 _JOB = """\
 name = "bench"
 [data]
@@ -128,7 +127,7 @@ def _clipship(folder: Path) -> Path:
 
 
 def _torchx() -> Path:
-    folder = _CACHE / f"torchx-{TORCHX}"
+    folder = CACHE / f"torchx-{TORCHX}"
     if not (folder / "bin" / "torchx").exists():
         print(f"installing TorchX {TORCHX} into {folder}", flush=True)
         venv.create(folder, with_pip=True, clear=True)

@@ -3,9 +3,13 @@
 Python looks first in its own packages, then in those of the environment that runs this.
 """
 
+import os
 import sysconfig
 import venv
 from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipship"
+"""Folder of the environments that benchmarks keep."""
 
 
 def environment(home: Path) -> Path:

@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -181,12 +183,16 @@ def _worker(world: StubWorld, members: list[int], pipe: Connection) -> None:
     asyncio.run(_members(world, members, pipe))
 
 
+def _all_have_parents(places: Sequence[Any]) -> bool:
+    return all(place is not None and place._parent for place in places)
+
+
 async def _members(world: StubWorld, members: list[int], pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
     for first in range(0, len(members), _AT_ONCE):
         nodes = [world.begin(member) for member in members[first : first + _AT_ONCE]]
         places = [node.tree for node in nodes]
-        await until(lambda places=places: all(place is not None and place._parent for place in places), 0.05)  # type: ignore[misc]
+        await until(partial(_all_have_parents, places), 0.05)
     pipe.send("joined")
     lost = await loop.run_in_executor(None, pipe.recv)
     world.lose(*(lost & world.members.keys()))

@@ -26,6 +26,7 @@ from pathlib import Path
 import click
 
 from benchmarks.data import their_python
+from benchmarks.environment import CACHE
 
 GOALS = {"first_line": 0.3, "first_step": 8.0, "done": 3.0, "ctrl_c": 0.3}
 """Seconds of ours, on two idle cores."""
@@ -35,7 +36,6 @@ _EPOCH = "Train Epoch: "
 _LIMIT_S = 300.0
 _RESOLUTION_S = 0.01
 """A shorter time counts as this in a ratio."""
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipship"
 
 
 class Watched:
@@ -159,7 +159,7 @@ def ours(steps: int) -> Side:
 
 def theirs(steps: int) -> Side:
     """open_clip_train on two ranks of torchrun; it saves after its epoch, which is as long as the job."""
-    python = their_python(_CACHE)
+    python = their_python(CACHE)
     trainer = Path(__file__).with_name("goodput_open_clip.py")
     model = Path(str(files("open_clip"))) / "model_configs" / "ViT-S-32-alt.json"
     agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_RANKS}"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
+from tests.support.runs import descendants
 from trainer.config.loader import dump_job
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.sysinfo.addresses import free_port
@@ -71,7 +72,7 @@ class Pods:
 
     def kill(self, pod: "subprocess.Popen[bytes]") -> None:
         """Kills the pod with all its processes, as the kernel does with a container: all at once."""
-        family = (pod.pid, *_descendants(pod.pid))
+        family = (pod.pid, *descendants(pod.pid))
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in family:
                 with suppress(ProcessLookupError):
@@ -101,19 +102,6 @@ class Pods:
 
     def said(self) -> str:
         return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
-
-
-def _descendants(pid: int) -> list[int]:
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    family = {pid}
-    while grown := {child for child, parent in parents.items() if parent in family} - family:
-        family |= grown
-    return sorted(family - {pid})
 
 
 @pytest.fixture
@@ -189,7 +177,7 @@ def test_a_run_that_fails_again_and_again_ends_for_good_with_its_cause(make: Cal
     pods = make(optim=LONG, kubernetes={**ON_CPU, "retries": 0})
     first, second = pods.start(0), pods.start(1)
     pods.wait_for_step(3)
-    [rank] = [pid for pid in _descendants(first.pid) if b"\0trainer.train\0" in _command_line(pid)][:1]
+    [rank] = [pid for pid in descendants(first.pid) if b"\0trainer.train\0" in _command_line(pid)][:1]
     os.kill(rank, signal.SIGKILL)
     assert pods.codes(first, second) == [EXIT_FAILED, EXIT_FAILED], pods.said()
     assert pods.codes(pods.start(1)) == [EXIT_FAILED], "a pod that came later started the run again"

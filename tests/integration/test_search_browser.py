@@ -1,7 +1,6 @@
 """The page of `clipship search` in a real browser: typing, keys, states, and nothing in the console."""
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.support.browser import CHROMIUM, Browser, browser
-from tests.support.search_index import digits, index_of, search_model, served, weights
+from tests.support.search_index import digits, index_of, search_model, serving, weights
 from trainer.search.server import Server
 
 pytestmark = pytest.mark.skipif(
@@ -44,12 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("search")
     pictures = digits(folder / "pictures with <b> & a name", COUNT - 1)
     Image.new("RGB", (30, 90), "red").save(pictures / HOSTILE)
-    with served(index_of(search_model(weights(folder)), pictures)) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
+    with serving(index_of(search_model(weights(folder)), pictures)) as running:
+        yield running
 
 
 def until(page: Browser, condition: str) -> None:
@@ -170,12 +165,8 @@ def test_no_text_lies_on_another_and_the_console_has_no_error(
 
 
 def test_page_says_that_the_search_has_ended(page: Browser, server: Server) -> None:
-    with served(server.index) as other:
-        thread = threading.Thread(target=other.serve_forever)
-        thread.start()
+    with serving(server.index) as other:
         page.open(other.url)
-        other.shutdown()
-        thread.join()
     page.call("Network.setBlockedURLs", urls=["*search?*"])  # connections that are kept open are still served
     type_text(page, "seven")
     until(page, "document.querySelector('#state').classList.contains('failed')")

@@ -1,5 +1,8 @@
 """Pictures to search in, and a model with real weights, which knows nothing yet."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -47,8 +50,13 @@ def index_of(model: SearchModel, folder: Path) -> Index:
     return found
 
 
-def served(index: Index) -> Server:
-    """Returns a server that has the index and listens on a port that the system chose."""
-    server = Server(0)
-    server.index, server.about = index, "tiny-vit <from> weights.pt"
-    return server
+@contextmanager
+def serving(index: Index) -> Iterator[Server]:
+    """Yields a server of the index that answers in a thread of its own, on a port that the system chose."""
+    with Server(0) as server:
+        server.index, server.about = index, "tiny-vit <from> weights.pt"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -3,7 +3,6 @@
 import io
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tests.support.search_index import digits, index_of, search_model, served, weights
+from tests.support.search_index import digits, index_of, search_model, serving, weights
 from trainer.search.server import MOST_CHARACTERS, MOST_RESULTS, Server
 
 
@@ -23,12 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pictures = digits(folder / "pictures", 40)
     Image.new("RGB", (3000, 1500), "red").save(pictures / "large.jpg")
     (folder / "secret.png").write_bytes((pictures / "001.png").read_bytes())
-    with served(index_of(search_model(weights(folder)), pictures)) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
+    with serving(index_of(search_model(weights(folder)), pictures)) as running:
+        yield running
 
 
 def get(

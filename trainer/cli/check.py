@@ -47,7 +47,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_retrieval(job),
         lambda: None if elsewhere else check_installed(job.logging),
         lambda: None if elsewhere else check_compiler(job.model),
-        lambda: None if elsewhere else check_packages(job),
+        lambda: None if elsewhere else _check_packages(job),
         lambda: None if elsewhere else check_storage(job),
         lambda: check_resume(job.checkpoint.resume, None if fresh else run_folder(job) / CHECKPOINTS),
         lambda: check_run_folder(job, fresh=fresh),
@@ -84,7 +84,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     if not _runs_elsewhere(job):
-        checks += [lambda: check_packages(job), lambda: check_storage(job)]
+        checks += [lambda: _check_packages(job), lambda: check_storage(job)]
     _refuse(checks)
     return job.data.synthetic_samples if job.data.kind == "synthetic" else None
 
@@ -94,7 +94,17 @@ def _runs_elsewhere(job: Job) -> bool:
 
     The nodes' Python is known to be another one if this one, of a login node, has no torch.
     """
-    return job.in_image or (bool(job.schedulers) and find_spec("torch") is None)
+    return job.in_image or (bool(job.schedulers) and not _has_torch())
+
+
+def _has_torch() -> bool:
+    return find_spec("torch") is not None
+
+
+def _check_packages(job: Job) -> None:
+    """Checks the packages of the model if this Python can run ranks; one without torch only writes jobs."""
+    if _has_torch():
+        check_packages(job)
 
 
 def _check_recovery(job: Job) -> None:
@@ -111,7 +121,7 @@ def check_evaluated(job: Job) -> None:
     _refuse(
         (
             lambda: check_model(job.model.name),
-            lambda: check_packages(job),
+            lambda: _check_packages(job),
             lambda: check_storage(job),
             lambda: check_evaluation(job.eval),
             lambda: check_retrieval(job),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from trainer.cli.json_output import json_option, print_json
+from trainer.cli.options import weights_model_option
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.run.layout import JOB_FILE, RESULT_FILE
@@ -56,11 +57,7 @@ Without --data and --zero-shot, a checkpoint of Clipship is evaluated as its job
     help="Class names by number, one per line; a folder of folders needs none.",
 )
 @click.option("--templates", metavar="FILE", help="Sentences with {} for the class name, one per line.")
-@click.option(
-    "--model",
-    metavar="NAME",
-    help="Model of the weights: a name of open_clip, or a config file; Clipship's checkpoints know theirs.",
-)
+@weights_model_option
 @click.option(
     "--nproc",
     type=click.IntRange(min=1),

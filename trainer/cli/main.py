@@ -402,13 +402,10 @@ def _checked(
     """
     from trainer.cli.check import check_job, check_without_files, problems_of
     from trainer.config.loader import load_job
+    from trainer.launch.local import ranks_of
 
     job = load_job(job_path, overrides)
-    if hosts is not None:
-        from trainer.launch.local import ranks_without_spares
-
-        ranks = ranks_without_spares(job, hosts)
-    world_size = job.resources.world_size if ranks is None else ranks
+    world_size = ranks_of(job, ranks, hosts)
     problems: list[str] = []
     samples = None
     try:

@@ -49,6 +49,11 @@ image_key_option: Decorator = click.option(
     help="As data.image_key in a job file; may be repeated.",
 )
 
+weights_model_option: Decorator = click.option(
+    "--model",
+    metavar="NAME",
+    help="Model of the weights: a name of open_clip, or a config file; Clipship's checkpoints know theirs.",
+)
 image_column_option: Decorator = click.option(
     "--image-column",
     default="image",

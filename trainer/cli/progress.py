@@ -7,11 +7,10 @@ import datetime
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from trainer.launch.liveness import inspect, rows
-from trainer.report.cost import RECENT, total_steps
+from trainer.report.cost import left_s, samples_per_s, total_steps
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
 from trainer.report.wording import percent, span
 from trainer.run.layout import METRICS_FILE
@@ -39,12 +38,7 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     if not records:
         yield "step", "none: no step is logged yet"
     else:
-        yield from _speed(
-            records,
-            total_steps(facts),
-            going_on=liveness.state == "alive",
-            written=_age(folder / METRICS_FILE),
-        )
+        yield from _speed(facts, going_on=liveness.state == "alive", written=_age(folder / METRICS_FILE))
     if facts.metrics.evaluations:
         yield "evaluation", _evaluation(facts.metrics.evaluations[-1])
     if facts.metrics.checkpoints:
@@ -61,24 +55,19 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
         yield "remark", remark
 
 
-def _speed(
-    records: Sequence[Numbers], total: int | None, *, going_on: bool, written: float
-) -> Iterator[tuple[str, str]]:
+def _speed(facts: RunFacts, *, going_on: bool, written: float) -> Iterator[tuple[str, str]]:
     """Yields rows for the figures that the records have.
 
     Records of another version, or lines written by hand, may lack any figure but step and loss.
     """
-    last = records[-1]
-    # a start's first record includes the wait for its loaders
-    recent = records[1:][-RECENT:] or records[-1:]
+    last, total = facts.metrics.records[-1], total_steps(facts)
     epoch = f", epoch {last['epoch'] + 1:g}" if "epoch" in last else ""
     of_all = f" of {total:,}{epoch}" if total else ""
     yield "step", f"{last['step']:,}{of_all}, loss {last['loss']:.4f}, logged {duration(written)} ago"
-    if speeds := [record["samples_per_s"] for record in recent if "samples_per_s" in record]:
-        yield "speed", f"{fmean(speeds):,.1f} samples/s"
-    times = [record["step_s"] for record in recent if "step_s" in record]
-    if going_on and total and times:
-        yield "time left", duration((total - last["step"]) * fmean(times))
+    if (speed := samples_per_s(facts)) is not None:
+        yield "speed", f"{speed:,.1f} samples/s"
+    if going_on and (seconds := left_s(facts)) is not None:
+        yield "time left", duration(seconds)
 
 
 def _times(facts: RunFacts, *, wide: bool) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,13 @@ from trainer.cli.json_output import json_option, print_json
 from trainer.cli.status_json import state_of
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch.submission import Submission, is_run, read_record, scheduler
+from trainer.text.table import aligned
 from trainer.text.terminal import shown
 from trainer.text.wording import duration
 
 _WORDS = {"alive": "running", "none": "not begun"}
 _ENDED = {EXIT_DONE: "done", EXIT_PREEMPTED: "stopped"}
 _TITLES = ("run", "where", "state", "step", "samples/s", "left", "last")
-_GAP = "  "
-_LEAST_LAST = 20
-"""Columns for the last field in a terminal, however wide the others are."""
 
 
 @click.command(
@@ -52,9 +50,9 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
     if not runs:
         click.echo(f"no run in {', '.join(map(str, folders)) or './runs'}", err=True)
         return
-    table = [_TITLES, *(tuple(_fields(run, time.time())) for run in runs)]
+    table = [_TITLES, *(tuple(map(shown, _fields(run, time.time()))) for run in runs)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in _lines(table, width):
+    for line in aligned(table, width):
         click.echo(line)
 
 
@@ -100,15 +98,3 @@ def _state(run: Mapping[str, Any], end: Mapping[str, Any]) -> str:
     if run["state"] == "ended":
         return _ENDED.get(end.get("exit_code", -1), f"failed ({end.get('exit_code')})")
     return _WORDS.get(state := str(run["state"]), state)
-
-
-def _lines(table: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yields the lines of a table, no wider than `width` if it is not 0: its last field is cut."""
-    cells = [[shown(field) for field in row] for row in table]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        *first, last = (f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True))
-        before = _GAP.join(first) + _GAP
-        if width:
-            last = last[: max(_LEAST_LAST, width - len(before))]
-        yield (before + last).rstrip()

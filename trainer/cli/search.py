@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.evaluate import table_of_trained, without_unset
-from trainer.cli.options import suggested
+from trainer.cli.options import suggested, weights_model_option
 from trainer.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError
 from trainer.run.checkpoints import WEIGHTS
 from trainer.text.terminal import one_line, say
@@ -64,11 +64,7 @@ Examples:
     metavar="N",
     help="Port of the page; without it, a free one.",
 )
-@click.option(
-    "--model",
-    metavar="NAME",
-    help="Model of the weights: a name of open_clip, or a config file; Clipship's checkpoints know theirs.",
-)
+@weights_model_option
 @click.option(
     "--set",
     "overrides",

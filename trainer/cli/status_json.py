@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.launch.liveness import State, inspect
-from trainer.report.cost import RECENT, energy_j, gpu_hours, left_s, taken_s, total_steps
+from trainer.report.cost import energy_j, gpu_hours, left_s, samples_per_s, taken_s, total_steps
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.telemetry.goodput import account
 
@@ -38,14 +38,12 @@ def state_of(folder: Path) -> dict[str, Any]:
 def _progress(facts: RunFacts, state: State) -> dict[str, Any]:
     records = facts.metrics.records
     last: Mapping[str, float] = records[-1] if records else {}
-    recent = records[1:][-RECENT:] or records[-1:]
-    speeds = [record["samples_per_s"] for record in recent if "samples_per_s" in record]
     return {
         "step": last.get("step"),
         "steps": total_steps(facts),
         "epoch": last.get("epoch"),
         "loss": last.get("loss"),
-        "samples_per_s": sum(speeds) / len(speeds) if speeds else None,
+        "samples_per_s": samples_per_s(facts),
         "left_s": left_s(facts) if state == "alive" else None,
     }
 

@@ -11,10 +11,11 @@ import click
 from trainer.cli.grid import combinations, names
 from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, InputError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, InputError
 from trainer.report.folder import read_run
 from trainer.run.layout import RESULT_FILE
 from trainer.text.paste import command as pasted
+from trainer.text.table import aligned
 from trainer.text.terminal import say, shown
 from trainer.text.wording import many
 
@@ -22,11 +23,7 @@ if TYPE_CHECKING:
     from trainer.config import Job
     from trainer.launch.hosts import Host
 
-_INTERRUPTED = 130
-_ASKED_TO_STOP = (EXIT_PREEMPTED, _INTERRUPTED)
-_GAP = "  "
-_COMPARED = 8
-"""Largest number of runs that `clipship report` compares."""
+_ASKED_TO_STOP = (EXIT_PREEMPTED, EXIT_INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -99,9 +96,15 @@ def command(
     _check(waiting, nproc, named_hosts)
     code = _run(job_path, waiting, nproc, named_hosts)
     _show(trials)
-    if len(ended := [trial.folder for trial in trials if trial.is_done()]) > 1:
-        say(f"compare them: {pasted('clipship', 'report', *ended[:_COMPARED])}")
+    _say_how_to_compare([trial.folder for trial in trials if trial.is_done()])
     return code
+
+
+def _say_how_to_compare(done: Sequence[Path]) -> None:
+    from trainer.report.compare import MOST_RUNS
+
+    if len(done) > 1:
+        say(f"compare them: {pasted('clipship', 'report', *done[:MOST_RUNS])}")
 
 
 def _trials(job_path: Path, overrides: Sequence[str], grids: Sequence[str]) -> list[Trial]:
@@ -120,13 +123,12 @@ def _trials(job_path: Path, overrides: Sequence[str], grids: Sequence[str]) -> l
 def _check(trials: Sequence[Trial], nproc: int | None, hosts: "Sequence[Host] | None") -> None:
     """Raises InputError with the problems of every run that cannot start."""
     from trainer.cli.check import check_job
-    from trainer.launch.local import ranks_without_spares
+    from trainer.launch.local import ranks_of
 
     problems = []
     for trial in trials:
-        ranks = nproc if hosts is None else ranks_without_spares(trial.job, hosts)
         try:
-            check_job(trial.job, trial.job.resources.world_size if ranks is None else ranks)
+            check_job(trial.job, ranks_of(trial.job, nproc, hosts))
         except InputError as problem:
             problems.append(f"{' '.join(trial.values)}: {problem}")
     if problems:
@@ -168,11 +170,8 @@ def _show(trials: Sequence[Trial]) -> None:
     """Prints the table: name, values, state, loss and the last evaluation of each run."""
     rows = [dict(_row(trial)) for trial in trials]
     titles = list(dict.fromkeys(title for row in rows for title in row))
-    table = [titles, *([row.get(title, "-") for title in titles] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        click.echo(_GAP.join(cells).rstrip())
+    for line in aligned([titles, *([row.get(title, "-") for title in titles] for row in rows)]):
+        click.echo(line)
 
 
 def _row(trial: Trial) -> Iterator[tuple[str, str]]:

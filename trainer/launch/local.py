@@ -234,6 +234,16 @@ def _keeping_going(job: Job, hosts: Sequence[Host] | None) -> dict[str, str]:
     return {KEEPS_GOING: "1", RESPAWNS: "1", SPARE_NODES: str(spares)}
 
 
+def ranks_of(job: Job, nproc: int | None, hosts: Sequence[Host] | None) -> int:
+    """Returns the number of ranks of a run on `nproc` ranks here or on `hosts`, else what [resources] says.
+
+    Raises InputError as `ranks_without_spares` does.
+    """
+    if hosts is not None:
+        return ranks_without_spares(job, hosts)
+    return job.resources.world_size if nproc is None else nproc
+
+
 def ranks_without_spares(job: Job, hosts: Sequence[Host]) -> int:
     """Returns the number of ranks on the hosts; the last `recovery.spare_nodes` of them are spares.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.launch.yaml_text import yaml, yaml_block
+from trainer.sysinfo.user_cache import user_cache
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
@@ -67,8 +68,8 @@ def _compiled() -> "BytecodeCache | None":
                 os.makedirs(self.directory, mode=0o700, exist_ok=True)
                 super().dump_bytecode(bucket)
 
-    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return Kept(os.path.join(folder, "clipship", "templates")) if os.path.isabs(folder) else None
+    folder = user_cache("templates")
+    return None if folder is None else Kept(str(folder))
 
 
 def sh(value: object) -> str:

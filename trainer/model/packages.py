@@ -52,12 +52,7 @@ def needed(model: str) -> Need:
 
 
 def check_packages(job: Job) -> None:
-    """Raises InputError if this machine's ranks lack a package that the model needs.
-
-    A machine without torch has no ranks: it only writes and submits jobs.
-    """
-    if not _is_here("torch"):
-        return
+    """Raises InputError if this machine's ranks lack a package that the model needs."""
     need = needed(job.model.name)
     lacking = [name for name in need.packages if not _is_here(name)]
     if lacking:

@@ -2,13 +2,14 @@
 
 import math
 import re
+from collections.abc import Sequence
 from statistics import fmean
 
-from trainer.report.folder import RunFacts
+from trainer.report.folder import Numbers, RunFacts
 from trainer.run.layout import LOGS, rank_log
 from trainer.telemetry.goodput import account, by_generation
 
-RECENT = 5
+_RECENT = 5
 """Number of records that the speed is averaged over."""
 _TOTAL = re.compile(r"step +\d+/(\d+) ")
 _LOG_TAIL = 64 * 1024
@@ -32,16 +33,26 @@ def total_steps(facts: RunFacts) -> int | None:
     return int(totals[-1]) if totals else None
 
 
+def samples_per_s(facts: RunFacts) -> float | None:
+    """Returns the speed of the last records; None if they do not have it."""
+    speeds = [record["samples_per_s"] for record in _recent(facts) if "samples_per_s" in record]
+    return fmean(speeds) if speeds else None
+
+
 def left_s(facts: RunFacts) -> float | None:
     """Returns the seconds that the steps left take at the speed of the last records.
 
     None if the length or the speed of the run is not known. Evaluations and saves to come are not counted.
     """
     records, total = facts.metrics.records, total_steps(facts)
-    # The first record of a start includes the wait for its loaders.
-    recent = records[1:][-RECENT:] or records[-1:]
-    times = [record["step_s"] for record in recent if math.isfinite(record.get("step_s", math.nan))]
+    times = [record["step_s"] for record in _recent(facts) if math.isfinite(record.get("step_s", math.nan))]
     return max(0.0, (total - records[-1]["step"]) * fmean(times)) if total and times else None
+
+
+def _recent(facts: RunFacts) -> Sequence[Numbers]:
+    """Returns the last records, without the first of all, which includes the wait for its loaders."""
+    records = facts.metrics.records
+    return records[1:][-_RECENT:] or records[-1:]
 
 
 def taken_s(facts: RunFacts) -> float | None:

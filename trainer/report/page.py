@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trainer.errors import InputError
@@ -18,6 +17,7 @@ from trainer.report.environment import environment_table
 from trainer.report.figures import evaluation_charts, training_charts
 from trainer.report.folder import Numbers, RunFacts, clean, read_run
 from trainer.report.headline import checkpoint_rows, metric_rows, not_finite, status, tiles
+from trainer.report.template import page_templates
 from trainer.report.times import marked, restart_rows, restart_steps, time_charts
 from trainer.run.layout import REPORT_FILE
 from trainer.safe_io.atomic import write_whole
@@ -56,14 +56,7 @@ def render(template: str, reload_s: float | None, **facts: Any) -> str:
     With `reload_s`, a browser loads the page again every so many seconds.
     """
     script = _source("page.js") + (_source("reload.js") if reload_s else "")
-    environment = Environment(
-        loader=PackageLoader("trainer.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = page_templates("trainer.report")
     environment.filters |= {"clean": lambda value: clean(str(value)), "json_in_script": _json_in_script}
     return environment.get_template(template).render(
         reload_s=reload_s,

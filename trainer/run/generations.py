@@ -7,12 +7,12 @@ its lease; so when a generation is claimed, no rank of the one before it writes 
 """
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.run.layout import GENERATIONS, generation_file
+from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_plain
 
 
@@ -37,15 +37,9 @@ def claim(run_folder: Path, its: GenerationClaim) -> GenerationClaim | None:
     folder = run_folder / GENERATIONS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / generation_file(its.generation)
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except FileExistsError:
-        return _read(path) or GenerationClaim("", its.generation, -1, "")  # it is being written
-    with os.fdopen(file, "wb") as claimed:
-        claimed.write(json.dumps(asdict(its)).encode())
-        claimed.flush()
-        os.fsync(file)
-    return None
+    if make_once(path, json.dumps(asdict(its))):
+        return None
+    return _read(path) or GenerationClaim("", its.generation, -1, "")  # it is being written
 
 
 def newest_claim(run_folder: Path, start: str) -> GenerationClaim | None:

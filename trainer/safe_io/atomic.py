@@ -27,6 +27,23 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
         file.write(text.encode())
 
 
+def make_once(path: Path, text: str, *, private: bool = False) -> bool:
+    """Makes a file with the text in UTF-8; returns False if it is there already: the first to make it wins.
+
+    Others may see it before its text. With `private`, only the owner may read it. Raises OSError.
+    """
+    mode = 0o600 if private else 0o666
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        return False
+    with os.fdopen(file, "wb") as made:
+        made.write(text.encode())
+        made.flush()
+        os.fsync(file)
+    return True
+
+
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yields a new file to fill; when the block succeeds, the file takes the place of `path`.

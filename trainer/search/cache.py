@@ -19,6 +19,7 @@ from trainer.config import Job
 from trainer.run.checkpoints import MANIFEST
 from trainer.safe_io.atomic import replacing
 from trainer.search.pictures import Picture
+from trainer.sysinfo.user_cache import user_cache
 
 Features = NDArray[np.float32]
 """Unit vectors [n, D]; of one picture, [D]."""
@@ -33,12 +34,12 @@ def cache_file(job: Job, images: Path) -> Path | None:
 
     Returns None if the user has no cache folder.
     """
-    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    if not os.path.isabs(folder):
+    folder = user_cache("search")
+    if folder is None:
         return None
     identity = [FORMAT, job.model.precision, _model(job), _weights(job), os.fsencode(images.resolve()).hex()]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    return Path(folder, "clipship", "search", f"{name}.npz")
+    return folder / f"{name}.npz"
 
 
 def read(path: Path | None) -> dict[Picture, Features]:

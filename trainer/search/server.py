@@ -21,10 +21,11 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from trainer.errors import InputError
 from trainer.report.folder import clean
+from trainer.report.template import page_templates
 from trainer.search.index import Index
 from trainer.text.terminal import one_line
 from trainer.text.wording import many
@@ -166,14 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("trainer.search", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2")
+    return page_templates("trainer.search").get_template("page.html.j2")
 
 
 def _page(server: Server) -> bytes:

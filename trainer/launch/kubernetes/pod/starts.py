@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer.errors import EXIT_PREEMPTED, EXIT_START_AGAIN
 from trainer.launch.kubernetes.pod.attempts import AttemptRecord, decide, newest_checkpoint
 from trainer.run.layout import ARTEFACTS, PODS
+from trainer.safe_io.atomic import make_once
 from trainer.safe_io.plain import read_plain
 from trainer.supervise.tree import Rendezvous
 
@@ -68,7 +69,7 @@ class Start:
 
     def mark(self, index: int) -> bool:
         """Records that the pod of this index has come; returns False if one of this index came before."""
-        return _make(self.folder / _MARKS / str(index), "")
+        return make_once(self.folder / _MARKS / str(index), "", private=True)
 
     def unmark(self, index: int) -> None:
         """Takes the mark back: the pod leaves before the start has begun."""
@@ -82,7 +83,7 @@ class Start:
 
     def begin(self, address: str) -> None:
         """Lets the ranks of all pods start; `address` is that of the pod of index 0."""
-        _make(self.folder / _BEGIN, address)
+        make_once(self.folder / _BEGIN, address, private=True)
 
     @property
     def began_at(self) -> str | None:
@@ -107,7 +108,7 @@ class Start:
         checkpoint = newest_checkpoint(self.run_folder)
         decision = decide(record, code, asked=False, checkpoint=checkpoint, retries=retries, message=message)
         end = StartEnd(code, message, decision.record)
-        _make(self.folder / _END, json.dumps(asdict(end)))
+        make_once(self.folder / _END, json.dumps(asdict(end)), private=True)
         return self.end or end
 
 
@@ -124,25 +125,12 @@ def open_start(run_folder: Path, job: str) -> Start:
         return newest
     start = Start(run_folder, job, newest.number + 1)
     (start.folder / _MARKS).mkdir(parents=True, exist_ok=True)
-    _make(start.folder / _TOKEN, secrets.token_hex(16))
+    make_once(start.folder / _TOKEN, secrets.token_hex(16), private=True)
     return start
 
 
 def _folder(run_folder: Path, job: str) -> Path:
     return run_folder / ARTEFACTS / PODS / job
-
-
-def _make(path: Path, text: str) -> bool:
-    """Makes a file that only its owner can read; returns False if it is there already."""
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return False
-    with os.fdopen(file, "w", encoding="utf-8") as made:
-        made.write(text)
-        made.flush()
-        os.fsync(file)
-    return True
 
 
 def _written(path: Path) -> str:
