@@ -37,6 +37,7 @@ class Story:
     """Every supervisor confirms at once that its rank has ended."""
     no_port: bool = False
     moments: dict[str, float] = field(default_factory=dict)
+    keeps_going: bool = False
 
     def begin(self) -> Coordinator:
         actions = Actions(
@@ -47,8 +48,10 @@ class Story:
             self.lines.append,
             self.fresh_variables,
             lambda: self.moments,
+            claim=no_other,
         )
-        self.its = Coordinator(range(2), self.limits, ExitFiles(self.limits.run_folder, "now"), actions)
+        exit_files = ExitFiles(self.limits.run_folder, "now")
+        self.its = Coordinator(range(2), self.limits, exit_files, actions, keeps_going=self.keeps_going)
         for rank in (0, 1):
             self.its.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
         return self.its
@@ -79,6 +82,10 @@ class Story:
     async def ended(self) -> ExitRecord:
         await self.until(lambda: self.records)
         return self.records[0]
+
+
+async def no_other(generation: int) -> None:
+    """Claims a generation that nobody else wants."""
 
 
 def failed(rank: int, generation: int = 1, *, code: int = 1, step: int = 6, cause: str = "killed") -> Message:
@@ -288,6 +295,19 @@ def test_supervisor_that_is_lost_while_ranks_are_being_ended_ends_the_run() -> N
         assert "its supervisor is gone" in end.reason
 
     play(Story(obedient=False), work)
+
+
+@pytest.mark.parametrize(("keeps_going", "cause"), [(True, "its supervisor is gone"), (False, "reset")])
+def test_lost_supervisor_comes_first_unless_the_launcher_ends_all_after_a_failure(
+    keeps_going: bool, cause: str
+) -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive(failed(0, cause="connection reset"))
+        its.receive({"kind": "lost", "rank": 1, "node": "n1", "reason": "its connection closed"})
+        await story.until(lambda: story.lines or story.records)
+        assert cause in [*story.lines, *(record.reason for record in story.records)][0]
+
+    play(Story(keeps_going=keeps_going), work)
 
 
 def test_rank_that_does_not_end_ends_the_run_with_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from trainer.supervise.membership import Membership, WorldPlan
 from trainer.supervise.presence import Presence
 from trainer.supervise.recovery import Recovery
 from trainer.supervise.report_collection import ReportCollection
-from trainer.supervise.round import Failure, Round
+from trainer.supervise.round import Failure, Round, Weight
 from trainer.supervise.run_state import RunState
 from trainer.supervise.stopping import Stopping
 
@@ -34,8 +34,6 @@ SETTLE_S = 0.4
 
 Failures that follow from the first one may be reported before it.
 """
-_KILLED = -1.0
-"""Weight of a rank's death by SIGKILL among causes; the lightest is the first cause."""
 
 
 class Coordinator:
@@ -139,7 +137,7 @@ class Coordinator:
             reason = supervisor_lost("it has lost its rank and come back")
             node = run.membership.nodes[member]
             record = ExitRecord(its.members.index(member), node, EXIT_FAILED, reason, time.time())
-            self._record_cause(1.0, Failure(record, run.present_step(), kind="lost"))
+            self._record_cause(Weight.GONE, Failure(record, run.present_step(), kind="lost"))
         elif idle:
             run.spawn(self._recovery.grow(its), its.tasks)
 
@@ -177,13 +175,13 @@ class Coordinator:
             self._recovery.others_there = False
             if its.started:
                 step = run.present_step() if run.starts_again else 0
-                self._record_cause(1.0, Failure(record, step, others_there=False, kind="lost"))
+                self._record_cause(Weight.LOST, Failure(record, step, others_there=False, kind="lost"))
             elif not run.starts_again:
                 run.decide(record)
             return
         self._presence.lose(member, silent=silent)
         if its.started and member in its.members:
-            self._record_cause(1.0, Failure(record, run.present_step(), kind="lost"))
+            self._record_cause(Weight.GONE, Failure(record, run.present_step(), kind="lost"))
         elif its.started:
             run.actions.say(f"clipship: supervisor {member} on {node}, which has no rank: {reason}")
 
@@ -236,16 +234,13 @@ class Coordinator:
     # What fails.
 
     def _on_failed(self, message: Message) -> None:
-        """Records a failure.
-
-        With `waiting`, the rank failed inside a collective, so probably because another rank had ended. With
-        `killed`, it got SIGKILL, which never follows from another rank's failure.
-        """
+        """Records that a rank failed."""
         record = replace(ExitRecord(**message["record"]), generation=self._run.round.generation)
-        failure = Failure(record, message.get("step", 0))
-        self._record_cause(_KILLED if message.get("killed") else 2.0 if message["waiting"] else 0.0, failure)
+        failed = Weight.FAILED_WAITING if message["waiting"] else Weight.FAILED
+        weight = Weight.KILLED if message.get("killed") else failed
+        self._record_cause(weight, Failure(record, message.get("step", 0)))
 
-    def _record_cause(self, weight: float, failure: Failure) -> None:
+    def _record_cause(self, weight: Weight, failure: Failure) -> None:
         run, its, recovery = self._run, self._run.round, self._recovery
         its.causes.append((weight, failure))
         if len(its.causes) == 1 and recovery.relaunch.is_needed(failure) and recovery.can_go_on(failure):
@@ -257,7 +252,7 @@ class Coordinator:
     async def _decide_on_first_cause(self) -> None:
         run, causes = self._run, self._run.round.causes
         # Nothing comes before a kill, so there is nothing to wait for.
-        await run.until(lambda: any(weight == _KILLED for weight, _ in causes), SETTLE_S)
+        await run.until(lambda: any(weight is Weight.KILLED for weight, _ in causes), SETTLE_S)
         self._recovery.fail(min(run.round.causes, key=lambda cause: (cause[0], cause[1].record.time))[1])
 
     def _on_late(self, message: Message) -> None:

@@ -6,12 +6,27 @@ No torch.
 import asyncio
 import time
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.actions import Message
 from trainer.supervise.diagnosis import Diagnosis
 from trainer.supervise.rank_report import RankReport
 from trainer.supervise.restarts import Kind
+
+
+class Weight(IntEnum):
+    """How likely it is that a cause follows from another one; the lightest is taken as the first."""
+
+    KILLED = 0
+    """SIGKILL, which never follows from another rank's failure."""
+    GONE = 1
+    """A supervisor is lost, and the launcher ends none after a failure elsewhere."""
+    FAILED = 2
+    LOST = 3
+    """A supervisor is lost, which a launcher that ends all of them may have done after a failure."""
+    FAILED_WAITING = 4
+    """A rank failed inside a collective, so probably because another rank had ended."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ class Round:
     """True once the ranks were asked to save and leave, so that more of them can start."""
     done: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    causes: list[tuple[float, Failure]] = field(default_factory=list)
+    causes: list[tuple[Weight, Failure]] = field(default_factory=list)
     reports: dict[int, RankReport] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     collecting: bool = False
