@@ -11,13 +11,13 @@ from tests.support.jobs import VIT, tiny_job
 from trainer.cli.plan import command
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.config.fabrics import FABRICS
+from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
 from trainer.model.architecture import Architecture, architecture
 from trainer.model.scaling import Collective, Scaling, collectives, seconds_of, weak_scaling
 from trainer.model.step_speed import step_speed, text_forward_share
 
-NDR, ETHERNET = FABRICS["NDR"], FABRICS["ETH-100"]
+NDR, ETHERNET = FABRIC_RATES["NDR"], FABRIC_RATES["ETH-100"]
 
 
 def l_14(kernels: str = "fast", **optim: Any) -> tuple[Architecture, Job]:
@@ -35,7 +35,7 @@ def scaled(
     **optim: Any,
 ) -> Scaling:
     shape, job = l_14(kernels, **optim)
-    return weak_scaling(shape, job, per_gpu, gpus, GPUS["H100"], FABRICS[fabric], backend, 25)
+    return weak_scaling(shape, job, per_gpu, gpus, GPUS["H100"], FABRIC_RATES[fabric], backend, 25)
 
 
 def given(found: list[Collective]) -> dict[tuple[str, str], float]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from trainer.cli.main import main
 from trainer.config import Job
+from trainer.config.fabrics import FABRICS
 from trainer.config.loader import job_from_table, load_job, own_keys
 from trainer.errors import InputError
 from trainer.launch.slurm.script import RENDEZVOUS, batch_script
@@ -112,6 +113,8 @@ CASES: dict[str, dict[str, Any]] = {
         "recovery": {"max_restarts": 3},
         "slurm": {"container": "apptainer", "image": "/images/clip.sif", "requeue": False},
     },
+    "fabric-efa-pyxis": {"resources": {"fabric": "efa"}, "slurm": PYXIS},
+    **{f"fabric-{name}": {"resources": {"fabric": name}} for name in FABRICS},
 }
 
 

@@ -113,6 +113,10 @@ LAZY_COMMANDS = {
         "trainer.cli.plan:command",
         "Say what to expect of a run: useful time, checkpoint interval, spare nodes.",
     ),
+    "fabrics": (
+        "trainer.cli.fabrics:command",
+        "List networks between nodes, and what a job gets for each.",
+    ),
     "stacks": (
         "trainer.cli.stacks:command",
         "List versions that go together: torch, CUDA, NCCL, Python, compilers.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.options import job_argument, set_option
-from trainer.config.fabrics import FABRICS
+from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
 from trainer.config.loss_tile import TILE
 from trainer.errors import InputError
@@ -49,7 +49,7 @@ Examples:
 )
 @click.option(
     "--fabric",
-    type=click.Choice(list(FABRICS)),
+    type=click.Choice(list(FABRIC_RATES)),
     default="NDR",
     show_default=True,
     help="Network of the nodes.",
@@ -102,7 +102,7 @@ def _rows(job: "Job", gpus: int, each: int, gpu: str, fabric: str) -> Iterator[_
     for backend, row in BACKENDS.items():
         for count in [*counts, *([gpus] if gpus > 1 else [])]:
             found = weak_scaling(
-                shape, job, each, count, GPUS[gpu], FABRICS[fabric], backend, row.reduced_mb(job.comm)
+                shape, job, each, count, GPUS[gpu], FABRIC_RATES[fabric], backend, row.reduced_mb(job.comm)
             )
             yield _Row(backend, found)
 
@@ -112,7 +112,7 @@ def _lines(job: "Job", rows: list[_Row], each: int, gpu: str, fabric: str) -> It
     from trainer.text.wording import many
 
     yield "model", f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss"
-    yield "assumed", f"{many(each, 'sample')} on each {gpu}; {fabric}: {FABRICS[fabric].source}"
+    yield "assumed", f"{many(each, 'sample')} on each {gpu}; {fabric}: {FABRIC_RATES[fabric].source}"
     yield "", f"an estimate from peak rates, not measured ({_PAGE})"
     heads = ("GPUs", "step, ms", "waits, ms", "loss, ms", "efficiency", "network alone")
     yield "", "".join(f"{head:>15}" for head in heads)

@@ -115,7 +115,7 @@ UNUSED_KEYS = (
     ),
     UnusedKeys(("eval.class_key",), _is_one_folder, "the folders of eval.zero_shot are the classes"),
     UnusedKeys(
-        ("model.cudnn_benchmark", "resources.gpu", *_NCCL),
+        ("model.cudnn_benchmark", "resources.gpu", "resources.fabric", *_NCCL),
         lambda job: job.resources.on_cpu,
         "[resources] asks for the CPU",
     ),
@@ -179,7 +179,7 @@ UNUSED_KEYS = (
         'neither image.toolkit nor stack.torch is "base"',
     ),
     UnusedKeys(
-        ("resources.mem_gb_per_gpu",),
+        ("resources.mem_gb_per_gpu", "resources.fabric"),
         lambda job: not job.schedulers,
         "the job names no scheduler ([slurm], [kubernetes])",
     ),

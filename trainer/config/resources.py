@@ -25,6 +25,9 @@ class Resources(Section):
     gpu: GpuName | None = None
     """Kind of GPU that the job will run on. `clipship check` then says what fits and how long it takes; no
     scheduler is asked for it."""
+    fabric: Literal["ib", "roce", "efa", "ethernet"] | None = None
+    """Network between the nodes. On a cluster, ranks then get its variables and, for RDMA, may lock memory
+    without a limit. `clipship fabrics explain NAME` says what follows from each. None: NCCL chooses."""
     cpus_per_gpu: Positive = 8
     """CPU cores for each GPU, or for each rank where there are no GPUs."""
     mem_gb_per_gpu: AboveZero | None = None

@@ -47,6 +47,7 @@ _SLURM = SchedulerRow(
     control="trainer.launch.slurm.scheduler",
     starter="trainer.launch.slurm.validate:starter",
     readers="the batch script",
+    warnings="trainer.launch.slurm.validate:warnings",
 )
 _KUBERNETES = SchedulerRow(
     name="kubernetes",

@@ -12,7 +12,7 @@ from typing import Literal
 from trainer.comm.backends import BACKENDS
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.config.fabrics import Fabric
+from trainer.config.fabric_rates import FabricRate
 from trainer.config.gpus import Gpu
 from trainer.config.loss_tile import plain_bytes, tile_rows
 from trainer.model.architecture import Architecture
@@ -128,7 +128,7 @@ def _of_model(
     ]
 
 
-def seconds_of(collective: Collective, gpus: int, fabric: Fabric) -> float:
+def seconds_of(collective: Collective, gpus: int, fabric: FabricRate) -> float:
     """Returns the seconds of a collective by itself: the slower of both kinds of links, and its hops."""
     inside, nodes = min(gpus, NODE_GPUS), max(1, gpus // NODE_GPUS)
     node_s, gpu_s = (_LINE_RATE * rate * 1e9 for rate in (fabric.node_gb_s, fabric.gpu_gb_s))
@@ -152,7 +152,7 @@ def weak_scaling(
     per_gpu: int,
     gpus: int,
     gpu: Gpu,
-    fabric: Fabric,
+    fabric: FabricRate,
     backend: str,
     bucket_mb: float,
 ) -> Scaling:
@@ -200,7 +200,7 @@ def _loss_flops(shape: Architecture, job: Job, plan: BatchPlan) -> float:
 
 
 def _exposed_s(
-    found: list[Collective], room: Mapping[Place, float], gpus: int, fabric: Fabric, backend: str
+    found: list[Collective], room: Mapping[Place, float], gpus: int, fabric: FabricRate, backend: str
 ) -> float:
     """Returns the seconds for which all wait.
 

@@ -16,7 +16,7 @@ from trainer.supervise.restarts import Kind
 
 
 class Weight(IntEnum):
-    """How likely it is that a cause follows from another one; the lightest is taken as the first."""
+    """Weight of a cause: how likely it follows from another one; the lightest is taken as the first."""
 
     KILLED = 0
     """SIGKILL, which never follows from another rank's failure."""

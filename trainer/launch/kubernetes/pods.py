@@ -13,6 +13,7 @@ from trainer.config import Image, Job, Kubernetes
 from trainer.config.kubernetes import JOB_FOLDER, object_name
 from trainer.config.loader import own_keys
 from trainer.errors import InputError
+from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.kubernetes.pod_values import (
     Yaml,
     cores,
@@ -23,7 +24,6 @@ from trainer.launch.kubernetes.pod_values import (
     toleration,
     volume,
 )
-from trainer.launch.rank_env import rank_environment
 from trainer.text.wording import many
 
 PYTHON = "/opt/clipship/bin/python"
@@ -168,7 +168,11 @@ class Pods:
         store = {"MASTER_ADDR": self.first_pod, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
         backend = store if row_of(self.job).uses_master_address else {}
         devices = NO_GPU if self.k8s.gpu_resource == "none" else {}
-        ranks = rank_environment(self.job, self.members)
+        ranks = {
+            name: value
+            for name, value in cluster_environment(self.job, self.members).items()
+            if name not in self.k8s.env
+        }
         references = [
             {
                 "name": name,
@@ -253,7 +257,7 @@ class Pods:
     def worker_security(self) -> Yaml:
         """Security context of a pod with ranks. IPC_LOCK pins memory for RDMA."""
         root = (*FILES_OF_OTHERS, *self.sshd_capabilities) if self.k8s.is_root else ()
-        return self._security((*root, "IPC_LOCK") if self.k8s.rdma else root)
+        return self._security((*root, "IPC_LOCK") if self.k8s.rdma or pins_memory(self.job) else root)
 
     def _security(self, capabilities: Sequence[str]) -> Yaml:
         """Returns a container's security context with these capabilities and no others."""

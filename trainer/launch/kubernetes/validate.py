@@ -17,6 +17,7 @@ from trainer.config.kubernetes_values import Mount
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
+from trainer.launch.fabric import conflicts, fabric_of
 from trainer.launch.kubernetes.kinds import KINDS, can_start, kind_of
 from trainer.text.wording import many
 
@@ -58,6 +59,13 @@ def warnings(job: Job) -> Iterator[str]:
             f"kubernetes.rdma with user {k8s.run_as_user}: the nodes must allow unlimited locked memory, "
             "because only root gets the capability IPC_LOCK"
         )
+    yield from conflicts(job)
+    row = fabric_of(job)
+    if row and row.device and not any(_same_name(name, row.device.value) for name in k8s.rdma):
+        yield (
+            f'resources.fabric = "{row.name}": no container gets an adapter without {row.device.name}, such '
+            f'as "{row.device.value}" = 1; {row.device.why}'
+        )
     if k8s.network_policy and k8s.on_host_network:
         yield (
             "workers on the nodes' network have no NetworkPolicy: anything that reaches the nodes may "
@@ -71,6 +79,11 @@ def warnings(job: Job) -> Iterator[str]:
         )
     for path in _outside(job):
         yield f"{path} is on no volume of [kubernetes.mounts]: the image must contain it"
+
+
+def _same_name(name: str, wanted: str) -> bool:
+    """Returns whether a resource has the wanted name, of which NAME stands for any."""
+    return wanted.endswith("/NAME") or name == wanted
 
 
 def summary(job: Job) -> str:

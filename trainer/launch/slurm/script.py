@@ -17,8 +17,8 @@ from trainer.config.keys import rank_paths
 from trainer.config.loader import own_keys
 from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
+from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.image_name import for_enroot
-from trainer.launch.rank_env import rank_environment
 from trainer.launch.slurm.validate import can_keep_going, validate
 from trainer.launch.templates import render
 from trainer.run.exit_record import SUPERVISOR_LOST
@@ -74,6 +74,8 @@ class SbatchContext:
     """Keys that start the ranks on a cluster without PMIx; "" if the ranks do not need it."""
     mem_bind: str
     """Memory binding that sbatch was asked for; "" if none."""
+    pins_memory: bool
+    """True if the ranks pin memory for RDMA."""
     wait_s: int
     name_suffix: str
     ip_version: int
@@ -153,6 +155,7 @@ def _context(job: Job) -> SbatchContext:
         supervisor_lost=SUPERVISOR_LOST,
         without_pmix=_without_pmix(job),
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
+        pins_memory=pins_memory(job),
         wait_s=_WAIT_S,
         name_suffix=slurm.name_suffix or "",
         ip_version=6 if slurm.rendezvous == "ipv6" else 4,
@@ -237,7 +240,7 @@ def _variables(job: Job) -> dict[str, str]:
     """
     recovery, resources = job.recovery, job.resources
     members = (resources.nodes + recovery.spare_nodes) * resources.ranks_per_node
-    variables = rank_environment(job, members)
+    variables = cluster_environment(job, members)
     if again := _starts_again(job):
         variables[STARTS_AGAIN] = again
     if _keeps_going(job):

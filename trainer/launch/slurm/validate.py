@@ -7,6 +7,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
+from trainer.launch.fabric import conflicts
 
 
 def validate(job: Job) -> None:
@@ -14,6 +15,11 @@ def validate(job: Job) -> None:
     problems = list(_problems(job))
     if problems:
         raise InputError("\n".join(problems))
+
+
+def warnings(job: Job) -> Iterator[str]:
+    """Yields a sentence for each setting that is allowed but rarely meant."""
+    yield from conflicts(job)
 
 
 def starter(job: Job) -> str:

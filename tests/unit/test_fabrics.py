@@ -1,0 +1,109 @@
+"""Networks between nodes: the table, what a job gets, what is refused, and how they are explained."""
+
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from tests.support.kubernetes_jobs import FABRIC_DEVICES, kubernetes_job
+from trainer.cli.fabrics import check_fabric
+from trainer.cli.main import main
+from trainer.config.fabrics import FABRICS, NcclRange
+from trainer.config.resources import Resources
+from trainer.errors import InputError
+from trainer.launch.fabric import cluster_environment, conflicts
+from trainer.launch.kubernetes.manifest import manifest
+from trainer.launch.kubernetes.validate import warnings
+
+
+def fabric_job(name: str, **sections: Any) -> Any:
+    given = {"resources": {"fabric": name}, "kubernetes": {"rdma": FABRIC_DEVICES[name]}}
+    return kubernetes_job(**{**given, **sections})
+
+
+def test_the_key_takes_the_rows_of_the_table() -> None:
+    literal, _ = get_args(Resources.model_fields["fabric"].annotation)
+    assert get_args(literal) == tuple(FABRICS)
+    assert set(FABRIC_DEVICES) == set(FABRICS)
+
+
+@pytest.mark.parametrize("name", FABRICS)
+def test_each_line_has_its_reason_and_source(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fabrics", "explain", name]) == 0
+    text = capsys.readouterr().out
+    for _, lines in FABRICS[name].sections:
+        for line in lines:
+            assert line.why
+            assert line.source
+            assert f"{line.name} = {line.value}\n            {line.why}\n" in text
+
+
+def test_the_list_names_every_fabric(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fabrics"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fabric", *FABRICS]
+
+
+def test_an_unknown_fabric_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fabrics", "explain", "token-ring"]) == 2
+    assert "use one of ib, roce, efa" in capsys.readouterr().err
+
+
+def test_the_jobs_own_variables_win_and_are_named() -> None:
+    job = fabric_job("ib", env={"NCCL_NET": "Socket"})
+    assert cluster_environment(job, 8)["NCCL_NET"] == "Socket"
+    [text] = conflicts(job)
+    assert "NCCL_NET = IB, but the job sets Socket, which wins" in text
+    assert not list(conflicts(fabric_job("ib", env={"NCCL_NET": "IB"})))
+
+
+def test_a_job_on_the_cpu_gets_nothing_of_its_network() -> None:
+    job = kubernetes_job(resources={"fabric": "ib", "device": "cpu"})
+    assert "NCCL_NET" not in cluster_environment(job, 8)
+
+
+def test_a_variable_from_a_secret_replaces_the_networks() -> None:
+    job = fabric_job("ib", kubernetes={"kind": "job", "env": {"NCCL_NET": "configmap:site:net"}})
+    [env] = [
+        item["spec"]["template"]["spec"]["containers"][0]["env"]
+        for item in yaml.safe_load_all(manifest(job))
+        if item["kind"] == "Job"
+    ]
+    [found] = [entry for entry in env if entry["name"] == "NCCL_NET"]
+    assert "valueFrom" in found
+
+
+@pytest.mark.parametrize(
+    ("rdma", "said"), [({}, True), ({"rdma/x": 1}, True), (FABRIC_DEVICES["efa"], False)]
+)
+def test_pods_without_the_networks_adapters_are_named(rdma: dict[str, int], said: bool) -> None:
+    job = fabric_job("efa", kubernetes={"rdma": rdma})
+    assert any("no container gets an adapter" in text for text in warnings(job)) is said
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "version", "fits"),
+    [
+        ("2.21", "", "2.21.5", True),
+        ("2.21", "", "2.20.9", False),
+        ("2.17.1", "", "2.17.0", False),
+        ("2.28", "2.28", "2.28.9", True),
+        ("2.28", "2.28", "2.29.7", False),
+        ("2.9", "", "2.30.7", True),
+    ],
+)
+def test_ranges_compare_as_many_parts_as_they_have(
+    oldest: str, newest: str, version: str, fits: bool
+) -> None:
+    assert NcclRange(oldest, newest, "", "").fits(version) is fits
+
+
+def test_a_stack_whose_nccl_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    bounded = replace(FABRICS["ib"], nccl=NcclRange("2.28", "2.28", "a reason", "a source"))
+    monkeypatch.setitem(FABRICS, "ib", bounded)
+    with pytest.raises(
+        InputError, match=r"needs NCCL 2\.28 \(a reason\), but torch .* set stack.torch to 2.11.0"
+    ):
+        check_fabric(fabric_job("ib"))
+    check_fabric(fabric_job("ib", stack={"torch": "2.11.0"}))

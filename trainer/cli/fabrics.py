@@ -1,0 +1,88 @@
+"""The command `clipship fabrics`: networks between nodes, and what a job gets for each.
+
+Reads `trainer.config.fabrics`; uses no network and no torch.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.config import Job
+    from trainer.config.fabrics import Fabric
+
+_COLUMNS = "{:<10}{:<34}{:<18}{}"
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  clipship fabrics
+  clipship fabrics explain efa""",
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List networks between nodes (resources.fabric), and what a job gets for each."""
+    if ctx.invoked_subcommand is None:
+        for line in _list():
+            click.echo(line)
+
+
+@command.command()
+@click.argument("name", metavar="FABRIC")
+def explain(name: str) -> None:
+    """Explain what follows from a network: each setting with its reason and its source."""
+    from trainer.config.fabrics import FABRICS
+
+    if name not in FABRICS:
+        raise InputError(f"{name} is no fabric that Clipship knows: use one of {', '.join(FABRICS)}")
+    for line in _explain(FABRICS[name]):
+        click.echo(line)
+
+
+def check_fabric(job: "Job") -> None:
+    """Raises InputError if the NCCL of the stack of the job's image does not fit its network."""
+    from trainer.config.fabrics import FABRICS
+    from trainer.image.stack_table import table
+
+    name = job.resources.fabric
+    fits = FABRICS[name].nccl if name else None
+    if fits is None or not job.in_image or job.stack.torch == "base":
+        return
+    known = table()
+    row = known.row(job.stack.torch)
+    if not fits.fits(row.nccl):
+        fitting = [other.torch for other in known.rows if known.trains(other) and fits.fits(other.nccl)]
+        advice = f"set stack.torch to {' or '.join(fitting)}" if fitting else "use another fabric"
+        raise InputError(
+            f'resources.fabric = "{name}" needs NCCL {fits} ({fits.why}), but torch {row.torch} brings '
+            f"{row.nccl}: {advice}"
+        )
+
+
+def _list() -> Iterator[str]:
+    from trainer.config.fabrics import FABRICS
+
+    yield _COLUMNS.format("fabric", "network", "NCCL", "variables")
+    for row in FABRICS.values():
+        names = ", ".join(line.name for line in row.variables)
+        yield _COLUMNS.format(row.name, row.title, str(row.nccl or "any"), names)
+
+
+def _explain(row: "Fabric") -> Iterator[str]:
+    yield f"{row.name}: {row.title}"
+    if row.nccl:
+        yield from _entry("NCCL", str(row.nccl), row.nccl.why, row.nccl.source)
+    for topic, lines in row.sections:
+        for line in lines:
+            yield from _entry(topic, f"{line.name} = {line.value}", line.why, line.source)
+
+
+def _entry(topic: str, text: str, why: str, source: str) -> Iterator[str]:
+    yield f"{topic:<10}{text}"
+    yield f"{'':<10}  {why}"
+    yield f"{'':<10}  source: {source}"
