@@ -145,12 +145,22 @@ def test_broken_picture_in_one_ranks_share_ends_all_ranks_and_is_named(tmp_path:
     assert not (run.run / "result.json").exists()
 
 
+def in_json(captions: bytes) -> bytes:
+    return b'{"texts": ["' + captions.strip().replace(b"\n", b'", "') + b'"]}'
+
+
 @pytest.mark.fault("shard corrupt, missing, unreadable for a while")
-def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["txt", "json:texts[*]"])
+def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path, key: str) -> None:
     samples = [sample(number, b"not a picture" if number in (11, 20) else None) for number in range(32)]
     samples[5] = (samples[5][0], {**samples[5][1], "txt": b"\xff"})
+    if key != "txt":
+        samples = [
+            (name, {"png": members["png"], "json": in_json(members["txt"])}) for name, members in samples
+        ]
     run = TinyRun(tmp_path)
-    run.write(data=shards_of(tmp_path, samples), optim={"steps": 2}, logging={"every_steps": 1})
+    data = {**shards_of(tmp_path, samples), "caption_key": key}
+    run.write(data=data, optim={"steps": 2}, logging={"every_steps": 1})
     done = run.start(2)
     assert done.returncode == 0, done.stdout + done.stderr
     bad = run.result()["bad_samples"]

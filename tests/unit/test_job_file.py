@@ -111,8 +111,8 @@ def test_made_up_pictures_beside_data_are_refused(job_path: Path) -> None:
     assert 'train names data (a.tar), but format = "synthetic" trains on made-up pictures' in found[0]
 
 
-@pytest.mark.parametrize("ending", ["json", "JSON", "meta.json", "jsonl", "json:caption"])
-def test_captions_are_not_taken_from_json(job_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["json", "JSON", "meta.json"])
+def test_captions_are_not_taken_from_json_without_a_field(job_path: Path, ending: str) -> None:
     found = problems(
         job_path, SMALLEST.replace('train = "a.tar"', f'train = "a.tar"\ncaption_key = "{ending}"')
     )
@@ -120,6 +120,26 @@ def test_captions_are_not_taken_from_json(job_path: Path, ending: str) -> None:
     for command in (["index"], ["data", "stats"], ["data", "show"]):
         with pytest.raises(InputError, match=r"--caption-key .* is JSON"):
             cli.main([*command, "a.tar", "--caption-key", ending], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["json:", "json:.a", "json:a.", "json:a[", "json:a[x]", "json:a[-1]", "json:a[*]b", "json:a..b",
+     "jsonl:a", "json:" + "[0]" * 33],
+)  # fmt: skip
+def test_a_path_that_cannot_be_read_is_refused_with_examples(job_path: Path, key: str) -> None:
+    found = problems(job_path, SMALLEST.replace('train = "a.tar"', f'train = "a.tar"\ncaption_key = "{key}"'))
+    assert len(found) == 1
+    assert found[0].startswith(f"job.toml:4: data.caption_key: {key}")
+    assert "json:caption" in found[0]
+
+
+def test_an_unknown_encoding_is_refused_with_those_allowed(job_path: Path) -> None:
+    found = problems(job_path, SMALLEST.replace('train = "a.tar"', 'train = "a.tar"\nencoding = "utf-7"'))
+    assert "data.encoding" in found[0]
+    assert "gb18030" in found[0]
+    with pytest.raises(InputError, match=r"--encoding utf-7: give one of utf-8, gb18030, big5"):
+        cli.main(["data", "stats", "a.tar", "--encoding", "utf-7"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": {"train": ["a.csv"], "caption_key": "x"}},
         {"eval": {"retrieval": ["b.tar"]}},
     ),
+    (
+        "data.caption_choice",
+        {"data": {"train": ["a.csv"], "caption_choice": "first"}},
+        {"data": {**SHARDS, "caption_choice": "first"}},
+    ),
+    (
+        "data.encoding",
+        {"data": {**SYNTHETIC, "encoding": "gb18030"}},
+        {"eval": {"retrieval": ["b.csv"]}},
+    ),
     ("data.separator", {"data": {**SHARDS, "separator": ";"}}, {"eval": {"retrieval": ["b.csv"]}}),
     ("data.index", {"data": {"train": ["a.csv"], "index": "i"}}, {"data": {**SHARDS}}),
     (

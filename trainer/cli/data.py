@@ -9,6 +9,7 @@ import click
 from trainer.cli.options import (
     caption_column_option,
     caption_key_option,
+    encoding_option,
     image_column_option,
     image_key_option,
     separator_option,
@@ -42,6 +43,7 @@ def command() -> None:
 @image_column_option
 @caption_column_option
 @separator_option
+@encoding_option
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
@@ -57,6 +59,7 @@ def stats(
     image_column: str,
     caption_column: str,
     separator: str | None,
+    encoding: str,
     samples: int,
 ) -> None:
     """Count the samples of DATA, shards or tables, and inspect some of them.
@@ -66,7 +69,7 @@ def stats(
     """
     from trainer.data.inspect import statistics
 
-    source = _source(files, image_key, caption_key, image_column, caption_column, separator)
+    source = _source(files, image_key, caption_key, image_column, caption_column, separator, encoding)
     click.echo(shown(json.dumps(statistics(source, samples), indent=2, ensure_ascii=False)))
 
 
@@ -77,6 +80,7 @@ def stats(
 @image_column_option
 @caption_column_option
 @separator_option
+@encoding_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -99,6 +103,7 @@ def show(
     image_column: str,
     caption_column: str,
     separator: str | None,
+    encoding: str,
     out: Path,
     samples: int,
 ) -> None:
@@ -109,7 +114,7 @@ def show(
     from trainer.data.inspect import contact_sheet
 
     sheet = contact_sheet(
-        _source(files, image_key, caption_key, image_column, caption_column, separator), samples
+        _source(files, image_key, caption_key, image_column, caption_column, separator, encoding), samples
     )
     try:
         sheet.save(out, "png")
@@ -125,8 +130,11 @@ def _source(
     image_column: str,
     caption_column: str,
     separator: str | None,
+    encoding: str,
 ) -> "Source":
+    from trainer.config.caption_key import parse_caption_key
     from trainer.data.bad_samples import ANY
+    from trainer.data.captions import CaptionReader
     from trainer.data.sample import MOST_BYTES
     from trainer.data.shard_names import expand_seekable
     from trainer.data.shards import open_shards
@@ -138,10 +146,12 @@ def _source(
     found = expand_seekable(files)
     tables = [file for file in found if file.endswith(_TABLES)]
     if not tables:
-        return open_shards(found, image_key or IMAGE_ENDINGS, caption_key, "captions", allowed=ANY)
+        key, endings = parse_caption_key(caption_key), image_key or IMAGE_ENDINGS
+        captions = CaptionReader(key.path, encoding)
+        return open_shards(found, endings, key.ending, "captions", allowed=ANY, captions=captions)
     if len(tables) < len(found):
         raise InputError(f"{tables[0]} is a table, and other files are not: give tables or shards, not both")
-    read = [read_table(table, image_column, caption_column, separator) for table in tables]
+    read = [read_table(table, image_column, caption_column, separator, encoding=encoding) for table in tables]
     for name, table in zip(tables, read, strict=True):
         if missing := missing_images(table):
             raise InputError(f"{name}: the images of {list_rows(missing)} are missing")

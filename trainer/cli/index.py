@@ -43,6 +43,7 @@ def command(
     from rich.console import Console
     from rich.progress import Progress
 
+    from trainer.config.caption_key import parse_caption_key
     from trainer.data.bad_samples import ANY
     from trainer.data.index import index_folder, index_shards, open_index, raise_all, stale, write_catalogue
     from trainer.data.shard_names import expand_seekable
@@ -58,7 +59,7 @@ def command(
             f"{paths[0]}: no index can be written beside it: name a folder for the index with --to, and as "
             "data.index in the job file"
         )
-    selection = Selection(image_key or IMAGE_ENDINGS, caption_key)
+    selection = Selection(image_key or IMAGE_ENDINGS, parse_caption_key(caption_key).ending)
     missing = stale(paths, selection, folder.absolute())
     console = Console(stderr=True)
     if missing:

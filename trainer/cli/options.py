@@ -99,20 +99,40 @@ def given_hosts(nproc: int | None, hosts: str | None) -> "Sequence[Host] | None"
     return None if hosts is None else parse_hosts(hosts)
 
 
-def _caption_key(_context: click.Context, _option: click.Parameter, ending: str) -> str:
-    from trainer.config.data import check_caption_key
+def _caption_key(_context: click.Context, _option: click.Parameter, key: str) -> str:
+    from trainer.config.caption_key import parse_caption_key
 
     try:
-        return check_caption_key(ending)
+        parse_caption_key(key)
     except ValueError as problem:
         raise InputError(f"--caption-key {problem}") from None
+    return key
 
 
+def _encoding(_context: click.Context, _option: click.Parameter, name: str) -> str:
+    from typing import get_args
+
+    from trainer.config.data import Encoding
+
+    known = get_args(Encoding)
+    if name.lower() not in known:
+        raise InputError(f"--encoding {name}: give one of {', '.join(known)}")
+    return name.lower()
+
+
+encoding_option: Decorator = click.option(
+    "--encoding",
+    default="utf-8",
+    show_default=True,
+    metavar="NAME",
+    callback=_encoding,
+    help="As data.encoding in a job file.",
+)
 caption_key_option: Decorator = click.option(
     "--caption-key",
     default="txt",
     show_default=True,
-    metavar="ENDING",
+    metavar="KEY",
     callback=_caption_key,
     help="As data.caption_key in a job file.",
 )

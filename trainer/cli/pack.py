@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import caption_column_option, image_column_option, processes_option
+from trainer.cli.options import caption_column_option, encoding_option, image_column_option, processes_option
 from trainer.text.wording import many
 
 
@@ -32,6 +32,7 @@ Examples:
     metavar="CHARACTER",
     help="Character between columns; without it, a tab for .tsv and a comma for others.",
 )
+@encoding_option
 @click.option(
     "--shard-mb",
     type=click.FloatRange(min=0, min_open=True),
@@ -58,6 +59,7 @@ def command(
     image_column: str,
     caption_column: str,
     separator: str | None,
+    encoding: str,
     shard_mb: float | None,
     resize: int | None,
     skip_bad_rows: bool,
@@ -85,6 +87,7 @@ def command(
             image_column=image_column,
             caption_column=caption_column,
             separator=separator,
+            encoding=encoding,
             shard_mb=shard_mb,
             recipe=Recipe(resize, skip_bad_rows),
             processes=processes or cpu_count() or 1,

@@ -91,6 +91,16 @@ UNUSED_KEYS = (
         "neither training nor retrieval reads a table",
     ),
     UnusedKeys(
+        ("data.caption_choice",),
+        lambda job: _trains_on(job, "table"),
+        "a row of a table has one caption",
+    ),
+    UnusedKeys(
+        ("data.encoding",),
+        lambda job: not (_reads(job, "webdataset") or _reads(job, "table")),
+        "the job reads no captions from files",
+    ),
+    UnusedKeys(
         ("data.index",),
         lambda job: not _trains_on(job, "webdataset") or job.data.streams,
         "only shards in files are indexed",

@@ -1,30 +1,20 @@
 """`[data]`: the training data and the order of its samples. Opens no file."""
 
-import re
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from trainer.config.caption_key import parse_caption_key
 from trainer.config.keys import MAY_CHANGE, JobPath
 from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream
 from trainer.text.wording import many
 
-_JSON = re.compile(r"(?:^|\.)jsonl?(?::|$)", re.IGNORECASE)
-
-
-def check_caption_key(ending: str) -> str:
-    """Returns the ending unchanged.
-
-    Raises ValueError for one of JSON, whose lines would all count as captions.
-    """
-    if _JSON.search(ending):
-        raise ValueError(
-            f"{ending} is JSON, and each line of its text would become a caption: name a member of plain "
-            'text with one caption per line, such as "txt". If only the JSON has the captions, write them '
-            "into .txt members, or into a table that `clipship pack` makes shards of"
-        )
-    return ending
+Encoding = Literal[
+    "utf-8", "gb18030", "big5", "cp950", "shift_jis", "cp932", "euc-jp", "euc-kr", "cp949", "cp1251",
+    "cp1252", "latin-1"
+]  # fmt: skip
+"""Encodings of captions, by Python's names. All of them contain ASCII, so that lines end alike."""
 
 
 class Data(Section):
@@ -39,8 +29,14 @@ class Data(Section):
     image_key: tuple[Text, ...] = ("jpg", "jpeg", "png", "webp")
     """Shards: endings of the member that holds the image; the first one that a sample has is taken."""
     caption_key: Text = "txt"
-    """Shards: ending of the member that holds the captions, one per line; one of them is drawn for each
-    epoch."""
+    """Shards: ending of the member that holds the captions, one per line. JSON needs a colon and the path of
+    the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list."""
+    caption_choice: Literal["random", "first", "longest"] = "random"
+    """Caption that training takes of a sample with several. random: one is drawn for each epoch, by the
+    seed and the position; first; longest: that with the most characters. Retrieval counts all of them."""
+    encoding: Encoding = "utf-8"
+    """Encoding of captions, in members of shards (JSON too) and in .csv and .tsv tables. gb18030 also reads
+    GBK and GB2312."""
     image_column: Text = "image"
     """Tables: column with the image file's path, relative to the table."""
     caption_column: Text = "caption"
@@ -95,8 +91,9 @@ class Data(Section):
 
     @field_validator("caption_key")
     @classmethod
-    def _text(cls, value: str) -> str:
-        return check_caption_key(value)
+    def _readable(cls, value: str) -> str:
+        parse_caption_key(value)
+        return value
 
     @model_validator(mode="after")
     def _named(self) -> "Data":

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
+from trainer.config.caption_key import parse_caption_key
 from trainer.data.bad_samples import Allowed
+from trainer.data.captions import CaptionReader
 from trainer.data.index import (
     Entry,
     index_folder,
@@ -42,7 +44,7 @@ def open_together(job: Job, comm: Comm) -> Source:
     if data.kind != "webdataset":
         return open_source(data)
     paths = expand_shards(data.train)
-    selection = Selection(tuple(data.image_key), data.caption_key)
+    selection = Selection(tuple(data.image_key), parse_caption_key(data.caption_key).ending)
     if data.streams:
         return _open_streams(job, comm, paths, selection)
     folder_name, missing, encoded = comm.broadcast_object(
@@ -53,7 +55,11 @@ def open_together(job: Job, comm: Comm) -> Source:
     folder = Path(folder_name)
     fresh = _index(comm, missing, selection, folder) if missing else {}
     return open_indexed(
-        open_index(paths, selection, folder, fresh), "captions", Allowed.by(data), data.max_member_bytes
+        open_index(paths, selection, folder, fresh),
+        "captions",
+        Allowed.by(data),
+        data.max_member_bytes,
+        CaptionReader.by(data),
     )
 
 
@@ -89,9 +95,8 @@ def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selecti
     log.warning("%-12s %s", "streams", PROMISES)
     samples = job.data.stream_samples or 0
     window, most_bytes = job.data.shuffle_window, job.data.max_member_bytes
-    return open_streams(
-        paths, samples, selection, window, job.seed, comm.world.rank, comm.world.size, most_bytes
-    )
+    rank, ranks, captions = comm.world.rank, comm.world.size, CaptionReader.by(job.data)
+    return open_streams(paths, samples, selection, window, job.seed, rank, ranks, most_bytes, captions)
 
 
 def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> dict[str, Entry]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from trainer.config.batch_plan import BatchPlan, steps_per_epoch
+from trainer.data.captions import Choice, random_caption
 from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, load, received, to_send
 from trainer.data.sample import BadSample, RawSample, Source
@@ -105,6 +106,7 @@ def train_batches(
     workers: int,
     weights: Sequence[float] | None = None,
     skip_bad: bool = False,
+    caption_choice: Choice = random_caption,
     epochs: int | None = None,
     start_epoch: int = 0,
     start_batch: int = 0,
@@ -114,7 +116,8 @@ def train_batches(
 
     It starts at `start_batch` of `start_epoch`. It ends after epoch `epochs` - 1; with `epochs` None it never
     ends. Over all ranks, no sample comes more often than its shard's weight says. `skip_bad` replaces bad
-    samples. Raises InputError for samples that cannot be read or decoded.
+    samples, and `caption_choice` takes one of a sample's captions. Raises InputError for samples that
+    cannot be read or decoded.
     """
     sizes = source.shard_sizes()
     batches = batches_per_epoch(epoch_samples(sizes, weights), plan)
@@ -123,7 +126,9 @@ def train_batches(
     requests = TrainRequests(
         sizes, weights, plan, rank, seed, window, batches, epochs, start_epoch, start_batch
     )
-    return load(TrainBatches(source, seed, pixels, tokenizer, skip_bad), requests, workers, pin_memory)
+    return load(
+        TrainBatches(source, seed, pixels, tokenizer, skip_bad, caption_choice), requests, workers, pin_memory
+    )
 
 
 class TrainRequest(NamedTuple):
@@ -173,7 +178,13 @@ class TrainBatches(Dataset[Batch | InputError]):
     """Turns requests into batches, inside a loader process."""
 
     def __init__(
-        self, source: Source, seed: int, pixels: Pixels, tokenizer: Tokenizer, skip_bad: bool
+        self,
+        source: Source,
+        seed: int,
+        pixels: Pixels,
+        tokenizer: Tokenizer,
+        skip_bad: bool,
+        caption_choice: Choice,
     ) -> None:
         self._source = source
         self._seed = seed
@@ -181,6 +192,7 @@ class TrainBatches(Dataset[Batch | InputError]):
         self._writes_into = isinstance(pixels, WritesInto)
         self._tokenizer = tokenizer
         self._skip_bad = skip_bad
+        self._caption_choice = caption_choice
 
     def __getitem__(self, request: TrainRequest) -> Batch | InputError:
         try:
@@ -203,9 +215,9 @@ class TrainBatches(Dataset[Batch | InputError]):
             if image is not out:
                 images[place] = image
             captions.append(
-                raw.captions[
-                    position_seed(self._seed, request.epoch, position, "caption") % len(raw.captions)
-                ]
+                self._caption_choice(
+                    raw.captions, position_seed(self._seed, request.epoch, position, "caption")
+                )
             )
             keys.append(raw.key)
         return Batch(

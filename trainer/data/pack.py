@@ -81,6 +81,7 @@ def pack(
     image_column: str = "image",
     caption_column: str = "caption",
     separator: str | None = None,
+    encoding: str = "utf-8",
     recipe: Recipe | None = None,
     processes: int = 1,
     force: bool = False,
@@ -95,7 +96,7 @@ def pack(
     """
     recipe = recipe or Recipe()
     check_replaceable(out, force)
-    rows = read_table(table, image_column, caption_column, separator, keep_others=True)
+    rows = read_table(table, image_column, caption_column, separator, keep_others=True, encoding=encoding)
     _check_images(rows, recipe)
     beside = out.parent / f".{out.name}.partial"
     jobs = list(_jobs(rows, beside, _cuts(rows, samples_per_shard, shard_mb), recipe))

@@ -108,7 +108,9 @@ def _check_tables(files: Sequence[str], data: Data) -> int:
     problems: list[str] = []
     for file in files:
         try:
-            table = read_table(file, data.image_column, data.caption_column, data.separator)
+            table = read_table(
+                file, data.image_column, data.caption_column, data.separator, encoding=data.encoding
+            )
         except InputError as problem:
             problems.append(str(problem))
             continue

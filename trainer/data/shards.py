@@ -14,6 +14,7 @@ from statistics import median
 from typing import Literal, Protocol
 
 from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.captions import LINES, CaptionReader
 from trainer.data.files import Files
 from trainer.data.index import THREADS, raise_all, scan
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, Numbering, RawSample, check_bytes
@@ -83,9 +84,16 @@ class IndexInMemory:
 class ShardSource:
     """Source of the samples of several shards."""
 
-    def __init__(self, index: ShardIndex, meaning: Meaning, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        index: ShardIndex,
+        meaning: Meaning,
+        most_bytes: int = MOST_BYTES,
+        captions: CaptionReader = LINES,
+    ) -> None:
         self._index = index
         self._meaning = meaning
+        self._captions = captions
         self._most_bytes = most_bytes
         self._numbering = Numbering(self.shard_sizes())
         self._files = Files()
@@ -116,7 +124,7 @@ class ShardSource:
         try:
             if self._meaning == "label":
                 return RawSample(key, path, image, (), parse_label(text))
-            return RawSample(key, path, image, parse_captions(text))
+            return RawSample(key, path, image, self._captions(text))
         except ValueError as error:
             raise BadSample(path, key, f"bad {self._meaning}", str(error)) from error
 
@@ -152,6 +160,7 @@ def open_shards(
     progress: Callable[[int, int], None] | None = None,
     allowed: Allowed = WHOLE,
     most_bytes: int = MOST_BYTES,
+    captions: CaptionReader = LINES,
 ) -> ShardSource:
     """Indexes the shards in memory and returns their samples.
 
@@ -172,11 +181,16 @@ def open_shards(
             if progress:
                 progress(done, len(paths))
     raise_all(problems)
-    return open_indexed(IndexInMemory(selection, tuple(paths), tuple(contents)), meaning, allowed, most_bytes)
+    index = IndexInMemory(selection, tuple(paths), tuple(contents))
+    return open_indexed(index, meaning, allowed, most_bytes, captions)
 
 
 def open_indexed(
-    index: ShardIndex, meaning: Meaning, allowed: Allowed = WHOLE, most_bytes: int = MOST_BYTES
+    index: ShardIndex,
+    meaning: Meaning,
+    allowed: Allowed = WHOLE,
+    most_bytes: int = MOST_BYTES,
+    captions: CaptionReader = LINES,
 ) -> ShardSource:
     """Returns the samples of shards whose headers are indexed.
 
@@ -184,7 +198,7 @@ def open_indexed(
     BadSample when it is read. Raises InputError if more is wrong than allowed, or if no sample is usable:
     then it says what the shards hold.
     """
-    source = ShardSource(index, meaning, most_bytes)
+    source = ShardSource(index, meaning, most_bytes, captions)
     if not allowed.damage or not len(source):
         raise_all(damages(index))
     if not len(source):
@@ -200,21 +214,6 @@ def damages(index: ShardIndex) -> list[InputError]:
         for path, entry in zip(index.paths, index.entries, strict=True)
         if entry.damage
     ]
-
-
-def parse_captions(text: bytes) -> tuple[str, ...]:
-    """Returns the lines that are not empty, stripped.
-
-    Raises ValueError if there is none or the text is not UTF-8.
-    """
-    try:
-        lines = text.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"captions are not UTF-8 ({error.reason} at byte {error.start})") from error
-    captions = tuple(line.strip() for line in lines if line.strip())
-    if not captions:
-        raise ValueError("captions are empty")
-    return captions
 
 
 def parse_label(text: bytes) -> int:

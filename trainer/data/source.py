@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from trainer.config import Data, Eval
+from trainer.config.caption_key import parse_caption_key
 from trainer.data.bad_samples import WHOLE, Allowed
+from trainer.data.captions import CaptionReader
 from trainer.data.folders import FolderSource
 from trainer.data.image_folder import image_folder
 from trainer.data.sample import MOST_BYTES, RawSample, Source
@@ -58,12 +60,19 @@ def open_labelled(
 def _shards(data: Data, progress: Callable[[int, int], None] | None, allowed: Allowed) -> Source:
     shards = expand_shards(data.train)
     return open_shards(
-        shards, data.image_key, data.caption_key, "captions", progress, allowed, data.max_member_bytes
+        shards,
+        data.image_key,
+        parse_caption_key(data.caption_key).ending,
+        "captions",
+        progress,
+        allowed,
+        data.max_member_bytes,
+        CaptionReader.by(data),
     )
 
 
 def _tables(data: Data) -> list[Table]:
     return [
-        read_table(file, data.image_column, data.caption_column, data.separator)
+        read_table(file, data.image_column, data.caption_column, data.separator, encoding=data.encoding)
         for file in expand_shards(data.train)
     ]

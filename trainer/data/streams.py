@@ -14,9 +14,10 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainer.config import STANDARD_INPUT
+from trainer.data.captions import LINES, CaptionReader
 from trainer.data.sample import MOST_BYTES, BadSample, LeftOut, RawSample, Source, check_bytes
 from trainer.data.sample_counts import check_streams
-from trainer.data.shards import nothing_usable, parse_captions
+from trainer.data.shards import nothing_usable
 from trainer.data.stream_tar import DAMAGES, members
 from trainer.data.tar import Selection
 from trainer.errors import InputError
@@ -46,6 +47,7 @@ class StreamSource:
         window: int,
         seed: int,
         most_bytes: int = MOST_BYTES,
+        captions: CaptionReader = LINES,
     ) -> None:
         """`samples` is the epoch's, over all ranks; `most_bytes` limits each member that is read."""
         self._streams, self._count, self._selection, self._most_bytes = (
@@ -54,6 +56,7 @@ class StreamSource:
             selection,
             most_bytes,
         )
+        self._captions = captions
         self._window, self._seed = min(window, _KEPT), seed
         self._samples: Iterator[RawSample | BadSample] | None = None
 
@@ -152,7 +155,7 @@ class StreamSource:
             for name, content in zip(names, (image, text), strict=True):
                 if isinstance(content, int):
                     check_bytes(stream, key, f".{name}", content, self._most_bytes)
-            return RawSample(key, stream, image, parse_captions(text))
+            return RawSample(key, stream, image, self._captions(text))
         except BadSample as error:
             return error
         except ValueError as error:
@@ -178,13 +181,14 @@ def open_streams(
     rank: int,
     ranks: int,
     most_bytes: int = MOST_BYTES,
+    captions: CaptionReader = LINES,
 ) -> StreamSource:
     """Returns this rank's share of the streams.
 
     Raises InputError, on all ranks alike, if there are fewer streams than ranks.
     """
     check_streams(streams, ranks)
-    return StreamSource(streams[rank::ranks], samples, selection, window, seed, most_bytes)
+    return StreamSource(streams[rank::ranks], samples, selection, window, seed, most_bytes, captions)
 
 
 def loader_processes(source: Source, wanted: int) -> int:

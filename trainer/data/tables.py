@@ -123,17 +123,19 @@ def read_table(
     caption_column: str,
     separator: str | None = None,
     keep_others: bool = False,
+    encoding: str = "utf-8",
 ) -> Table:
     """Reads a table; opens no image file.
 
     `separator` None means a tab if the name ends in .tsv, else a comma. Raises InputError for a missing
-    column (the message lists the columns) and for rows without image or caption.
+    column (the message lists the columns), for text of another encoding, and for rows without image
+    or caption.
     """
     path = Path(path)
     rows = (
         _parquet_rows(path)
         if path.suffix == ".parquet"
-        else _rows(path, separator or ("\t" if path.suffix == ".tsv" else ","))
+        else _rows(path, separator or ("\t" if path.suffix == ".tsv" else ","), encoding)
     )
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     image_at, caption_at = (
@@ -167,7 +169,7 @@ def list_rows(rows: Sequence[int]) -> str:
     )
 
 
-def _rows(path: Path, separator: str) -> list[tuple[int, list[str]]]:
+def _rows(path: Path, separator: str, encoding: str) -> list[tuple[int, list[str]]]:
     """Returns the rows that are not blank, each with its number from 1."""
     csv.field_size_limit(LONGEST_CELL)
     rows: list[tuple[int, list[str]]] = []
@@ -176,7 +178,10 @@ def _rows(path: Path, separator: str) -> list[tuple[int, list[str]]]:
         # Bytes that are not text come through as surrogates and are found in their row, since decoding runs
         # ahead of the row.
         with io.TextIOWrapper(
-            _opened(path), newline="", encoding="utf-8-sig", errors="surrogateescape"
+            _opened(path),
+            newline="",
+            encoding="utf-8-sig" if encoding == "utf-8" else encoding,
+            errors="surrogateescape",
         ) as file:
             # With `strict`, a quote that is never closed is an error; else it would swallow all later rows in
             # silence.
@@ -189,7 +194,9 @@ def _rows(path: Path, separator: str) -> list[tuple[int, list[str]]]:
     except UnicodeEncodeError as error:
         byte = ord(error.object[error.start]) & 0xFF
         raise InputError(
-            f"{path}: row {number} is not UTF-8 text (it has the byte 0x{byte:02x}): save the table as UTF-8"
+            f"{path}: row {number} is not {encoding.upper()} text (it has the byte 0x{byte:02x}): name the "
+            'table\'s encoding with data.encoding = "gb18030" in a job, --encoding in a command, or save '
+            "it as UTF-8"
         ) from error
     except csv.Error as error:
         advice = "a cell that begins with a quote must end with one, and a quote inside it is doubled"
