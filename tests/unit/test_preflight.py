@@ -149,6 +149,37 @@ def test_nodes_that_all_fell_back_to_tcp_are_named_with_the_devices_that_they_ha
     assert text.startswith("warning RDMA: n3: NCCL uses TCP")
 
 
+def _fabric_texts(measurements: list[Measurements], fabric: str | None) -> list[str]:
+    found = find_problems(measurements, replace(NEEDS, fabric=fabric))
+    return [finding.text for finding in found if finding.check == "fabric"]
+
+
+@pytest.mark.parametrize("fabric", ["ib", "roce", "efa"])
+def test_a_fabric_that_no_node_sees_is_named(fabric: str) -> None:
+    (text,) = _fabric_texts(_readings(), fabric)
+    assert text.startswith(f'n0, n1, n2, n3: resources.fabric = "{fabric}", but no active adapter is visible')
+    assert not _fabric_texts(_readings(), None)
+    assert not _fabric_texts(_readings(), "ethernet")
+    assert not _fabric_texts([replace(r, node="n0", pairs={}) for r in _readings()], fabric)
+
+
+@pytest.mark.parametrize(("gb", "slow"), [(400, True), (100, True), (50, False), (40, False)])
+def test_a_fabric_on_which_every_node_is_slow_is_named(gb: int, slow: bool) -> None:
+    """All nodes reach 1.68 GB/s, so that none is odd."""
+    used = Rdma((f"mlx5_0 {gb} Gb/s", "mlx5_1 25 Gb/s"), opened=True)
+    texts = _fabric_texts([replace(r, rdma=used) for r in _readings()], "ib")
+    assert len(texts) == int(slow)
+    if slow:
+        assert f"reaches 1.68 GB/s, and one adapter alone carries {gb / 8:.3g} GB/s" in texts[0]
+    assert not _texts([replace(r, rdma=used) for r in _readings()])
+
+
+def test_adapters_that_are_not_opened_are_named_once() -> None:
+    idle = Rdma(("mlx5_0 400 Gb/s",), opened=False)
+    assert not _fabric_texts([replace(r, rdma=idle) for r in _readings()], "ib")
+    assert len(find_problems([replace(r, rdma=idle) for r in _readings()], replace(NEEDS, fabric="ib"))) == 1
+
+
 def test_nothing_is_said_of_rdma_that_is_used_or_not_needed() -> None:
     used = Rdma(("mlx5_0 400 Gb/s",), opened=True)
     assert _texts([replace(r, rdma=used) for r in _readings()]) == []

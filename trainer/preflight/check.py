@@ -118,6 +118,7 @@ def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
         open_files=_BASE_FILES + 4 * comm.world.size,
         checkpoint_bytes=3 * _parameter_bytes(clip),  # for weights and AdamW's two moments
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
+        fabric=job.resources.fabric if comm.device.type == "cuda" else None,
     )
 
 

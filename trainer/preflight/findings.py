@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainer.config.fabrics import FABRICS
 from trainer.preflight.measurements import Finding, Measurements
 from trainer.text.wording import many
 
@@ -13,6 +14,8 @@ CLOCK_S = 2.0
 """Largest difference between clocks, in seconds; more puts log lines and causes of failure into the wrong
 order.
 """
+OF_ADAPTER = 0.25
+"""Share of one adapter's rate below which nodes that say they have an RDMA fabric do not seem to use it."""
 GPU_FREE = 0.9
 """Share of a GPU's memory that is free if no other process uses the GPU."""
 
@@ -34,13 +37,15 @@ class Needs:
     checkpoint_bytes: int
     checkpoints: int
     """Number of checkpoints that are kept at once, with the one that is being written."""
+    fabric: str | None = None
+    """Network that the job says its nodes have; None if it does not say, or computes on CPUs."""
 
 
 def find_problems(measurements: Sequence[Measurements], needs: Needs) -> list[Finding]:
     """Returns the findings: errors first, then in the order of the checks."""
     findings = [
         finding
-        for check in (_collectives, _nodes, _clocks, _links, _rdma, _copies, _gpus)
+        for check in (_collectives, _nodes, _clocks, _links, _rdma, _fabric, _copies, _gpus)
         for finding in check(measurements, needs)
     ]
     return sorted(findings, key=lambda finding: finding.severity)
@@ -177,6 +182,40 @@ def _rdma(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
         yield Finding(
             "warning", "RDMA", f"{_nodes_of(affected)}: NCCL uses TCP instead of the node's {shown}; {advice}"
         )
+
+
+def _fabric(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Finding]:
+    """Yields a warning if nodes do not use the RDMA fabric that the job says they have.
+
+    What is expected comes from the fabric, since nodes that all fell back to TCP differ in nothing.
+    """
+    if needs.fabric is None or not FABRICS[needs.fabric].rdma or len({r.node for r in measurements}) < 2:
+        return
+    said = f'resources.fabric = "{needs.fabric}"'
+    if without := [r for r in measurements if r.rdma is None]:
+        yield Finding(
+            "warning",
+            "fabric",
+            f"{_nodes_of(without)}: {said}, but no active adapter is visible, so NCCL uses TCP; "
+            f"{_RDMA_ADVICE}",
+        )
+        return
+    speeds = pair_speeds(measurements)
+    if not speeds or any(r.rdma and not r.rdma.opened for r in measurements):
+        return
+    expected, middle = min(_adapter_speed(r) for r in measurements), statistics.median(speeds.values())
+    if middle < OF_ADAPTER * expected:
+        yield Finding(
+            "warning",
+            "fabric",
+            f"{_nodes_of(measurements)}: {said}, but the median node reaches {rate(middle)}, and one adapter "
+            f'alone carries {rate(expected)}; comm.nccl.debug = "INFO" shows which network NCCL uses',
+        )
+
+
+def _adapter_speed(own: Measurements) -> float:
+    """Returns the bytes per second of the node's fastest adapter."""
+    return max(float(device.split()[-2]) for device in own.rdma.devices) * 1e9 / 8 if own.rdma else 0.0
 
 
 def _copies(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
