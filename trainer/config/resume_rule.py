@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.config.job import Job
 from trainer.config.keys import may_change, walk
+from trainer.config.types import Section
 from trainer.text.masking import masked_values
 
 LENGTH = frozenset({"optim.steps", "optim.epochs"})
@@ -27,7 +28,8 @@ def may_change_keys() -> frozenset[str]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yields `key is old there and new here` for each key that matters and differs, in the order of `now`.
 
-    Both arguments are dumped jobs. The length matters unless `now` has `checkpoint.longer`.
+    Both arguments are dumped jobs. A key that `before` lacks, because an older Clipship wrote it, has its
+    default. The length matters unless `now` has `checkpoint.longer`.
     """
     free = may_change_keys() | (LENGTH if now["checkpoint"]["longer"] else frozenset())
     return _differences(before, now, free, "")
@@ -37,13 +39,25 @@ def _differences(
     before: Mapping[str, Any], now: Mapping[str, Any], free: frozenset[str], section: str
 ) -> Iterator[str]:
     for key, new in now.items():
-        name, old = f"{section}{key}", before.get(key)
+        name = f"{section}{key}"
+        old = before[key] if key in before else _defaults().get(name)
         if name in free:
             continue
         if isinstance(new, Mapping):
             yield from _differences(old if isinstance(old, Mapping) else {}, new, free, f"{name}.")
         elif _plain(old) != _plain(new):
             yield f"{name} is {_shown(old)} there and {_shown(new)} here"
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    """Returns the default of every key that has one, by name."""
+    return {
+        ".".join(key): field.get_default(call_default_factory=True, validated_data={})
+        for key, field in walk(Job)
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
+        and not field.is_required()
+    }
 
 
 def _plain(value: object) -> object:
