@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.config.gpus import GPUS, Gpu
 from trainer.model.architecture import Architecture, architecture
 from trainer.model.fit import largest_micro_batch
@@ -24,7 +24,7 @@ class GpuCase:
     @property
     def shape(self) -> Architecture:
         """Sizes of the model."""
-        shape = architecture(self.model)
+        shape = architecture(Model(name=self.model))
         if shape is None:
             raise ValueError(f"the size of {self.model} is not known: is open_clip installed?")
         return shape

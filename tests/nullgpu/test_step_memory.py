@@ -106,7 +106,7 @@ def _built_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     "case", [*OFTEN, *(pytest.param(case, marks=pytest.mark.full) for case in OTHERS)], ids=str
 )
 def test_memory_by_arithmetic_is_that_of_the_allocator(case: Case, gpu: Comm) -> None:
-    job, shape = case.job, architecture(case.model)
+    job, shape = case.job, architecture(case.job.model)
     assert shape is not None
     batch_plan = plan(job, 1)
     parameters, peak = measured(job, batch_plan, shape, gpu)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.start import start
+from trainer.config import Model
 from trainer.config.batch_plan import plan
 from trainer.model.architecture import architecture
 from trainer.model.scaling import collectives
@@ -18,7 +19,7 @@ STEPS = 4
 
 def expected(loss: str, loss_tile: int) -> Counter[str]:
     """Bytes that a rank gives to each kind of collective in a step, by the arithmetic of `plan scaling`."""
-    shape, job = architecture(VIT), tiny_job(optim={"loss": loss})
+    shape, job = architecture(Model(name=VIT)), tiny_job(optim={"loss": loss})
     assert shape is not None
     given = Counter[str]()
     for one in collectives(shape, job, plan(job, 2), "torch", 2**20, tiles=loss_tile > 0):

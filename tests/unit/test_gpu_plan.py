@@ -1,5 +1,6 @@
 """`clipship check` says what a step takes of a GPU, what fits, and how long the run takes at best."""
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.support.jobs import RESNET, VIT, tiny_job
 from trainer.cli.check import check_without_files
 from trainer.cli.describe import describe
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
 from trainer.config.gpus import GIB, GPUS, GpuName
 from trainer.errors import InputError
@@ -50,26 +51,26 @@ def test_the_table_has_the_gpus_that_a_job_may_name() -> None:
     ],
 )
 def test_parameters_of_known_models(name: str, millions: float) -> None:
-    shape = architecture(name)
+    shape = architecture(Model(name=name))
     assert shape is not None
     assert shape.parameters / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["RN50", "EVA02-B-16", "roberta-ViT-B-32", "coca_ViT-B-32", "hf-hub:a/b"])
 def test_models_whose_config_does_not_say_their_size_have_none(name: str) -> None:
-    assert architecture(name) is None
+    assert architecture(Model(name=name)) is None
     assert not any(line.startswith("memory") for line in rows_of(job_of(name)))
 
 
 def test_peak_memory_of_b_32_is_what_performance_md_measured() -> None:
-    shape = architecture("ViT-B-32")
+    shape = architecture(Model(name="ViT-B-32"))
     assert shape is not None
     memory = step_memory(shape, job_of(), plan(job_of(), 1))
     assert memory.total / GIB == pytest.approx(34.02, rel=0.03)
 
 
 def test_several_ranks_hold_gradients_all_the_time_and_parts_of_the_model_if_it_is_split() -> None:
-    job, shape = job_of(), architecture("ViT-B-32")
+    job, shape = job_of(), architecture(Model(name="ViT-B-32"))
     assert shape is not None
     two = step_memory(shape, job, plan(job, 2))
     assert two.gradients == 4 * shape.parameters
@@ -82,7 +83,7 @@ def test_several_ranks_hold_gradients_all_the_time_and_parts_of_the_model_if_it_
 def test_bigg_split_over_8_ranks_takes_what_the_allocator_gave_out(samples: int, gib: float) -> None:
     job, shape = (
         job_of("ViT-bigG-14", 8 * samples, model={"grad_checkpointing": True, "kernels": "plain"}),
-        architecture("ViT-bigG-14"),
+        architecture(Model(name="ViT-bigG-14")),
     )
     assert shape is not None
     assert step_memory(shape, job, plan(job, 8), shards=8).total / GIB == pytest.approx(gib, rel=0.05)
@@ -90,7 +91,7 @@ def test_bigg_split_over_8_ranks_takes_what_the_allocator_gave_out(samples: int,
 
 @pytest.mark.parametrize("model", ["ViT-B-32", "ViT-L-14", "ViT-B-16-SigLIP"])
 def test_the_largest_micro_batch_fits_and_one_more_sample_does_not(model: str) -> None:
-    shape, memory = architecture(model), GPUS["L40S"].memory
+    shape, memory = architecture(Model(name=model)), GPUS["L40S"].memory
     assert shape is not None
     most = largest_micro_batch(shape, job_of(model, batch=4), 4, memory)
     assert most > 4
@@ -101,7 +102,7 @@ def test_the_largest_micro_batch_fits_and_one_more_sample_does_not(model: str) -
 
 def test_auto_takes_equal_micro_batches_that_fit() -> None:
     job = job_of("ViT-L-14", 32_768, optim={"max_batch_size_per_gpu": "auto"})
-    shape = architecture("ViT-L-14")
+    shape = architecture(Model(name="ViT-L-14"))
     assert shape is not None
     chosen = with_gpu_limit(job, 64)
     assert isinstance(chosen.optim.max_batch_size_per_gpu, int)
@@ -166,7 +167,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_would() -> None:
 
 
 def test_an_estimate_is_below_the_peak_and_follows_the_products() -> None:
-    job, shape = job_of(), architecture("ViT-B-32")
+    job, shape = job_of(), architecture(Model(name="ViT-B-32"))
     assert shape is not None
     # 14.5 GFLOP for one sample's forward pass; a backward pass has twice as many.
     assert training_flops(shape, job) == pytest.approx(3 * 14.5e9, rel=0.02)
@@ -179,11 +180,11 @@ def test_an_estimate_is_below_the_peak_and_follows_the_products() -> None:
 
 
 def test_locked_towers_take_no_state_and_no_activations() -> None:
-    shape = architecture(VIT)
-    assert shape is not None
     job = job_of(VIT, 16, model={"lock_image": True})
+    shape = architecture(job.model)
+    assert shape is not None
     memory = step_memory(shape, job, plan(job, 1))
-    whole = step_memory(shape, job_of(VIT, 16), plan(job, 1))
+    whole = step_memory(replace(shape, unlocked=(None, None)), job_of(VIT, 16), plan(job, 1))
     assert memory.optimizer == 8 * shape.text.parameters
     assert memory.activations < whole.activations
     assert usable_bytes(100 * GIB) == 90 * GIB - GIB // 2

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tests.support.jobs import VIT, tiny_job
 from trainer.cli.plan import command
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
@@ -21,7 +21,7 @@ NDR, ETHERNET = FABRIC_RATES["NDR"], FABRIC_RATES["ETH-100"]
 
 
 def l_14(kernels: str = "fast", **optim: Any) -> tuple[Architecture, Job]:
-    shape = architecture("ViT-L-14")
+    shape = architecture(Model(name="ViT-L-14"))
     assert shape is not None
     return shape, tiny_job(config="ViT-L-14", model={"precision": "bf16", "kernels": kernels}, optim=optim)
 
@@ -158,7 +158,7 @@ def test_json_has_the_same_figures(tmp_path: Path) -> None:
 
 
 def test_a_model_of_unknown_size_is_refused(tmp_path: Path) -> None:
-    assert architecture(VIT) is not None
+    assert architecture(Model(name=VIT)) is not None
     result = CliRunner().invoke(command, ["scaling", job_file(tmp_path, "RN50")])
     assert result.exit_code != 0
     assert "the config of RN50 does not say its size" in str(result.exception)

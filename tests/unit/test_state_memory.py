@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.jobs import VIT, tiny_job
 from trainer.cli.state_memory import in_memory, too_little_memory
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.model.size import parameters, state_bytes
 
 GB = 10**9
@@ -25,14 +25,17 @@ def test_parameters_are_counted_from_the_config_alone(name: str) -> None:
     """All but the logit scale."""
     open_clip.add_model_config(name)
     model = open_clip.create_model("tiny-vit")
-    assert parameters(name) == sum(each.numel() for each in model.parameters()) - 1
+    assert parameters(Model(name=name)) == sum(each.numel() for each in model.parameters()) - 1
 
 
 def test_known_models_have_their_known_size() -> None:
-    assert (parameters("ViT-B-32"), parameters("ViT-L-14")) == (151_277_312, 427_616_512)
-    assert parameters("RN50") is None
-    assert parameters("ViT-B-16-SigLIP") == 203_155_968
-    assert parameters("hf-hub:someone/model") is None
+    assert (parameters(Model(name="ViT-B-32")), parameters(Model(name="ViT-L-14"))) == (
+        151_277_312,
+        427_616_512,
+    )
+    assert parameters(Model(name="RN50")) is None
+    assert parameters(Model(name="ViT-B-16-SigLIP")) == 203_155_968
+    assert parameters(Model(name="hf-hub:someone/model")) is None
 
 
 def test_check_says_gb_of_each_node() -> None:
@@ -55,7 +58,7 @@ def test_too_little_shared_memory_here_is_told_with_the_numbers(monkeypatch: pyt
 
 
 def test_too_little_memory_of_a_cluster_is_told_with_the_key() -> None:
-    assert state_bytes("ViT-B-32") == 12 * 151_277_312
+    assert state_bytes(Model(name="ViT-B-32")) == 12 * 151_277_312
     few = {"gpus_per_node": 1, "mem_gb_per_gpu": 3.0}
     shm, memory = too_little_memory(job_of(resources=few, kubernetes={"namespace": "n"}), local=False)
     assert shm.startswith("a worker's /dev/shm (kubernetes.shm_gb) has 2.15 GB")

@@ -50,7 +50,7 @@ def check_fields(
 def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dict[str, float | None]:
     """Returns estimates: bytes of a GPU's memory, samples a second of all GPUs, hours of the run."""
     fields: dict[str, float | None] = {"gpu_bytes": None, "samples_per_s": None, "hours": None}
-    shape, gpu = architecture(job.model.name), GPUS.get(job.resources.gpu or "")
+    shape, gpu = architecture(job.model), GPUS.get(job.resources.gpu or "")
     if shape is None or not on_gpus(job, local=local):
         return fields
     batch_plan = plan(with_gpu_limit(job, world_size), world_size)

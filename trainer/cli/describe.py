@@ -119,7 +119,7 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
             "precision fp16 needs a GPU for each rank, and this machine has none: bf16 and fp32 also run "
             "on CPUs"
         )
-    if job.model.lock_image and job.model.lock_text and not job.model.pretrained:
+    if job.model.unlocked == (0, 0) and not job.model.pretrained:
         yield "both towers are locked and nothing is pretrained: there is hardly anything to learn"
     if not local:
         yield from _of_clusters(job)
@@ -148,8 +148,11 @@ def _known_bad(job: Job) -> Iterator[str]:
 
 def _model(job: Job) -> str:
     start = f", from {job.model.pretrained}" if job.model.pretrained else ""
-    locked = [name for name, lock in (("image", job.model.lock_image), ("text", job.model.lock_text)) if lock]
-    towers = f", {' and '.join(locked)} tower{'s' * (len(locked) > 1)} locked" if locked else ""
+    towers = "".join(
+        f", {tower} tower locked" + (f" but its last {many(groups, 'group')} of layers" if groups else "")
+        for tower, groups in zip(("image", "text"), job.model.unlocked, strict=True)
+        if groups is not None
+    )
     compiled = ", compiled" if job.model.compile else ""
     return f"{job.model.name}, {job.model.precision}, {job.optim.loss} loss{start}{towers}{compiled}"
 

@@ -24,7 +24,7 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
     `batch_plan` is that of the job with a number in place of "auto". Without `resources.gpu` there is the
     memory alone. `steps` is the length of the run, None if it is not known.
     """
-    shape = architecture(job.model.name)
+    shape = architecture(job.model)
     if shape is None:
         return
     gpu = GPUS.get(job.resources.gpu or "")
@@ -61,7 +61,7 @@ def _time(hours: float) -> str:
 
 def too_large(job: Job, batch_plan: BatchPlan) -> Iterator[str]:
     """Yields a sentence if the step does not fit the GPU that the job names."""
-    shape, gpu = architecture(job.model.name), GPUS.get(job.resources.gpu or "")
+    shape, gpu = architecture(job.model), GPUS.get(job.resources.gpu or "")
     if shape is None or gpu is None or fits(shape, job, batch_plan, gpu.memory):
         return
     needed = memory_of(shape, job, batch_plan, gpu.memory).total / GIB

@@ -90,7 +90,7 @@ def _rows(job: "Job", gpus: int, each: int, gpu: str, fabric: str) -> Iterator[_
     from trainer.model.architecture import architecture
     from trainer.model.scaling import NODE_GPUS, weak_scaling
 
-    shape = architecture(job.model.name)
+    shape = architecture(job.model)
     if shape is None:
         raise InputError(
             f"the config of {job.model.name} does not say its size; those of open_clip's own transformers "

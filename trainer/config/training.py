@@ -1,13 +1,18 @@
 """`[model]` and `[optim]`: the model, its loss and its optimizer."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config.keys import MAY_CHANGE, JobPath
 from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
+
+Count = Annotated[int, Field(ge=0)]
+Edge = Annotated[int, Field(ge=1, le=4096)]
+Channels = tuple[float, float, float]
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 
@@ -34,10 +39,34 @@ class Model(Section):
     tf32: GPUs round the factors of products to 10 bits, all else is float32 (on a CPU it is fp32); bf16:
     autocast; fp16: autocast with a gradient scaler. Parameters, features and the loss stay float32. fp64: for
     numerical proofs only."""
+    image_size: Edge | tuple[Edge, Edge] | None = None
+    """Edge of the images in pixels, or [height, width]. None: as the model's config says. Weights that were
+    trained at another size are fitted: their table of positions is interpolated."""
+    context_length: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Most tokens of a caption. None: as the model's config says. Weights with another length are fitted."""
+    patch_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of an image's patches that training leaves out (arXiv 2212.00794): with 0.5 the image tower does
+    half of the work. None: as the model's config says."""
+    image_mean: Channels | None = None
+    """Mean of red, green and blue, from 0 to 1, that is subtracted. None: that of the weights, or of the
+    model's config."""
+    image_std: Channels | None = None
+    """Standard deviation of red, green and blue that pixels are divided by then. None: as for image_mean."""
+    image_interpolation: Literal["bicubic", "bilinear"] | None = None
+    """Interpolation that resizes an image for evaluation. None: as for image_mean. Training takes bicubic."""
+    image_resize_mode: Literal["shortest", "longest", "squash"] | None = None
+    """Fit of an image into image_size for evaluation: shortest: crops what is longer; longest: pads what is
+    shorter; squash: changes the ratio. None: as for image_mean."""
     lock_image: bool = False
     """Freeze the image tower, including its batch norm statistics."""
+    lock_image_unlocked_groups: Count = 0
+    """With lock_image: groups of layers at the image tower's end that are trained. The last group of a vision
+    transformer is its projection, then each block is one, then all before them."""
     lock_text: bool = False
     """Freeze the text tower."""
+    lock_text_unlocked_layers: Count = 0
+    """With lock_text: groups of layers at the text tower's end that are trained: the projection, then each
+    block, then the embeddings. Of a text tower of transformers: blocks."""
     sync_batch_norm: bool = True
     """Compute batch norm statistics over the global batch, so that the gradient does not depend on the number
     of ranks."""
@@ -60,6 +89,54 @@ class Model(Section):
     """
     offline: Annotated[bool, MAY_CHANGE] = False
     """Never ask the hub: weights and tokenizers that are not in the cache are an error."""
+
+    @property
+    def unlocked(self) -> tuple[int | None, int | None]:
+        """Groups of the image tower and of the text tower that are trained, from its end; None: all."""
+        return (
+            self.lock_image_unlocked_groups if self.lock_image else None,
+            self.lock_text_unlocked_layers if self.lock_text else None,
+        )
+
+    @property
+    def tower_changes(self) -> Mapping[str, Mapping[str, Any]]:
+        """Values that replace those of the config's two parts, by open_clip's names."""
+        changes: dict[str, dict[str, Any]] = {
+            "vision_cfg": {"image_size": self.image_size, "patch_dropout": self.patch_dropout},
+            "text_cfg": {"context_length": self.context_length},
+        }
+        return {
+            part: {key: value for key, value in own.items() if value is not None}
+            for part, own in changes.items()
+        }
+
+    @property
+    def preprocessing(self) -> Mapping[str, Any]:
+        """Values that replace those of the weights' preprocessing, by open_clip's names."""
+        changes = {
+            "mean": self.image_mean,
+            "std": self.image_std,
+            "interpolation": self.image_interpolation,
+            "resize_mode": self.image_resize_mode,
+        }
+        return {key: value for key, value in changes.items() if value is not None}
+
+    @field_validator("image_std")
+    @classmethod
+    def _divides(cls, value: Channels | None) -> Channels | None:
+        if value is not None and not all(0 < each < float("inf") for each in value):
+            raise ValueError("must be three numbers above 0")
+        return value
+
+    @model_validator(mode="after")
+    def _unlocked_are_locked(self) -> "Model":
+        for unlocked, lock in (
+            ("lock_image_unlocked_groups", "lock_image"),
+            ("lock_text_unlocked_layers", "lock_text"),
+        ):
+            if getattr(self, unlocked) and not getattr(self, lock):
+                raise ValueError(f"{unlocked} leaves a part of a locked tower open: set {lock} = true, too")
+        return self
 
     @model_validator(mode="after")
     def _proofs_are_not_compiled(self) -> "Model":

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config import Data
 from trainer.config.caption_key import EVERY, Step, parse_caption_key, path_text
+from trainer.text.wording import many
 
 MOST_JSON_BYTES = 2**24
 """Largest JSON that is parsed; in memory it takes up to 30 times as much."""
@@ -37,7 +38,7 @@ class CaptionReader:
     def __call__(self, content: bytes) -> tuple[str, ...]:
         if self.path is not None and len(content) > MOST_JSON_BYTES:
             raise ValueError(
-                f"its JSON has {len(content):,} bytes, and at most {MOST_JSON_BYTES:,} are parsed"
+                f"its JSON has {many(len(content), 'byte')}, and at most {MOST_JSON_BYTES:,} are parsed"
             )
         text = decoded(content, self.encoding)
         if self.path is None:

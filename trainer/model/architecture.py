@@ -6,9 +6,10 @@ Knows the transformers that open_clip defines, and the image towers of SigLIP, w
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer.config import Model
 from trainer.model.catalog import config_file
 
 _CHANNELS = 3
@@ -41,6 +42,24 @@ class Tower:
     """True if float32 flows between the blocks under autocast, False if its half precision does."""
     saved_activations: int
     """Matrices of a block's hidden width that its backward pass needs: two for GELU, three for QuickGELU."""
+    block: int
+    """Parameters of one block."""
+    head: int
+    """Parameters behind the blocks that are a group of their own where a tower is unlocked from its end."""
+    norm: int = 0
+    """Parameters behind the blocks that are unlocked with the last of them."""
+
+    def last(self, groups: int | None) -> "Tower":
+        """Returns the part that is trained if only the last `groups` are unlocked; None: all of it.
+
+        The groups are those of open_clip: what is behind the blocks, each block, what is before them.
+        """
+        blocks = self.layers + 1 if groups is None else groups - bool(self.head)
+        if blocks > self.layers:
+            return self
+        layers, head = max(0, blocks), self.head if groups else 0
+        parameters = head + layers * self.block + (self.norm if layers else 0)
+        return replace(self, layers=layers, parameters=parameters, embedding=0)
 
 
 @dataclass(frozen=True)
@@ -53,26 +72,46 @@ class Architecture:
     """Height and width of an image in pixels."""
     embed_dim: int
     """Width of the features that the loss compares."""
+    unlocked: tuple[int | None, int | None] = (None, None)
+    """Groups of the image tower and of the text tower that are trained, from the end; None: all."""
 
     @property
     def parameters(self) -> int:
         """Number of parameters; a few scalars are left out."""
         return self.image.parameters + self.text.parameters
 
+    @property
+    def towers(self) -> tuple[Tower, Tower]:
+        """The image tower and the text tower."""
+        return self.image, self.text
 
-def architecture(name: str) -> Architecture | None:
+    @property
+    def trained(self) -> tuple[Tower, Tower]:
+        """The parts of both towers that are trained; one without parameters is locked."""
+        image, text = self.unlocked
+        return self.image.last(image), self.text.last(text)
+
+    @property
+    def trained_parameters(self) -> int:
+        """Number of parameters that are trained."""
+        return sum(tower.parameters for tower in self.trained)
+
+
+def architecture(model: Model) -> Architecture | None:
     """Returns the sizes of a model; None if its config cannot be read, or does not say them."""
     try:
-        config = json.loads(config_file(name).read_text(encoding="utf-8"))
+        config = json.loads(config_file(model.name).read_text(encoding="utf-8"))
         config = config.get("model_cfg", config)
         if "multimodal_cfg" in config:
             return None
-        vision, text, embed_dim = config["vision_cfg"], config["text_cfg"], config["embed_dim"]
+        vision, text = ({**config[part], **own} for part, own in model.tower_changes.items())
+        embed_dim = config["embed_dim"]
         quick = bool(config.get("quick_gelu", False))
         image = _timm(vision) if "timm_model_name" in vision else _vision(vision, embed_dim, quick=quick)
         if image is None or "hf_model_name" in text:
             return None
-        return Architecture(image, _text(text, embed_dim, quick=quick), _size(vision), embed_dim)
+        words = _text(text, embed_dim, quick=quick)
+        return Architecture(image, words, _size(vision), embed_dim, model.unlocked)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ZeroDivisionError):
         return None
 
@@ -109,6 +148,9 @@ def _vision(config: Mapping[str, Any], embed_dim: int, *, quick: bool) -> Tower 
         width * (tokens + 1),
         wide_stream=False,
         saved_activations=3 if quick else 2,
+        block=_block(config, width, hidden),
+        head=width * embed_dim,
+        norm=2 * width,
     )
 
 
@@ -130,6 +172,9 @@ def _text(config: Mapping[str, Any], embed_dim: int, *, quick: bool) -> Tower:
         embedding,
         wide_stream=True,
         saved_activations=3 if quick else 2,
+        block=_block(config, width, hidden),
+        head=projection,
+        norm=2 * width,
     )
 
 
@@ -153,6 +198,8 @@ def _timm(config: Mapping[str, Any]) -> Tower | None:
         tokens * width,
         wide_stream=True,
         saved_activations=2,
+        block=_block({}, width, hidden),
+        head=2 * width + pool,
     )
 
 

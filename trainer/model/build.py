@@ -24,8 +24,9 @@ from trainer.model.catalog import weights_file
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
+from trainer.model.locking import lock_towers
 from trainer.model.skip_random import SkipRandomValues
-from trainer.model.sync_batch_norm import has_batch_norm, lock_batch_norm, synchronise_batch_norm
+from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 
 _ENCODE_IMAGE = "encode_image"
 
@@ -196,11 +197,16 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             cache_dir=job.model.cache_dir,
             output_dict=False,
             weights_only=True,
+            force_image_size=job.model.image_size,
+            force_context_length=job.model.context_length,
+            force_patch_dropout=job.model.patch_dropout,
+            force_preprocess_cfg=dict(job.model.preprocessing),
             **_initial_logits(job.optim.loss),
         )
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
-        tokenizer = _tokenizer(name, job.model.cache_dir, json.dumps(open_clip.get_model_config(name)))
+        config = json.dumps(open_clip.get_model_config(name))
+        tokenizer = _tokenizer(name, job.model.cache_dir, job.model.context_length, config)
     preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
     shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
     size = (
@@ -228,13 +234,13 @@ def preload_tokenizer(job: Job) -> None:
     name = _register(job.model.name)
     config = open_clip.get_model_config(name)  # None if the name is that of a model on a hub
     if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
-        _tokenizer(name, job.model.cache_dir, json.dumps(config))
+        _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
 
 
 @cache
-def _tokenizer(name: str, cache_dir: str | None, config: str) -> Tokenizer:
+def _tokenizer(name: str, cache_dir: str | None, context_length: int | None, config: str) -> Tokenizer:
     """Returns open_clip's tokenizer of a model; one for a `config` is enough, and its file is large."""
-    tokenizer: Tokenizer = open_clip.get_tokenizer(name, cache_dir=cache_dir)
+    tokenizer: Tokenizer = open_clip.get_tokenizer(name, context_length=context_length, cache_dir=cache_dir)
     return tokenizer
 
 
@@ -272,11 +278,7 @@ def _initial_logits(loss: str) -> dict[str, float]:
 
 def _place(model: nn.Module, settings: Model, device: torch.device, place: torch.device) -> None:
     """Locks towers, chooses the memory layout for the device and moves the model to its place."""
-    if settings.lock_image:
-        model.lock_image_tower()  # type: ignore[operator]
-        lock_batch_norm(model.visual)  # type: ignore[arg-type]
-    if settings.lock_text:
-        model.lock_text_tower()  # type: ignore[operator]
+    lock_towers(model, settings)
     if settings.grad_checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     wanted = (

@@ -96,7 +96,7 @@ def with_micro_batch(job: Job, world_size: int, gpu_bytes: int | None) -> Job:
 
 def known_shape(job: Job) -> Architecture:
     """Returns the sizes of the job's model; raises InputError if "auto" needs them and nothing knows them."""
-    if shape := architecture(job.model.name):
+    if shape := architecture(job.model):
         return shape
     raise InputError(
         f'optim.max_batch_size_per_gpu = "auto": the config of {job.model.name} does not say how much memory '

@@ -105,9 +105,7 @@ def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> 
 def _of_model(
     shape: Architecture, backend: str, bucket_bytes: float, plan: BatchPlan, job: Job
 ) -> list[Collective]:
-    locked = (job.model.lock_image, job.model.lock_text)
-    towers = zip((shape.image, shape.text), locked, strict=True)
-    trained = _FLOAT * sum(tower.parameters for tower, is_locked in towers if not is_locked)
+    trained = _FLOAT * shape.trained_parameters
     if plan.world_size == 1:
         return []
     if not BACKENDS[backend].splits_model:

@@ -25,31 +25,29 @@ class CheckpointBytes:
         return self.weights + self.optimizer
 
 
-def parameters(name: str) -> int | None:
+def parameters(model: Model) -> int | None:
     """Returns the number of parameters of open_clip's own transformers and SigLIP's; None for other models.
 
     It leaves out a few scalars. Other pictures from timm and texts from Hugging Face have no size in their
     config.
     """
-    shape = architecture(name)
+    shape = architecture(model)
     return None if shape is None else shape.parameters
 
 
-def state_bytes(name: str) -> int | None:
+def state_bytes(model: Model) -> int | None:
     """Returns the bytes of weights and optimizer state of a model that is trained as a whole, or None."""
-    count = parameters(name)
+    count = parameters(model)
     return None if count is None else _STATE_BYTES * count
 
 
 def checkpoint_bytes(model: Model) -> CheckpointBytes | None:
     """Returns the size of a checkpoint; None if the model's config does not say its size.
 
-    A locked tower has weights and no optimizer state.
+    What is locked has weights and no optimizer state.
     """
-    shape = architecture(model.name)
+    shape = architecture(model)
     if shape is None:
         return None
     each = _FLOAT64 if model.precision == "fp64" else _FLOAT32
-    towers = ((shape.image, model.lock_image), (shape.text, model.lock_text))
-    trained = sum(tower.parameters for tower, locked in towers if not locked)
-    return CheckpointBytes(each * shape.parameters, each * _MOMENTS * trained)
+    return CheckpointBytes(each * shape.parameters, each * _MOMENTS * shape.trained_parameters)

@@ -68,11 +68,8 @@ def _moments(
     """
     n, value = plan.micro_batch_size, _VALUE_BYTES[job.model.precision]
     half, wide = value < _FLOAT, max(value, _FLOAT)
-    towers = [
-        (_with_kernels(tower, job), locked)
-        for tower, locked in ((shape.image, job.model.lock_image), (shape.text, job.model.lock_text))
-    ]
-    trained = sum(tower.parameters for tower, locked in towers if not locked)
+    towers = [_with_kernels(tower, job) for tower in shape.trained]
+    trained = shape.trained_parameters
     checkpointed = job.model.grad_checkpointing
     height, width = shape.image_size
     pixels = height * width
@@ -83,18 +80,15 @@ def _moments(
     }
     # Buckets of several ranks, and gradients of earlier micro-batches, are there all the time.
     always = plan.accumulation > 1 or (plan.world_size > 1 and shards == 1)
-    norms = [_FLOAT if tower.wide_stream else _norm_bytes(job) for tower, _ in towers]
+    norms = [_FLOAT if tower.wide_stream else _norm_bytes(job) for tower in towers]
     image, text = (
-        0 if locked else n * _kept(tower, value, max(value, norm), checkpointed=checkpointed)
-        for (tower, locked), norm in zip(towers, norms, strict=True)
+        n * _kept(tower, value, max(value, norm), checkpointed=checkpointed) if tower.parameters else 0
+        for tower, norm in zip(towers, norms, strict=True)
     )
-    image += 0 if job.model.lock_image else n * _CHANNELS * pixels * value
+    image += n * _CHANNELS * pixels * value if towers[0].embedding else 0
     # FSDP lets the copies of a block go after use.
     brief = checkpointed or shards > 1
-    copies = [
-        0 if locked or not half or brief else value * (tower.parameters - tower.embedding)
-        for tower, locked in towers
-    ]
+    copies = [value * (tower.parameters - tower.embedding) if half and not brief else 0 for tower in towers]
     gathered = _gathered(shape, value) if shards > 1 else 0
 
     def moment(activations: int, grads: int, casts: int, loss: int = 0) -> StepMemory:
@@ -107,14 +101,13 @@ def _moments(
         )
 
     heads = [
-        0 if locked else n * _at_work(tower, value, max(value, norm), checkpointed=checkpointed)
-        for (tower, locked), norm in zip(towers, norms, strict=True)
+        n * _at_work(tower, value, max(value, norm), checkpointed=checkpointed) if tower.parameters else 0
+        for tower, norm in zip(towers, norms, strict=True)
     ]
-    text_gradients = 0 if job.model.lock_text else shape.text.parameters
     return [
         moment(image + text, 0, sum(copies), _loss(shape, job, plan, gpu_bytes)),
         moment(image + text + heads[1], 0, sum(copies)),
-        moment(image + heads[0], text_gradients, copies[0]),
+        moment(image + heads[0], towers[1].parameters, copies[0]),
         moment(n * _CHANNELS * pixels * value, trained, 0),
     ]
 
@@ -131,7 +124,7 @@ def _gathered(shape: Architecture, value: int) -> int:
     These are two blocks, one at work and the next one, the gradient of a block and its copy in float32 to be
     reduced, and all that belongs to no block.
     """
-    towers = (shape.image, shape.text)
+    towers = shape.towers
     blocks = [4 * tower.width**2 + 2 * tower.width * tower.hidden for tower in towers]
     rest = shape.parameters - sum(block * tower.layers for block, tower in zip(blocks, towers, strict=True))
     return value * (2 * max(blocks) + rest) + (value + _FLOAT) * max(blocks)

@@ -39,18 +39,15 @@ class StepSpeed:
 
 def training_flops(shape: Architecture, job: Job) -> float:
     """Returns the floating-point operations of matrix products for one sample: forward and backward pass."""
-    locked = (job.model.lock_image, job.model.lock_text)
-    return sum(
-        _forward_flops(tower) * (1 if is_locked else 1 + _BACKWARD)
-        for tower, is_locked in zip((shape.image, shape.text), locked, strict=True)
-    )
+    forward = sum(map(_forward_flops, shape.towers))
+    return forward + _BACKWARD * sum(map(_forward_flops, shape.trained))
 
 
 def step_speed(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> StepSpeed:
     """Returns the estimate: products at the GPU's peak, then all memory traffic at its full bandwidth."""
     needed = training_flops(shape, job)
     again = (plan.accumulation > 1) + job.model.grad_checkpointing
-    flops = needed + again * sum(map(_forward_flops, (shape.image, shape.text)))
+    flops = needed + again * sum(map(_forward_flops, shape.towers))
     kept = _whole_activations(shape, job, plan)
     traffic = kept * _TRAFFIC[job.model.kernels] * (1 + again * _SECOND_FORWARD)
     peak = gpu.tflops[job.model.precision] * 1e12

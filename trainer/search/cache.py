@@ -23,7 +23,7 @@ from trainer.sysinfo.user_cache import user_cache
 
 Features = NDArray[np.float32]
 """Unit vectors [n, D]; of one picture, [D]."""
-FORMAT = 1
+FORMAT = 2
 """Number that changes with the way in which features are computed or kept."""
 MOST_FILES = 32
 """Files that the folder keeps; those that were used longest ago are removed."""
@@ -37,7 +37,9 @@ def cache_file(job: Job, images: Path) -> Path | None:
     folder = user_cache("search")
     if folder is None:
         return None
-    identity = [FORMAT, job.model.precision, _model(job), _weights(job), os.fsencode(images.resolve()).hex()]
+    model = job.model
+    changes = [model.precision, dict(model.tower_changes), dict(model.preprocessing)]
+    identity = [FORMAT, *changes, _model(job), _weights(job), os.fsencode(images.resolve()).hex()]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     return folder / f"{name}.npz"
 

@@ -1,7 +1,7 @@
 """Translates flags about the model and the loss."""
 
 from trainer.cli.from_open_clip.line import Line
-from trainer.cli.from_open_clip.translation import Flag, Translation
+from trainer.cli.from_open_clip.translation import Flag, Translate, Translation
 from trainer.model.catalog import known_models
 
 PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32": "tf32"}
@@ -69,6 +69,36 @@ def lock_text(flag: Flag, line: Line, result: Translation) -> None:
     if line[flag.name]:
         note = "" if line["--lock-text-freeze-layer-norm"] else "layer norms are locked, too"
         result.set("model.lock_text", True, note)
+
+
+def with_lock(lock: str) -> Translate:
+    """Returns the translation of a number of layers that stay unlocked if the flag `lock` is given."""
+
+    def translate(flag: Flag, line: Line, result: Translation) -> None:
+        if line[flag.name] and line[lock]:
+            result.set(flag.keys[0], line[flag.name])
+
+    return translate
+
+
+def edges(flag: Flag, line: Line, result: Translation) -> None:
+    """Gives the images' size, an edge or height and width."""
+    if given := line[flag.name]:
+        result.set("model.image_size", given[0] if len(given) == 1 else list(given))
+
+
+def channels(flag: Flag, line: Line, result: Translation) -> None:
+    """Gives a value for each of red, green and blue; open_clip takes one for all of them, too."""
+    if given := line[flag.name]:
+        result.set(flag.keys[0], [float(value) for value in (given * 3 if len(given) == 1 else given)])
+
+
+def interpolation(flag: Flag, line: Line, result: Translation) -> None:
+    """Gives the interpolation for evaluation; `random` is one of timm's augmentation."""
+    if line[flag.name] == "random":
+        result.refused[flag.name] = "not supported yet: random interpolation belongs to timm's augmentation"
+    elif line[flag.name]:
+        result.set("model.image_interpolation", line[flag.name])
 
 
 def batch_norm(flag: Flag, line: Line, result: Translation) -> None:

@@ -139,25 +139,33 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             data_flags.augmentation,
             "Only `scale`. Colour jitter, gray scale and `use_timm` are not supported yet.",
         ),
-        _missing(
+        _key(
             "--image-mean",
             {"type": float, "nargs": "+"},
-            "the model's own mean is used, or that of its weights",
+            "model.image_mean",
+            model_flags.channels,
+            "The same; one number becomes three.",
         ),
-        _missing(
+        _key(
             "--image-std",
             {"type": float, "nargs": "+"},
-            "the model's own standard deviation is used, or that of its weights",
+            "model.image_std",
+            model_flags.channels,
+            "The same; one number becomes three.",
         ),
-        _missing(
+        _key(
             "--image-interpolation",
             _choice(None, "bicubic", "bilinear", "random"),
-            "the model's own interpolation is used for evaluation, bicubic for training",
+            "model.image_interpolation",
+            model_flags.interpolation,
+            "The same, for evaluation; training is bicubic in both. `random` is refused.",
         ),
-        _missing(
+        _key(
             "--image-resize-mode",
             _choice(None, "shortest", "longest", "squash"),
-            "evaluation resizes as the model's own configuration says",
+            "model.image_resize_mode",
+            copy(),
+            "The same, for evaluation.",
         ),
     ),
     "Model": (
@@ -196,10 +204,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             model_flags.lock_image,
             "The same, and statistics of batch norm are always locked with it.",
         ),
-        _missing(
+        _key(
             "--lock-image-unlocked-groups",
             _count(0),
-            "a tower is locked as a whole",
+            "model.lock_image_unlocked_groups",
+            model_flags.with_lock("--lock-image"),
+            "The same groups.",
             idle=_only_with("--lock-image"),
         ),
         _built_in(
@@ -215,10 +225,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             model_flags.lock_text,
             "The same, and layer norms are always locked with it.",
         ),
-        _missing(
+        _key(
             "--lock-text-unlocked-layers",
             _count(0),
-            "a tower is locked as a whole",
+            "model.lock_text_unlocked_layers",
+            model_flags.with_lock("--lock-text"),
+            "The same layers.",
             idle=_only_with("--lock-text"),
         ),
         _built_in(
@@ -241,16 +253,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             model_flags.batch_norm,
             "On by default here, so that `false` is written without the flag. It works with Horovod, too.",
         ),
-        _missing(
-            "--force-context-length",
-            COUNT,
-            "there is no key: give `model.name` a copy of the model's config file with another "
-            "`context_length`",
-        ),
-        _missing(
+        _key("--force-context-length", COUNT, "model.context_length", copy(), "The same."),
+        _key(
             "--force-image-size",
             {"type": int, "nargs": "+"},
-            "there is no key: give `model.name` a copy of the model's config file with another `image_size`",
+            "model.image_size",
+            model_flags.edges,
+            "The same: one edge, or height and width.",
         ),
         _key(
             "--force-quick-gelu",
@@ -259,11 +268,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             model_flags.quick_gelu,
             "The variant of the model whose name ends in -quickgelu, if there is one.",
         ),
-        _missing(
+        _key(
             "--force-patch-dropout",
             NUMBER,
-            "there is no key: give `model.name` a copy of the model's config file with another "
-            "`patch_dropout`",
+            "model.patch_dropout",
+            copy(),
+            "The same share, drawn for each sample by its place in the run.",
         ),
         _missing(
             "--force-custom-text",

@@ -1,0 +1,118 @@
+"""Towers that are locked but for the layers at their end: what learns, and what check says of it."""
+
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from torch import nn
+
+from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.thread_ranks import run_ranks
+from tests.unit.test_step import SAMPLES, _accumulating, _gradients, _step, _with_model
+from trainer.comm.protocol import Comm
+from trainer.config import Job, Model
+from trainer.config.batch_plan import plan
+from trainer.errors import InputError
+from trainer.model.architecture import Tower, architecture
+from trainer.model.build import build_model
+from trainer.model.locking import lock_towers
+from trainer.model.step_memory import step_memory
+
+LOGITS = {"logit_scale", "logit_bias"}
+
+
+def built(job: Job) -> nn.Module:
+    (model,) = run_ranks(1, lambda comm: build_model(job, plan(job, 1), comm).model)
+    return model
+
+
+def learning(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad} - LOGITS
+
+
+@pytest.mark.parametrize("groups", range(5))
+@pytest.mark.parametrize(
+    ("lock", "unlocked"),
+    [("lock_image", "lock_image_unlocked_groups"), ("lock_text", "lock_text_unlocked_layers")],
+)
+def test_the_groups_at_a_towers_end_learn_as_open_clip_has_them_and_check_counts_them(
+    lock: str, unlocked: str, groups: int
+) -> None:
+    if groups == 4:  # projection, two blocks, all before them
+        with pytest.raises(InputError, match=f"model.{unlocked} = 4 leaves the whole .* tower unlocked"):
+            built(tiny_job(model={lock: True, unlocked: groups}))
+        return
+    settings = tiny_job(model={lock: True, unlocked: groups}).model
+    ours = built(tiny_job(model={lock: True, unlocked: groups}))
+    open_clip.add_model_config(VIT)
+    theirs = open_clip.create_model("tiny-vit")
+    getattr(theirs, f"{lock}_tower")(groups)
+    assert learning(ours) == learning(theirs)
+    shape = architecture(settings)
+    assert shape is not None
+    wanted = learning(theirs)
+    counted = sum(parameter.numel() for name, parameter in theirs.named_parameters() if name in wanted)
+    assert shape.trained_parameters == counted
+
+
+def test_the_groups_of_timms_towers_are_counted_too() -> None:
+    with torch.device("meta"):
+        model = open_clip.create_model("ViT-B-16-SigLIP", device="meta", pretrained_image=False)
+    settings = Model(name="ViT-B-16-SigLIP", lock_image=True, lock_image_unlocked_groups=3)
+    lock_towers(model, settings)
+    shape = architecture(settings)
+    assert shape is not None
+    image, _ = shape.trained
+    counted = sum(p.numel() for name, p in model.visual.named_parameters() if p.requires_grad)
+    assert image.parameters == counted
+    assert image.layers == 2
+
+
+@pytest.mark.parametrize("size", [4, SAMPLES])
+def test_what_learns_of_a_locked_tower_has_the_gradient_that_it_has_without_a_lock(
+    alone: Comm, size: int
+) -> None:
+    keys = {"lock_image": True, "lock_image_unlocked_groups": 2, "lock_text": True}
+    keys |= {"lock_text_unlocked_layers": 1}
+    job = _accumulating(size, model={"precision": "fp64"})
+    whole = _gradients(_step(job, alone), size)
+    locked = _gradients(_step(_with_model(job, **keys), alone), size)
+    learnt = [name for name, gradient in locked.items() if gradient is not None]
+    assert {name.partition(".")[0] for name in learnt} == {"visual", "text_projection", "logit_scale"}
+    assert len(learnt) < len(whole) / 2
+    for name in learnt:
+        torch.testing.assert_close(locked[name], whole[name], rtol=1e-12, atol=1e-14)
+
+
+def test_a_tower_without_groups_is_refused() -> None:
+    with pytest.raises(InputError, match="image tower has no groups of layers that can be unlocked"):
+        built(tiny_job(config=RESNET, model={"lock_image": True, "lock_image_unlocked_groups": 1}))
+
+
+@pytest.mark.parametrize(
+    ("key", "lock"),
+    [("lock_image_unlocked_groups", "lock_image"), ("lock_text_unlocked_layers", "lock_text")],
+)
+def test_unlocked_layers_of_a_tower_that_is_not_locked_are_refused(key: str, lock: str) -> None:
+    with pytest.raises(ValueError, match=f"set {lock} = true, too"):
+        tiny_job(model={key: 1})
+
+
+def test_a_step_takes_less_memory_the_fewer_layers_learn() -> None:
+    def memory(**model: Any) -> int:
+        job = tiny_job(model={"name": "ViT-B-32", "precision": "bf16", **model})
+        shape = architecture(job.model)
+        assert shape is not None
+        return step_memory(shape, job, plan(job, 1)).total
+
+    partly = [memory(lock_image=True, lock_image_unlocked_groups=groups) for groups in range(14)]
+    assert [memory(lock_image=True), *sorted(partly[1:]), memory()] == [*partly, memory()]
+    assert len(set(partly)) == len(partly)
+
+
+def test_a_part_of_a_tower_has_the_blocks_that_learn() -> None:
+    tower = Tower(50, 8, 3, 1, 32, 1000, 100, wide_stream=True, saved_activations=2, block=200, head=50)
+    assert [tower.last(groups).layers for groups in range(6)] == [0, 0, 1, 2, 3, 3]
+    assert [tower.last(groups).parameters for groups in range(6)] == [0, 50, 250, 450, 650, 1000]
+    assert tower.last(None) is tower

@@ -1,0 +1,123 @@
+"""Keys that change a model's config: size of images, length of captions, dropped patches, preprocessing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests.support.jobs import VIT, tiny_job
+from trainer.config.loader import job_from_table
+from trainer.errors import InputError
+from trainer.model.architecture import architecture
+from trainer.model.build import Clip, untrained
+
+
+def values_of(clip: Clip) -> dict[str, Tensor]:
+    return dict(clip.model.state_dict())
+
+
+def changed_config(folder: Path, part: str, values: dict[str, Any]) -> str:
+    config = json.loads(Path(VIT).read_text())
+    config[part] |= values
+    path = folder / "changed.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("image_size", 48, "vision_cfg"),
+        ("image_size", [32, 64], "vision_cfg"),
+        ("context_length", 20, "text_cfg"),
+        ("patch_dropout", 0.5, "vision_cfg"),
+    ],
+)
+def test_a_key_makes_the_model_that_a_changed_config_file_makes(
+    tmp_path: Path, key: str, value: Any, part: str
+) -> None:
+    ours = untrained(tiny_job(model={key: tuple(value) if isinstance(value, list) else value}))
+    theirs = untrained(tiny_job(config=changed_config(tmp_path, part, {key: value})))
+    assert values_of(ours).keys() == values_of(theirs).keys()
+    for name, tensor in values_of(ours).items():
+        assert torch.equal(tensor, values_of(theirs)[name]), name
+    assert ours.crop.size == theirs.crop.size
+    assert torch.equal(ours.tokenizer(["a word"]), theirs.tokenizer(["a word"]))
+    assert str(ours.model.visual) == str(theirs.model.visual)
+
+
+@pytest.mark.parametrize("keys", [{"image_size": 64, "context_length": 20}, {"patch_dropout": 0.5}])
+def test_check_counts_the_model_as_it_is_built(keys: dict[str, Any]) -> None:
+    job = tiny_job(model=keys)
+    shape = architecture(job.model)
+    assert shape is not None
+    built = sum(parameter.numel() for parameter in untrained(job).model.parameters())
+    assert shape.parameters == built - 1  # the logit scale
+    plain = architecture(tiny_job().model)
+    assert plain is not None
+    assert (shape.image.tokens, shape.text.tokens) != (plain.image.tokens, plain.text.tokens)
+
+
+def test_weights_of_another_size_are_fitted_as_open_clip_fits_them(tmp_path: Path) -> None:
+    weights = tmp_path / "small.pt"
+    torch.save(untrained(tiny_job()).model.state_dict(), weights)
+    keys = {"image_size": 64, "context_length": 20, "pretrained": str(weights)}
+    ours = values_of(untrained(tiny_job(model=keys)))
+    open_clip.add_model_config(VIT)
+    theirs = open_clip.create_model(
+        "tiny-vit", pretrained=str(weights), force_image_size=64, force_context_length=20
+    ).state_dict()
+    small = torch.load(weights, weights_only=True)
+    assert ours["visual.positional_embedding"].shape != small["visual.positional_embedding"].shape
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.25, 0.3)},
+        {"image_resize_mode": "squash"},
+        {"image_resize_mode": "longest", "image_interpolation": "bilinear"},
+    ],
+)
+def test_pictures_are_prepared_for_evaluation_as_open_clip_prepares_them(keys: dict[str, Any]) -> None:
+    clip = untrained(tiny_job(model=keys))
+    open_clip.add_model_config(VIT)
+    _, _, transform = open_clip.create_model_and_transforms("tiny-vit", **keys)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 80, 3), dtype=np.uint8))
+    assert torch.equal(clip.eval_transform(picture), transform(picture))
+    assert tuple(clip.mean) == keys.get("image_mean", tuple(clip.mean))
+    assert tuple(clip.std) == keys.get("image_std", tuple(clip.std))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"image_size": 0}, "model.image_size"),
+        ({"image_size": [32]}, "model.image_size"),
+        ({"patch_dropout": 1.0}, "model.patch_dropout"),
+        ({"context_length": 0}, "model.context_length"),
+        ({"image_std": [0.1, 0.0, 0.1]}, "three numbers above 0"),
+        ({"image_mean": [0.1]}, "model.image_mean"),
+    ],
+)
+def test_wrong_values_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job_from_table({**tiny_job().model_dump(mode="json"), "model": keys}, "job.toml")
+
+
+@pytest.mark.parametrize("size", [32, [32, 64]])
+def test_a_job_file_gives_one_edge_or_height_and_width(size: Any) -> None:
+    table = {**tiny_job().model_dump(mode="json"), "model": {"image_size": size}}
+    job = job_from_table(table, "job.toml")
+    assert job.model.tower_changes["vision_cfg"] == {
+        "image_size": tuple(size) if isinstance(size, list) else size
+    }
