@@ -75,13 +75,18 @@ OF_MPIJOBS = (
 GANG = ("gang", "gang_queue")
 WITHOUT_LAUNCHER = {key: value for key, value in EVERYTHING.items() if key not in (*OF_MPIJOBS, *GANG)}
 RECOVERY = {"max_restarts": 3, "spare_nodes": 1}
-FABRIC_DEVICES: dict[str, dict[str, int]] = {
-    "ib": {"rdma/hca_shared_devices": 1},
-    "roce": {"rdma/roce": 8},
-    "efa": {"vpc.amazonaws.com/efa": 32},
+FABRIC_KEYS: dict[str, dict[str, Any]] = {
+    "ib": {"rdma": {"rdma/hca_shared_devices": 1}},
+    "roce": {"rdma": {"rdma/roce": 8}},
+    "efa": {"rdma": {"vpc.amazonaws.com/efa": 32}},
+    "tcpxo": {
+        "worker_annotations": {
+            "networking.gke.io/interfaces": '[{"interfaceName":"eth0","network":"default"}]'
+        }
+    },
     "ethernet": {},
 }
-"""Resources of `kubernetes.rdma` with which tests ask for each network's adapters."""
+"""Keys of [kubernetes] that each network wants."""
 
 CASES: dict[str, dict[str, Any]] = {
     "job": {"kubernetes": {"kind": None}},
@@ -154,8 +159,8 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     **{
-        f"fabric-{name}-{kind}": {"resources": {"fabric": name}, "kubernetes": {"kind": kind, "rdma": rdma}}
-        for name, rdma in FABRIC_DEVICES.items()
+        f"fabric-{name}-{kind}": {"resources": {"fabric": name}, "kubernetes": {"kind": kind, **keys}}
+        for name, keys in FABRIC_KEYS.items()
         for kind in ("job", "trainjob", "mpijob")
     },
     "thousand": {"resources": {"nodes": 1000, "gpus_per_node": 8}, "optim": {"global_batch_size": 32000}},

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from tests.support.kubernetes_jobs import FABRIC_DEVICES, kubernetes_job
+from tests.support.kubernetes_jobs import FABRIC_KEYS, kubernetes_job
 from trainer.cli.fabrics import check_fabric
 from trainer.cli.main import main
 from trainer.config.fabrics import FABRICS, NcclRange
@@ -14,17 +14,18 @@ from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, conflicts
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.validate import warnings
+from trainer.launch.slurm.validate import validate as validate_for_slurm
 
 
 def fabric_job(name: str, **sections: Any) -> Any:
-    given = {"resources": {"fabric": name}, "kubernetes": {"rdma": FABRIC_DEVICES[name]}}
+    given = {"resources": {"fabric": name}, "kubernetes": FABRIC_KEYS[name]}
     return kubernetes_job(**{**given, **sections})
 
 
 def test_the_key_takes_the_rows_of_the_table() -> None:
     literal, _ = get_args(Resources.model_fields["fabric"].annotation)
     assert get_args(literal) == tuple(FABRICS)
-    assert set(FABRIC_DEVICES) == set(FABRICS)
+    assert set(FABRIC_KEYS) == set(FABRICS)
 
 
 @pytest.mark.parametrize("name", FABRICS)
@@ -46,6 +47,22 @@ def test_the_list_names_every_fabric(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_unknown_fabric_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fabrics", "explain", "token-ring"]) == 2
     assert "use one of ib, roce, efa" in capsys.readouterr().err
+
+
+def test_a_job_that_does_not_name_the_clusters_networks_is_refused() -> None:
+    with pytest.raises(InputError, match=r'kubernetes.worker_annotations."networking.gke.io/interfaces"'):
+        manifest(kubernetes_job(resources={"fabric": "tcpxo"}))
+
+
+def test_a_fabric_of_pods_is_refused_on_slurm() -> None:
+    job = kubernetes_job(resources={"fabric": "tcpxo"})
+    with pytest.raises(InputError, match=r"does not work with \[slurm\]: .* use \[kubernetes\]"):
+        validate_for_slurm(job)
+
+
+def test_the_default_stack_is_too_new_for_tcpxo() -> None:
+    with pytest.raises(InputError, match=r"needs NCCL 2\.28 .* set stack.torch to 2.11.0"):
+        check_fabric(kubernetes_job(resources={"fabric": "tcpxo"}))
 
 
 def test_the_jobs_own_variables_win_and_are_named() -> None:
@@ -73,7 +90,7 @@ def test_a_variable_from_a_secret_replaces_the_networks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rdma", "said"), [({}, True), ({"rdma/x": 1}, True), (FABRIC_DEVICES["efa"], False)]
+    ("rdma", "said"), [({}, True), ({"rdma/x": 1}, True), (FABRIC_KEYS["efa"]["rdma"], False)]
 )
 def test_pods_without_the_networks_adapters_are_named(rdma: dict[str, int], said: bool) -> None:
     job = fabric_job("efa", kubernetes={"rdma": rdma})

@@ -114,7 +114,11 @@ CASES: dict[str, dict[str, Any]] = {
         "slurm": {"container": "apptainer", "image": "/images/clip.sif", "requeue": False},
     },
     "fabric-efa-pyxis": {"resources": {"fabric": "efa"}, "slurm": PYXIS},
-    **{f"fabric-{name}": {"resources": {"fabric": name}} for name in FABRICS},
+    **{
+        f"fabric-{name}": {"resources": {"fabric": name}}
+        for name, row in FABRICS.items()
+        if "slurm" not in row.refused
+    },
 }
 
 

@@ -25,7 +25,7 @@ class Resources(Section):
     gpu: GpuName | None = None
     """Kind of GPU that the job will run on. `clipship check` then says what fits and how long it takes; no
     scheduler is asked for it."""
-    fabric: Literal["ib", "roce", "efa", "ethernet"] | None = None
+    fabric: Literal["ib", "roce", "efa", "tcpxo", "ethernet"] | None = None
     """Network between the nodes. On a cluster, ranks then get its variables and, for RDMA, may lock memory
     without a limit. `clipship fabrics explain NAME` says what follows from each. None: NCCL chooses."""
     cpus_per_gpu: Positive = 8

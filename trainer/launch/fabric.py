@@ -22,6 +22,13 @@ def cluster_environment(job: Job, world_size: int) -> dict[str, str]:
     return {name: value for name, value in _variables(job).items() if name not in own} | own
 
 
+def refusal(job: Job, scheduler: str) -> Iterator[str]:
+    """Yields a sentence if the scheduler's text cannot have what the network needs."""
+    row = fabric_of(job)
+    if row and scheduler in row.refused:
+        yield f'resources.fabric = "{row.name}" does not work with [{scheduler}]: {row.refused[scheduler]}'
+
+
 def pins_memory(job: Job) -> bool:
     """Returns whether the ranks pin memory for RDMA, for which the system must not limit it."""
     row = fabric_of(job)

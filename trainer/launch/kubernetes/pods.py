@@ -13,7 +13,7 @@ from trainer.config import Image, Job, Kubernetes
 from trainer.config.kubernetes import JOB_FOLDER, object_name
 from trainer.config.loader import own_keys
 from trainer.errors import InputError
-from trainer.launch.fabric import cluster_environment, pins_memory
+from trainer.launch.fabric import cluster_environment, fabric_of, pins_memory
 from trainer.launch.kubernetes.pod_values import (
     Yaml,
     cores,
@@ -147,7 +147,9 @@ class Pods:
 
     @property
     def worker_annotations(self) -> Yaml:
-        return self.annotations | self.k8s.worker_annotations
+        row = fabric_of(self.job)
+        of_fabric = {line.name: line.value for line in row.annotations} if row else {}
+        return of_fabric | self.annotations | self.k8s.worker_annotations
 
     @property
     def grace_s(self) -> int:
@@ -291,6 +293,47 @@ class Pods:
         return [{"name": "job", "configMap": {"name": self.beside_name}}, shm, *scratch, *shared]
 
     @property
+    def _fabric_folders(self) -> dict[str, str]:
+        """Names of the volumes of the network's folders, by folder of the node."""
+        row = fabric_of(self.job)
+        folders = [line.name for line in row.folders] if row else []
+        beside = row.sidecar.folders if row and row.sidecar else {}
+        return {
+            folder: f"fabric-{number}" for number, folder in enumerate(dict.fromkeys([*folders, *beside]))
+        }
+
+    @property
+    def fabric_volumes(self) -> list[Yaml]:
+        """Volumes of the pods with ranks that their network needs."""
+        return [{"name": name, "hostPath": {"path": folder}} for folder, name in self._fabric_folders.items()]
+
+    @property
+    def sidecars(self) -> list[Yaml]:
+        """Containers that run beside the ranks, which Kubernetes ends after them."""
+        row = fabric_of(self.job)
+        if row is None or row.sidecar is None:
+            return []
+        own = row.sidecar
+        return [
+            {
+                "name": own.name,
+                "image": own.image,
+                "restartPolicy": "Always",
+                "command": list(own.command),
+                "env": plain_variables(own.variables),
+                "securityContext": {
+                    "runAsUser": 0,
+                    "runAsNonRoot": False,
+                    "capabilities": {"add": list(own.capabilities)},
+                },
+                "volumeMounts": [
+                    {"name": self._fabric_folders[folder], "mountPath": path}
+                    for folder, path in own.folders.items()
+                ],
+            }
+        ]
+
+    @property
     def _scratch(self) -> dict[str, str]:
         """Folders for temporary files and caches, by the names of their empty volumes.
 
@@ -314,4 +357,9 @@ class Pods:
 
     @property
     def worker_mounts(self) -> list[Yaml]:
-        return [*self.mounts, {"name": "shm", "mountPath": "/dev/shm"}]
+        row = fabric_of(self.job)
+        of_fabric = [
+            {"name": self._fabric_folders[line.name], "mountPath": line.value}
+            for line in (row.folders if row else ())
+        ]
+        return [*self.mounts, {"name": "shm", "mountPath": "/dev/shm"}, *of_fabric]

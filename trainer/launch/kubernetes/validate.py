@@ -37,6 +37,7 @@ def validate(job: Job) -> None:
         _launcher,
         _run_folder,
         _resources,
+        _annotations,
         _variables,
         _size,
         _batch,
@@ -79,6 +80,16 @@ def warnings(job: Job) -> Iterator[str]:
         )
     for path in _outside(job):
         yield f"{path} is on no volume of [kubernetes.mounts]: the image must contain it"
+
+
+def _annotations(job: Job) -> Iterator[str]:
+    row, given = fabric_of(job), job.kubernetes.annotations | job.kubernetes.worker_annotations
+    for line in row.asked_annotations if row else ():
+        if line.name not in given:
+            yield (
+                f'resources.fabric = "{job.resources.fabric}" needs '
+                f"kubernetes.worker_annotations.\"{line.name}\" = '{line.value}': {line.why}"
+            )
 
 
 def _same_name(name: str, wanted: str) -> bool:

@@ -7,7 +7,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
-from trainer.launch.fabric import conflicts
+from trainer.launch.fabric import conflicts, refusal
 
 
 def validate(job: Job) -> None:
@@ -45,6 +45,7 @@ def _problems(job: Job) -> Iterator[str]:
         )
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
+    yield from refusal(job, "slurm")
     for check in (
         lambda: plan(job, job.resources.world_size),
         lambda: check_restarts(job, "mpirun"),
