@@ -69,7 +69,8 @@ def _list() -> Iterator[str]:
 
     yield _COLUMNS.format("fabric", "network", "NCCL", "variables")
     for row in FABRICS.values():
-        names = ", ".join(line.name for line in row.variables)
+        names = ", ".join(line.name for line in row.variables[:2])
+        names += f" and {len(row.variables) - 2} more" if len(row.variables) > 2 else ""
         yield _COLUMNS.format(row.name, row.title, str(row.nccl or "any"), names)
 
 

@@ -220,7 +220,7 @@ _ROWS = (
     ),
     Fabric(
         name="tcpxo",
-        title="GPUDirect-TCPXO of Google Kubernetes Engine (A3 Mega)",
+        title="GPUDirect-TCPXO of GKE (A3 Mega)",
         rdma=False,
         refused={
             "slurm": "its plugin and its service are known here for pods of Google Kubernetes Engine only: "
