@@ -71,6 +71,11 @@ OTHERS = (
     Case("ViT-B-32", 512, {"precision": "fp32"}),
     Case("ViT-B-32", 512, {"lock_image": True}),
     Case("ViT-B-32", 512, {"lock_text": True}),
+    Case("ViT-B-32", 512, {"lock_image": True, "lock_image_unlocked_groups": 5}),
+    Case("ViT-B-32", 512, {"lock_image": True, "lock_image_unlocked_groups": 1, "lock_text": True}),
+    Case("ViT-L-14", 128, {"lock_image": True, "lock_image_unlocked_groups": 1, "lock_text": True}),
+    Case("ViT-B-16", 256, {"image_size": 288, "context_length": 32}),
+    Case("ViT-B-16", 256, {"patch_dropout": 0.5}),
 )
 
 

@@ -64,7 +64,8 @@ def _moments(
 ) -> list[StepMemory]:
     """Returns the memory at the moments one of which is the peak.
 
-    They are the loss, the begin of each tower's backward pass (the text tower's comes first), and its end.
+    They are the loss, the begin of each tower's backward pass (the text tower's comes first), and its end;
+    where next to nothing is trained, a block at work in the forward pass.
     """
     n, value = plan.micro_batch_size, _VALUE_BYTES[job.model.precision]
     half, wide = value < _FLOAT, max(value, _FLOAT)
@@ -109,6 +110,9 @@ def _moments(
         moment(image + text + heads[1], 0, sum(copies)),
         moment(image + heads[0], towers[1].parameters, copies[0]),
         moment(n * _CHANNELS * pixels * value, trained, 0),
+        moment(
+            n * (_CHANNELS * pixels * value + max(_passing(tower, value) for tower in shape.towers)), 0, 0
+        ),
     ]
 
 
@@ -159,6 +163,16 @@ def _kept(tower: Tower, value: int, norm: int, *, checkpointed: bool) -> int:
     # The last layer norm; the image tower of CLIP has one before the blocks, too, and keeps the result.
     around = tower.tokens * tower.width * (norm if tower.wide_stream else 2 * norm + value)
     return blocks + around
+
+
+def _passing(tower: Tower, value: int) -> int:
+    """Returns the bytes of one sample while it passes a block that keeps nothing.
+
+    These are the hidden values before and after GELU, the stream with what is added to it, and its layer
+    norm.
+    """
+    stream = max(value, _FLOAT) if tower.wide_stream else value
+    return tower.tokens * (2 * tower.hidden * value + tower.width * (4 * stream + value))
 
 
 def _at_work(tower: Tower, value: int, norm: int, *, checkpointed: bool) -> int:
