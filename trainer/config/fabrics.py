@@ -12,6 +12,7 @@ _OPERATOR = "NVIDIA, Kubernetes RDMA shared device plugin (github.com/Mellanox/k
 _NCCL = "NCCL user guide, Environment Variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)"
 _EFA = "AWS, EFA cheatsheet (github.com/aws-samples/awsome-distributed-training, 1.architectures)"
 _OFI = "aws-ofi-nccl, release notes of v1.21.1 (github.com/aws/aws-ofi-nccl/releases)"
+_LIBFABRIC = "libfabric, list of its variables (`fi_info -e`)"
 _EKS = "Amazon EKS user guide, Manage EFA devices (docs.aws.amazon.com/eks, device-management-efa)"
 _TCPXO = (
     "Google, GPUDirect-TCPXO release notes of Jan 9, 2026 "
@@ -203,7 +204,7 @@ _ROWS = (
                 "FI_PROVIDER",
                 "efa",
                 "libfabric then offers no other provider, so the plugin cannot choose TCP",
-                _EFA,
+                _LIBFABRIC,
             ),
             Line(
                 "FI_EFA_USE_HUGE_PAGE",
