@@ -68,6 +68,7 @@ EVERYTHING: dict[str, Any] = {
         "spread-job": True,
         "overcommit": False,
     },
+    "srun": {"cpu-bind": "verbose,cores", "network": HOSTILE, "exact": True, "overlap": False},
 }
 
 SPARE = {"max_restarts": 3, "spare_nodes": 1}
@@ -95,6 +96,14 @@ CASES: dict[str, dict[str, Any]] = {
         "comm": HOROVOD,
         "slurm": {"container": "apptainer", "launcher": "mpirun"},
         "image": {"tag": "clip:1"},
+    },
+    "apptainer-options": {
+        "slurm": {
+            "container": "apptainer",
+            "image": "/images/clip.sif",
+            "container_binary": "/opt/singularity 4/bin/singularity",
+            "container_flags": ["--fakeroot", f"--overlay={HOSTILE}"],
+        }
     },
     "every-option": {"slurm": EVERYTHING},
     "hostile": {
@@ -591,6 +600,15 @@ def test_a_bare_number_is_minutes() -> None:
         ),
         ({"extra": {"--licenses": "x"}}, "is not a long option of sbatch"),
         ({"extra": {"comment": "a\n#SBATCH --nodes=9"}}, "must be one line"),
+        ({"srun": {"nodes": "3"}}, "nodes follows from resources.nodes"),
+        ({"srun": {"pty": True}}, "pty cannot be set: ranks have no terminal"),
+        ({"srun": {"--cpu-bind": "cores"}}, "is not a long option of srun"),
+        ({"srun": {"network": "a\nb"}}, "must be one line"),
+        ({"srun": {"exact": True}, "launcher": "mpirun"}, 'launcher = "mpirun" starts the ranks without it'),
+        ({"container_binary": "singularity"}, 'container_binary is for container = "apptainer"'),
+        ({"container": "pyxis", "container_flags": ["-c"]}, "options of pyxis belong to slurm.srun"),
+        ({"container": "apptainer", "container_flags": ["fakeroot"]}, "is not an option of apptainer"),
+        ({"container": "apptainer", "container_flags": ["--bind=/a:/b"]}, "folders are slurm.mounts"),
         ({"signal": "USR1"}, 'must be one of "USR2", "HUP", "INT" (given "USR1")'),
         ({"signal_lead_s": 5}, "must be at least 10"),
         ({"container": "docker"}, 'must be one of "none", "pyxis", "apptainer"'),

@@ -1,6 +1,7 @@
 """`[slurm]`: requests to sbatch, the ranks' container, and the reaction to the time limit."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -65,6 +66,39 @@ _FIXED_OPTIONS = {
     "parsable": "clipship reads sbatch's answer",
 }
 """Options of sbatch that no key sets: option -> reason, or what to do instead."""
+_STEP_OPTIONS = {
+    "nodes": "resources.nodes",
+    "nodelist": "slurm.nodelist",
+    "exclude": "slurm.exclude",
+    "ntasks": "[resources]",
+    "ntasks-per-node": "resources.gpus_per_node",
+    "cpus-per-task": "resources.cpus_per_gpu",
+    "mpi": "slurm.mpi",
+    "kill-on-bad-exit": "[recovery]",
+    "no-kill": "[recovery]",
+    "wait": "[recovery]",
+    "export": "[env]",
+    "container-image": "slurm.image",
+    "container-mounts": "slurm.mounts",
+    "container-env": "[env]",
+    "job-name": "name",
+}
+"""Options of the ranks' srun that the script sets from other keys: option -> key or section."""
+_FIXED_STEP_OPTIONS = {
+    "distribution": "the ranks of a node follow each other",
+    "label": "clipship tells the ranks' lines apart by it",
+    "unbuffered": "lines are to be seen as they come",
+    "output": "clipship chooses the output's file",
+    "error": "errors go where the output goes",
+    "chdir": "paths in a job file do not depend on the working folder",
+    "jobid": "the step belongs to the job that runs the script",
+    "pty": "ranks have no terminal",
+    "multi-prog": "all ranks run the same program",
+    "container-name": "containers are removed after each start",
+    "container-workdir": "it is the image's /workspace",
+    "container-entrypoint": "ranks start without the image's entry point",
+}
+"""Options of the ranks' srun that no key sets: option -> reason."""
 
 OneLine = Annotated[str, StringConstraints(min_length=1)]
 
@@ -77,7 +111,7 @@ def is_image_file(name: str) -> bool:
 
 
 def has_slash(name: str) -> bool:
-    """Returns whether `slurm.python` is a path, and not a command that PATH finds."""
+    """Returns whether a program is a path, and not a command that PATH finds."""
     return "/" in name
 
 
@@ -137,6 +171,11 @@ class Slurm(SchedulerSection):
     """Other options of sbatch, without their dashes: licenses = "matlab:1"; true for an option without a
     value. Options that follow from other keys are refused, and the message names the key."""
 
+    srun: dict[str, OneLine | bool] = Field(default_factory=dict)
+    """Other options of the srun that starts the ranks, without their dashes: cpu-bind = "cores",
+    container-writable = true for pyxis, or those of a site's own plugins. Options that follow from other keys
+    are refused, and the message names the key."""
+
     container: Literal["none", "pyxis", "apptainer"] = "none"
     """Environment of the ranks: the nodes' own, or a container that srun (with NVIDIA's pyxis) or apptainer
     starts."""
@@ -146,6 +185,11 @@ class Slurm(SchedulerSection):
     mounts: tuple[OneLine, ...] = ()
     """Folders that the container sees, "/host/folder:/folder[:ro]". Those that the job file names are mounted
     automatically."""
+    container_binary: Annotated[OneLine | None, JobPath(when=has_slash, ranks=False)] = None
+    """Command or path that takes the place of apptainer on the nodes: "singularity". None: apptainer."""
+    container_flags: tuple[OneLine, ...] = ()
+    """Other options of `apptainer exec`, each a text of its own: "--fakeroot", "--overlay=/scratch/x.img".
+    Those of pyxis belong to slurm.srun."""
     modules: tuple[Text, ...] = ()
     """Environment modules to load first: "cuda/13.0"."""
     setup: tuple[OneLine, ...] = ()
@@ -234,7 +278,7 @@ class Slurm(SchedulerSection):
             raise ValueError(f'"{value}" must consist of letters, digits and any of . _ - @ :')
         return value
 
-    @field_validator("constraint", "image", "python")
+    @field_validator("constraint", "image", "python", "container_binary")
     @classmethod
     def _one_line(cls, value: str | None) -> str | None:
         if value is not None and not value.isprintable():
@@ -316,23 +360,31 @@ class Slurm(SchedulerSection):
     @field_validator("extra")
     @classmethod
     def _free_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        for name, given in value.items():
-            if not _OPTION.fullmatch(name):
+        _check_options(value, "sbatch", 'licenses = "matlab:1"', _OWN_OPTIONS, _FIXED_OPTIONS)
+        given = value.get("gres", "")
+        if any(part.partition(":")[0] == "gpu" for part in str(given).split(",")):
+            raise ValueError(
+                f'gres = "{given}" may name any resource but gpu: GPUs follow from slurm.gpus, '
+                "slurm.gpu_type and resources.gpus_per_node"
+            )
+        return value
+
+    @field_validator("srun")
+    @classmethod
+    def _step_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
+        _check_options(value, "srun", 'cpu-bind = "cores"', _STEP_OPTIONS, _FIXED_STEP_OPTIONS)
+        return value
+
+    @field_validator("container_flags")
+    @classmethod
+    def _flags(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for flag in value:
+            if not flag.isprintable() or not flag.startswith("-"):
                 raise ValueError(
-                    f'"{name}" is not a long option of sbatch; write it without the dashes: licenses = '
-                    '"matlab:1"'
+                    f'{flag!r} is not an option of apptainer: write each option as one text, "--option=value"'
                 )
-            if name in _OWN_OPTIONS:
-                raise ValueError(f"{name} follows from {_OWN_OPTIONS[name]}: change that instead")
-            if name in _FIXED_OPTIONS:
-                raise ValueError(f"{name} cannot be set: {_FIXED_OPTIONS[name]}")
-            if name == "gres" and any(part.partition(":")[0] == "gpu" for part in str(given).split(",")):
-                raise ValueError(
-                    f'gres = "{given}" may name any resource but gpu: GPUs follow from slurm.gpus, '
-                    "slurm.gpu_type and resources.gpus_per_node"
-                )
-            if isinstance(given, str) and not given.isprintable():
-                raise ValueError(f"{name} = {given!r} must be one line of printable characters")
+            if flag.partition("=")[0] in ("--bind", "-B", "--pwd", "--cwd", "--env", "--nv"):
+                raise ValueError(f"{flag} is set by clipship: folders are slurm.mounts, variables [env]")
         return value
 
     @model_validator(mode="after")
@@ -359,9 +411,38 @@ class Slurm(SchedulerSection):
                 'launcher = "mpirun" cannot start pyxis containers, which are an option of srun: use '
                 'launcher = "srun"'
             )
+        if self.container != "apptainer" and (self.container_binary or self.container_flags):
+            key = "container_binary" if self.container_binary else "container_flags"
+            raise ValueError(
+                f'{key} is for container = "apptainer", and container = "{self.container}"'
+                + ("; options of pyxis belong to slurm.srun" if self.container == "pyxis" else "")
+            )
+        if self.launcher == "mpirun" and self.srun:
+            raise ValueError('srun has options of srun, and launcher = "mpirun" starts the ranks without it')
         if self.container == "none" and self.mounts:
             raise ValueError('mounts are for containers, and container = "none"')
         return self
+
+
+def _check_options(
+    options: Mapping[str, str | bool],
+    program: str,
+    example: str,
+    own: Mapping[str, str],
+    fixed: Mapping[str, str],
+) -> None:
+    """Raises ValueError for options that are none, that follow from other keys (`own`) or are `fixed`."""
+    for name, given in options.items():
+        if not _OPTION.fullmatch(name):
+            raise ValueError(
+                f'"{name}" is not a long option of {program}; write it without the dashes: {example}'
+            )
+        if name in own:
+            raise ValueError(f"{name} follows from {own[name]}: change that instead")
+        if name in fixed:
+            raise ValueError(f"{name} cannot be set: {fixed[name]}")
+        if isinstance(given, str) and not given.isprintable():
+            raise ValueError(f"{name} = {given!r} must be one line of printable characters")
 
 
 def _seconds(time: str) -> int:

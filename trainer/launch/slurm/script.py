@@ -64,8 +64,10 @@ class SbatchContext:
     mounts: Sequence[str]
     created_folders: Sequence[str]
     """Folders that are mounted whether they exist or not."""
-    apptainer_gpus: str
-    """Option of apptainer that gives access to the GPUs, with a trailing space; "" for ranks on CPUs."""
+    step_options: Sequence[tuple[str, str | None]]
+    """Other options of the ranks' srun."""
+    apptainer: Sequence[str]
+    """Words that start a container with apptainer, before its folders and its image."""
     python: str
     mpi: str
     supervisor_lost: str
@@ -149,7 +151,13 @@ def _context(job: Job) -> SbatchContext:
         image=_image(job) if slurm.container != "none" else "",
         mounts=mounts,
         created_folders=_created_folders(job) if slurm.container != "none" else (),
-        apptainer_gpus="" if _gpu_request(job) == "none" else "--nv ",
+        step_options=list(_given(slurm.srun)),
+        apptainer=[
+            slurm.container_binary or "apptainer",
+            "exec",
+            *([] if _gpu_request(job) == "none" else ["--nv"]),
+            *slurm.container_flags,
+        ],
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
         mpi="none" if row_of(job).uses_master_address else slurm.mpi,
         supervisor_lost=SUPERVISOR_LOST,
@@ -228,8 +236,13 @@ def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
     if _keeps_going(job):
         yield "no-kill", None
     yield "open-mode", "append"
-    for option, value in slurm.extra.items():
-        if value is not False and option != "gres":
+    yield from ((option, value) for option, value in _given(slurm.extra) if option != "gres")
+
+
+def _given(options: Mapping[str, str | bool]) -> Iterator[tuple[str, str | None]]:
+    """Yields options with their values, None for a switch; one that is false is left out."""
+    for option, value in options.items():
+        if value is not False:
             yield option, None if value is True else str(value)
 
 
