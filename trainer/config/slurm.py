@@ -186,7 +186,8 @@ class Slurm(SchedulerSection):
     """Folders that the container sees, "/host/folder:/folder[:ro]". Those that the job file names are mounted
     automatically."""
     container_binary: Annotated[OneLine | None, JobPath(when=has_slash, ranks=False)] = None
-    """Command or path that takes the place of apptainer on the nodes: "singularity". None: apptainer."""
+    """Command or path of Apptainer on the nodes, where it has another name ("singularity") or is not on PATH.
+    SingularityCE is another program, which reads variables under other names. None: apptainer."""
     container_flags: tuple[OneLine, ...] = ()
     """Other options of `apptainer exec`, each a text of its own: "--fakeroot", "--overlay=/scratch/x.img".
     Those of pyxis belong to slurm.srun."""
