@@ -20,10 +20,12 @@ EXAMPLES = {
     "slurm.image": "./clip.sif",
     "slurm.python": "bin/python",
 }
+NEEDED = {"slurm.container_binary": {"container": "apptainer", "image": "/clip.sif"}}
+"""Values of its section without which a key is refused."""
 
 
 def job_with(key: str, value: object) -> Job:
-    """A job in which this key alone is set."""
+    """A job in which this key alone is set, and those that it needs."""
     table: dict[str, Any] = {
         "name": "n",
         "data": {"format": "synthetic"},
@@ -35,7 +37,7 @@ def job_with(key: str, value: object) -> Job:
     inner = table
     for section in sections:
         inner = inner.setdefault(section, {})
-    inner[name] = value
+    inner.update({**NEEDED.get(key, {}), name: value})
     return Job.model_validate(table)
 
 
