@@ -34,6 +34,14 @@ class MachineError(Exception):
     """
 
 
+class UnfitNode(MachineError):
+    """All ranks found that one node of several cannot train. A generation without that node may."""
+
+    def __init__(self, text: str, node: str) -> None:
+        super().__init__(text)
+        self.node = node
+
+
 class ClusterError(Exception):
     """A scheduler or another outside service cannot or will not do what was asked.
 

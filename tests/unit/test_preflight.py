@@ -1,6 +1,7 @@
 """Conclusions that the preflight draws from measurements, and its view of the network."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,12 @@ from hypothesis import strategies as st
 from tests.support.jobs import tiny_job
 from trainer.comm.connect import connect
 from trainer.comm.protocol import Comm
-from trainer.errors import MachineError
+from trainer.errors import MachineError, UnfitNode
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.check import PreflightReport
 from trainer.preflight.findings import Needs, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Rdma, Timing
-from trainer.preflight.repeat import check_again, has_passed
+from trainer.preflight.repeat import FRESH_S, check_again, has_passed
 from trainer.preflight.table import lines
 from trainer.supervise.world import detect
 
@@ -290,14 +291,23 @@ def test_report_is_one_line_of_json() -> None:
 
 @pytest.mark.parametrize(
     ("generation", "measured", "passed"),
-    [(2, ("here", "there"), True), (2, ("there",), False), (2, None, False), (1, ("here",), False)],
+    [
+        (2, {"here": 60, "there": 60}, True),
+        (2, {"there": 60}, False),
+        (2, {"here": FRESH_S + 60, "there": 60}, False),
+        (2, {"here": 60, "there": FRESH_S + 60}, True),
+        (2, None, False),
+        (1, {"here": 60}, False),
+    ],
 )
-def test_a_restart_measures_no_node_again_that_has_passed(
-    tmp_path: Path, generation: int, measured: tuple[str, ...] | None, passed: bool
+def test_a_restart_measures_no_node_again_that_has_passed_lately(
+    tmp_path: Path, generation: int, measured: dict[str, float] | None, passed: bool
 ) -> None:
+    """`measured` are the seconds since each node's measurement."""
     figures = tmp_path / "preflight.json"
     if measured is not None:
-        figures.write_text(json.dumps({"measurements": [{"node": node} for node in measured]}))
+        rows = [{"node": node, "clock_s": time.time() - ago} for node, ago in measured.items()]
+        figures.write_text(json.dumps({"measurements": rows}))
     world = replace(detect({}, "here"), generation=generation)
     comm = connect(tiny_job(), world, {})
     try:
@@ -305,6 +315,44 @@ def test_a_restart_measures_no_node_again_that_has_passed(
         assert check_again(comm).endswith("; 1 node passed before")
     finally:
         comm.close()
+
+
+def _report(nodes: int, wrong: set[str]) -> PreflightReport:
+    """Report of two ranks on each node, where all ranks of some nodes get wrong values."""
+    measurements = [
+        replace(own, rank=2 * number + slot, wrong=("all_reduce: 3 values",) if own.node in wrong else ())
+        for number, own in enumerate(_readings(nodes))
+        for slot in range(2)
+    ]
+    return PreflightReport(tuple(measurements), tuple(find_problems(measurements, NEEDS)), (), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wrong", "unfit"), [(4, {"n1"}, "n1"), (4, {"n1", "n2"}, None), (1, {"n0"}, None)]
+)
+def test_errors_of_one_node_among_several_name_it_as_unfit(
+    nodes: int, wrong: set[str], unfit: str | None
+) -> None:
+    with pytest.raises(MachineError, match="all_reduce: 3 values") as raised:
+        _report(nodes, wrong).raise_errors()
+    assert (raised.value.node if isinstance(raised.value, UnfitNode) else None) == unfit
+
+
+@pytest.mark.parametrize(
+    ("changed", "node"),
+    [
+        ({"wrong": ("all_reduce: 3 values",)}, "n3"),
+        ({"pairs": {"n2": Timing(1 << 24, 0.1)}}, "n3"),
+        ({"gpu": replace(GPU, uncorrected_errors=2)}, "n3"),
+        ({"rdma": Rdma(("mlx5_0 400 Gb/s",), opened=False)}, "n3"),
+        ({"rdma": Rdma(("mlx5_0 400 Gb/s",), opened=False, refused_by="NCCL_IB_DISABLE=1")}, ""),
+        ({"clock_s": 990.0}, ""),
+        ({"gpu": replace(GPU, other_processes=1)}, ""),
+    ],
+)
+def test_only_a_finding_about_hardware_blames_the_node(changed: dict[str, Any], node: str) -> None:
+    (finding,) = find_problems(_readings(**changed), NEEDS)
+    assert finding.node == node
 
 
 def test_a_restart_finds_a_collective_that_has_become_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ class Recovery(Section):
     """Keep every so many steps in memory, whatever it costs; a restart repeats at most as many. None: every
     step, or every k-th, so that it costs at most 2 % of the time; the log says k after ten steps."""
     spare_nodes: Annotated[int, Field(ge=0)] = 0
-    """Nodes that are allocated beside resources.nodes and compute nothing until one of those is lost, or has
-    failed twice; then a spare takes its place. Needs max_restarts above 0."""
+    """Nodes that are allocated beside resources.nodes and compute nothing until one of those is lost, has
+    failed twice or fails the preflight; then a spare takes its place. Needs max_restarts above 0."""
     min_nodes: Positive | None = None
     """Go on with fewer ranks if nodes are lost and no spare is left, down to the ranks of this many nodes.
     The global batch stays the same, so the number of ranks must divide it. Lost nodes that come back are

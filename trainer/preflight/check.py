@@ -18,10 +18,9 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import BYTES_OF_A_PIXEL
-from trainer.errors import MachineError
 from trainer.model.build import Clip
 from trainer.preflight import host_probe, network_probe
-from trainer.preflight.findings import Needs, find_problems
+from trainer.preflight.findings import Needs, error_of, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Timing
 from trainer.text.wording import many
 
@@ -45,9 +44,15 @@ class PreflightReport:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def raise_errors(self) -> None:
-        """Raises MachineError, on all ranks alike, if a run cannot begin here."""
+        """Raises MachineError, on all ranks alike, if a run cannot begin here.
+
+        It is UnfitNode if a run could begin without one of the nodes.
+        """
         if self.errors:
-            raise MachineError("; ".join(finding.text for finding in self.errors))
+            raise error_of(
+                "; ".join(finding.text for finding in self.errors),
+                {finding.node for finding in self.errors},
+            )
 
     def headline(self) -> str:
         """Returns a summary such as `0 errors, 1 warning in 2.1 s`."""

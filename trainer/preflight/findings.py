@@ -1,10 +1,11 @@
 """Turns the measurements of all ranks into findings that name the odd nodes. Pure, no torch."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config.fabrics import FABRICS
+from trainer.errors import MachineError, UnfitNode
 from trainer.preflight.measurements import Finding, Measurements
 from trainer.text.wording import many
 
@@ -51,6 +52,11 @@ def find_problems(measurements: Sequence[Measurements], needs: Needs) -> list[Fi
     return sorted(findings, key=lambda finding: finding.severity)
 
 
+def error_of(text: str, nodes: Collection[str]) -> MachineError:
+    """Returns the error that ends the start; `nodes` are those to blame, "" where it is no single one."""
+    return UnfitNode(text, *nodes) if len(nodes) == 1 and "" not in nodes else MachineError(text)
+
+
 def _collectives(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
     by_text: dict[str, list[Measurements]] = {}
     for own in measurements:
@@ -61,7 +67,8 @@ def _collectives(measurements: Sequence[Measurements], _needs: Needs) -> Iterato
             "the run would train on wrong values: run nccl-tests there, "
             "or try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 in [env]"
         )
-        yield Finding("error", "collectives", f"{_ranks(affected)}: {text}; {advice}")
+        text = f"{_ranks(affected)}: {text}; {advice}"
+        yield Finding("error", "collectives", text, odd_node(affected, measurements))
 
 
 def _nodes(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Finding]:
@@ -138,6 +145,7 @@ def _links(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Find
     best = pair_speeds(measurements)
     if len(best) < 3:
         return
+    nodes = {r.node for r in measurements}
     middle = statistics.median(best.values())
     for node_or_rank, speed in best.items():
         if speed < SLOW * middle:
@@ -145,7 +153,7 @@ def _links(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Find
                 f"{node_or_rank}: {rate(speed)} to its best partner, but the median is {rate(middle)}; "
                 "check its network adapter and cable"
             )
-            yield Finding("warning", "link", text)
+            yield Finding("warning", "link", text, node_or_rank if len(nodes) > 1 else "")
 
 
 def pair_speeds(measurements: Sequence[Measurements]) -> dict[str, float]:
@@ -179,9 +187,8 @@ def _rdma(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
         devices = affected[0].rdma.devices if affected[0].rdma else ()
         shown = ", ".join(devices[:3]) + (f" and {len(devices) - 3} more" if len(devices) > 3 else "")
         advice = f"{variable} makes it do so: remove that setting" if variable else _RDMA_ADVICE
-        yield Finding(
-            "warning", "RDMA", f"{_nodes_of(affected)}: NCCL uses TCP instead of the node's {shown}; {advice}"
-        )
+        text = f"{_nodes_of(affected)}: NCCL uses TCP instead of the node's {shown}; {advice}"
+        yield Finding("warning", "RDMA", text, "" if variable else odd_node(idle, measurements))
 
 
 def _fabric(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Finding]:
@@ -198,6 +205,7 @@ def _fabric(measurements: Sequence[Measurements], needs: Needs) -> Iterator[Find
             "fabric",
             f"{_nodes_of(without)}: {said}, but no active adapter is visible, so NCCL uses TCP; "
             f"{_RDMA_ADVICE}",
+            odd_node(without, measurements),
         )
         return
     speeds = pair_speeds(measurements)
@@ -233,7 +241,7 @@ def _copies(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Fin
                 f"rank {r.rank} on {r.node}: {rate(speed)} from host to GPU, "
                 f"but the median is {rate(middle)}; check its PCIe link width"
             )
-            yield Finding("warning", "host to device", text)
+            yield Finding("warning", "host to device", text, odd_node([r], measurements))
 
 
 def _gpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
@@ -247,6 +255,7 @@ def _gpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
                 "ECC",
                 f"{where}: {many(r.gpu.uncorrected_errors, 'uncorrected memory error')}; "
                 "have the GPU reset or replaced",
+                odd_node([r], measurements),
             )
         if r.gpu.slowed_by:
             yield Finding(
@@ -272,6 +281,12 @@ def _gpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
 def _ranks(measurements: Sequence[Measurements]) -> str:
     shown = ", ".join(f"rank {r.rank} on {r.node}" for r in measurements[:4])
     return shown + (f" and {len(measurements) - 4} more" if len(measurements) > 4 else "")
+
+
+def odd_node(affected: Iterable[Measurements], measurements: Iterable[Measurements]) -> str:
+    """Returns the one node of several that is affected, "" if there is no such node."""
+    nodes = {r.node for r in affected}
+    return nodes.pop() if len(nodes) == 1 and len({r.node for r in measurements}) > 1 else ""
 
 
 def _nodes_of(measurements: Sequence[Measurements]) -> str:

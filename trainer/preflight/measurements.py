@@ -15,6 +15,8 @@ class Finding:
     check: str
     text: str
     """Text that says where, what was found, what is expected and what to do."""
+    node: str = ""
+    """Node whose hardware does badly, of several; "" if no single node is to blame."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,24 @@
-"""Preflight of a restart: nodes that have passed in this start are not measured again."""
+"""Preflight of a restart: nodes that have passed in this start a short while ago are not measured again."""
 
 import json
 import time
 from pathlib import Path
 
 from trainer.comm.protocol import Comm
-from trainer.errors import MachineError
-from trainer.preflight.network_probe import wrong_collectives
+from trainer.preflight import network_probe
+from trainer.preflight.findings import error_of
 from trainer.text.wording import many
+
+FRESH_S = 3600.0
+"""Seconds for which the measurements of a node hold. A node may have degraded since then, and after so long
+a time the seconds that new ones take are few.
+"""
 
 
 def has_passed(comm: Comm, figures: Path) -> bool:
-    """Collective: returns whether an earlier generation of this start has measured all nodes of this one.
+    """Collective: returns whether earlier generations of this start have measured all nodes lately.
 
-    `figures` is the file of its measurements in the run folder, which rank 0 reads.
+    `figures` is the file of the measurements in the run folder, which rank 0 reads.
     """
     if comm.world.generation == 1:
         return False
@@ -24,22 +29,27 @@ def has_passed(comm: Comm, figures: Path) -> bool:
 def check_again(comm: Comm) -> str:
     """Collective: runs each collective on known values, and returns a summary.
 
-    Raises MachineError on all ranks alike if a value is wrong.
+    Raises MachineError on all ranks alike if a value is wrong; UnfitNode if only one node of several is.
     """
     started = time.monotonic()
-    gathered = comm.all_gather_object((comm.world.node, wrong_collectives(comm)))
+    gathered = comm.all_gather_object((comm.world.node, network_probe.wrong_collectives(comm)))
+    nodes = {node for node, _ in gathered}
     problems = [
-        f"rank {rank} on {node}: {'; '.join(wrong)}" for rank, (node, wrong) in enumerate(gathered) if wrong
+        (node, f"rank {rank} on {node}: {'; '.join(wrong)}")
+        for rank, (node, wrong) in enumerate(gathered)
+        if wrong
     ]
     if problems:
-        raise MachineError(f"collectives give wrong values: {'; '.join(problems)}")
-    nodes = many(len({node for node, _ in gathered}), "node")
-    return f"the collectives again in {time.monotonic() - started:.1f} s; {nodes} passed before"
+        text = f"collectives give wrong values: {'; '.join(problem for _, problem in problems)}"
+        raise error_of(text, {node if len(nodes) > 1 else "" for node, _ in problems})
+    seconds = time.monotonic() - started
+    return f"the collectives again in {seconds:.1f} s; {many(len(nodes), 'node')} passed before"
 
 
 def _measured(figures: Path) -> set[str]:
-    """Returns the nodes that the file names; none if it cannot be read."""
+    """Returns the nodes that the file names and that were measured lately; none if it cannot be read."""
     try:
-        return {own["node"] for own in json.loads(figures.read_text())["measurements"]}
+        rows = json.loads(figures.read_text())["measurements"]
+        return {row["node"] for row in rows if time.time() - float(row["clock_s"]) < FRESH_S}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

@@ -43,6 +43,8 @@ class ExitRecord:
 
     left_out: Sequence[str] = ()
     """Nodes without which the run went on since they had failed too often; set in exit.json only."""
+    unfit: str = ""
+    """Node that all ranks found unfit to train; "" if none. The reason is about that node, not this rank."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "restarts", tuple(self.restarts))  # JSON has lists

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn, TextIO
 
 from trainer.errors import (
@@ -17,6 +18,7 @@ from trainer.errors import (
     MachineError,
     Preempted,
     StorageError,
+    UnfitNode,
 )
 from trainer.run.exit_record import RANK_DIR, ExitRecord, record_exit
 from trainer.supervise.heartbeat import Heartbeat
@@ -117,9 +119,8 @@ def _refuse(world: World, heartbeat: Heartbeat, error: InputError | MachineError
         say(error)
     elif RANK_DIR not in os.environ and heartbeat.current_phase != "init":
         say(f"rank {world.rank} on {world.node}: {error}")
-    _exit(
-        world, EXIT_FAILED if isinstance(error, MachineError | StorageError) else EXIT_BAD_INPUT, str(error)
-    )
+    code = EXIT_FAILED if isinstance(error, MachineError | StorageError) else EXIT_BAD_INPUT
+    _exit(world, code, str(error), unfit=error.node if isinstance(error, UnfitNode) else "")
 
 
 def _fail(world: World, error: Exception) -> NoReturn:
@@ -141,12 +142,11 @@ def _fail(world: World, error: Exception) -> NoReturn:
     )
 
 
-def _exit(world: World, exit_code: int, reason: str, details: str = "") -> NoReturn:
+def _exit(world: World, exit_code: int, reason: str, details: str = "", unfit: str = "") -> NoReturn:
     """Writes the reason into a file, then leaves at once.
 
     The other ranks wait for this one in a collective, and its clean-up may wait for them.
     """
-    record_exit(
-        ExitRecord(world.rank, world.node, exit_code, shown(reason), time.time(), shown(details)), os.environ
-    )
+    record = ExitRecord(world.rank, world.node, exit_code, shown(reason), time.time(), shown(details))
+    record_exit(replace(record, unfit=unfit), os.environ)
     exit_now(exit_code)

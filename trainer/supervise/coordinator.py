@@ -236,9 +236,17 @@ class Coordinator:
     def _on_failed(self, message: Message) -> None:
         """Records that a rank failed."""
         record = replace(ExitRecord(**message["record"]), generation=self._run.round.generation)
+        if record.unfit:
+            record = self._about_node(record)
         failed = Weight.FAILED_WAITING if message["waiting"] else Weight.FAILED
         weight = Weight.KILLED if message.get("killed") else failed
         self._record_cause(weight, Failure(record, message.get("step", 0)))
+
+    def _about_node(self, record: ExitRecord) -> ExitRecord:
+        """Returns the record of a rank that found a node unfit as one of that node's first rank."""
+        run = self._run
+        ranks = (rank for rank in range(len(run.round.members)) if run.node_of(rank) == record.unfit)
+        return replace(record, rank=next(ranks, record.rank), node=record.unfit)
 
     def _record_cause(self, weight: Weight, failure: Failure) -> None:
         run, its, recovery = self._run, self._run.round, self._recovery

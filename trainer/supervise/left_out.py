@@ -15,8 +15,9 @@ class LeftOut:
     """A node, or some of its members, without a rank, as the run folder records it."""
 
     node: str
-    kind: Literal["gone", "failed", "condemned"]
-    """gone: the members are lost; failed: the node has failed too often; condemned: it does badly."""
+    kind: Literal["gone", "failed", "condemned", "unfit"]
+    """gone: the members are lost; failed: the node has failed too often; condemned: it does badly; unfit: it
+    has failed the preflight, and gets no rank any more."""
     reason: str
     """End of a sentence about the node or the members."""
     members: tuple[int, ...] = ()
@@ -37,7 +38,7 @@ def left_out(
         gone.setdefault(membership.nodes[member], []).append(member)
     rows = [LeftOut(node, "gone", "gone", tuple(members)) for node, members in sorted(gone.items())]
     for node, why in membership.left_out(world).items():
-        rows.append(LeftOut(node, "condemned" if node in membership.condemned else "failed", why))
+        rows.append(LeftOut(node, membership.mark_of(node), why))
     since = {(row.node, row.kind): row.since for row in before}
     return tuple(replace(row, since=since.get((row.node, row.kind), round(now, 3))) for row in rows[:_MOST])
 

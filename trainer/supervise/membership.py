@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from trainer.text.wording import many
 
@@ -119,6 +120,7 @@ class Membership:
         self._lost: set[int] = set()
         self._faults: Counter[str] = Counter()
         self._condemned: dict[str, str] = {}
+        self._unfit: dict[str, str] = {}
 
     def join(self, member: int, node: str) -> None:
         """Records that a member is there, for the first time or again."""
@@ -136,6 +138,17 @@ class Membership:
     def condemn(self, node: str, why: str) -> None:
         """Leaves a node out from the next world on, if the others make one that is as large."""
         self._condemned[node] = why
+
+    def exclude(self, node: str, why: str) -> None:
+        """Leaves a node out from the next world on, however small that makes it."""
+        self._unfit[node] = why
+
+    def restore(self, mark: str, node: str, why: str) -> None:
+        """Gives a node the bad mark that an earlier coordinator gave it; faults are counted by themselves."""
+        if mark == "condemned":
+            self.condemn(node, why)
+        elif mark == "unfit":
+            self.exclude(node, why)
 
     @property
     def living(self) -> list[int]:
@@ -160,14 +173,19 @@ class Membership:
             for node, count in self._faults.items()
             if count >= FAULTS_OF_A_BAD_NODE
         }
-        return {**failed, **self._condemned}
+        return {**failed, **self._condemned, **self._unfit}
 
-    def next_world(self) -> WorldPlan | None:
+    def mark_of(self, node: str) -> Literal["failed", "condemned", "unfit"]:
+        """Returns the worst bad mark of a node that has one."""
+        return "unfit" if node in self._unfit else "condemned" if node in self._condemned else "failed"
+
+    def next_world(self, *, without: str = "") -> WorldPlan | None:
         """Returns the largest world that the members who are there can make; None if there are too few.
 
-        Nodes without bad marks come first, then nodes with more members, then those with lower numbers.
+        Nodes without bad marks come first, then nodes with more members, then those with lower numbers. The
+        node `without` is left out as one that is unfit.
         """
-        living = self.living
+        living = [member for member in self.living if self.nodes[member] not in {*self._unfit, without}]
         size = self._largest(min(len(living), self.wanted))
         if size is None:
             return None

@@ -43,7 +43,8 @@ class Recovery:
     def can_go_on(self, failure: Failure) -> bool:
         """Returns whether a restart may help, and can be made.
 
-        A run whose ranks fail before their first step has a wrong input or a wrong environment.
+        A run whose ranks fail before their first step has a wrong input or a wrong environment, unless one
+        node is to blame.
         """
         run = self._run
         return (
@@ -54,8 +55,21 @@ class Recovery:
             and run.stop_at is None
             and not run.decided
             and not run.round.done
-            and (bool(run.history) or run.has_begun())
+            and (self._has_trained or self._can_do_without(failure.record.unfit))
         )
+
+    @property
+    def _has_trained(self) -> bool:
+        return bool(self._run.history) or self._run.has_begun()
+
+    def _can_do_without(self, node: str) -> bool:
+        """Returns whether the others make a world; before the first step of all it must be as large.
+
+        Until then nothing is lost if the run ends, and a person may give it another node. "" is no node.
+        """
+        run = self._run
+        world = run.membership.next_world(without=node) if node and run.keeps_going else None
+        return world is not None and (self._has_trained or world.size >= len(run.round.members))
 
     def fail(self, failure: Failure) -> None:
         """Lets the run go on after a failure, or ends it; of several failures the first counts."""
@@ -70,7 +84,10 @@ class Recovery:
             return
         record = failure.record
         cause = record.reason.partition("; ")[0]
-        fault = Fault(record.rank, record.node, failure.step, cause, lost=failure.kind == "lost")
+        if self._can_do_without(record.unfit):
+            failure = replace(failure, kind="unfit")
+            run.membership.exclude(record.unfit, "it has failed the preflight")
+        fault = Fault(record.rank, record.node, failure.step, cause, lost=failure.kind in ("lost", "unfit"))
         run.membership.record_fault(record.node)
         answer = await run.history.decide(fault, new_step=run.steps_done() > run.history.reached)
         if isinstance(answer, GiveUp):
@@ -283,8 +300,7 @@ class Recovery:
         for each in await run.history.restore():
             run.membership.record_fault(each.node)
             for row in each.left_out:
-                if row.kind == "condemned":
-                    run.membership.condemn(row.node, row.reason)
+                run.membership.restore(row.kind, row.node, row.reason)
         run.round.generation, run.round.members = generation, world.numbers
         self._presence.take_over(members, root.rank, dead)
         place = world.place(root.rank)

@@ -21,9 +21,9 @@ def restart_line(
     if failure.kind == "taken in":
         return f"clipship: {fault.cause}: {others} {where}{bad}"
     who = rank_name(fault.rank, fault.node, failure.record.generation).rstrip(",")
+    what = fault.cause if failure.kind == "unfit" else f"{who}: {fault.cause}"
     return (
-        f"clipship: {who}: {fault.cause}; "
-        f"restart {go_on.number} of {run.limits.max_restarts}{wait}: {others} {where}{bad}"
+        f"clipship: {what}; restart {go_on.number} of {run.limits.max_restarts}{wait}: {others} {where}{bad}"
     )
 
 

@@ -17,7 +17,7 @@ _LONGEST_WAIT = 8
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*")
 
 
-Kind = Literal["fault", "lost", "taken in"]
+Kind = Literal["fault", "lost", "unfit", "taken in"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fault:
     """Step that the rank was working on; 0 before the first."""
     cause: str
     lost: bool = False
-    """True if the supervisor is gone, too: that is no bug of the program."""
+    """True if the supervisor is gone, too, or the node is unfit: that is no bug of the program."""
 
     def is_like(self, other: "Fault") -> bool:
         """Returns whether rank, step and cause are the same.
@@ -65,7 +65,8 @@ class Restart:
     time: float = 0.0
     """Time of the report of the fault, in seconds since the epoch."""
     kind: Kind = "fault"
-    """fault: a rank failed; lost: its supervisor or node is gone; taken in: members came back."""
+    """fault: a rank failed; lost: its supervisor or node is gone; unfit: its node has failed the preflight;
+    taken in: members came back."""
     ranks: int = 0
     """Size of the world from this restart on."""
     left_out: tuple[LeftOut, ...] = ()
@@ -130,7 +131,8 @@ class RestartPolicy:
         """Counts the restarts of another coordinator, whose place this one takes."""
         for each in restarts:
             if each.kind != "taken in":
-                fault = Fault(each.rank, each.node, each.step, each.cause, lost=each.kind == "lost")
+                lost = each.kind in ("lost", "unfit")
+                fault = Fault(each.rank, each.node, each.step, each.cause, lost=lost)
                 self.decide(fault, each.from_step)
 
     def decide(self, fault: Fault, saved_step: int, *, new_step: bool = False) -> GoOn | GiveUp:

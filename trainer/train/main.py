@@ -56,6 +56,7 @@ from trainer.run.folder import run_folder
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise import lease
+from trainer.supervise.condemned import condemn
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import FORGET_URL, SINGLE, STARTS_AGAIN, World
@@ -254,6 +255,8 @@ def _report_findings(report: PreflightReport, run: Run, comm: Comm) -> None:
         write_json(run.preflight, json.loads(report.as_json()))
     for finding in report.findings:
         _say(finding.severity, f"{finding.check}: {finding.text}")
+        if finding.node and comm.world.rank == 0:
+            condemn(finding.node, f"preflight: {finding.text.partition('; ')[0]}", os.environ)
     _say("preflight", f"{report.headline()}; figures in {run.preflight}")
     report.raise_errors()
 
