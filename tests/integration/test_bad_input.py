@@ -149,7 +149,7 @@ def in_json(captions: bytes) -> bytes:
     return b'{"texts": ["' + captions.strip().replace(b"\n", b'", "') + b'"]}'
 
 
-@pytest.mark.fault("shard corrupt, missing, unreadable for a while")
+@pytest.mark.fault("shard corrupt, missing, unreadable for a while", goes_on=True)
 @pytest.mark.parametrize("key", ["txt", "json:texts[*]"])
 def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path, key: str) -> None:
     samples = [sample(number, b"not a picture" if number in (11, 20) else None) for number in range(32)]
@@ -176,6 +176,7 @@ def test_bad_samples_are_skipped_counted_and_named(tmp_path: Path, key: str) -> 
 
 
 @pytest.mark.fault("shard corrupt, missing, unreadable for a while")
+@pytest.mark.fault("shard corrupt, missing, unreadable for a while", goes_on=True)
 @whatever_the_backend
 def test_damaged_shard_is_used_up_to_its_damage_or_refused_as_the_job_says(
     tmp_path: Path, backend: str

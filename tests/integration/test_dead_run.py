@@ -28,6 +28,7 @@ def clipship(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.fault("everything SIGKILLed at once: launcher, supervisors, ranks")
+@pytest.mark.fault("everything SIGKILLed at once: launcher, supervisors, ranks", goes_on=True)
 @starts(CLIPSHIP)
 def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
     tmp_path: Path, backend: str, launcher: str

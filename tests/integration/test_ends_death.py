@@ -21,7 +21,9 @@ from tests.support.ends import (
     full,
     ranks_left,
     starts,
+    write_job,
 )
+from tests.support.two_nodes import run_on_two_nodes
 
 NODE = os.uname().nodename
 
@@ -64,7 +66,6 @@ def test_trace_of_the_rank_that_raised_first_is_the_one_that_is_shown(
 
 
 @pytest.mark.fault("rank leaves with a code and no reason")
-@full
 def test_rank_that_leaves_no_reason_is_named_with_its_code(tmp_path: Path) -> None:
     end = begin(tmp_path, "torch", "clipship", "exit:1:step:3").end()
     assert end.code == 7
@@ -90,8 +91,7 @@ def test_killed_supervisor_takes_its_rank_with_it_and_ends_all(
 
 
 @pytest.mark.fault("node frozen or cut off, rank 0's too")
-@full
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=full), 1])
 def test_frozen_node_ends_the_run(tmp_path: Path, victim: int) -> None:
     """Rank and supervisor stopped: nobody there answers. A cut-off node looks the same from outside."""
     running = begin(tmp_path, "torch", "clipship", f"freeze:{victim}:step:3", timeouts={"silence_s": 8.0})
@@ -128,25 +128,43 @@ def test_node_that_is_gone_when_a_limit_passes_is_named(tmp_path: Path, victim: 
     assert not ranks_left(running)
 
 
-@pytest.mark.fault("each end under Open MPI 4")
-@full
-@pytest.mark.mpi
-@pytest.mark.timeout(3600)  # the first time it builds a wheel of Horovod
-@pytest.mark.skipif(
-    open_mpi_4.missing() is not None,
-    reason=f"no {open_mpi_4.missing()}: apt-get install openmpi-bin libopenmpi-dev",
+@pytest.mark.fault("node lost, the coordinator's too")
+@pytest.mark.parametrize(
+    "lost", [(0, 1), pytest.param((2, 3), marks=full)], ids=["coordinator's node", "other node"]
 )
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_lost_node_ends_the_ranks_of_the_other_and_is_named(tmp_path: Path, lost: tuple[int, int]) -> None:
+    faults = ",".join(f"orphan:{victim}:step:3" for victim in lost)
+    ends = run_on_two_nodes(write_job(tmp_path, "torch", "clipship", faults))
+    assert [code for code, _ in ends] == [-9 if rank in lost else 1 for rank in range(4)], ends
+    record = json.loads((tmp_path / "runs" / "ends" / "exit.json").read_text())
+    assert (record["exit_code"], record["node"]) == (1, "ab"[lost[0] // 2])
+    assert record["rank"] in lost
+    assert record["reason"].startswith("its supervisor is gone")
+
+
+@pytest.mark.fault("node computes wrong sums, found by the preflight")
+def test_node_that_computes_wrong_sums_ends_the_run_before_it_trains(tmp_path: Path) -> None:
+    ends = run_on_two_nodes(write_job(tmp_path, "torch", "clipship", "wrong:1:preflight:0"), each=1)
+    assert [code for code, _ in ends] == [1, 1]
+    record = json.loads((tmp_path / "runs" / "ends" / "exit.json").read_text())
+    assert (record["exit_code"], record["rank"], record["node"]) == (1, 1, "b")
+    assert "rank 1 on b: all_reduce: 1 of 65536 values are wrong" in record["reason"]
+    assert not (tmp_path / "runs" / "ends" / "metrics.jsonl").exists()
+
+
+@pytest.mark.fault("each end under Open MPI 4")
+@open_mpi_4.needed
+@open_mpi_4.backends
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
         ("kill:0:step:3", 1),
-        ("kill:1:checkpoint:2", 1),
-        ("stop:0:step:3", 124),
-        ("slow:1:evaluation:2", 124),
-        ("signal:1:step:3", 75),
-        ("orphan:0:step:3", 1),
-        ("orphan:1:step:3", 1),
+        pytest.param("kill:1:checkpoint:2", 1, marks=full),
+        pytest.param("stop:0:step:3", 124, marks=full),
+        pytest.param("slow:1:evaluation:2", 124, marks=full),
+        pytest.param("signal:1:step:3", 75, marks=full),
+        pytest.param("orphan:0:step:3", 1, marks=full),
+        pytest.param("orphan:1:step:3", 1, marks=full),
     ],
 )
 def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, backend: str, fault: str, code: int) -> None:
@@ -155,7 +173,7 @@ def test_open_mpi_4_ends_as_open_mpi_5_does(tmp_path: Path, backend: str, fault:
         backend,
         "mpirun",
         fault,
-        python=open_mpi_4.python(),
+        python=open_mpi_4.python(horovod=backend == "horovod"),
         steps=2000,
         then=SHORT if code == 124 else {},
     )

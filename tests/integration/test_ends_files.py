@@ -11,15 +11,22 @@ from tests.support.harm import cut_short, flip_a_bit
 from tests.support.range_server import serving
 from trainer.data.shard_files import write_shards
 
+STORAGE = "shard corrupt, missing, unreadable for a while"
+
 
 def reading_from(tmp_path: Path, address: str, backend: str, launcher: str) -> Running:
     data = {"format": "webdataset", "train": (f"{address}/shard-{{000000..000003}}.tar",)}
     return begin(tmp_path, backend, launcher, steps=12, data=data, checkpoint={"every_steps": 100})
 
 
-@pytest.mark.fault("shard corrupt, missing, unreadable for a while")
 @starts(CLIPSHIP)
-@pytest.mark.parametrize("failures", [3, 10**9], ids=["for a while", "for good"])
+@pytest.mark.parametrize(
+    "failures",
+    [
+        pytest.param(3, id="for a while", marks=pytest.mark.fault(STORAGE, goes_on=True)),
+        pytest.param(10**9, id="for good", marks=pytest.mark.fault(STORAGE)),
+    ],
+)
 def test_storage_that_fails_is_asked_again_and_then_named(
     tmp_path: Path, backend: str, launcher: str, failures: int
 ) -> None:
@@ -41,7 +48,7 @@ def test_storage_that_fails_is_asked_again_and_then_named(
     assert not ranks_left(running)
 
 
-@pytest.mark.fault("newest checkpoint cut short or flipped bits")
+@pytest.mark.fault("newest checkpoint cut short or flipped bits", goes_on=True)
 @starts(CLIPSHIP, HOROVODRUN)
 @pytest.mark.parametrize(
     ("harm", "said"),

@@ -24,13 +24,14 @@ from tests.support.ends import (
 )
 
 NODE = os.uname().nodename
+FULL_DISK = "disk full while a checkpoint is written"
 
 
 def events(end: End) -> list[dict[str, object]]:
     return [json.loads(line) for line in (end.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.fault("one rank slow, in data or in compute")
+@pytest.mark.fault("one rank slow, in data or in compute", goes_on=True)
 @starts(CLIPSHIP)
 @pytest.mark.parametrize("phase", ["step", pytest.param("data", marks=full)])
 def test_slow_rank_is_flagged_within_20_steps_and_the_run_goes_on(
@@ -79,12 +80,15 @@ def test_death_of_a_loader_process_is_told_with_what_to_look_for(
     assert not ranks_left(running)
 
 
-@pytest.mark.fault("disk full while a checkpoint is written")
 @pytest.mark.skipif(
     shutil.which("unshare") is None or os.geteuid() != 0, reason="a disk of its own needs root and util-linux"
 )
 @pytest.mark.parametrize(
-    ("policy", "code", "steps"), [("continue", 1, 6), pytest.param("stop", 1, 50, marks=full)]
+    ("policy", "code", "steps"),
+    [
+        pytest.param("continue", 1, 6, marks=pytest.mark.fault(FULL_DISK, goes_on=True)),
+        pytest.param("stop", 1, 50, marks=pytest.mark.fault(FULL_DISK)),
+    ],
 )
 def test_full_disk_leaves_the_checkpoint_before_and_follows_the_policy(
     tmp_path: Path, policy: str, code: int, steps: int
@@ -130,9 +134,8 @@ def test_gradient_that_is_no_number_stops_the_run_with_its_samples_recorded(
     assert all(len(record["keys"]) == 8 for record in found)
 
 
-@pytest.mark.fault("loss not finite")
-@full
-@starts(MPIRUN)
+@pytest.mark.fault("loss not finite", goes_on=True)
+@starts(CLIPSHIP)
 def test_gradient_that_is_no_number_is_left_out_where_the_job_says_so(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
@@ -170,7 +173,7 @@ def test_rank_that_runs_out_of_memory_is_named_with_the_numbers(
     assert not ranks_left(running)
 
 
-@pytest.mark.fault("evaluation longer than the collective timeout: uneven over 4 ranks")
+@pytest.mark.fault("evaluation longer than the collective timeout: uneven over 4 ranks", goes_on=True)
 @starts(MPIRUN)
 def test_evaluation_that_one_of_four_ranks_takes_long_for_ends_nothing(
     tmp_path: Path, backend: str, launcher: str

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from tests.support import net_hosts
-from tests.support.ends import CLIPSHIP, DEATH_S, HOROVOD_MPIRUN, HOROVODRUN, MPIRUN, Running, begin, full
+from tests.support.ends import CLIPSHIP, DEATH_S, Running, begin, full, starts
 from tests.support.net_hosts import Third, three_machines
 
-pytestmark = [
-    pytest.mark.fault("a run over several machines: rank killed, node cut off"),
-    pytest.mark.skipif(
-        net_hosts.missing() is not None, reason=f"three machines on this one need {net_hosts.missing()}"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    net_hosts.missing() is not None, reason=f"three machines on this one need {net_hosts.missing()}"
+)
+SEVERAL = "a run over several machines: rank killed, node cut off"
+LOST_NODE = "node lost, the coordinator's too"
 SILENCE_S = 8.0
 
 
@@ -48,10 +47,8 @@ def start(tmp_path: Path, third: Third, backend: str, launcher: str, fault: str,
     )
 
 
-@full
-@pytest.mark.parametrize(
-    ("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN]
-)  # torchrun starts ranks on one machine only
+@pytest.mark.fault(SEVERAL)
+@starts(CLIPSHIP)
 def test_rank_that_is_killed_on_another_machine_gives_the_runs_code_and_reason(
     tmp_path: Path, third: Third, backend: str, launcher: str
 ) -> None:
@@ -65,6 +62,8 @@ def test_rank_that_is_killed_on_another_machine_gives_the_runs_code_and_reason(
     ]
 
 
+@pytest.mark.fault(SEVERAL)
+@pytest.mark.fault(LOST_NODE)
 @full
 @pytest.mark.mpi
 @pytest.mark.parametrize("victim", [0, 1])
@@ -85,6 +84,7 @@ def test_node_that_is_cut_off_ends_the_run_on_the_other_and_is_named(
     assert word["time"] - float(running.moment.read_text()) < DEATH_S
 
 
+@pytest.mark.fault(SEVERAL, goes_on=True)
 @full
 def test_supervisor_of_another_machine_is_started_again_over_ssh(tmp_path: Path, third: Third) -> None:
     recovery = {"max_restarts": 3, "backoff_s": 0.0}
@@ -95,7 +95,8 @@ def test_supervisor_of_another_machine_is_started_again_over_ssh(tmp_path: Path,
     assert [(each["kind"], each["node"], each["ranks"]) for each in restarts] == [("lost", "node-b", 2)]
 
 
-@full
+@pytest.mark.fault(SEVERAL, goes_on=True)
+@pytest.mark.fault(LOST_NODE, goes_on=True)
 def test_run_goes_on_with_fewer_ranks_when_a_machine_is_cut_off(tmp_path: Path, third: Third) -> None:
     recovery = {"max_restarts": 3, "backoff_s": 0.0, "min_nodes": 1}
     end = start(tmp_path, third, "torch", "clipship", "unplug:1:step:3", recovery=recovery).end()

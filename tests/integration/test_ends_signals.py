@@ -43,7 +43,7 @@ def test_signal_to_the_run_saves_and_leaves_with_75(
     assert not ranks_left(running)
 
 
-@pytest.mark.fault("SIGTERM to the launcher")
+@pytest.mark.fault("SIGTERM to the launcher", goes_on=True)
 @starts(MPIRUN)
 def test_run_that_was_stopped_goes_on_with_the_losses_of_one_that_was_not(
     tmp_path: Path, backend: str, launcher: str
@@ -67,7 +67,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if "loss" in event}
 
 
-@pytest.mark.fault("the whole run SIGSTOPped for longer than a limit")
+@pytest.mark.fault("the whole run SIGSTOPped for longer than a limit", goes_on=True)
 @starts(CLIPSHIP)
 def test_run_that_was_suspended_for_longer_than_a_limit_goes_on(
     tmp_path: Path, backend: str, launcher: str
@@ -129,7 +129,6 @@ def test_second_signal_after_a_while_leaves_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("save on request takes too long")
-@full
 def test_save_that_takes_too_long_is_ended_and_named(tmp_path: Path) -> None:
     running = begin(
         tmp_path,

@@ -130,7 +130,7 @@ def test_run_whose_ranks_are_killed_goes_on_and_ends_with_the_same_bits(
     )
 
 
-@pytest.mark.fault("rank raises", goes_on=True)
+@pytest.mark.fault("rank raises")
 def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> None:
     """Without steps in memory it goes on from the checkpoint before."""
     end = start(tmp_path, "raise:1:step:4", recovery={"keep_in_memory": False})

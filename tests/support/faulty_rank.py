@@ -12,7 +12,8 @@ ranks in which it happens, and commas separate several faults. Deeds:
 - unplug (its machine's network), worker-kill and worker-stop (a loader process);
 - nan (this rank's loss of that step is NaN).
 
-The phase `keeping` is the moment in which a step's part in memory is half written.
+The phase `keeping` is the moment in which a step's part in memory is half written. In the phase `preflight`,
+whose only deed is `wrong`, this rank gets wrong sums while the preflight checks the collectives.
 
 Deeds of the phase `start`, before the supervisor begins:
 
@@ -60,6 +61,10 @@ def install(fault: str) -> None:
     if phase == "keeping":
         keep_badly(deed, int(step), mine=str(here) == victim)
         return
+    if phase == "preflight":
+        if str(here) == victim:
+            add_wrongly()
+        return
     enter = Heartbeat.begin_phase
     short = json.loads(os.environ.get(THEN, "{}"))
     then = {limited: short[key] for limited, key in LIMIT_KEYS.items() if key in short}
@@ -87,6 +92,28 @@ def keep_badly(deed: str, step: int, *, mine: bool) -> None:
         seal(self, buffer, at, about)
 
     PartWriter.seal = sealed  # type: ignore[method-assign, assignment]
+
+
+def add_wrongly() -> None:
+    """Makes one of this rank's sums wrong in each check of the collectives, as bad memory does."""
+    from trainer.comm.torch_backend import TorchBackend
+    from trainer.preflight import network_probe
+
+    check, add = network_probe.wrong_collectives, TorchBackend.all_reduce
+
+    def add_one_wrongly(self: TorchBackend, tensor: Any, *others: Any, **named: Any) -> Any:
+        total = add(self, tensor, *others, **named)
+        total.view(-1)[0] += 1
+        return total
+
+    def checked(comm: Any) -> tuple[str, ...]:
+        TorchBackend.all_reduce = add_one_wrongly  # type: ignore[method-assign]
+        try:
+            return check(comm)
+        finally:
+            TorchBackend.all_reduce = add  # type: ignore[method-assign]
+
+    network_probe.wrong_collectives = checked
 
 
 def begin_badly(fault: str) -> None:

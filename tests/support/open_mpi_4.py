@@ -13,6 +13,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pytest
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "clipship")
 BUILD = Path(__file__).parents[2] / "docker" / "build-horovod.sh"
 BUILD_TOOLS = ("cmake", "ninja")
@@ -23,22 +25,53 @@ def missing() -> str | None:
     return next((name for name in ("mpirun", "mpicxx") if not Path("/usr/bin", name).exists()), None)
 
 
-def python() -> Path:
-    """Makes the environment the first time, which takes some minutes."""
-    name = hashlib.sha256(f"{sys.prefix} {sys.version} {BUILD.read_text()}".encode()).hexdigest()[:12]
-    folder = CACHE / "open-mpi-4" / name
+needed = pytest.mark.skipif(
+    missing() is not None, reason=f"no {missing()}: apt-get install openmpi-bin libopenmpi-dev"
+)
+backends = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("torch", marks=pytest.mark.mpi),
+        pytest.param(
+            "horovod",
+            marks=[
+                pytest.mark.mpi,
+                pytest.mark.horovod,
+                pytest.mark.full,
+                pytest.mark.timeout(3600),  # the first time it builds a wheel of Horovod
+            ],
+        ),
+    ],
+)
+
+
+def python(*, horovod: bool) -> Path:
+    """Makes the environment the first time; with Horovod that takes some minutes."""
+    text = f"{sys.prefix} {sys.version} {BUILD.read_text() if horovod else ''}"
+    folder = CACHE / "open-mpi-4" / hashlib.sha256(text.encode()).hexdigest()[:12]
     found = folder / "bin" / "python"
     if not (folder / "ready").exists():
-        _make(folder, found)
+        _make(folder)
+        if horovod:
+            _add_horovod(folder, found)
         (folder / "ready").touch()
     return found
 
 
-def _make(folder: Path, found: Path) -> None:
+def _make(folder: Path) -> None:
     venv.create(folder, clear=True, symlinks=True)
     theirs = Path(sysconfig.get_path("platlib"))
-    ours = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (ours / "environment.pth").write_text(f"{theirs}\n")
+    (_packages(folder) / "environment.pth").write_text(f"{theirs}\n")
+
+
+def _packages(folder: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return folder / "lib" / version / "site-packages"
+
+
+def _add_horovod(folder: Path, found: Path) -> None:
+    ours = _packages(folder)
+    theirs = Path(sysconfig.get_path("platlib"))
     for package in (
         theirs / "torch",
         *theirs.glob("torch-*.dist-info"),

@@ -143,7 +143,7 @@ def _make_the_manifest_a_list(folder: Path) -> None:
     (folder / files.MANIFEST).write_text("[1, 2]")
 
 
-@pytest.mark.fault("newest checkpoint cut short or flipped bits")
+@pytest.mark.fault("newest checkpoint cut short or flipped bits", goes_on=True)
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
@@ -171,6 +171,16 @@ def test_a_broken_checkpoint_is_named_and_the_previous_one_is_used(
     assert step == 1
     assert "step-00000002" in caplog.text
     assert named in caplog.text
+
+
+@pytest.mark.fault("newest checkpoint cut short or flipped bits")
+def test_a_broken_checkpoint_that_the_job_names_is_refused(tmp_path: Path, alone: Comm) -> None:
+    train = _train(alone)
+    _save(tmp_path, train, 1)
+    newest = _save(tmp_path, train, 2)
+    flip_a_bit(newest)
+    with pytest.raises(InputError, match=rf"checkpoint.resume = {newest}: .*checksum"):
+        _resumed(tmp_path, alone, tiny_job(checkpoint={"resume": str(newest)}))
 
 
 def test_a_failed_write_keeps_the_previous_checkpoint_and_says_so(
