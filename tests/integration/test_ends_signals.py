@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ends import CLIPSHIP, HOROVOD_MPIRUN, MPIRUN, Running, begin, full, ranks_left, starts
+from trainer.cli.save_plan import NOTICE_S
 from trainer.supervise.stopping import REPEAT_S
 
 LONG = 100_000
@@ -36,6 +37,7 @@ def test_signal_to_the_run_saves_and_leaves_with_75(
             running.process.send_signal(number)
         time.sleep(0.2)
     end = running.end()
+    assert time.monotonic() - first < NOTICE_S, "a spot instance or a KillWait would have ended it"
     assert end.code == 75, end.errors
     assert "is saved, and the run can go on (exit code 75)" in end.errors
     step = int(end.output.partition("asked to stop: step ")[2].split()[0])

@@ -18,7 +18,7 @@ measured: list[float] = []
 
 @dataclass(frozen=True)
 class Fault:
-    """What a row of the table cannot have: each text is the reason; "" means that tests must be there."""
+    """Fault of a row, and why a column of it can have no tests; "" means that tests must be there."""
 
     never_ends: str = ""
     never_goes_on: str = ""

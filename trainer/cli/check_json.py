@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from trainer.cli.describe import all_warnings, rows_of, total_steps
+from trainer.cli.describe import Facts, all_warnings, rows_of, total_steps
 from trainer.cli.device_plan import on_gpus
-from trainer.cli.disk_plan import disk_of
 from trainer.cli.unused_keys import unused_keys
 from trainer.config import Job
 from trainer.config.batch_plan import plan
@@ -23,11 +22,10 @@ def check_fields(
 
     The arguments are those of `trainer.cli.describe.describe`.
     """
-    planned = with_gpu_limit(job, world_size)
-    batch_plan = plan(planned, world_size)
+    facts = Facts.of(job, world_size, samples, local=local, files=files)
+    batch_plan, disk, save = facts.batch_plan, facts.disk, facts.save
     steps = total_steps(job, samples)
     size = checkpoint_bytes(job.model)
-    disk = disk_of(job, local=local) if files else None
     return {
         "name": job.name,
         "run_folder": str(run_folder(job)),
@@ -40,10 +38,11 @@ def check_fields(
         "accumulation": batch_plan.accumulation,
         "checkpoint_bytes": None if size is None else size.total,
         "disk_free_bytes": None if disk is None else disk.free,
+        "save_s": None if save is None else save.seconds,
         **_of_gpu(job, world_size, steps, local=local),
-        "warnings": list(all_warnings(job, world_size, samples, disk, local=local)),
+        "warnings": list(all_warnings(facts)),
         "no_effect": {key: why for keys, why in unused_keys(job) for key in keys},
-        "rows": _joined(rows_of(job, world_size, samples, disk, local=local, files=files)),
+        "rows": _joined(rows_of(facts)),
     }
 
 

@@ -5,16 +5,19 @@ Writes nothing; imports no torch.
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from trainer.cli.device_plan import device_rows, has_a_gpu, no_gpu_here, on_gpus
 from trainer.cli.disk_plan import Disk, checkpoint_rows, disk_of, too_little_disk
 from trainer.cli.environment_plan import environment_row, missing_here, not_in_the_image
 from trainer.cli.gpu_plan import gpu_rows, too_large
+from trainer.cli.save_plan import SaveTime, save_rows, save_time, too_little_notice
 from trainer.cli.secret_values import secret_warnings
+from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
 from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.unused_keys import unused_keys
 from trainer.config import Data, Job
-from trainer.config.batch_plan import batch_text, plan, steps_per_epoch
+from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.learning_rate import words
 from trainer.config.schedulers import SCHEDULERS
 from trainer.data.image_folder import image_folder
@@ -37,21 +40,43 @@ def describe(job: Job, world_size: int, samples: int | None, *, local: bool, fil
     `files` lets the files that the job names be opened. Raises InputError if the launcher cannot start the
     backend.
     """
-    disk = disk_of(job, local=local) if files else None
+    facts = Facts.of(job, world_size, samples, local=local, files=files)
     rows = [
-        *rows_of(job, world_size, samples, disk, local=local, files=files),
-        *(("warning", text) for text in all_warnings(job, world_size, samples, disk, local=local)),
+        *rows_of(facts),
+        *(("warning", text) for text in all_warnings(facts)),
         *(("no effect", f"{', '.join(keys)}: {why}") for keys, why in unused_keys(job)),
     ]
     return "".join(f"{topic:<12}{text}\n" for topic, text in rows)
 
 
-def rows_of(
-    job: Job, world_size: int, samples: int | None, disk: Disk | None, *, local: bool, files: bool
-) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class Facts:
+    """A job, and what is known of the place where it runs."""
+
+    job: Job
+    planned: Job
+    """The job with a number in place of "auto"."""
+    batch_plan: BatchPlan
+    samples: int | None
+    local: bool
+    files: bool
+    disk: Disk | None
+    save: SaveTime | None
+
+    @classmethod
+    def of(cls, job: Job, world_size: int, samples: int | None, *, local: bool, files: bool) -> "Facts":
+        """Looks at the machine and the run folder; the arguments are those of `describe`."""
+        planned = with_gpu_limit(job, world_size)
+        batch_plan = plan(planned, world_size)
+        disk = disk_of(job, local=local) if files else None
+        save = save_time(job, batch_plan, files=files)
+        return cls(job, planned, batch_plan, samples, local, files, disk, save)
+
+
+def rows_of(facts: Facts) -> list[tuple[str, str]]:
     """Returns topic and text of each line that describes the run; a line without a topic continues one."""
-    planned = with_gpu_limit(job, world_size)
-    batch_plan = plan(planned, world_size)
+    job, samples, local, files = facts.job, facts.samples, facts.local, facts.files
+    world_size = facts.batch_plan.world_size
     return [
         ("job", f"{job.name}, seed {job.seed}"),
         ("model", _model(job)),
@@ -64,30 +89,33 @@ def rows_of(
         ("world", _world(job, world_size, local=local)),
         *device_rows(job, local=local),
         environment_row(job, local=local),
-        ("batch", batch_text(planned, batch_plan)),
-        *(gpu_rows(job, batch_plan, total_steps(job, samples)) if on_gpus(job, local=local) else []),
+        ("batch", batch_text(facts.planned, facts.batch_plan)),
+        *(gpu_rows(job, facts.batch_plan, total_steps(job, samples)) if on_gpus(job, local=local) else []),
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
         ("evaluation", _evaluation(job, files=files)),
         *(("in memory", text) for text in in_memory(job)),
         ("run folder", str(run_folder(job))),
-        *checkpoint_rows(job, disk),
+        *checkpoint_rows(job, facts.disk),
+        *save_rows(facts.save),
         *(_summaries(job) if not local else []),
     ]
 
 
-def all_warnings(
-    job: Job, world_size: int, samples: int | None, disk: Disk | None, *, local: bool
-) -> Iterator[str]:
+def all_warnings(facts: Facts) -> Iterator[str]:
     """Yields a sentence for each thing that is too small or missing where the job runs; then `warnings`."""
+    job, local = facts.job, facts.local
     yield from no_gpu_here(job, local=local)
     yield from missing_here(job, local=local)
-    yield from too_little_disk(job, disk)
+    yield from too_little_disk(job, facts.disk)
     yield from too_little_memory(job, local=local)
+    yield from no_spares_here(job) if local else spares_by_hand(job)
+    if not local:
+        yield from too_little_notice(job, facts.save)
     if on_gpus(job, local=local):
-        yield from too_large(job, plan(with_gpu_limit(job, world_size), world_size))
-    yield from warnings(job, samples, local=local)
+        yield from too_large(job, facts.batch_plan)
+    yield from warnings(job, facts.samples, local=local)
 
 
 def _summaries(job: Job) -> Iterator[tuple[str, str]]:
@@ -173,10 +201,9 @@ def _world(job: Job, world_size: int, *, local: bool) -> str:
         return f"{many(world_size, 'rank')} on this machine"
     nodes, per_node = job.resources.nodes, job.resources.ranks_per_node
     unit = "GPU" if job.asks_for_gpus else "rank"
-    spares = job.recovery.spare_nodes
-    beside = f", and {many(spares, 'spare node')} (recovery.spare_nodes)" if spares else ""
     return (
-        f"{many(world_size, 'rank')}: {many(nodes, 'node')} of {many(per_node, unit)} ([resources]){beside}"
+        f"{many(world_size, 'rank')}: {many(nodes, 'node')} of {many(per_node, unit)} ([resources])"
+        f"{with_spares(job)}"
     )
 
 

@@ -49,14 +49,12 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
     if size is None:
         config = f"the config of {job.model.name} does not say how large they are"
         text = f"{kept}; {config if known_models() else 'without open_clip here their size is not known'}"
-        room = f"; {_bytes(disk.free)} are free in {disk.folder}" if disk else ""
+        room = f"; {in_gb(disk.free)} are free in {disk.folder}" if disk else ""
     else:
-        text = (
-            f"{_bytes(size.total)} each (weights {_bytes(size.weights)}, optimizer {_bytes(size.optimizer)})"
-        )
+        text = f"{in_gb(size.total)} each (weights {in_gb(size.weights)}, optimizer {in_gb(size.optimizer)})"
         text = f"{text}, {kept}"
         room = (
-            f"; {disk.free // size.total:,} fit the {_bytes(disk.free)} free in {disk.folder}" if disk else ""
+            f"; {disk.free // size.total:,} fit the {in_gb(disk.free)} free in {disk.folder}" if disk else ""
         )
     yield "checkpoints", text + room
 
@@ -74,12 +72,12 @@ def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:
     if needed > disk.free:
         yield (
             f"the run keeps up to {many(count, 'checkpoint')}, of which the last is being written: they take "
-            f"{_bytes(needed)}, and {disk.folder} has {_bytes(disk.free)} free: lower checkpoint.keep, or "
+            f"{in_gb(needed)}, and {disk.folder} has {in_gb(disk.free)} free: lower checkpoint.keep, or "
             "set logging.runs to a folder on a larger disk"
         )
 
 
-def _bytes(size: int) -> str:
+def in_gb(size: int) -> str:
     """Returns a number of bytes with three digits, such as `1.82 GB` or `84.3 MB`."""
     if size >= 100e9:
         return f"{size / 1e9:,.0f} GB"

@@ -244,9 +244,9 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
 
     The object of --json has `ok`. If it is false, `problems` lists them, and the exit code is 2. Otherwise
     it has name, run_folder, ranks, samples, steps, global_batch_size, batch_size_per_rank,
-    micro_batch_size, accumulation, checkpoint_bytes and disk_free_bytes; for GPUs gpu_bytes,
-    samples_per_s and hours, which are estimates; warnings; no_effect (key -> reason); and rows, the lines
-    of the table by topic. What is not known is null.
+    micro_batch_size, accumulation, checkpoint_bytes, disk_free_bytes and save_s (from a request to stop to
+    the checkpoint); for GPUs gpu_bytes, samples_per_s and hours, which are estimates; warnings; no_effect
+    (key -> reason); and rows, the lines of the table by topic. What is not known is null.
     """
     from trainer.cli.describe import describe
 
@@ -300,6 +300,7 @@ def run(
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
     say(f"reading {job_path}")  # before the imports, which take longer than this
     from trainer.cli.describe import warnings
+    from trainer.cli.spare_plan import no_spares_here
     from trainer.launch import local
     from trainer.run.folder import run_folder
 
@@ -321,7 +322,8 @@ def run(
         say_what_changes(job, run_folder(job), samples)
     if fresh:
         _set_aside(job)
-    for warning in warnings(job, samples, local=True):
+    spares = no_spares_here(job) if named_hosts is None else ()
+    for warning in (*spares, *warnings(job, samples, local=True)):
         say(f"warning: {warning}")
     return local.run(job_path, job, overrides, nproc=nproc, hosts=named_hosts, began=began)
 
