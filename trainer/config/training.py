@@ -74,7 +74,7 @@ class Model(Section):
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile the towers' blocks with torch.compile for training: the first step takes a minute or more
-    longer, the others less."""
+    longer, the others less. Kernels are kept on the node's own disk, for later starts and restarts."""
     kernels: Annotated[Literal["fast", "plain"], MAY_CHANGE] = "fast"
     """fast: replace attention, layer norms and the handling of captions by forms that compute the same with
     less memory and fewer kernels; the log names them. plain: open_clip's own modules."""

@@ -5,7 +5,7 @@ gradients are ready as soon as its own backward pass is, so that their reduction
 rest. Parameters keep their names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,11 @@ from torch import nn
 
 from trainer.comm.blocks import repeated_blocks
 from trainer.model.sync_batch_norm import SyncBatchNorm, SyncBatchNormAct
+from trainer.sysinfo.user_cache import node_cache
 from trainer.text.wording import many
 
+_INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+"""Variables with the folders in which torch and Triton keep what they have compiled."""
 _PASSES = 2  # with a graph and without: each has its own kernels
 
 
@@ -32,6 +35,23 @@ class Compiled:
         uncompiled = many(self.communicating, "block")
         rest = f"; {uncompiled} with synchronised batch norm cannot be compiled" if self.communicating else ""
         return f"{many(self.blocks, 'block')}, each at its first pass{rest}"
+
+
+def keep_kernels(env: MutableMapping[str, str]) -> str:
+    """Sets where compiled kernels are kept, and returns that folder; "" if torch's own choice stays.
+
+    The folder is this user's, on the node's own disk: ranks that start again on the node, in this start or in
+    a later one, load the kernels instead of compiling them. torch's own choice is a folder in /tmp that
+    another user may have made before, or that goes away with the job. A variable that is set stays.
+    """
+    if folder := env.get(_INDUCTOR):
+        return folder
+    own = node_cache("kernels")
+    if own is None:
+        return ""
+    env[_INDUCTOR] = str(own / "inductor")
+    env.setdefault(_TRITON, str(own / "triton"))
+    return str(own)
 
 
 def compile_blocks(model: nn.Module) -> Compiled:

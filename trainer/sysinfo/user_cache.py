@@ -1,7 +1,14 @@
-"""The user's cache folder. Imports nothing of this project."""
+"""Folders of the user for what can be made again: in the user's cache, and on the node's own disk."""
 
 import os
+import stat
+import tempfile
 from pathlib import Path
+
+from trainer.safe_io.plain import is_own_folder
+
+_NODE_DISKS = (Path("/var/tmp"), Path(tempfile.gettempdir()))
+"""Folders of a node's own disk, in which every user may write. The first one mostly outlives a reboot."""
 
 
 def user_cache(name: str) -> Path | None:
@@ -11,3 +18,21 @@ def user_cache(name: str) -> Path | None:
     """
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(folder, "clipship", name) if os.path.isabs(folder) else None
+
+
+def node_cache(name: str, disks: tuple[Path, ...] = _NODE_DISKS) -> Path | None:
+    """Returns this user's folder of this name on the node's own disk, which other users cannot enter.
+
+    It is made if it is missing. Others can write in /var/tmp and /tmp: a folder there that is not this user's
+    own, or that others can enter, is passed over. Returns None if no disk has one.
+    """
+    for disk in disks:
+        own = disk / f"clipship-{os.geteuid()}"
+        try:
+            own.mkdir(mode=0o700, exist_ok=True)
+            if is_own_folder(own) and not stat.S_IMODE(own.lstat().st_mode) & 0o077:
+                (own / name).mkdir(exist_ok=True)
+                return own / name
+        except OSError:  # read-only, full, or another user's
+            continue
+    return None

@@ -46,7 +46,7 @@ from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
-from trainer.model.compile import compile_blocks
+from trainer.model.compile import compile_blocks, keep_kernels
 from trainer.model.fit import with_micro_batch
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages
@@ -144,7 +144,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
     _say("kernels", str(clip.kernels))
     if job.model.compile:
-        _say("compile", str(compile_blocks(clip.model)))
+        kept = keep_kernels(os.environ)
+        _say("compile", f"{compile_blocks(clip.model)}{kept and f'; kernels are kept in {kept}'}")
     step = TrainStep(job, batch_plan, comm, clip.model)
     comm.heartbeat.reach("prepared")
     if asks_for_memory(job) and not keeps_in_memory(job):
