@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from http.client import HTTPConnection
@@ -70,6 +71,29 @@ def test_next_generation_has_a_process_a_folder_and_a_heartbeat_of_its_own(tmp_p
     finally:
         second.close()
     assert not second.folder.exists()
+
+
+STUCK = f"""
+import ctypes, os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+open(os.environ["{RANK_DIR}"] + "/says", "w").write("stuck")
+ctypes.PyDLL(None).pause()
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_rank_that_can_do_nothing_itself_is_ended(stopped: bool) -> None:
+    """No thread of it runs Python any more and it takes no signal, as in a library that hangs."""
+    its = Generation(1, Nursery([sys.executable, "-c", STUCK], use=False), os.environ, is_root=False)
+    try:
+        assert says(its) == "stuck"
+        os.kill(its.rank.pid, signal.SIGTERM)
+        if stopped:
+            os.kill(its.rank.pid, signal.SIGSTOP)
+        asyncio.run(asyncio.wait_for(its.end(), 20))
+        assert its.rank.returncode == -signal.SIGKILL
+    finally:
+        its.close()
 
 
 def test_rank_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -> None:

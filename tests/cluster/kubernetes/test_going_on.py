@@ -93,9 +93,15 @@ def test_a_worker_that_vanishes_is_a_restart_of_the_same_start_from_the_others_m
     assert job.pods("launcher") == launcher
 
 
-@full
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
-@pytest.mark.parametrize("how", ["evicted", "deleted"])
+@pytest.mark.parametrize(
+    ("how", "backend"),
+    [
+        ("evicted", "torch"),
+        pytest.param("evicted", "horovod", marks=full),
+        pytest.param("deleted", "torch", marks=full),
+        pytest.param("deleted", "horovod", marks=full),
+    ],
+)
 def test_a_worker_that_is_evicted_or_deleted_saves_first_and_that_is_no_fault(
     demo: Demo, how: str, backend: str
 ) -> None:
