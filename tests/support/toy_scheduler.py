@@ -1,7 +1,7 @@
 """A scheduler in sixty lines: `[nohup]` runs a job's script in the background of this machine.
 
-`python -m tests.support.toy_scheduler ...` is the command `clipship` with one more row in the table of
-schedulers.
+`python -m tests.support.toy_scheduler ...` is the command `clipship` with two more rows in the table of
+schedulers. The second, `[faraway]`, is the same, but its ranks see other files than this machine.
 """
 
 import datetime
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +20,9 @@ from pydantic import Field
 from trainer.config.schedulers import SCHEDULERS, SchedulerRow
 from trainer.config.types import SchedulerSection
 from trainer.errors import InputError
-from trainer.launch.submission import Submission
+from trainer.launch.submission import Outcome, Submission
 from trainer.launch.templates import sh
-from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS, rank_log
+from trainer.run.layout import ARTEFACTS, LOGS, rank_log
 
 
 class Nohup(SchedulerSection):
@@ -57,8 +58,7 @@ def validate(job: Any) -> None:
 
 def submit(job: Any, folder: Path) -> Submission:
     """Start the script in a session of its own; its process id is the submission's."""
-    (folder / LOGS).mkdir()
-    (folder / JOB_FILE).write_text(f'name = "{job.name}"\n')
+    (folder / LOGS).mkdir(exist_ok=True)
     (folder / ARTEFACTS / "job.sh").write_text(render(job))
     process = subprocess.Popen(
         ["bash", folder / ARTEFACTS / "job.sh"],
@@ -66,7 +66,8 @@ def submit(job: Any, folder: Path) -> Submission:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    return Submission("nohup", str(process.pid), datetime.datetime.now(datetime.UTC).isoformat())
+    name = FAR.name if folder == record_folder(job) else ROW.name
+    return Submission(name, str(process.pid), datetime.datetime.now(datetime.UTC).isoformat())
 
 
 def adopt(job: Any, folder: Path | None) -> None:
@@ -75,7 +76,19 @@ def adopt(job: Any, folder: Path | None) -> None:
 
 def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     """Running or over, by the process's entry in /proc."""
-    return [("state", "running" if Path("/proc", submission.id).exists() else "over")]
+    return [("state", "running" if _lives(submission) else "over")]
+
+
+def outcome(folder: Path, submission: Submission) -> Outcome:
+    """Such a script never does well: it is ended."""
+    return "running" if _lives(submission) else "ended"
+
+
+def _lives(submission: Submission) -> bool:
+    try:
+        return ") Z " not in Path("/proc", submission.id, "stat").read_text()
+    except OSError:
+        return False
 
 
 def cancel(folder: Path, submission: Submission) -> str:
@@ -89,6 +102,26 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
     """None: the run folder has the log files."""
 
 
+def record_folder(job: Any) -> Path:
+    """Folder for the record of a run whose own folder is far away."""
+    return Path("records", job.name)
+
+
+def prepare(job: Any) -> Path:
+    """Makes that folder."""
+    (record_folder(job) / ARTEFACTS).mkdir(parents=True)
+    return record_folder(job)
+
+
+def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the command line with these schedulers, in the folder."""
+    command = [sys.executable, "-m", _HERE, *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 _HERE = "tests.support.toy_scheduler"
 ROW = SchedulerRow(
     "nohup",
@@ -99,9 +132,10 @@ ROW = SchedulerRow(
     _HERE,
     f"{_HERE}:starter",
 )
+FAR = replace(ROW, name="faraway", record_folder=f"{_HERE}:record_folder", prepare=f"{_HERE}:prepare")
 
 if __name__ == "__main__":
-    SCHEDULERS[ROW.name] = ROW
+    SCHEDULERS |= {ROW.name: ROW, FAR.name: FAR}
     from trainer.cli.main import main
 
     sys.exit(main(sys.argv[1:]))

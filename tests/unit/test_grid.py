@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.cli.grid import combinations, names
+from trainer.cli.sweep.grid import combinations, names
 from trainer.errors import InputError
 
 

@@ -1,23 +1,13 @@
 """One row in the table of schedulers is all that the command line needs to serve one more."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from tests.support.jobs import VIT
+from tests.support.toy_scheduler import clipship
 from trainer.config.schedulers import SCHEDULERS
 from trainer.config.types import SchedulerSection
 from trainer.sysinfo.imports import load
-
-
-def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """The command line with the toy scheduler, in the folder."""
-    command = [sys.executable, "-m", "tests.support.toy_scheduler", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-
 
 JOB = f"""
 name = "toy run"
@@ -76,5 +66,5 @@ def test_check_reports_what_a_scheduler_refuses(tmp_path: Path) -> None:
 def test_every_place_in_the_table_can_be_loaded() -> None:
     for row in SCHEDULERS.values():
         assert issubclass(load(row.section), SchedulerSection)
-        for place in (row.render, row.validate, row.warnings, row.summary):
+        for place in (row.render, row.validate, row.warnings, row.summary, row.record_folder, row.prepare):
             assert place is None or callable(load(place))

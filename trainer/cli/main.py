@@ -68,7 +68,7 @@ LAZY_COMMANDS = {
     ),
     "resume": ("trainer.cli.resume:command", "Go on with a run: its folder has all that it takes."),
     "sweep": (
-        "trainer.cli.sweep:command",
+        "trainer.cli.sweep.command:command",
         "Train a job once for each combination of values, with a table of results.",
     ),
     "clone": ("trainer.cli.clone:command", "Write the job file of a run, to change it and start again."),

@@ -1,5 +1,6 @@
 """The command `clipship submit`. Imports no torch."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
 from trainer.launch.submission import make_artefacts_folder, record, scheduler
+from trainer.sysinfo.imports import load
 from trainer.text.paste import word
 from trainer.text.terminal import say
 
@@ -35,15 +37,50 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
     After that, `clipship status RUN` shows its state, `clipship logs RUN` the output of its ranks, and
     `clipship cancel RUN` ends it.
     """
-    from trainer.cli.secret_values import secret_warnings
     from trainer.config.loader import load_job
 
     job = load_job(job_path, overrides)
-    folder = getattr(scheduler(to), "prepare", _prepare)(job, not no_check)
+    check_submission(job, to, data=not no_check)
+    folder = submit(job, to)
+    click.echo(f"submitted to {to}; next: clipship status {word(folder)}", err=True)
+
+
+def check_submission(job: "Job", to: str, *, data: bool) -> None:
+    """Raises InputError with every reason why the job cannot run there. Makes nothing and asks no cluster.
+
+    `data` is False if this machine does not see the data. A scheduler whose ranks see other files than this
+    machine checks them when they start.
+    """
+    from trainer.cli.check import check_job, problems_of
+    from trainer.run.folder import check_run_folder
+
+    row = SCHEDULERS[to]
+    checks: list[Callable[[], object]] = [lambda: load(row.validate)(job)]
+    if row.record_folder is None:
+        checks.insert(0, lambda: check_job(job, job.resources.world_size) if data else check_run_folder(job))
+    if problems := dict.fromkeys(line for text in problems_of(checks) for line in text.splitlines()):
+        raise InputError("\n".join(problems))
+
+
+def record_folder(job: "Job", to: str) -> Path:
+    """Returns the folder that keeps the record of the job's submission, whether it exists or not."""
+    from trainer.run.folder import run_folder
+
+    row = SCHEDULERS[to]
+    return Path(load(row.record_folder)(job)) if row.record_folder else run_folder(job)
+
+
+def submit(job: "Job", to: str) -> Path:
+    """Submit a job that has been checked, and print its id; returns the folder that keeps the record."""
+    from trainer.cli.secret_values import secret_warnings
+
+    row = SCHEDULERS[to]
+    control = scheduler(to)
+    folder: Path = load(row.prepare)(job) if row.prepare else _prepare(job)
     for warning in secret_warnings(job):
         say(f"warning: {warning}")
     try:
-        submission = scheduler(to).submit(job, folder)
+        submission = control.submit(job, folder)
         record(folder, submission)
     except OSError as problem:
         raise InputError(
@@ -51,22 +88,13 @@ def command(job_path: Path, to: str, overrides: tuple[str, ...], no_check: bool)
             "logging.runs=FOLDER"
         ) from None
     click.echo(submission.id)
-    click.echo(f"submitted to {to}; next: clipship status {word(folder)}", err=True)
+    return folder
 
 
-def _prepare(job: "Job", check: bool) -> Path:
-    """Make the job's run folder with its folder of artefacts, and return it.
+def _prepare(job: "Job") -> Path:
+    """Make the job's run folder with its folder of artefacts, and return it."""
+    from trainer.run.folder import run_folder
 
-    With `check`, also check the data. A scheduler whose ranks see other files than this machine has a
-    `prepare` of its own.
-    """
-    from trainer.cli.check import check_job
-    from trainer.run.folder import check_run_folder, run_folder
-
-    if check:
-        check_job(job, job.resources.world_size)
-    else:
-        check_run_folder(job)
     folder = run_folder(job)
     make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
     return folder

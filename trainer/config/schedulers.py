@@ -34,6 +34,13 @@ class SchedulerRow:
     """Function from a job to sentences about settings that are allowed but rarely meant."""
     summary: str | None = None
     """Function from a job to one line of `clipship check`."""
+    record_folder: str | None = None
+    """Function from a job to the folder that keeps the record of its submission, if its ranks see other files
+    than this machine. None: the run folder, which this machine sees."""
+    prepare: str | None = None
+    """Function from a checked job to that folder, which it makes. None: the run folder is made."""
+    unique_name: str | None = None
+    """Function from a job to its name there, which no other job may have. None: names may be equal."""
     client: str | None = None
     """Python package that `control` needs beside Clipship's own."""
 
@@ -61,6 +68,9 @@ _KUBERNETES = SchedulerRow(
     secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes the value from a Secret',
     warnings="trainer.launch.kubernetes.validate:warnings",
     summary="trainer.launch.kubernetes.validate:summary",
+    record_folder="trainer.launch.kubernetes.scheduler:record_folder",
+    prepare="trainer.launch.kubernetes.scheduler:prepare",
+    unique_name="trainer.launch.kubernetes.pods:run_name",
     client="kubernetes",
 )
 

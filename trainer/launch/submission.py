@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError
@@ -40,6 +40,10 @@ class Submission:
     """Further facts that this scheduler needs."""
 
 
+Outcome = Literal["running", "done", "ended"]
+"""running: its scheduler has it, in a queue too. done: it ended well. ended: it failed or was cancelled."""
+
+
 class Scheduler(Protocol):
     """Protocol of the module that a row of `trainer.config.schedulers` names as `control`.
 
@@ -58,6 +62,9 @@ class Scheduler(Protocol):
 
     def status(self, folder: Path, submission: Submission) -> list[tuple[str, str]]:
         """Returns topic and text, one line each; the first is `state`."""
+
+    def outcome(self, folder: Path, submission: Submission) -> Outcome:
+        """Returns how far the run got. One that the scheduler has forgotten has ended."""
 
     def cancel(self, folder: Path, submission: Submission) -> str:
         """End the run; returns a sentence on what happened."""

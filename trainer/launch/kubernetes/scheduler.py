@@ -15,8 +15,8 @@ from trainer.errors import ClusterError, InputError
 from trainer.launch.kubernetes.kinds import KINDS, KindRow, kind_of
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.pods import run_name
-from trainer.launch.kubernetes.validate import on_volume, validate, warnings
-from trainer.launch.submission import Submission, make_artefacts_folder, record
+from trainer.launch.kubernetes.validate import on_volume, warnings
+from trainer.launch.submission import Outcome, Submission, make_artefacts_folder, record
 from trainer.run.folder import run_folder
 from trainer.run.layout import ARTEFACTS, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
@@ -30,15 +30,13 @@ _POLL_S = 0.5
 _RENAME = "--set name=... or --set kubernetes.name=..."
 
 
-def prepare(job: Job, check: bool) -> Path:
-    """Make the folder that keeps what was submitted, and return it.
+def prepare(job: Job) -> Path:
+    """Make the folder that keeps what was submitted, warn of what is rarely meant, and return the folder.
 
-    It is the run folder if this machine has its volume too, else a folder in ./runs. `check` has no effect:
-    the ranks see the pods' files, and check them when they start. Raises InputError for what cannot work.
+    It is the run folder if this machine has its volume too, else a folder in ./runs.
     """
     from trainer.launch.kubernetes.cluster import warn
 
-    validate(job)
     for text in warnings(job):
         warn(text)
     return _prepare_folder(job)
@@ -129,6 +127,18 @@ def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     if replaced := _replaced(row, found, submission):
         return [("state", f"gone: {replaced}")]
     return rows(cluster, row, name, found, visible=(folder / JOB_FILE).exists())
+
+
+def outcome(folder: Path, submission: Submission) -> Outcome:
+    """Returns how far the run got; an object that was deleted has ended."""
+    cluster, row = _cluster(submission), _row(submission)
+    found = cluster.read(row, submission.details["name"])
+    if found is None or _replaced(row, found, submission):
+        return "ended"
+    if not row.ended_at(found):
+        return "running"
+    true = {each["type"] for each in found["status"].get("conditions", []) if each["status"] == "True"}
+    return "done" if row.succeeded in true else "ended"
 
 
 def cancel(folder: Path, submission: Submission) -> str:

@@ -21,7 +21,7 @@ from trainer.errors import ClusterError, InputError
 from trainer.launch import logfiles
 from trainer.launch.commands import answer_of
 from trainer.launch.slurm.script import batch_script
-from trainer.launch.submission import Submission, read_record
+from trainer.launch.submission import Outcome, Submission, read_record
 from trainer.run.layout import ARTEFACTS, EXIT_BEFORE_FILE, EXIT_FILE, JOB_FILE, LOGS
 from trainer.safe_io.atomic import write_whole
 from trainer.text.paste import word
@@ -169,6 +169,14 @@ def status(folder: Path, submission: Submission) -> list[tuple[str, str]]:
     nodes = f"{shown['nodes']} node{'s' * (shown['nodes'] != '1')}"
     where = f" on {shown['where']}" if shown.get("where") else ""
     return [*rows, ("time", f"{shown['used']} of {shown['limit']}, {nodes}{where}")]
+
+
+def outcome(folder: Path, submission: Submission) -> Outcome:
+    """Returns how far the job got; a chain of jobs runs while one of them does."""
+    states = [row["state"] for row in _queue(submission) or _accounting(submission)]
+    if any(not state.startswith(_ENDED_STATES) for state in states):
+        return "running"
+    return "done" if states and states[-1].startswith("COMPLETED") else "ended"
 
 
 def cancel(folder: Path, submission: Submission) -> str:

@@ -1,0 +1,90 @@
+"""The command `clipship sweep`. Imports no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
+from trainer.cli.sweep.here import check, run_all
+from trainer.cli.sweep.submitted import submit_all
+from trainer.cli.sweep.trials import Trial, find_trials, show
+from trainer.config.schedulers import SCHEDULERS
+from trainer.errors import EXIT_DONE, InputError
+from trainer.run.layout import RESULT_FILE
+from trainer.text.paste import command as pasted
+from trainer.text.terminal import say
+from trainer.text.wording import many
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --grid seed=0,1
+  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --nproc 2 --set optim.steps=200
+  clipship sweep job.toml --grid model.name=ViT-B-32,ViT-B-16 --to slurm
+  clipship sweep job.toml --grid optim.lr=1e-4,3e-4 --list"""
+)
+@job_argument
+@click.option(
+    "--grid",
+    "grids",
+    multiple=True,
+    required=True,
+    metavar="KEY=VALUE,VALUE,...",
+    help="Values of a key of the job file; each with each of the other grids. May be repeated.",
+)
+@set_option
+@nproc_option
+@hosts_option
+@click.option("--to", type=click.Choice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
+@click.option("--list", "only_list", is_flag=True, help="Start nothing: show the runs and what they reached.")
+@click.option(
+    "--no-check",
+    is_flag=True,
+    help="With --to: do not check the data here, if only the cluster's nodes see it.",
+)
+def command(
+    job_path: Path,
+    grids: tuple[str, ...],
+    overrides: tuple[str, ...],
+    nproc: int | None,
+    hosts: str | None,
+    to: str | None,
+    only_list: bool,
+    no_check: bool,
+) -> int:
+    """Train JOB once for each combination of values, one run after the other here, or submit all of them.
+
+    Each run has a folder named after JOB and its values. Every job is checked before the first one starts. A
+    sweep that is started again goes on: runs that are done are left as they are, and so are those that a
+    scheduler still has. A run that fails does not end the sweep.
+    """
+    if to is not None and (nproc is not None or hosts is not None):
+        raise InputError("give either --to, or --nproc or --hosts: a scheduler starts the ranks itself")
+    if no_check and to is None:
+        raise InputError("--no-check is for --to: without it, the ranks run here and need the data here")
+    named_hosts = given_hosts(nproc, hosts)
+    trials = find_trials(job_path, overrides, grids, to)
+    if only_list:
+        show(trials)
+        return EXIT_DONE
+    waiting = [trial for trial in trials if trial.outcome() != "done"]
+    if done := len(trials) - len(waiting):
+        say(f"{many(done, 'run')} of {len(trials)} {'is' if done == 1 else 'are'} done already")
+    if to is not None:
+        submit_all(waiting, to, data=not no_check)
+        return EXIT_DONE
+    check(waiting, nproc, named_hosts)
+    code = run_all(job_path, waiting, nproc, named_hosts)
+    show(trials)
+    _say_how_to_compare(trials)
+    return code
+
+
+def _say_how_to_compare(trials: Sequence[Trial]) -> None:
+    from trainer.report.compare import MOST_RUNS
+
+    done = [trial.folder for trial in trials if (trial.folder / RESULT_FILE).exists()]
+    if len(done) > 1:
+        say(f"compare them: {pasted('clipship', 'report', *done[:MOST_RUNS])}")

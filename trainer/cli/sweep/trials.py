@@ -1,0 +1,116 @@
+"""The runs of a sweep, their states and their table of results. Imports no torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trainer.cli.submit import record_folder
+from trainer.cli.sweep.grid import combinations, names
+from trainer.errors import ClusterError, InputError
+from trainer.launch.submission import Outcome, is_run, read_record, scheduler
+from trainer.report.folder import RunFacts, has_started, read_run
+from trainer.run.layout import RESULT_FILE
+from trainer.text.table import aligned
+from trainer.text.terminal import shown
+
+if TYPE_CHECKING:
+    from trainer.config import Job
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    name: str
+    values: tuple[str, ...]
+    overrides: tuple[str, ...]
+    """Values, --set and the name, as `load_job` takes them."""
+    job: "Job"
+    folder: Path
+    """Run folder; the folder with the record of its submission if this machine does not see that one."""
+
+    def outcome(self) -> Outcome | None:
+        """Returns how far it got; None if it was never started, or if only its folder says so.
+
+        Raises ClusterError if it was submitted and its scheduler does not answer.
+        """
+        if (self.folder / RESULT_FILE).exists():
+            return "done"
+        record = read_record(self.folder)
+        return scheduler(record.to).outcome(self.folder, record) if record else None
+
+
+def find_trials(
+    job_path: Path, overrides: Sequence[str], grids: Sequence[str], to: str | None
+) -> list[Trial]:
+    """Returns the runs of the grid with the folders that they have, or will have once submitted to `to`."""
+    from trainer.config.loader import load_job
+
+    rows = combinations(grids)
+    trials = []
+    for name, values in zip(names(load_job(job_path, overrides).name, rows), rows, strict=True):
+        all_overrides = (*overrides, *values, f"name={name}")
+        job = load_job(job_path, all_overrides)
+        trials.append(Trial(name, values, all_overrides, job, _folder(job, to)))
+    return trials
+
+
+def _folder(job: "Job", to: str | None) -> Path:
+    """Returns where the run or its record is; without `to`, it may have been submitted to any scheduler."""
+    from trainer.run.folder import run_folder
+
+    if to is not None:
+        return record_folder(job, to)
+    own = run_folder(job)
+    folders = (own, *(record_folder(job, name) for name in job.schedulers))
+    return next(filter(is_run, folders), own)
+
+
+def show(trials: Sequence[Trial]) -> None:
+    """Print the table: name, values, state, loss and the last evaluation of each run."""
+    rows = [dict(_row(trial)) for trial in trials]
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    for line in aligned([titles, *([row.get(title, "-") for title in titles] for row in rows)]):
+        click.echo(line)
+
+
+def _row(trial: Trial) -> Iterator[tuple[str, str]]:
+    yield "run", shown(trial.name)
+    for override in trial.values:
+        key, _, value = override.partition("=")
+        yield shown(key), shown(value)
+    if not has_started(trial.folder):
+        yield "state", shown(_state_elsewhere(trial))
+        return
+    facts = read_run(trial.folder)
+    yield "state", _state_here(facts)
+    yield from _reached(facts)
+
+
+def _state_elsewhere(trial: Trial) -> str:
+    """Returns what the scheduler calls the state of a run that has written nothing that is seen here."""
+    try:
+        record = read_record(trial.folder)
+        return scheduler(record.to).status(trial.folder, record)[0][1] if record else "not begun"
+    except (ClusterError, InputError) as problem:
+        return f"unknown: {problem}"
+
+
+def _state_here(facts: RunFacts) -> str:
+    if facts.result.get("reason") == "done":
+        return "done"
+    return f"ended with {facts.exit['exit_code']}" if "exit_code" in facts.exit else "begun"
+
+
+def _reached(facts: RunFacts) -> Iterator[tuple[str, str]]:
+    if facts.metrics.records:
+        last = facts.metrics.records[-1]
+        yield "step", f"{last['step']:,}"
+        yield "loss", f"{last['loss']:.4f}"
+    evaluation: Mapping[str, float] = facts.metrics.evaluations[-1] if facts.metrics.evaluations else {}
+    for metric, reached in evaluation.items():
+        if metric not in ("step", "generation") and not metric.endswith("_samples"):
+            yield shown(metric), f"{reached:g}"
