@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import psutil
 import simplejpeg
 import torch
@@ -25,7 +26,8 @@ from trainer.config import Data
 from trainer.config.batch_plan import BatchPlan
 from trainer.data import pixels as pixels_module
 from trainer.data import processes
-from trainer.data.loader import TrainBatches, TrainRequests, train_batches
+from trainer.data.captions import random_caption
+from trainer.data.loader import TrainBatches, TrainRequest, TrainRequests, train_batches
 from trainer.data.pixels import RandomCrop
 from trainer.data.shards import ShardSource
 from trainer.data.shared_buffers import BufferPool
@@ -39,7 +41,7 @@ PLACES: tuple[tuple[Any, str, str], ...] = (
     (RandomCrop, "box", "choose the crop"),
     (simplejpeg, "decode_jpeg_header", "choose the crop"),
     (simplejpeg, "decode_jpeg", "decode"),
-    (pixels_module.np, "ascontiguousarray", "cut"),
+    (np, "ascontiguousarray", "cut"),
     (pixels_module, "_resize_into", "resize into the batch"),
     (QuickTokenizer, "__call__", "tokens"),
 )
@@ -86,48 +88,73 @@ def seconds(calls: list[Call]) -> float:
     return time.process_time() - start
 
 
-def measured(pattern: str, batches: int) -> dict[str, float]:
-    """Returns microseconds a sample by part: medians over the turns, one for each batch."""
-    source, plan = open_source(Data(train=(pattern,))), BatchPlan(1, BATCH, BATCH, BATCH, 1)
-    crop, tokenizer = RandomCrop((224, 224)), quick(get_tokenizer("ViT-B-32"))
-    stream = train_batches(
-        source, plan=plan, rank=0, seed=0, window=WINDOW, pixels=crop, tokenizer=tokenizer, workers=1
-    )
-    requests = iter(
-        TrainRequests(source.shard_sizes(), None, plan, 0, 0, WINDOW, len(source) // BATCH, None, 0, 0)
-    )
-    data = TrainBatches(source, 0, crop, tokenizer, skip_bad=False)
-    processes._pools[:] = [BufferPool(-1, 0)]  # this process fills the memory that a loader process would
-    for _ in range(WARM_UP):
-        next(stream)
-        data[next(requests)]
-    turns: list[dict[str, float]] = []
-    begun = ended = _when_idle()
-    rank = 0.0
-    for _ in range(batches):
-        start = time.process_time()
-        request = next(requests)
-        turn = {ORDER: time.process_time() - start}
-        start = time.process_time()
-        data[request]
-        whole = time.process_time() - start
-        with recorded() as calls:
-            data[request]
-        parts = {part: [call for call in calls if call.part == part] for _, _, part in PLACES}
-        turn |= {part: seconds(of_part) for part, of_part in parts.items()}
-        turn[REST] = whole - sum(turn[part] for part in parts)
-        images = [call.arguments[0] for call in parts["decode"]]
-        turn[DECODER] = seconds([Call(DECODER, simplejpeg.decode_jpeg, (image,), {}) for image in images])
-        turns.append(turn)
-        start = time.process_time()
-        next(stream)
-        rank += time.process_time() - start
-        ended = _when_idle()  # else the loader process would take the caches from what is timed next
-    found = {part: statistics.median(turn[part] for turn in turns) / BATCH for part in turns[0]}
+def measured(pattern: str, batches: int, samples: int = BATCH) -> dict[str, float]:
+    """Returns microseconds a sample by part: medians over the turns, one for each batch of `samples`."""
+    # This process fills the memory that a loader process would.
+    with patch.object(processes, "_pools", [BufferPool(-1, 0)]):
+        sides = Sides(pattern, samples)
+        for _ in range(WARM_UP):
+            sides.loaded()
+            sides.made()
+        begun = ended = _when_idle()
+        rank, turns = 0.0, []
+        for _ in range(batches):
+            turns.append(_turn(sides))
+            rank += _spent(sides.loaded)
+            ended = _when_idle()  # else the loader process would take the caches from what is timed next
+    found = {part: statistics.median(turn[part] for turn in turns) / samples for part in turns[0]}
     decoder = found.pop(DECODER)
-    loaded = (rank + ended - begun) / batches / BATCH
+    loaded = (rank + ended - begun) / batches / samples
     found |= {BETWEEN: loaded - sum(found.values()), SUM: loaded, DECODER: decoder}
     return {part: value * 1e6 for part, value in found.items()}
+
+
+class Sides:
+    """The two ways to a batch: a loader process, and this process."""
+
+    def __init__(self, pattern: str, samples: int) -> None:
+        source, plan = open_source(Data(train=(pattern,))), BatchPlan(1, samples, samples, samples, 1)
+        crop, tokenizer = RandomCrop((224, 224)), quick(get_tokenizer("ViT-B-32"))
+        self._stream = train_batches(
+            source, plan=plan, rank=0, seed=0, window=WINDOW, pixels=crop, tokenizer=tokenizer, workers=1
+        )
+        self._requests = iter(
+            TrainRequests(source.shard_sizes(), None, plan, 0, 0, WINDOW, len(source) // samples, None, 0, 0)
+        )
+        self._data = TrainBatches(source, 0, crop, tokenizer, skip_bad=False, caption_choice=random_caption)
+
+    def loaded(self) -> object:
+        """Takes a batch from the loader process."""
+        return next(self._stream)
+
+    def request(self) -> TrainRequest:
+        """Makes the next request."""
+        return next(self._requests)
+
+    def made(self, request: TrainRequest | None = None) -> object:
+        """Makes the batch of a request, the next one by default, in this process."""
+        return self._data[request or self.request()]
+
+
+def _turn(sides: Sides) -> dict[str, float]:
+    """Returns the processor time in seconds of each part of one batch."""
+    requests: list[TrainRequest] = []
+    turn = {ORDER: _spent(lambda: requests.append(sides.request()))}
+    whole = _spent(lambda: sides.made(requests[0]))
+    with recorded() as calls:
+        sides.made(requests[0])
+    parts = {part: [call for call in calls if call.part == part] for _, _, part in PLACES}
+    turn |= {part: seconds(of_part) for part, of_part in parts.items()}
+    turn[REST] = whole - sum(turn[part] for part in parts)
+    images = [call.arguments[0] for call in parts["decode"]]
+    turn[DECODER] = seconds([Call(DECODER, simplejpeg.decode_jpeg, (image,), {}) for image in images])
+    return turn
+
+
+def _spent(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 def _when_idle() -> float:

@@ -23,7 +23,7 @@ class OnCpu(torch.nn.parallel.DistributedDataParallel):
 
 def run(config: str) -> None:
     arguments = shlex.split(os.environ["OPEN_CLIP_ARGUMENTS"])
-    torch.nn.parallel.DistributedDataParallel = OnCpu  # type: ignore[misc]
+    torch.nn.parallel.DistributedDataParallel = OnCpu  # type: ignore[assignment,misc]
     open_clip.add_model_config(config)
     main([*arguments, "--model", Path(config).stem])
     if os.environ.get("RANK") == "0":

@@ -77,20 +77,22 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     import trainer.train.main as program
     import trainer.train.prefetch as prefetch
     from trainer.config.loader import dump_job
+    from trainer.data.bad_samples import Skipped
     from trainer.data.loader import Batch
+    from trainer.train.setup import TrainSetup
 
     images = page_locked(torch.randint(0, 256, (samples, 4, *case.shape.image_size), dtype=torch.uint8))
     batch = Batch(
         images, tokens_of(case.shape, samples), 0, 0, 0, torch.arange(samples), [""] * samples, [""] * samples
     )
 
-    def loaded(*_: object) -> Iterator[Batch]:
+    def loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         return iter([batch] * steps)
 
     prefetch._loaded = loaded
     build._tokenizer = lambda *_: NoTokenizer()  # type: ignore[assignment]
-    build.quick = lambda tokenizer: tokenizer
-    program.check_packages = lambda _job: None  # a tokenizer's package, too, may be missing
+    build.quick = lambda tokenizer: tokenizer  # type: ignore[attr-defined]
+    program.check_packages = lambda job: None  # type: ignore[attr-defined]  # a tokenizer's package, too, may be missing
     path = folder / "job.toml"
     path.write_text(dump_job(case.job(samples, steps)))
     program.main(path)
