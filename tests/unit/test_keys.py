@@ -19,6 +19,7 @@ EXAMPLES = {
     "model.pretrained": "weights.pt",
     "slurm.image": "./clip.sif",
     "slurm.python": "bin/python",
+    "slurm.output": "logs/%j.out",
 }
 NEEDED = {"slurm.container_binary": {"container": "apptainer", "image": "/clip.sif"}}
 """Values of its section without which a key is refused."""

@@ -75,7 +75,7 @@ UNITS = {
     "max_restarts": "starts",
     "recovery.max_restarts": "restarts",
     "same_fault_limit": "faults",
-    "kubernetes.retries": "starts",
+    "retries": "starts",
     "backoff_limit": "pods",
     "kubernetes.rdma": "devices",
     "run_as_user": "user id",

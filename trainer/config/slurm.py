@@ -1,104 +1,28 @@
 """`[slurm]`: requests to sbatch, the ranks' container, and the reaction to the time limit."""
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from trainer.config.keys import JobPath
+from trainer.config.slurm_options import (
+    FIXED_OPTIONS,
+    FIXED_STEP_OPTIONS,
+    OWN_OPTIONS,
+    STEP_OPTIONS,
+    check_options,
+)
+from trainer.config.slurm_values import TIME, Gres, check_output, parse_gres, seconds
 from trainer.config.types import SchedulerSection, Text, refuse_names
 
-_TIME = re.compile(
-    r"(?:(?P<days>\d+)-(?P<hours>\d|[01]\d|2[0-3])(?::(?P<rest>[0-5]\d(?::[0-5]\d)?))?"
-    r"|(?P<plain>\d+(?::[0-5]\d){0,2}))",
-    re.ASCII,
-)
 _MEMORY = re.compile(r"[1-9]\d*[KMGT]?|0", re.ASCII)
 _NO_SPACE = re.compile(r"[!-~]+")
 _CHAIN = re.compile(r"\d+(-\d+)?%1", re.ASCII)
 _REMOVAL_S = 30
 """Seconds that the removal of a pyxis container may take after its ranks have left; it takes 7 to 26 s with
 an image of 6 GB."""
-_OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _MODULE = re.compile(r"[\w./+@:=-]+", re.ASCII)
-
-_OWN_OPTIONS = {
-    "job-name": "name",
-    "nodes": "resources.nodes",
-    "ntasks": "[resources]",
-    "ntasks-per-node": "resources.gpus_per_node",
-    "gpus": "[resources]",
-    "gpus-per-node": "resources.gpus_per_node",
-    "gpus-per-task": "[resources]",
-    "cpus-per-task": "resources.cpus_per_gpu",
-    "cpus-per-gpu": "resources.cpus_per_gpu",
-    "mem": "slurm.mem",
-    "time": "slurm.time",
-    "mem-per-gpu": "resources.mem_gb_per_gpu",
-    "mem-per-cpu": "slurm.mem",
-    "partition": "slurm.partition",
-    "account": "slurm.account",
-    "qos": "slurm.qos",
-    "constraint": "slurm.constraint",
-    "reservation": "slurm.reservation",
-    "nodelist": "slurm.nodelist",
-    "exclude": "slurm.exclude",
-    "exclusive": "slurm.exclusive",
-    "array": "slurm.array",
-    "dependency": "slurm.dependency",
-    "mail-type": "slurm.mail_type",
-    "mail-user": "slurm.mail_user",
-    "signal": "slurm.signal",
-    "requeue": "slurm.requeue",
-    "no-requeue": "slurm.requeue",
-    "export": "[env]",
-    "export-file": "[env]",
-}
-"""Options of sbatch that the script sets from other keys: option -> key or section."""
-_FIXED_OPTIONS = {
-    "chdir": "paths in a job file do not depend on the working folder",
-    "output": "clipship chooses the output's file",
-    "error": "errors go where the output goes",
-    "open-mode": "it is always append",
-    "wrap": "clipship writes the script",
-    "hold": "render the script and submit it by `sbatch --hold`",
-    "parsable": "clipship reads sbatch's answer",
-}
-"""Options of sbatch that no key sets: option -> reason, or what to do instead."""
-_STEP_OPTIONS = {
-    "nodes": "resources.nodes",
-    "nodelist": "slurm.nodelist",
-    "exclude": "slurm.exclude",
-    "ntasks": "[resources]",
-    "ntasks-per-node": "resources.gpus_per_node",
-    "cpus-per-task": "resources.cpus_per_gpu",
-    "mpi": "slurm.mpi",
-    "kill-on-bad-exit": "[recovery]",
-    "no-kill": "[recovery]",
-    "wait": "[recovery]",
-    "export": "[env]",
-    "container-image": "slurm.image",
-    "container-mounts": "slurm.mounts",
-    "container-env": "[env]",
-    "job-name": "name",
-}
-"""Options of the ranks' srun that the script sets from other keys: option -> key or section."""
-_FIXED_STEP_OPTIONS = {
-    "distribution": "the ranks of a node follow each other",
-    "label": "clipship tells the ranks' lines apart by it",
-    "unbuffered": "lines are to be seen as they come",
-    "output": "clipship chooses the output's file",
-    "error": "errors go where the output goes",
-    "chdir": "paths in a job file do not depend on the working folder",
-    "jobid": "the step belongs to the job that runs the script",
-    "pty": "ranks have no terminal",
-    "multi-prog": "all ranks run the same program",
-    "container-name": "containers are removed after each start",
-    "container-workdir": "it is the image's /workspace",
-    "container-entrypoint": "ranks start without the image's entry point",
-}
-"""Options of the ranks' srun that no key sets: option -> reason."""
 
 OneLine = Annotated[str, StringConstraints(min_length=1)]
 
@@ -167,6 +91,14 @@ class Slurm(SchedulerSection):
     """Events for which Slurm sends a mail."""
     mail_user: Text | None = None
     """Address that Slurm writes to. None: the user who submits."""
+    gres: tuple[OneLine, ...] = ()
+    """Generic resources of a node, "NAME[:TYPE][:COUNT]": ["nvme:1"]. If they name GPUs ("gpu:h100:8", or
+    several types), these take the place of slurm.gpus and slurm.gpu_type, and are as many as
+    resources.gpus_per_node."""
+    output: Annotated[OneLine | None, JobPath(ranks=False)] = None
+    """File for what the batch script and its steps print: %j is the job's id, %x its name, %u the user, %A
+    and %a the ids of an array. Its folder must exist; `clipship submit` makes it. None: slurm-JOB.out in the
+    run folder's logs, or where sbatch was called."""
     extra: dict[str, OneLine | bool] = Field(default_factory=dict)
     """Other options of sbatch, without their dashes: licenses = "matlab:1"; true for an option without a
     value. Options that follow from other keys are refused, and the message names the key."""
@@ -226,6 +158,9 @@ class Slurm(SchedulerSection):
     """Queue the job again after the time limit, a preemption or the loss of a node. Ranks save before the
     first two, so the next start resumes at the next sample; after the loss of a node it returns to the newest
     checkpoint."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 0
+    """Times that a job which failed with exit code 1 is queued again, without the node that failed first. It
+    goes on from the newest checkpoint. Bad input and passed time limits are not tried again."""
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
     """Largest number of starts after the first, for any reason; beyond it the job fails."""
 
@@ -236,6 +171,11 @@ class Slurm(SchedulerSection):
         In them ranks leave, then their containers are removed.
         """
         return self.signal_lead_s + (_REMOVAL_S if self.container == "pyxis" else 0)
+
+    @property
+    def listed_gpus(self) -> tuple[Gres, ...]:
+        """GPUs of a node that `gres` names, by their types."""
+        return tuple(found for found in map(parse_gres, self.gres) if found.name == "gpu")
 
     @property
     def uses_image(self) -> bool:
@@ -279,7 +219,7 @@ class Slurm(SchedulerSection):
             raise ValueError(f'"{value}" must consist of letters, digits and any of . _ - @ :')
         return value
 
-    @field_validator("constraint", "image", "python", "container_binary")
+    @field_validator("constraint", "image", "python", "container_binary", "output")
     @classmethod
     def _one_line(cls, value: str | None) -> str | None:
         if value is not None and not value.isprintable():
@@ -304,13 +244,13 @@ class Slurm(SchedulerSection):
     @field_validator("time")
     @classmethod
     def _a_time_limit(cls, value: str | None) -> str | None:
-        if value is not None and not _TIME.fullmatch(value):
+        if value is not None and not TIME.fullmatch(value):
             forms = (
                 '"90" (minutes), "30:00" (MM:SS), "12:30:00" (HH:MM:SS), "2-12" (D-HH), "2-12:30" or '
                 '"2-12:30:00"'
             )
             raise ValueError(f'"{value}" is not a time limit for Slurm; write it as {forms}')
-        if value is not None and not _seconds(value):
+        if value is not None and not seconds(value):
             raise ValueError(
                 f'"{value}" means no limit, and Slurm starts jobs without a limit last: give a limit, or '
                 "leave time out for the partition's own"
@@ -361,19 +301,27 @@ class Slurm(SchedulerSection):
     @field_validator("extra")
     @classmethod
     def _free_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        _check_options(value, "sbatch", 'licenses = "matlab:1"', _OWN_OPTIONS, _FIXED_OPTIONS)
-        given = value.get("gres", "")
-        if any(part.partition(":")[0] == "gpu" for part in str(given).split(",")):
-            raise ValueError(
-                f'gres = "{given}" may name any resource but gpu: GPUs follow from slurm.gpus, '
-                "slurm.gpu_type and resources.gpus_per_node"
-            )
+        check_options(value, "sbatch", 'licenses = "matlab:1"', OWN_OPTIONS, FIXED_OPTIONS)
+        return value
+
+    @field_validator("gres")
+    @classmethod
+    def _generic_resources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_gres(text)
+        return value
+
+    @field_validator("output")
+    @classmethod
+    def _output_file(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_output(value)
         return value
 
     @field_validator("srun")
     @classmethod
     def _step_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        _check_options(value, "srun", 'cpu-bind = "cores"', _STEP_OPTIONS, _FIXED_STEP_OPTIONS)
+        check_options(value, "srun", 'cpu-bind = "cores"', STEP_OPTIONS, FIXED_STEP_OPTIONS)
         return value
 
     @field_validator("container_flags")
@@ -390,7 +338,7 @@ class Slurm(SchedulerSection):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Slurm":
-        if self.time is not None and _seconds(self.time) <= self.signal_before_end_s:
+        if self.time is not None and seconds(self.time) <= self.signal_before_end_s:
             removal = (
                 ""
                 if self.container != "pyxis"
@@ -399,6 +347,13 @@ class Slurm(SchedulerSection):
             raise ValueError(
                 f'time = "{self.time}" is not longer than signal_lead_s = {self.signal_lead_s}{removal}: '
                 "the run would be stopped as soon as it starts; raise time, or lower signal_lead_s"
+            )
+        if self.listed_gpus and (self.gpus or self.gpu_type):
+            key = "gpus" if self.gpus else "gpu_type"
+            raise ValueError(f"gres names the GPUs, so that {key} says the same twice: leave one of them out")
+        if self.retries and not self.requeue:
+            raise ValueError(
+                f"retries = {self.retries} queues a failed job again, and requeue = false forbids that"
             )
         if self.interface and self.rendezvous == "name":
             raise ValueError(
@@ -423,38 +378,3 @@ class Slurm(SchedulerSection):
         if self.container == "none" and self.mounts:
             raise ValueError('mounts are for containers, and container = "none"')
         return self
-
-
-def _check_options(
-    options: Mapping[str, str | bool],
-    program: str,
-    example: str,
-    own: Mapping[str, str],
-    fixed: Mapping[str, str],
-) -> None:
-    """Raises ValueError for options that are none, that follow from other keys (`own`) or are `fixed`."""
-    for name, given in options.items():
-        if not _OPTION.fullmatch(name):
-            raise ValueError(
-                f'"{name}" is not a long option of {program}; write it without the dashes: {example}'
-            )
-        if name in own:
-            raise ValueError(f"{name} follows from {own[name]}: change that instead")
-        if name in fixed:
-            raise ValueError(f"{name} cannot be set: {fixed[name]}")
-        if isinstance(given, str) and not given.isprintable():
-            raise ValueError(f"{name} = {given!r} must be one line of printable characters")
-
-
-def _seconds(time: str) -> int:
-    """Returns the seconds of a time limit in Slurm's notation. Raises ValueError for another text."""
-    match = _TIME.fullmatch(time)
-    if match is None:
-        raise ValueError(time)
-    if match["plain"] is None:
-        minutes, _, seconds = (match["rest"] or "0").partition(":")
-        return ((int(match["days"]) * 24 + int(match["hours"])) * 60 + int(minutes)) * 60 + int(seconds or 0)
-    parts = [int(part) for part in match["plain"].split(":")]
-    if len(parts) < 3:  # minutes, and seconds
-        parts = [0, *parts]
-    return sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))

@@ -44,6 +44,7 @@ from trainer.data.processes import start_process_server
 from trainer.data.sample import Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
+from trainer.errors import InputError
 from trainer.evaluate.evaluation import Evaluation
 from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
@@ -87,6 +88,7 @@ def main(job_path: Path, overrides: Sequence[str] = ()) -> int:
 
 
 def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat: Heartbeat) -> None:
+    _check_seen(job_path, world)
     job = load_job(job_path, [*inherited(os.environ), *overrides])
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
@@ -105,6 +107,15 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.begin_phase("shutdown")
     comm.barrier(job.timeouts.backstop_s)
     comm.close()
+
+
+def _check_seen(job_path: Path, world: World) -> None:
+    """Raises InputError if this node does not see the job file, as others may."""
+    if world.local_size < world.size and not job_path.exists():
+        raise InputError(
+            f"node {world.node} does not see {job_path}: the job file, which a batch job has in its run "
+            "folder (logging.runs), must be on a file system that all nodes share"
+        )
 
 
 def prepare(job: Job, comm: Comm) -> TrainSetup | None:

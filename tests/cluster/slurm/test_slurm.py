@@ -196,6 +196,24 @@ def test_a_lost_node_queues_the_job_again_and_it_goes_on(demo: Demo) -> None:
     assert f"start 2 of job {job} on n[1,3]" in demo.output("lost-node", job)
 
 
+def test_a_failed_job_is_queued_again_without_the_node_that_failed(demo: Demo) -> None:
+    job = demo.submit(
+        "retried",
+        resources=TWO_RANKS,
+        checkpoint={"every_steps": 5},
+        optim=SHORT,
+        slurm={"retries": 1, "output": str(demo.folder / "printed" / "%x-%j.out")},
+    )
+    demo.wait_for_step("retried", 7, job)
+    os.kill(_rank_on(demo, "n2"), signal.SIGKILL)
+    ended = demo.wait("retried", job)
+    said = (demo.folder / "printed" / f"retried-{job}.out").read_text()
+    assert (ended["JobState"], ended["Restarts"], ended["ExcNodeList"]) == ("COMPLETED", "1", "n2"), said
+    assert "clipship: failure 1 of 1 that slurm.retries allows; queued again" in said
+    assert f"start 2 of job {job} on n[1,3]" in said
+    assert sorted(demo.losses("retried")) == list(range(1, demo.result("retried")["steps"] + 1))
+
+
 @pytest.mark.full
 def test_a_preempted_job_saves_and_goes_on_when_there_is_room(demo: Demo) -> None:
     job = demo.submit("preempted", resources=TWO_RANKS, slurm={"partition": "low"}, optim={"epochs": 4})
@@ -219,18 +237,16 @@ def test_no_more_starts_than_the_job_allows(demo: Demo) -> None:
     assert demo.output("bounded", job).endswith("saved, but not queued again: slurm.max_restarts = 0\n")
 
 
-def test_a_run_folder_that_only_one_node_has_is_named_before_ranks_start(demo: Demo) -> None:
-    path = demo.write("not-shared", logging={"runs": "/tmp/clipship-test-runs"})
+def test_a_run_folder_that_only_one_node_has_ends_the_job_and_says_what_to_change(demo: Demo) -> None:
+    path = demo.write("not-shared", resources=TWO_RANKS, logging={"runs": "/tmp/clipship-test-runs"})
     script = demo.folder / "not-shared.sbatch"
     script.write_text(demo.clipship("render", "slurm", str(path)).stdout)
     job = demo.cluster.run("sbatch", "--parsable", str(script), cwd=demo.folder).stdout.strip()
     ended = demo.wait("not-shared", job)
-    said = (demo.folder / f"slurm-{job}.out").read_text()
+    last = (demo.folder / f"slurm-{job}.out").read_text().splitlines()[-1]
     assert ended["ExitCode"] == "2:0"
-    assert "clipship: node n2 does not see the run folder" in said
-    assert said.splitlines()[-1].endswith(
-        "must be on a file system that all nodes share: change logging.runs"
-    )
+    assert last.startswith("clipship: rank 1 on n2 ended the run with exit code 2: node n2 does not see ")
+    assert last.endswith("(logging.runs), must be on a file system that all nodes share")
 
 
 def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) -> None:

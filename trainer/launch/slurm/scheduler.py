@@ -4,6 +4,7 @@ Imports no torch.
 """
 
 import datetime
+import getpass
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 from trainer.config import Job
 from trainer.config.loader import dump_job
+from trainer.config.slurm_values import output_file
 from trainer.errors import ClusterError, InputError
 from trainer.launch import logfiles
 from trainer.launch.commands import answer_of
@@ -47,6 +49,7 @@ _ENDED_STATES = (
 )
 _FORMAT = "%T|%M|%l|%D|%r|%N"  # state, time used, time limit, nodes, why it waits, where it runs
 
+_GPU_KEYS = "slurm.gres, slurm.gpus, slurm.gpu_type, resources.gpus_per_node"
 _KEYS_OF_MESSAGES = {
     "invalid account": "slurm.account, slurm.partition",
     "accounting/qos policy": "slurm.qos, slurm.time, [resources]: a limit of the account or of the QOS",
@@ -58,8 +61,8 @@ _KEYS_OF_MESSAGES = {
     "reservation": "slurm.reservation",
     "node name": "slurm.nodelist, slurm.exclude",
     "dependency": "slurm.dependency",
-    "gres": "slurm.gpus, slurm.gpu_type, resources.gpus_per_node",
-    "generic resource": "slurm.gpus, slurm.gpu_type, resources.gpus_per_node",
+    "gres": _GPU_KEYS,
+    "generic resource": _GPU_KEYS,
     "memory specification": "slurm.mem, resources.mem_gb_per_gpu",
     "node configuration": (
         "resources.nodes, gpus_per_node, cpus_per_gpu, mem_gb_per_gpu (`sinfo -Nl` shows what nodes have)"
@@ -84,6 +87,8 @@ def submit(job: Job, folder: Path) -> Submission:
     logs.mkdir(exist_ok=True)
     write_whole(artefacts / JOB_FILE, dump_job(job), private=True)
     write_whole(artefacts / SCRIPT, text, private=True)
+    if job.slurm.output:
+        Path(job.slurm.output).parent.mkdir(parents=True, exist_ok=True)
     with _earlier_end_aside(folder):
         answer = _call(
             "sbatch",
@@ -96,7 +101,10 @@ def submit(job: Job, folder: Path) -> Submission:
             _raise_refusal(answer.stderr)
         job_id, cluster = _job_id(answer.stdout)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Submission("slurm", job_id, now, {"cluster": cluster} if cluster else {})
+    details = {"cluster": cluster} if cluster else {}
+    if job.slurm.output:
+        details["output"] = output_file(job.slurm.output, job_id, job.name, getpass.getuser())
+    return Submission("slurm", job_id, now, details)
 
 
 @contextmanager
@@ -227,7 +235,7 @@ def _followed(folder: Path, submission: Submission, rank: int | None) -> Iterato
 
 
 def _script_output(folder: Path, submission: Submission) -> Iterator[str] | None:
-    output = folder / LOGS / f"slurm-{submission.id}.out"
+    output = Path(submission.details.get("output") or folder / LOGS / f"slurm-{submission.id}.out")
     if not output.exists():  # the job was submitted by hand, from elsewhere
         shown = _call("scontrol", "show", "job", *_cluster_options(submission), submission.id).stdout
         output = Path(next(iter(re.findall(r"^ *StdOut=(.+)$", shown, re.MULTILINE)), output))

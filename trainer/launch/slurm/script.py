@@ -4,10 +4,12 @@ Uses no clock and no cluster; imports no torch.
 """
 
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
 import tomli_w
 
@@ -20,7 +22,7 @@ from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.image_name import for_enroot
 from trainer.launch.slurm.validate import can_keep_going, validate
-from trainer.launch.templates import render
+from trainer.launch.templates import render, sh
 from trainer.run.exit_record import SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
@@ -32,6 +34,8 @@ RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TO
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
 _WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
 _LINE = 120
+_PLAIN = re.compile(r"[\w=:/.,@%+-]{1,80}", re.ASCII)
+_LIST_OF_ONE = re.compile(r"= \[\n    ([^\n]*),\n\]\n")
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,21 @@ class SbatchContext:
     """True if the job and the ranks' supervisors go on without one of them, or without a node."""
     starts_again: bool
     """True if the script starts all supervisors again when they ask for it: MPI ends all when one is gone."""
+    leaves_out: bool
+    """True if the run may leave out nodes."""
+    excludes: bool
+    """True if the next start does without nodes that the run left out, or that failed."""
+    output_note: str
+    """File that this script writes."""
+    looks_first: bool
+    """True if each node must see the run folder before a container mounts it; ranks without a container say
+    themselves that they do not."""
+    job_id: str
+    """Shell's words for the job's id as `squeue --jobs` takes it."""
     max_starts: int
     """Largest number of starts of the job, the first included."""
-    variables: Mapping[str, str]
+    exports: Sequence[str]
+    """Words after `export`, a line for each: names with quoted values."""
     variable_names: Sequence[str]
     """Names of all variables that a rank must get."""
     unset: Sequence[str]
@@ -127,7 +143,7 @@ def _context(job: Job) -> SbatchContext:
     run = str(PurePosixPath(job.logging.runs, job.name))
     variables = _variables(job)
     mounts = _mounts(job) if slurm.container != "none" else ()
-    text = tomli_w.dumps(own_keys(job))
+    text = _compact(tomli_w.dumps(own_keys(job)))
     return SbatchContext(
         run=run,
         directives=list(_directives(job)),
@@ -136,9 +152,14 @@ def _context(job: Job) -> SbatchContext:
         ranks_per_node=resources.ranks_per_node,
         cpus_per_rank=resources.cpus_per_gpu,
         keeps_going=_keeps_going(job),
+        leaves_out=_leaves_out(job),
+        excludes=_leaves_out(job) or slurm.retries > 0,
+        output_note=slurm.output or "slurm-JOB.out where sbatch was called",
+        looks_first=slurm.container != "none" and resources.nodes + job.recovery.spare_nodes > 1,
+        job_id="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" if slurm.array else "$SLURM_JOB_ID",
         starts_again=bool(_starts_again(job)),
         max_starts=slurm.max_restarts + 1,
-        variables=variables,
+        exports=_exports(variables),
         variable_names=sorted(
             {*variables, *RENDEZVOUS, BEGAN, *((GENERATION,) if _starts_again(job) else ())}
         ),
@@ -177,6 +198,30 @@ def _context(job: Job) -> SbatchContext:
     )
 
 
+def _leaves_out(job: Job) -> bool:
+    """Returns whether the run may leave out nodes, without which the next start then does."""
+    return _keeps_going(job) and job.resources.nodes + job.recovery.spare_nodes > 1
+
+
+def _compact(text: str) -> str:
+    """Returns the TOML text of tomli_w with a list of one value on one line.
+
+    tomli_w writes no text over several lines, so that these brackets are no part of a value.
+    """
+    return _LIST_OF_ONE.sub(r"= [\1]\n", text)
+
+
+def _exports(variables: Mapping[str, str]) -> list[str]:
+    """Returns what follows `export`: short plain values share lines, each other one has its own."""
+    words = [f"{name}={sh(value)}" for name, value in variables.items()]
+    plain = [word for word in words if _PLAIN.fullmatch(word)]
+    others = [word for word in words if not _PLAIN.fullmatch(word)]
+    lines = textwrap.wrap(
+        " ".join(plain), _LINE - len("    export "), break_long_words=False, break_on_hyphens=False
+    )
+    return lines + others
+
+
 def _keeps_going(job: Job) -> bool:
     """Returns whether the run may go on without a supervisor or a node."""
     return job.recovery.max_restarts > 0 and can_keep_going(job)
@@ -187,8 +232,10 @@ def _starts_again(job: Job) -> str:
     return "" if can_keep_going(job) else starts_again(job, "mpirun")
 
 
-def _gpu_request(job: Job) -> GpuRequest:
-    """Returns the option of sbatch that asks for GPUs, or "none"."""
+def _gpu_request(job: Job) -> GpuRequest | Literal["listed"]:
+    """Returns the option of sbatch that asks for GPUs, or "none"; "listed" if slurm.gres has them."""
+    if job.slurm.listed_gpus:
+        return "listed"
     return job.slurm.gpus or ("none" if job.resources.on_cpu else "gpus-per-node")
 
 
@@ -206,8 +253,7 @@ def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
     gpus = f"{slurm.gpu_type}:{per_node}" if slurm.gpu_type else str(per_node)
     if _gpu_request(job) == "gpus-per-node":
         yield "gpus-per-node", gpus
-    others = [str(slurm.extra["gres"])] if slurm.extra.get("gres") else []
-    if by_name := [*([f"gpu:{gpus}"] if _gpu_request(job) == "gres" else []), *others]:
+    if by_name := [*([f"gpu:{gpus}"] if _gpu_request(job) == "gres" else []), *slurm.gres]:
         yield "gres", ",".join(by_name)  # of several sbatch takes the last
     if slurm.mem or resources.mem_gb_per_gpu:
         yield "mem", slurm.mem or f"{math.ceil((resources.mem_gb_per_gpu or 0) * per_node * 1024)}M"
@@ -235,8 +281,10 @@ def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
     yield "requeue" if slurm.requeue else "no-requeue", None
     if _keeps_going(job):
         yield "no-kill", None
+    if slurm.output:
+        yield "output", slurm.output
     yield "open-mode", "append"
-    yield from ((option, value) for option, value in _given(slurm.extra) if option != "gres")
+    yield from _given(slurm.extra)
 
 
 def _given(options: Mapping[str, str | bool]) -> Iterator[tuple[str, str | None]]:

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
+from trainer.config.slurm_values import check_output
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
 from trainer.launch.fabric import conflicts, refusal
+from trainer.text.wording import many
 
 
 def validate(job: Job) -> None:
@@ -43,10 +45,12 @@ def _problems(job: Job) -> Iterator[str]:
             f"{bound[0]} needs {bound[1]}, but {job.slurm.launcher} starts the ranks of a batch job: "
             "leave it out"
         )
+    yield from _listed_gpus(job)
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
     yield from refusal(job, "slurm")
     for check in (
+        lambda: _check_output(job.slurm.output),
         lambda: plan(job, job.resources.world_size),
         lambda: check_restarts(job, "mpirun"),
         lambda: check_lost_nodes(job, f"[slurm], {job.slurm.launcher}", keeps_going=can_keep_going(job)),
@@ -55,3 +59,23 @@ def _problems(job: Job) -> Iterator[str]:
             check()
         except InputError as problem:
             yield str(problem)
+
+
+def _listed_gpus(job: Job) -> Iterator[str]:
+    """Yields a problem if slurm.gres asks for another number of GPUs than the node's ranks use."""
+    listed = sum(gpus.count for gpus in job.slurm.listed_gpus)
+    wanted = job.resources.gpus_per_node
+    if listed and listed != wanted:
+        yield (
+            f"slurm.gres asks for {many(listed, 'GPU')} of each node, and resources.gpus_per_node is "
+            f"{'not set' if wanted is None else wanted}: set it to {listed}, one rank for each"
+        )
+
+
+def _check_output(pattern: str | None) -> None:
+    """Raises InputError if the folder of the job file, which a relative path begins with, has a %."""
+    try:
+        if pattern is not None:
+            check_output(pattern)
+    except ValueError as problem:
+        raise InputError(f"slurm.output: {problem}") from None
