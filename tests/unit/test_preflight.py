@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainer.errors import MachineError, UnfitNode
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.check import PreflightReport
 from trainer.preflight.findings import Needs, find_problems
-from trainer.preflight.measurements import Finding, Gpu, Measurements, Rdma, Timing
+from trainer.preflight.measurements import Finding, Gpu, Measurements, Placement, Rdma, Timing
 from trainer.preflight.repeat import FRESH_S, check_again, has_passed
 from trainer.preflight.table import lines
 from trainer.supervise.world import detect
@@ -280,6 +280,23 @@ def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
     assert "RDMA           1 of 2 ranks use an RDMA device of their node" in shown
     assert "warning        clock: n1: off" in shown
     assert shown[-1] == "result         0 errors, 1 warning in 2.0 s"
+
+
+def test_table_shows_where_the_ranks_of_a_node_are() -> None:
+    place = Placement("0000:1a:00.0", 0, "0-31", True, ("mlx5_0", "mlx5_1"), "behind the same PCI switch")
+    loose = replace(place, gpu="0000:9a:00.0", numa_node=None, cpus="0-63", near=False, adapters=())
+    measurements = [
+        replace(r, placement=loose if r.rank == 1 else place, node=f"n{r.rank // 2}") for r in _readings()
+    ]
+    shown = [line.split(maxsplit=1) for line in lines(measurements, [], (), "0 errors")]
+    at = next(number for number, line in enumerate(shown) if line[0] == "CPUs")
+    assert shown[at][1] == "3 of 4 ranks on CPUs next to the GPU alone"
+    assert " ".join(shown[at + 1]) == (
+        "rank 0 on n0: GPU 0000:1a:00.0, NUMA node 0, CPUs 0-31, mlx5_0, mlx5_1 behind the same PCI switch"
+    )
+    assert " ".join(shown[at + 2]) == "rank 1 on n0: GPU 0000:9a:00.0, unknown NUMA node, CPUs 0-63"
+    assert shown[at + 3][0] == "result"
+    assert [Measurements.from_table(asdict(r)) for r in measurements] == measurements
 
 
 def test_report_is_one_line_of_json() -> None:

@@ -30,6 +30,9 @@ class Resources(Section):
     without a limit. `clipship fabrics explain NAME` says what follows from each. None: NCCL chooses."""
     cpus_per_gpu: Positive = 8
     """CPU cores for each GPU, or for each rank where there are no GPUs."""
+    bind_cpus: bool = True
+    """Bind each rank and its loader processes to the CPUs next to its GPU, unless its launcher has bound it,
+    or they are fewer than cpus_per_gpu. No effect without GPUs."""
     mem_gb_per_gpu: AboveZero | None = None
     """Host memory for each GPU, or for each rank without GPUs. None: the scheduler's own default."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainer.checkpoint.weights import with_loss_of_weights
 from trainer.comm.connect import connect
+from trainer.comm.cpu_binding import bind_cpus
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
@@ -41,6 +42,7 @@ def main(job_path: str, result_path: str) -> int:
 def _whole_run(job_path: Path, result_path: Path, world: World, heartbeat: Heartbeat) -> None:
     job = load_job(job_path)
     heartbeat.limits = job.timeouts.by_phase
+    bind_cpus(job, world, os.environ)
     if job.data.workers:
         start_process_server()
     comm = connect(job, world, os.environ, heartbeat)

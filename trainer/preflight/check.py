@@ -21,7 +21,7 @@ from trainer.data.pixels import BYTES_OF_A_PIXEL
 from trainer.model.build import Clip
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.findings import Needs, error_of, find_problems
-from trainer.preflight.measurements import Finding, Gpu, Measurements, Timing
+from trainer.preflight.measurements import Finding, Gpu, Measurements, Placement, Timing
 from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24
@@ -99,6 +99,7 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         timings=timings if copy is None else {**timings, "host to device": copy},
         pairs=pairs,
         gpu=_gpu(comm.device),
+        placement=_placement(comm.device),
         rdma=host_probe.rdma(os.environ) if comm.device.type == "cuda" else None,
     )
     measurements = tuple(Measurements.from_table(table) for table in comm.all_gather_object(asdict(own)))
@@ -155,3 +156,9 @@ def _parameter_bytes(clip: Clip) -> int:
 
 def _gpu(device: torch.device) -> Gpu | None:
     return host_probe.gpu(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def _placement(device: torch.device) -> Placement | None:
+    if device.type != "cuda":
+        return None
+    return host_probe.placement(torch.cuda.get_device_properties(device).uuid)

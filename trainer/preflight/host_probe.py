@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.preflight.measurements import Gpu, Rdma
-from trainer.sysinfo.nvml import gpu_handle
+from trainer.preflight.measurements import Gpu, Placement, Rdma
+from trainer.sysinfo.nvml import gpu_handle, pci_address
+from trainer.sysinfo.topology import ROOT, closest_adapters, cpu_text, cpus_next_to, numa_node
 
 SHARED_MEMORY = Path("/dev/shm")
 _RDMA_DEVICES, _OPEN_FILES = Path("/sys/class/infiniband"), Path("/proc/self/fd")
@@ -100,6 +101,23 @@ def gpu(uuid: object) -> Gpu | None:
     with suppress(pynvml.NVMLError):
         return _state(pynvml, handle) if handle is not None else None
     return None
+
+
+def placement(uuid: object, root: Path = ROOT) -> Placement | None:
+    """Returns where the GPU with this UUID and this process's CPUs are; None if NVML cannot tell."""
+    address = pci_address(uuid)
+    if address is None:
+        return None
+    mine, near = os.sched_getaffinity(0), cpus_next_to(address, root)
+    adapters = closest_adapters(address, root)
+    return Placement(
+        gpu=address,
+        numa_node=numa_node(address, root),
+        cpus=cpu_text(mine),
+        near=bool(near) and mine <= near,
+        adapters=tuple(adapter.name for adapter in adapters),
+        closeness=adapters[0].closeness if adapters else "",
+    )
 
 
 def _state(nvml: Any, handle: Any) -> Gpu:

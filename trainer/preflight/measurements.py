@@ -60,6 +60,23 @@ class Rdma:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Places of a rank's GPU, CPUs and closest network adapters in its node."""
+
+    gpu: str
+    """PCI address of the GPU."""
+    numa_node: int | None
+    cpus: str
+    """CPUs that the rank may use, as the kernel lists them: "0-31,64-95"."""
+    near: bool
+    """True if all of them are next to the GPU."""
+    adapters: tuple[str, ...]
+    """Network adapters that are closest to the GPU."""
+    closeness: str
+    """Words for how close these are, as the end of a sentence; "" if the node has none."""
+
+
+@dataclass(frozen=True)
 class Measurements:
     """Measurements of one rank.
 
@@ -86,6 +103,8 @@ class Measurements:
     gpu: Gpu | None = None
     rdma: Rdma | None = None
     """RDMA devices; None also for a rank on the CPU, whose collectives use TCP in any case."""
+    placement: Placement | None = None
+    """Places in the node; None for a rank on the CPU, or if NVML does not know the GPU's address."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "Measurements":
@@ -96,6 +115,6 @@ class Measurements:
         }
         devices = {
             name: kind(**table[name]) if table[name] else None
-            for name, kind in (("gpu", Gpu), ("rdma", Rdma))
+            for name, kind in (("gpu", Gpu), ("rdma", Rdma), ("placement", Placement))
         }
         return cls(**{**table, **nested, **devices})

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from trainer.comm.connect import connect
+from trainer.comm.cpu_binding import bind_cpus
 from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.shared_folder import check_future_folder
 from trainer.config import Job
@@ -57,6 +58,7 @@ def command(job_path: Path, overrides: tuple[str, ...], folder: Path | None, as_
 def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, as_json: bool) -> None:
     """Collective: runs the preflight, and rank 0 prints it. Raises MachineError if a run could not begin."""
     heartbeat.limits = job.timeouts.by_phase
+    bind_cpus(job, world, os.environ)
     comm = connect(job, world, os.environ, heartbeat)
     log.info("%-12s %s, %s on %s", "world", many(world.size, "rank"), comm.name, comm.device)
     check_future_folder(folder, comm)

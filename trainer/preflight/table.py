@@ -6,6 +6,9 @@ from trainer.preflight.findings import figures, pair_speeds, rate, size
 from trainer.preflight.measurements import Finding, Measurements
 from trainer.text.wording import many
 
+_SHOWN_PLACES = 8
+"""Ranks of the first node whose places are shown."""
+
 
 def lines(
     measurements: Sequence[Measurements], findings: Sequence[Finding], left_out: Sequence[str], headline: str
@@ -26,6 +29,7 @@ def lines(
     ] * (not any(r.wrong for r in measurements))
     rows += list(_speeds(measurements))
     rows += list(_hosts(measurements))
+    rows += list(_placements(measurements))
     rows += [("not measured", f"{', '.join(left_out)}: time ran out (health.preflight_s)")] * bool(left_out)
     rows += [(finding.severity, f"{finding.check}: {finding.text}") for finding in findings]
     rows += [("result", headline)]
@@ -86,6 +90,20 @@ def _hosts(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
                 f"at least {size(min(gpu.free_bytes for gpu in gpus))} free"
             ),
         )
+
+
+def _placements(measurements: Sequence[Measurements]) -> Iterator[tuple[str, str]]:
+    """Yields how many ranks are on CPUs next to their GPU, and the places of the first node's ranks."""
+    placed = [(r, r.placement) for r in measurements if r.placement is not None]
+    if not placed:
+        return
+    near = sum(place.near for _, place in placed)
+    yield "CPUs", f"{near} of {many(len(placed), 'rank')} on CPUs next to the GPU alone"
+    first = placed[0][0].node
+    for own, place in [pair for pair in placed if pair[0].node == first][:_SHOWN_PLACES]:
+        node = "unknown NUMA node" if place.numa_node is None else f"NUMA node {place.numa_node}"
+        adapters = f", {', '.join(place.adapters)} {place.closeness}" if place.adapters else ""
+        yield "", f"{_who(own)}: GPU {place.gpu}, {node}, CPUs {place.cpus}{adapters}"
 
 
 def _who(measured: Measurements) -> str:

@@ -30,6 +30,7 @@ from trainer.comm.backends import (
     row_of,
 )
 from trainer.comm.connect import connect
+from trainer.comm.cpu_binding import bind_cpus
 from trainer.comm.gpu_memory import smallest_gpu_bytes
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import check_replicas
@@ -94,6 +95,7 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     heartbeat.learner = limit_learner(job, world, os.environ)
     launcher: Launcher = "horovodrun" if FORGET_URL in os.environ else "mpirun"
     check_restarts(job, launcher, starts_again=STARTS_AGAIN in os.environ)
+    bind_cpus(job, world, os.environ)
     if job.data.workers:
         start_process_server()
     lease.watch(heartbeat.lease)  # after the fork of the server, which has no threads

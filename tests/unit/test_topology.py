@@ -1,0 +1,201 @@
+"""Which CPUs and network adapters are next to a GPU, on trees like /sys and /proc of real machines."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import VIT
+from trainer.comm import cpu_binding
+from trainer.config.loader import job_from_table
+from trainer.supervise.world import World
+from trainer.sysinfo import topology
+from trainer.sysinfo.topology import choose_cpus, closest_adapters, cpu_numbers, cpu_text
+
+NEAR, FAR = "0000:1a:00.0", "0000:9a:00.0"
+SOCKETS = {0: "0-3,8-11", 1: "4-7,12-15"}
+"""CPUs of a small machine with two sockets, each core with two threads."""
+
+
+class Machine:
+    """Tree of a machine, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder
+        self.write("sys/devices/system/cpu/online", "0-15")
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+
+    def device(self, bridges: str, node: int, *, pci_class: str = "0x020000", vendor: str = "0x15b3") -> Path:
+        """Adds a PCI device below these bridges: root complex, ports, the device itself."""
+        place = f"sys/devices/{bridges}"
+        self.write(f"{place}/vendor", vendor)
+        self.write(f"{place}/class", pci_class)
+        self.write(f"{place}/numa_node", str(node))
+        self.write(f"{place}/local_cpulist", SOCKETS.get(node, "0-15"))
+        link = self.root / "sys/bus/pci/devices" / Path(bridges).name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(self.root / place)
+        return self.root / place
+
+    def gpu(self, bridges: str, node: int) -> None:
+        self.device(bridges, node, pci_class="0x030200", vendor="0x10de")
+
+    def adapter(self, name: str, bridges: str, node: int, kind: str = "infiniband") -> None:
+        link = self.root / "sys/class" / kind / name / "device"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(self.device(bridges, node))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """With two GPUs on each of two sockets, behind a switch each."""
+    made = Machine(tmp_path)
+    for place, node in (("15", 0), ("95", 1)):
+        bridge = place[0]
+        for gpu in ("a", "b"):
+            made.gpu(f"pci0000:{place}/0000:{place}:01.0/0000:{bridge}{gpu}:00.0", node)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0-3,8", {0, 1, 2, 3, 8}), ("5\n", {5}), ("", set()), ("0-1,3-4", {0, 1, 3, 4})]
+)
+def test_lists_of_cpus_are_those_of_the_kernel(text: str, numbers: set[int]) -> None:
+    assert cpu_numbers(text) == numbers
+    assert cpu_text(numbers) == text.strip()
+
+
+def test_a_rank_gets_the_cpus_next_to_its_gpu(machine: Machine) -> None:
+    near = choose_cpus(NEAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
+    far = choose_cpus(FAR, ranks=4, needed=4, allowed=range(16), root=machine.root)
+    assert (cpu_text(near.cpus), cpu_text(far.cpus)) == ("0-3,8-11", "4-7,12-15")
+    assert near.reason == f"next to GPU {NEAR}, NUMA node 0"
+
+
+def test_a_rank_never_gets_a_cpu_that_it_may_not_use(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/system.slice/job")
+    machine.write("sys/fs/cgroup/system.slice/job/cpuset.cpus.effective", "2-9")
+    choice = choose_cpus(NEAR, ranks=1, needed=2, allowed=range(2, 10), root=machine.root)
+    assert cpu_text(choice.cpus) == "2-3,8-9"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "ranks", "needed", "reason"),
+    [
+        (range(3), 4, 1, "the launcher has bound it to CPUs 0-2"),
+        (range(16), 4, 5, "8 CPUs next to GPU 0000:1a:00.0 are fewer than resources.cpus_per_gpu = 5"),
+    ],
+)
+def test_a_rank_is_left_alone_if_binding_it_would_do_harm(
+    machine: Machine, allowed: range, ranks: int, needed: int, reason: str
+) -> None:
+    choice = choose_cpus(NEAR, ranks, needed, allowed, machine.root)
+    assert not choice.cpus
+    assert choice.reason.startswith(reason)
+
+
+def test_a_rank_whose_cpus_are_all_near_or_all_far_is_left_alone(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/")
+    machine.write("sys/fs/cgroup/cpuset.cpus.effective", "0-3")
+    near = choose_cpus(NEAR, 1, 1, range(4), machine.root)
+    far = choose_cpus(FAR, 1, 1, range(4), machine.root)
+    assert (near.cpus, near.reason) == (frozenset(), f"all CPUs that it may use are next to GPU {NEAR}")
+    assert (far.cpus, far.reason) == (frozenset(), f"none of its CPUs is next to GPU {FAR}")
+
+
+def test_a_kernel_that_knows_no_nodes_binds_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.gpu(f"pci0000:15/{NEAR}", -1)
+    assert not choose_cpus(NEAR, 1, 1, range(16), machine.root).cpus
+    assert not choose_cpus("0000:ff:00.0", 1, 1, range(16), machine.root).cpus
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        (
+            "4:cpuset,cpu:/slurm/job_7\n1:memory:/other",
+            "cpuset/slurm/job_7/cpuset.effective_cpus",
+        ),
+        ("0::/kubepods/pod/inner", "kubepods/cpuset.cpus.effective"),  # the inner ones have no such file
+    ],
+)
+def test_the_cpus_of_a_job_are_those_of_its_cgroup(machine: Machine, line: str, file: str) -> None:
+    machine.write("proc/self/cgroup", line)
+    machine.write(f"sys/fs/cgroup/{file}", "4-7")
+    assert topology.cpus_of_this_job(machine.root) == {4, 5, 6, 7}
+
+
+def test_the_adapters_behind_the_same_switch_are_the_closest(machine: Machine) -> None:
+    machine.adapter("mlx5_0", "pci0000:15/0000:15:01.0/0000:1c:00.0", 0)
+    machine.adapter("mlx5_1", "pci0000:15/0000:15:02.0/0000:1d:00.0", 0)
+    machine.adapter("mlx5_2", "pci0000:95/0000:95:01.0/0000:9c:00.0", 1)
+    machine.adapter("eth0", "pci0000:15/0000:15:01.0/0000:1e:00.0", 0, kind="net")
+    assert [(found.name, found.closeness) for found in closest_adapters(NEAR, machine.root)] == [
+        ("mlx5_0", "behind the same PCI switch")
+    ]
+    assert [found.name for found in closest_adapters(FAR, machine.root)] == ["mlx5_2"]
+
+
+def test_without_rdma_the_closest_network_interfaces_are_named(machine: Machine) -> None:
+    for name in ("eth0", "eth1"):
+        machine.adapter(name, f"pci0000:16/0000:16:00.{name[-1]}", 0, kind="net")
+    (machine.root / "sys/class/net/lo").mkdir()
+    found = closest_adapters(NEAR, machine.root)
+    assert [(each.name, each.closeness) for each in found] == [
+        ("eth0", "at the same NUMA node"),
+        ("eth1", "at the same NUMA node"),
+    ]
+    assert {each.closeness for each in closest_adapters(FAR, machine.root)} == {"at another NUMA node"}
+
+
+@pytest.fixture
+def whole_affinity() -> Iterator[set[int]]:
+    """CPUs of the tests' process, which has them again afterwards."""
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+def one_gpu(folder: Path, cpus: set[int], near: set[int]) -> Machine:
+    machine = Machine(folder)
+    machine.write("sys/devices/system/cpu/online", cpu_text(cpus))
+    machine.gpu(f"pci0000:15/{NEAR}", 0)
+    machine.write(f"sys/devices/pci0000:15/{NEAR}/local_cpulist", cpu_text(near))
+    return machine
+
+
+@pytest.mark.parametrize("keys", [{}, {"bind_cpus": False}, {"device": "cpu"}], ids=str)
+def test_a_rank_is_bound_unless_the_job_says_no_or_means_the_cpu(
+    keys: dict[str, Any],
+    whole_affinity: set[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if len(whole_affinity) < 2:
+        pytest.skip("this machine gives the tests one CPU")
+    near = {min(whole_affinity)}
+    machine = one_gpu(tmp_path, whole_affinity, near)
+    monkeypatch.setattr(cpu_binding, "visible_gpus", lambda _env: [NEAR])
+    job = job_from_table(
+        {
+            "name": "n",
+            "data": {"format": "synthetic"},
+            "model": {"name": VIT},
+            "optim": {"global_batch_size": 8, "steps": 1},
+            "resources": {"cpus_per_gpu": 1, **keys},
+        },
+        "a test's job",
+    )
+    caplog.set_level(logging.INFO)
+    cpu_binding.bind_cpus(job, World(0, 1, 0, 1, "n1", "test"), {}, machine.root)
+    assert os.sched_getaffinity(0) == (whole_affinity if keys else near)
+    assert ("bound to CPUs" in caplog.text) == (not keys)

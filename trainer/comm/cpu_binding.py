@@ -1,0 +1,42 @@
+"""Binds a rank and the loader processes that it will start to the CPUs next to its GPU. No torch."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.config import Job
+from trainer.errors import InputError
+from trainer.supervise.world import World, device_index
+from trainer.sysinfo.nvml import visible_gpus
+from trainer.sysinfo.topology import ROOT, choose_cpus, cpu_text
+
+log = logging.getLogger("clipship")
+
+
+def bind_cpus(job: Job, world: World, env: Mapping[str, str], root: Path = ROOT) -> None:
+    """Binds this process to the CPUs next to its GPU, and logs it; says why if it does not.
+
+    Call it before this process starts a thread or another process: they are bound with it. Does nothing
+    without a GPU, if `resources.bind_cpus` is false, or where the system has no such call.
+    """
+    if not job.resources.bind_cpus or job.resources.on_cpu or not hasattr(os, "sched_setaffinity"):
+        return
+    if (address := _gpu(world, env)) is None:
+        return
+    allowed = os.sched_getaffinity(0)
+    choice = choose_cpus(address, world.local_size, job.resources.cpus_per_gpu, allowed, root)
+    if choice.cpus:
+        os.sched_setaffinity(0, choice.cpus)
+    how = f"bound to CPUs {cpu_text(choice.cpus)}" if choice.cpus else f"not bound, {len(allowed)} CPUs"
+    log.info("%-12s %s: %s", "CPUs", how, choice.reason)
+
+
+def _gpu(world: World, env: Mapping[str, str]) -> str | None:
+    """Returns the PCI address of the rank's GPU; None if it has none, or if only CUDA itself knows."""
+    addresses = visible_gpus(env)
+    try:
+        index = device_index(world, len(addresses))
+    except InputError:  # `rank_device` refuses it
+        return None
+    return None if index is None else addresses[index]
