@@ -4,6 +4,8 @@ A real Slurm does not give these answers at will, so that stand-ins give them.
 """
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from trainer.launch.submission import Submission, read_record, record
 
 Capture = pytest.CaptureFixture[str]
 
+SYSTEM_PATH = os.environ["PATH"]
 JOB = """\
 name = "mine"
 [data]
@@ -286,3 +289,72 @@ def test_logs_of_a_script_that_was_submitted_by_hand_are_where_slurm_has_them(
     answers(folder, "scontrol", f'echo "JobId=7 JobName=mine"; echo "   StdOut={folder}/slurm-7.out"')
     assert main(["logs", "mine"]) == 0
     assert capsys.readouterr().out == "[slurm] clipship: no such image\n"
+
+
+GRID = ("--grid", "optim.lr=1e-4,3e-4", "--grid", "seed=0,1")
+
+
+def sweep(*words: str) -> int:
+    return main(["sweep", "job.toml", *GRID, "--to", "slurm", *words])
+
+
+def test_a_sweep_is_one_array_whose_tasks_have_run_folders_of_their_own(
+    folder: Path, capsys: Capture
+) -> None:
+    answers(folder, "sbatch", f'echo "$PWD $*" >>{folder}/called; echo 40')
+    assert sweep("--parallel", "3") == 0
+    out, err = capsys.readouterr()
+    assert out.split() == ["40_0", "40_1", "40_2", "40_3"]
+    assert "4 runs submitted to slurm" in err
+    made = folder / "runs" / "mine-sweep" / "slurm"
+    assert (folder / "called").read_text() == f"{made} --parsable {made}/mine-sweep-1.sbatch\n"
+    script = (made / "mine-sweep-1.sbatch").read_text()
+    assert '#SBATCH --array="0-3%3"\n' in script
+    assert '#SBATCH --job-name="mine-sweep-1"\n' in script
+    run = folder / "runs" / "mine-lr-3e-4-seed-1"
+    assert script.count(f"    {run}\n") == 1
+    found = read_record(run)
+    assert found is not None
+    assert found.id == "40_3"
+    own = (run / "artefacts" / "train.sbatch").read_text()
+    assert "id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" in own
+    for path in (made / "mine-sweep-1.sbatch", run / "artefacts" / "train.sbatch"):
+        if shellcheck := shutil.which("shellcheck", path=SYSTEM_PATH):
+            checked = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
+            assert checked.returncode == 0, checked.stdout
+
+
+def test_a_task_of_an_array_becomes_the_script_of_its_run(folder: Path) -> None:
+    answers(folder, "sbatch", "echo 40")
+    assert sweep() == 0
+    run = folder / "runs" / "mine-lr-3e-4-seed-0"
+    (run / "artefacts" / "train.sbatch").write_text('echo "it is $0, process $$"')
+    script = f"echo $$; . {folder}/runs/mine-sweep/slurm/mine-sweep-1.sbatch"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": SYSTEM_PATH, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = (run / "logs" / "slurm-40_2.out").read_text()
+    assert said == f"it is {run}/artefacts/train.sbatch, process {done.stdout.strip()}\n"  # gets its signals
+
+
+def test_runs_that_ask_slurm_for_different_things_are_several_arrays(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", f"echo x >>{folder}/called; /usr/bin/wc -l <{folder}/called")
+    grid = ["--grid", "seed=0,1", "--grid", "resources.nodes=1,2,4"]
+    assert main(["sweep", "job.toml", *grid, "--to", "slurm"]) == 0
+    assert capsys.readouterr().out.split() == ["1_0", "1_1", "2_0", "2_1", "3_0", "3_1"]
+    chains = ["--set", "name=chains", "--set", "slurm.array=1-3%1"]
+    assert main(["sweep", "job.toml", *grid, *chains, "--to", "slurm"]) == 0
+    assert capsys.readouterr().out.split() == ["4", "5", "6", "7", "8", "9"]
+
+
+def test_a_sweep_that_slurm_refuses_leaves_no_record(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", "echo 'sbatch: error: invalid partition specified: gpux' >&2; exit 1")
+    assert sweep() == 2
+    assert "0 runs of 4 submitted before this problem" in capsys.readouterr().err
+    assert not list(folder.glob("runs/*/artefacts/submission.json"))
+    assert sweep("--set", "slurm.output=/x/%A.out") == 2
+    assert "all runs of the sweep would write it; add %a or %j" in capsys.readouterr().err

@@ -74,9 +74,8 @@ def submit(job: "Job", to: str) -> Path:
     """Submit a job that has been checked, and print its id; returns the folder that keeps the record."""
     from trainer.cli.secret_values import secret_warnings
 
-    row = SCHEDULERS[to]
     control = scheduler(to)
-    folder: Path = load(row.prepare)(job) if row.prepare else _prepare(job)
+    folder = prepare(job, to)
     for warning in secret_warnings(job):
         say(f"warning: {warning}")
     try:
@@ -91,10 +90,12 @@ def submit(job: "Job", to: str) -> Path:
     return folder
 
 
-def _prepare(job: "Job") -> Path:
-    """Make the job's run folder with its folder of artefacts, and return it."""
+def prepare(job: "Job", to: str) -> Path:
+    """Make the folder that keeps the record of the job's submission, with its artefacts; return it."""
     from trainer.run.folder import run_folder
 
+    if place := SCHEDULERS[to].prepare:
+        return Path(load(place)(job))
     folder = run_folder(job)
     make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
     return folder

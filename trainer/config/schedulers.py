@@ -39,6 +39,9 @@ class SchedulerRow:
     than this machine. None: the run folder, which this machine sees."""
     prepare: str | None = None
     """Function from a checked job to that folder, which it makes. None: the run folder is made."""
+    submit_together: str | None = None
+    """Function that submits several jobs of a sweep at once. It takes pairs of job and folder, the sweep's
+    folder and the most at a time, and yields folders with their submissions. None: one by one."""
     unique_name: str | None = None
     """Function from a job to its name there, which no other job may have. None: names may be equal."""
     client: str | None = None
@@ -55,6 +58,7 @@ _SLURM = SchedulerRow(
     starter="trainer.launch.slurm.validate:starter",
     readers="the batch script",
     warnings="trainer.launch.slurm.validate:warnings",
+    submit_together="trainer.launch.slurm.array:submit_together",
 )
 _KUBERNETES = SchedulerRow(
     name="kubernetes",

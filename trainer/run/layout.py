@@ -54,6 +54,9 @@ TENSORBOARD = "tensorboard"
 WANDB = "wandb"
 WANDB_ID_FILE = "wandb-id"
 REPORT_FILE = "report.html"
+SWEEP_FILE = "sweep.json"
+"""File in the folder of a sweep, which is beside those of its runs: the runs with their values."""
+SWEEP_REPORT_FILE = "sweep.html"
 LOCK = ".lock"
 
 LEFT_BEFORE = frozenset(

@@ -271,6 +271,29 @@ def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) ->
     assert demo.wait("by-hand", job)["JobState"] == "CANCELLED"
 
 
+def test_a_sweep_is_an_array_whose_tasks_go_on_and_are_cancelled_on_their_own(demo: Demo) -> None:
+    path = demo.write("swept", resources={"nodes": 1, "gpus_per_node": 1}, optim=SHORT)
+    words = ("sweep", str(path), "--grid", "seed=0,1,2", "--to", "slurm")
+    answer = demo.clipship(*words, "--parallel", "1")
+    assert answer.returncode == 0, answer.stderr
+    first, second, third = answer.stdout.split()
+    assert (first.partition("_")[2], third.partition("_")[2]) == ("0", "2")
+    names = [f"swept-seed-{seed}" for seed in (0, 1, 2)]
+    assert "is cancelled" in demo.clipship("cancel", str(demo.run(names[2]))).stderr
+    demo.wait_for_step(names[0], 3, first)
+    assert demo.cluster.job(second)["JobState"] == "PENDING"
+    demo.cluster.run("scancel", "--batch", "--signal=USR2", first)
+    for name, job in ((names[0], first), (names[1], second)):
+        assert demo.wait(name, job)["JobState"] == "COMPLETED", demo.output(name, job)
+        assert sorted(demo.losses(name)) == list(range(1, demo.result(name)["steps"] + 1))
+    assert "clipship: saved; queued again" in demo.output(names[0], first)
+    again = demo.clipship(*words, "--list").stdout.splitlines()
+    assert [row.split()[2] for row in again[1:3]] == ["done", "done"]
+    assert "CANCELLED" in again[3]
+    page = demo.clipship("report", str(demo.folder / "runs" / "swept-sweep"))
+    assert page.returncode == 0, page.stderr
+
+
 def test_another_number_of_ranks_than_rendered_is_refused(demo: Demo) -> None:
     script = demo.folder / "changed.sbatch"
     script.write_text(demo.clipship("render", "slurm", str(demo.write("changed"))).stdout)

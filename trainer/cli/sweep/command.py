@@ -1,6 +1,5 @@
 """The command `clipship sweep`. Imports no torch."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -8,10 +7,9 @@ import click
 from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
 from trainer.cli.sweep.here import check, run_all
 from trainer.cli.sweep.submitted import submit_all
-from trainer.cli.sweep.trials import Trial, find_trials, show
+from trainer.cli.sweep.trials import find_sweep, show
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_DONE, InputError
-from trainer.run.layout import RESULT_FILE
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
@@ -40,6 +38,12 @@ Examples:
 @click.option("--to", type=click.Choice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
 @click.option("--list", "only_list", is_flag=True, help="Start nothing: show the runs and what they reached.")
 @click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --to slurm: let at most N runs run at a time.",
+)
+@click.option(
     "--no-check",
     is_flag=True,
     help="With --to: do not check the data here, if only the cluster's nodes see it.",
@@ -52,6 +56,7 @@ def command(
     hosts: str | None,
     to: str | None,
     only_list: bool,
+    parallel: int | None,
     no_check: bool,
 ) -> int:
     """Train JOB once for each combination of values, one run after the other here, or submit all of them.
@@ -62,29 +67,24 @@ def command(
     """
     if to is not None and (nproc is not None or hosts is not None):
         raise InputError("give either --to, or --nproc or --hosts: a scheduler starts the ranks itself")
+    if parallel is not None and (to is None or SCHEDULERS[to].submit_together is None):
+        raise InputError("--parallel is for --to slurm: it submits all runs as one array of jobs")
     if no_check and to is None:
         raise InputError("--no-check is for --to: without it, the ranks run here and need the data here")
     named_hosts = given_hosts(nproc, hosts)
-    trials = find_trials(job_path, overrides, grids, to)
+    sweep = find_sweep(job_path, overrides, grids, to)
     if only_list:
-        show(trials)
+        show(sweep.trials)
         return EXIT_DONE
-    waiting = [trial for trial in trials if trial.outcome() != "done"]
-    if done := len(trials) - len(waiting):
-        say(f"{many(done, 'run')} of {len(trials)} {'is' if done == 1 else 'are'} done already")
+    waiting = [trial for trial in sweep.trials if trial.outcome() != "done"]
+    if done := len(sweep.trials) - len(waiting):
+        say(f"{many(done, 'run')} of {len(sweep.trials)} {'is' if done == 1 else 'are'} done already")
     if to is not None:
-        submit_all(waiting, to, data=not no_check)
+        submit_all(sweep, waiting, to, data=not no_check, parallel=parallel)
         return EXIT_DONE
     check(waiting, nproc, named_hosts)
+    sweep.record()
     code = run_all(job_path, waiting, nproc, named_hosts)
-    show(trials)
-    _say_how_to_compare(trials)
+    show(sweep.trials)
+    say(f"the table with curves, on one page: {pasted('clipship', 'report', sweep.folder)}")
     return code
-
-
-def _say_how_to_compare(trials: Sequence[Trial]) -> None:
-    from trainer.report.compare import MOST_RUNS
-
-    done = [trial.folder for trial in trials if (trial.folder / RESULT_FILE).exists()]
-    if len(done) > 1:
-        say(f"compare them: {pasted('clipship', 'report', *done[:MOST_RUNS])}")

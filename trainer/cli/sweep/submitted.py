@@ -1,32 +1,37 @@
 """A sweep on a scheduler: each run that is neither done nor under way is submitted. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from trainer.cli.submit import check_submission, submit
+import click
+
+from trainer.cli.secret_values import secret_warnings
+from trainer.cli.submit import check_submission, prepare, submit
 from trainer.cli.sweep.checks import refuse
-from trainer.cli.sweep.trials import Trial
+from trainer.cli.sweep.trials import Sweep, Trial
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.launch.submission import read_record
+from trainer.launch.submission import read_record, record
 from trainer.sysinfo.imports import load
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
 
-def submit_all(trials: Sequence[Trial], to: str, *, data: bool) -> None:
-    """Submit the runs, after all of them have been checked; `data` is False if this machine sees none.
+def submit_all(sweep: Sweep, trials: Sequence[Trial], to: str, *, data: bool, parallel: int | None) -> None:
+    """Submit these runs of the sweep, after all have been checked; `data` is False if none is seen here.
 
-    A run that its scheduler still has is left alone. Raises InputError before the first run is submitted if
-    any cannot work, and ClusterError if the scheduler does not answer.
+    A run that its scheduler still has is left alone. A scheduler that takes several jobs at once starts at
+    most `parallel` of them at a time, and keeps what it needs in the sweep's folder. Raises InputError before
+    the first run is submitted if any cannot work, and ClusterError if the scheduler does not answer.
     """
     waiting = [trial for trial in trials if not _is_under_way(trial)]
     refuse(waiting, lambda trial: check_submission(trial.job, to, data=data))
     _refuse_equal_names(waiting, to)
+    sweep.record()
     submitted = 0
     try:
-        for trial in waiting:
-            submit(trial.job, to)
+        for _ in _submitted(waiting, to, sweep.folder, parallel):
             submitted += 1
     finally:
         if submitted < len(waiting):
@@ -36,6 +41,23 @@ def submit_all(trials: Sequence[Trial], to: str, *, data: bool) -> None:
             )
     if waiting:
         say(f"{many(submitted, 'run')} submitted to {to}; the command with --list shows what they reached")
+
+
+def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | None) -> Iterator[None]:
+    """Submits the runs, and yields after each one."""
+    place = SCHEDULERS[to].submit_together
+    if place is None or len(trials) == 1:
+        for trial in trials:
+            submit(trial.job, to)
+            yield
+        return
+    for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
+        say(f"warning: {warning}")
+    runs = [(trial.job, prepare(trial.job, to)) for trial in trials]
+    for own, submission in load(place)(runs, folder, parallel):
+        record(own, submission)
+        click.echo(submission.id)
+        yield
 
 
 def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:
@@ -55,8 +77,8 @@ def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:
 
 def _is_under_way(trial: Trial) -> bool:
     """Returns whether the run's scheduler still has it, and says so."""
-    if trial.outcome() != "running" or (record := read_record(trial.folder)) is None:
+    if trial.outcome() != "running" or (submission := read_record(trial.folder)) is None:
         return False
     again = pasted("clipship", "status", trial.folder)
-    say(f"{trial.name} was submitted to {record.to} as {record.id}: `{again}`")
+    say(f"{trial.name} was submitted to {submission.to} as {submission.id}: `{again}`")
     return True

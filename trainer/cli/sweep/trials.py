@@ -13,6 +13,7 @@ from trainer.errors import ClusterError, InputError
 from trainer.launch.submission import Outcome, is_run, read_record, scheduler
 from trainer.report.folder import RunFacts, has_started, read_run
 from trainer.run.layout import RESULT_FILE
+from trainer.run.sweep_record import SweepRecord, record_sweep, sweep_folder
 from trainer.text.table import aligned
 from trainer.text.terminal import shown
 
@@ -43,19 +44,36 @@ class Trial:
         return scheduler(record.to).outcome(self.folder, record) if record else None
 
 
-def find_trials(
-    job_path: Path, overrides: Sequence[str], grids: Sequence[str], to: str | None
-) -> list[Trial]:
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a grid."""
+
+    job: str
+    """Name of the job without the values of a run."""
+    trials: Sequence[Trial]
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the job's sweeps, beside those of the runs."""
+        return sweep_folder(self.trials[0].folder.parent, self.job)
+
+    def record(self) -> None:
+        """Add the runs to the record of the job's sweeps, from which the report is made."""
+        values = {trial.name: dict(value.split("=", 1) for value in trial.values) for trial in self.trials}
+        record_sweep(self.folder, SweepRecord(self.job, values))
+
+
+def find_sweep(job_path: Path, overrides: Sequence[str], grids: Sequence[str], to: str | None) -> Sweep:
     """Returns the runs of the grid with the folders that they have, or will have once submitted to `to`."""
     from trainer.config.loader import load_job
 
-    rows = combinations(grids)
+    rows, base = combinations(grids), load_job(job_path, overrides).name
     trials = []
-    for name, values in zip(names(load_job(job_path, overrides).name, rows), rows, strict=True):
+    for name, values in zip(names(base, rows), rows, strict=True):
         all_overrides = (*overrides, *values, f"name={name}")
         job = load_job(job_path, all_overrides)
         trials.append(Trial(name, values, all_overrides, job, _folder(job, to)))
-    return trials
+    return Sweep(base, trials)
 
 
 def _folder(job: "Job", to: str | None) -> Path:

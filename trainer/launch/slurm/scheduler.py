@@ -71,7 +71,7 @@ _KEYS_OF_MESSAGES = {
     "processors": "resources.cpus_per_gpu, resources.gpus_per_node",
     "unrecognized option": "slurm.extra",
     "mail": "slurm.mail_type, slurm.mail_user",
-    "array": "slurm.array",
+    "array": "slurm.array, or the grid of a sweep (`scontrol show config` has MaxArraySize)",
 }
 """Keys of the job file to change, by a text that Slurm's message contains."""
 
@@ -81,34 +81,51 @@ def submit(job: Job, folder: Path) -> Submission:
 
     sbatch runs in the folder `logs`, where slurm-JOB.out is then written.
     """
-    text = batch_script(job)
     _refuse_second_job(folder)
-    logs, artefacts = folder / LOGS, folder / ARTEFACTS
-    logs.mkdir(exist_ok=True)
-    write_whole(artefacts / JOB_FILE, dump_job(job), private=True)
-    write_whole(artefacts / SCRIPT, text, private=True)
+    write_run(job, folder)
+    with earlier_end_aside(folder):
+        job_id, cluster = sbatch(folder / ARTEFACTS / SCRIPT, folder / LOGS)
+    return submission_of(job, job_id, cluster)
+
+
+def write_run(job: Job, folder: Path, *, in_array: bool = False) -> None:
+    """Write the run's script and its job into the run folder, and make the folders of what it prints."""
+    text = batch_script(job, in_array=in_array)
+    (folder / LOGS).mkdir(exist_ok=True)
+    write_whole(folder / ARTEFACTS / JOB_FILE, dump_job(job), private=True)
+    write_whole(folder / ARTEFACTS / SCRIPT, text, private=True)
     if job.slurm.output:
         Path(job.slurm.output).parent.mkdir(parents=True, exist_ok=True)
-    with _earlier_end_aside(folder):
-        answer = _call(
-            "sbatch",
-            "--parsable",
-            str((artefacts / SCRIPT).absolute()),
-            cwd=logs,
-            environment=_submit_environment(os.environ),
-        )
-        if answer.returncode:
-            _raise_refusal(answer.stderr)
-        job_id, cluster = _job_id(answer.stdout)
+
+
+def sbatch(script: Path, folder: Path) -> tuple[str, str]:
+    """Submit the script from the folder; returns the job's number, and the cluster's name or "".
+
+    Raises InputError with the keys to change, or ClusterError.
+    """
+    answer = _call(
+        "sbatch",
+        "--parsable",
+        str(script.absolute()),
+        cwd=folder,
+        environment=_submit_environment(os.environ),
+    )
+    if answer.returncode:
+        _raise_refusal(answer.stderr)
+    return _job_id(answer.stdout)
+
+
+def submission_of(job: Job, job_id: str, cluster: str) -> Submission:
+    """Returns the record of a job, or of one task of an array, that was submitted now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     details = {"cluster": cluster} if cluster else {}
-    if job.slurm.output:
+    if job.slurm.output and not ("_" in job_id and "%j" in job.slurm.output):  # %j of a task is not known yet
         details["output"] = output_file(job.slurm.output, job_id, job.name, getpass.getuser())
     return Submission("slurm", job_id, now, details)
 
 
 @contextmanager
-def _earlier_end_aside(folder: Path) -> Iterator[None]:
+def earlier_end_aside(folder: Path) -> Iterator[None]:
     """Move the record of an earlier end aside; it is restored if nothing is submitted.
 
     Otherwise `status` would show that end until the script begins.

@@ -34,6 +34,8 @@ RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TO
 _UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CLIPSHIP_EXIT_DIR")
 _WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
 _LINE = 120
+_TASK_ID = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
+"""Id of an array's task, as `squeue --jobs` takes it; that of the job if the script is submitted alone."""
 _PLAIN = re.compile(r"[\w=:/.,@%+-]{1,80}", re.ASCII)
 _LIST_OF_ONE = re.compile(r"= \[\n    ([^\n]*),\n\]\n")
 
@@ -132,12 +134,15 @@ class SbatchContext:
         ]
 
 
-def batch_script(job: Job) -> str:
-    """Returns the text for sbatch. Raises InputError if the job cannot run as [slurm] says."""
-    return render("slurm/train.sbatch.j2", job=job, sbatch=_context(job))
+def batch_script(job: Job, *, in_array: bool = False) -> str:
+    """Returns the text for sbatch. Raises InputError if the job cannot run as [slurm] says.
+
+    With `in_array` the run is a task of an array, whose own id is that of the array and its number there.
+    """
+    return render("slurm/train.sbatch.j2", job=job, sbatch=_context(job, in_array))
 
 
-def _context(job: Job) -> SbatchContext:
+def _context(job: Job, in_array: bool) -> SbatchContext:
     validate(job)
     slurm, resources = job.slurm, job.resources
     run = str(PurePosixPath(job.logging.runs, job.name))
@@ -146,7 +151,7 @@ def _context(job: Job) -> SbatchContext:
     text = _compact(tomli_w.dumps(own_keys(job)))
     return SbatchContext(
         run=run,
-        directives=list(_directives(job)),
+        directives=list(directives(job)),
         nodes=resources.nodes + job.recovery.spare_nodes,
         spares=job.recovery.spare_nodes,
         ranks_per_node=resources.ranks_per_node,
@@ -156,7 +161,7 @@ def _context(job: Job) -> SbatchContext:
         excludes=_leaves_out(job) or slurm.retries > 0,
         output_note=slurm.output or "slurm-JOB.out where sbatch was called",
         looks_first=slurm.container != "none" and resources.nodes + job.recovery.spare_nodes > 1,
-        job_id="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" if slurm.array else "$SLURM_JOB_ID",
+        job_id=_job_id(job, in_array),
         starts_again=bool(_starts_again(job)),
         max_starts=slurm.max_restarts + 1,
         exports=_exports(variables),
@@ -196,6 +201,13 @@ def _context(job: Job) -> SbatchContext:
         job_text=text,
         end_of_job=_end_mark(text),
     )
+
+
+def _job_id(job: Job, in_array: bool) -> str:
+    """Returns the shell's words for the id of the run's job, as `squeue --jobs` takes it."""
+    if in_array:
+        return _TASK_ID
+    return "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" if job.slurm.array else "$SLURM_JOB_ID"
 
 
 def _leaves_out(job: Job) -> bool:
@@ -239,7 +251,7 @@ def _gpu_request(job: Job) -> GpuRequest | Literal["listed"]:
     return job.slurm.gpus or ("none" if job.resources.on_cpu else "gpus-per-node")
 
 
-def _directives(job: Job) -> Iterator[tuple[str, str | None]]:
+def directives(job: Job) -> Iterator[tuple[str, str | None]]:
     """Yields options of sbatch in the order of a reader's questions.
 
     The questions are: what, how much, how long, where, and then.
