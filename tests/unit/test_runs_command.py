@@ -1,21 +1,35 @@
 """`clipship runs`, on run folders as ranks leave them."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import VIT
 from tests.support.report_folders import failed_run, long_run
+from tests.support.toy_scheduler import clipship
 from trainer.cli import main as cli
 from trainer.launch.submission import Submission, record
+from trainer.run.known_folders import known_folders, remember
 
 Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Path of a user's cache with nothing in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     long_run(tmp_path / "runs" / "first", steps=100, every=50)
+    log = tmp_path / "runs" / "first" / "logs" / "rank-00000.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("2026-01-02 03:04:05,006 INFO step 50/100\n2026-01-02 03:04:06,007 INFO step 100/100\n\n")
     failed_run(tmp_path / "runs" / "second")
     return tmp_path / "runs"
 
@@ -30,6 +44,7 @@ def test_each_run_has_a_line(runs: Path, capsys: Capture) -> None:
     assert "  done  " in of["first"]
     assert "  100/100  " in of["first"]
     assert "  failed (" in of["second"]
+    assert of["first"].endswith(" ago: step 100/100")
 
 
 def test_a_scheduler_that_does_not_answer_costs_no_other_line(
@@ -62,6 +77,62 @@ def test_no_run_and_no_folder_are_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["runs"]) == 0
-    assert capsys.readouterr().err == "no run in ./runs\n"
+    assert capsys.readouterr().err == "no run in ./runs, and none of yours elsewhere\n"
     assert cli.main(["runs", "elsewhere"]) == 2
     assert "elsewhere is not a folder" in capsys.readouterr().err
+
+
+def test_runs_in_all_folders_that_this_user_used_are_listed(
+    runs: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_run(tmp_path / "scratch" / "elsewhere", steps=100, every=50)
+    assert cli.main(["runs", "scratch"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["scratch/elsewhere"]
+    remember(runs)  # ./runs under another name: its runs are listed once
+    remember(tmp_path / "gone")
+    assert cli.main(["runs"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sorted(names) == [str(tmp_path / "scratch" / "elsewhere"), "first", "second"]
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 12345)
+    assert cli.main(["runs"]) == 0
+    assert capsys.readouterr().err.startswith("no run in ./runs")
+    assert cli.main(["runs", "runs"]) == 0  # a folder that is named shows everybody's
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_links_to_folders_that_are_gone_for_long_are_removed(tmp_path: Path, cache: Path) -> None:
+    for name in ("there", "gone", "long-gone"):
+        remember(tmp_path / name)
+    (tmp_path / "there").mkdir()
+    links = {os.readlink(link).rpartition("/")[2]: link for link in (cache / "clipship" / "runs").iterdir()}
+    os.utime(links["long-gone"], (0, 0), follow_symlinks=False)
+    assert known_folders() == [tmp_path / "there"]
+    assert [links[name].is_symlink() for name in ("there", "gone", "long-gone")] == [True, True, False]
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, cache: Path) -> None:
+    cache.write_text("a file")
+    remember(tmp_path)
+    assert known_folders() == []
+
+
+TOY_JOB = f"""
+name = "toy"
+[data]
+format = "synthetic"
+[model]
+name = "{VIT}"
+[optim]
+global_batch_size = 16
+steps = 4
+"""
+
+
+def test_submitting_a_run_remembers_its_folder(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "job.toml").write_text(TOY_JOB)
+    submitted = clipship(tmp_path, "submit", "job.toml", "--to", "nohup", "--set", "logging.runs=far")
+    assert submitted.returncode == 0, submitted.stderr
+    try:
+        assert known_folders() == [tmp_path / "far"]
+    finally:
+        assert clipship(tmp_path, "cancel", str(tmp_path / "far" / "toy")).returncode == 0

@@ -78,7 +78,10 @@ LAZY_COMMANDS = {
         "trainer.cli.status:command",
         "Show how a run is doing: its state, step, speed, last checkpoint.",
     ),
-    "runs": ("trainer.cli.runs:command", "List runs: where they run, state, step, speed, time left."),
+    "runs": (
+        "trainer.cli.runs:command",
+        "List your runs: where they run, state, step, time left, last line.",
+    ),
     "logs": ("trainer.cli.logs:command", "Show the output of a run's ranks."),
     "cancel": ("trainer.cli.cancel:command", "End a run that was submitted."),
     "eval": (

@@ -1,9 +1,11 @@
-"""The command `clipship runs`: a line for each run below some folders, wherever it runs. Imports no torch."""
+"""The command `clipship runs`: a line for each run of this user, wherever it runs. Imports no torch."""
 
+import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import click
 from trainer.cli.json_output import json_option, print_json
 from trainer.cli.status_json import state_of
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
+from trainer.launch.logfiles import last_message
 from trainer.launch.submission import Submission, is_run, read_record, scheduler
+from trainer.run.known_folders import known_folders, remember
 from trainer.text.table import aligned
 from trainer.text.terminal import shown
 from trainer.text.wording import duration
@@ -20,6 +24,9 @@ from trainer.text.wording import duration
 _WORDS = {"alive": "running", "none": "not begun"}
 _ENDED = {EXIT_DONE: "done", EXIT_PREEMPTED: "stopped"}
 _TITLES = ("run", "where", "state", "step", "samples/s", "left", "last")
+_HERE = Path("runs")
+_AT_ONCE = 8
+"""Runs that are looked at together: a scheduler may answer slowly."""
 
 
 @click.command(
@@ -30,25 +37,30 @@ Examples:
   clipship runs --json"""
 )
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[FOLDER]...")
-@json_option("Print one JSON object: the fields of `clipship status --json` for each run.")
+@json_option("Print one JSON object: the fields of `clipship status --json` for each run, and last_line.")
 def command(folders: tuple[Path, ...], as_json: bool) -> None:
-    """List the runs in each FOLDER, ./runs by default: where, state, step, speed, time left, last word.
+    """List runs: where they run, state, step, speed, time left, and the last line of the log.
 
-    The newest comes first. FOLDER is what a job file calls logging.runs. A run that was submitted and has not
-    ended is asked for at its scheduler.
+    Without FOLDER, these are your own runs in ./runs and in all other folders in which you started or
+    submitted runs from this account. FOLDER is what a job file calls logging.runs; all runs in it are listed,
+    and it is looked at later, too. The newest run comes first. One that was submitted and has not ended is
+    asked for at its scheduler.
     """
     for folder in folders:
         if not folder.is_dir():
             raise InputError(
                 f"{folder} is not a folder: give a folder of run folders, as logging.runs names it"
             )
-    found = [path for folder in folders or (Path("runs"),) for path in folder.glob("*") if is_run(path)]
-    runs = sorted(map(_about, found), key=lambda run: run.get("last_sign") or 0.0, reverse=True)
+        remember(folder)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        runs = list(threads.map(_about, _all_runs(folders) if folders else _own_runs()))
+    runs.sort(key=lambda run: run.get("last_sign") or 0.0, reverse=True)
     if as_json:
         print_json({"runs": runs})
         return
     if not runs:
-        click.echo(f"no run in {', '.join(map(str, folders)) or './runs'}", err=True)
+        where = ", ".join(map(str, folders)) or "./runs, and none of yours elsewhere"
+        click.echo(f"no run in {where}", err=True)
         return
     table = [_TITLES, *(tuple(map(shown, _fields(run, time.time()))) for run in runs)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
@@ -56,9 +68,23 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
         click.echo(line)
 
 
+def _all_runs(folders: Iterable[Path]) -> list[Path]:
+    return [path for folder in folders for path in sorted(folder.glob("*")) if is_run(path)]
+
+
+def _own_runs() -> list[Path]:
+    """Returns this user's run folders; root's are all. A folder that is known by two names counts once."""
+    user = os.geteuid()
+    by_place: dict[Path, Path] = {}
+    for path in _all_runs((_HERE, *known_folders())):
+        if user in (0, path.stat().st_uid):
+            by_place.setdefault(path.resolve(), path)
+    return list(by_place.values())
+
+
 def _about(folder: Path) -> dict[str, Any]:
-    """Returns the fields of `state_of`, with `run`, `where` and what the scheduler calls the run's state."""
-    about: dict[str, Any] = {"run": str(folder), "where": "here"}
+    """Returns the fields of `state_of`, with `run`, `where`, `last_line` and the scheduler's word for it."""
+    about: dict[str, Any] = {"run": str(folder), "where": "here", "last_line": last_message(folder)}
     try:
         submission = read_record(folder)
         if submission:
@@ -79,22 +105,30 @@ def _asked(folder: Path, submission: Submission) -> str:
 
 
 def _fields(run: Mapping[str, Any], now: float) -> Iterator[str]:
-    end = run.get("end") or {}
-    yield Path(run["run"]).name
+    path = Path(run["run"])
+    yield path.name if path.parent == _HERE else str(path)
     yield run["where"]
-    yield _state(run, end)
+    yield _state(run)
     steps = f"/{run['steps']:,}" if run.get("steps") else ""
     yield f"{run['step']:,}{steps}" if run.get("step") is not None else "-"
     yield f"{run['samples_per_s']:,.0f}" if run.get("samples_per_s") else "-"
     yield duration(run["left_s"]) if run.get("left_s") is not None else "-"
     ago = f"{duration(max(0.0, now - run['last_sign']))} ago" if run.get("last_sign") else ""
-    said = run.get("problem") or run.get("scheduler_state") or end.get("reason") or ""
-    yield ": ".join(filter(None, (ago, str(said).partition("\n")[0])))
+    yield ": ".join(filter(None, (ago, _last(run).partition("\n")[0])))
 
 
-def _state(run: Mapping[str, Any], end: Mapping[str, Any]) -> str:
+def _state(run: Mapping[str, Any]) -> str:
     if run.get("done"):
         return "done"
     if run["state"] == "ended":
-        return _ENDED.get(end.get("exit_code", -1), f"failed ({end.get('exit_code')})")
+        code = (run.get("end") or {}).get("exit_code", -1)
+        return _ENDED.get(code, f"failed ({code})")
     return _WORDS.get(state := str(run["state"]), state)
+
+
+def _last(run: Mapping[str, Any]) -> str:
+    """Returns why the run cannot go on, else what its scheduler and its log said last."""
+    reason = None if run.get("done") else (run.get("end") or {}).get("reason")
+    if why := run.get("problem") or reason:
+        return str(why)
+    return ": ".join(str(run[name]) for name in ("scheduler_state", "last_line") if run.get(name))

@@ -10,6 +10,7 @@ from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
 from trainer.launch.submission import make_artefacts_folder, record, scheduler
+from trainer.run.known_folders import remember
 from trainer.sysinfo.imports import load
 from trainer.text.paste import word
 from trainer.text.terminal import say
@@ -95,7 +96,9 @@ def prepare(job: "Job", to: str) -> Path:
     from trainer.run.folder import run_folder
 
     if place := SCHEDULERS[to].prepare:
-        return Path(load(place)(job))
-    folder = run_folder(job)
-    make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
+        folder = Path(load(place)(job))
+    else:
+        folder = run_folder(job)
+        make_artefacts_folder(folder, "choose another folder with --set logging.runs=FOLDER")
+    remember(folder.parent)
     return folder

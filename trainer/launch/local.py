@@ -37,6 +37,7 @@ from trainer.run.folder import run_folder
 from trainer.run.generations import newest_claim
 from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
+from trainer.run.known_folders import remember
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
@@ -86,6 +87,7 @@ def run(
     """
     # -P: a folder `trainer` in the working folder is not this package
     command = (sys.executable, "-P", "-m", "trainer.rank", os.path.abspath(job_path))
+    remember(run_folder(job).parent)
     return start_ranks(
         command, job, nproc=nproc, hosts=hosts, folder=run_folder(job), overrides=overrides, began=began
     )

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch.liveness import is_dead
+from trainer.report.folder import last_lines
 from trainer.run.layout import EXIT_FILE, LOGS, RESULT_FILE, rank_logs
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
+_BEFORE_MESSAGE = re.compile(_STAMP.pattern + r"[A-Z]+ ")
 _POLL_S = 0.5
 
 
@@ -77,6 +79,15 @@ def log_lines(
 def has_logs(folder: Path) -> bool:
     """Returns whether any rank has a log file."""
     return any(rank_logs(folder))
+
+
+def last_message(folder: Path) -> str:
+    """Returns the last line of rank 0's log, without time and level; "" if it has none."""
+    for _, path in rank_logs(folder)[:1]:
+        for line in reversed(last_lines(path)):
+            if line.strip():
+                return _BEFORE_MESSAGE.sub("", line).strip()
+    return ""
 
 
 def _opened(folder: Path, rank: int | None, files: dict[Path, _File]) -> list[_File]:
