@@ -131,14 +131,14 @@ test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine 
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m 'slurm and not full' $(TEST_ARGS)
 
-test-slurm-full: venv horovod ## the same, with preemption; once more with the Slurm of a newer Debian; in apptainer with the newest
+test-slurm-full: venv horovod ## the same, with preemption; once more with the Slurm of a newer Debian; in apptainer and in pyxis
 	@tests/cluster/slurm/packages.sh
 	$(PY) -m pytest tests/cluster/slurm -m slurm $(TEST_ARGS)
 	tests/cluster/slurm/newer.sh trixie "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m slurm $(TEST_ARGS)
 	tests/cluster/slurm/newer.sh sid "$$(realpath --no-symlinks $(PY))" tests/cluster/slurm -m apptainer $(TEST_ARGS)
-	if [[ -n "$${PYXIS_SOURCE:-}" ]]; then $(MAKE) test-pyxis; fi
+	$(MAKE) test-pyxis
 
-test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built from the checkouts PYXIS_SOURCE and ENROOT_SOURCE
+test-pyxis: venv horovod ## on that Slurm in containers of a real pyxis, built from its forge or from the checkouts PYXIS_SOURCE and ENROOT_SOURCE
 	@tests/cluster/slurm/packages.sh
 	tests/cluster/slurm/pyxis.sh '$(PYXIS_PREFIX)'
 	CLIPSHIP_PYXIS='$(PYXIS_PREFIX)' $(PY) -m pytest tests/cluster/slurm -m pyxis $(TEST_ARGS)

@@ -2,9 +2,12 @@
 CLIPSHIP_PYXIS names.
 
 The image is a minimal Debian with Python's libraries; this machine's Python and this checkout are mounted
-into it. As NVIDIA's images do, it asks for all GPUs.
+into it. As NVIDIA's images do, it asks for all GPUs. Its variables have the names of some of the job's, which
+must win. One test trains in the product's own image, if the Docker daemon has one.
 """
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +16,21 @@ import pytest
 
 from tests.cluster.image.daemon import mirror
 from tests.cluster.slurm.cluster import REPOSITORY
-from tests.cluster.slurm.going_on import Cell, cells, check_goes_on
-from tests.cluster.slurm.runs import SHORT, Demo
+from tests.cluster.slurm.going_on import RANK, Cell, cells, check_goes_on, processes
+from tests.cluster.slurm.runs import HOSTILE, SHORT, Demo
+from trainer.launch.slurm.script import IMAGE_PYTHON
 
 pytestmark = [pytest.mark.pyxis, pytest.mark.timeout(3600)]
 
 TWO_RANKS = {"nodes": 2, "gpus_per_node": 1}
+OF_THE_IMAGE = {
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "ONLY_IMAGE": "kept",
+    "OMP_NUM_THREADS": "64",
+    "CLIPSHIP_TOKEN": "image",
+    "LIST": "image",
+    "EMPTY": "image",
+}
 OF_THE_SYSTEM = {"usr", "bin", "sbin", "lib", "lib64", "etc", "var"}
 _SLOW = """\
 #!/bin/sh
@@ -41,7 +53,7 @@ def container(demo: Demo) -> dict[str, object]:
         check=True,
     )
     (root / "workspace").mkdir()  # where the product's images have their working directory
-    (root / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\nOF_THE_IMAGE=yes\n")
+    (root / "etc/environment").write_text("".join(f"{name}={of}\n" for name, of in OF_THE_IMAGE.items()))
     subprocess.run(
         ["mksquashfs", str(root), str(image), "-comp", "lz4", "-quiet", "-no-progress"], check=True
     )
@@ -113,12 +125,46 @@ def test_a_time_limit_saves_and_the_next_start_goes_on(demo: Demo, container: di
     assert sorted(demo.losses("cut")) == list(range(1, demo.result("cut")["steps"] + 1))
 
 
-def test_containers_have_the_variables_of_the_image_and_of_the_job(
-    demo: Demo, container: dict[str, object]
+def test_the_jobs_variables_win_over_those_of_the_image(demo: Demo, container: dict[str, object]) -> None:
+    found = demo.variables("variables", slurm=container | {"python": demo.stand_in()}, env=HOSTILE)
+    for variables in found:
+        assert {key: variables[key] for key in HOSTILE} == HOSTILE
+        assert (variables["NVIDIA_VISIBLE_DEVICES"], variables["ONLY_IMAGE"]) == ("void", "kept")
+        assert variables["OMP_NUM_THREADS"] == "1"
+        assert len(variables["CLIPSHIP_TOKEN"]) == 32
+        assert variables["PATH"] != os.environ["PATH"]
+    assert len({variables["CLIPSHIP_TOKEN"] for variables in found}) == 1
+
+
+def test_a_killed_rank_ends_the_job_and_leaves_no_container(demo: Demo, container: dict[str, object]) -> None:
+    job = demo.submit("killed", resources=TWO_RANKS, slurm=container)
+    demo.wait_for_step("killed", 3, job)
+    os.kill(processes(demo, "n2", RANK)[0], signal.SIGKILL)
+    ended = demo.wait("killed", job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0")
+    last = demo.output("killed", job).splitlines()[-1]
+    assert last.startswith("clipship: rank 1 on n2 ended the run with exit code 1: killed by SIGKILL in ")
+    demo.until(lambda: not processes(demo, "n2", b"trainer."), "a rank is left", "killed", job)
+
+
+@pytest.fixture(scope="module")
+def product(demo: Demo) -> Path:
+    """Image of the product as a file, from the one that CLIPSHIP_IMAGE_OPENMPI4 names in the daemon."""
+    name = os.environ.get("CLIPSHIP_IMAGE_OPENMPI4")
+    if name is None:
+        pytest.skip("CLIPSHIP_IMAGE_OPENMPI4 names no image of the Docker daemon")
+    file = demo.folder / "product.sqsh"
+    enroot = demo.cluster.run(
+        "enroot", "import", "--output", str(file), f"dockerd://{name}", check=False, timeout_s=1800
+    )
+    assert file.exists(), enroot.stderr
+    return file
+
+
+def test_ranks_train_in_the_products_own_image(
+    demo: Demo, container: dict[str, object], product: Path
 ) -> None:
-    for variables in demo.variables(
-        "variables", slurm=container | {"python": demo.stand_in()}, env={"MINE": "a,b"}
-    ):
-        assert variables["OF_THE_IMAGE"] == "yes"
-        assert variables["MINE"] == "a,b"
-        assert variables["NVIDIA_VISIBLE_DEVICES"] == "void"
+    own = {"image": str(product), "python": IMAGE_PYTHON, "mounts": []}
+    job = demo.submit("product", resources=TWO_RANKS, slurm=container | own, optim=SHORT)
+    assert demo.wait("product", job)["JobState"] == "COMPLETED", demo.output("product", job)
+    assert demo.result("product")["world_size"] == 2

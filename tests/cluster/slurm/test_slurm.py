@@ -1,18 +1,13 @@
 """Runs on a real Slurm of two nodes: each way of starting ranks, and each way in which a job may end."""
 
-import json
 import os
 import re
-import shlex
-import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm.cluster import REPOSITORY
 from tests.cluster.slurm.runs import HOSTILE, LIMIT_S, SHORT, Demo
 from trainer.launch.slurm.script import RENDEZVOUS
 
@@ -90,36 +85,6 @@ def test_variables_arrive_on_every_node_as_they_are_written(demo: Demo, launcher
         assert len({variables[key] for variables in found}) == 1, key
     assert before - 1 <= float(found[0]["CLIPSHIP_BEGAN"]) <= time.time()
     assert len(found[0]["CLIPSHIP_TOKEN"]) == 32
-
-
-def test_the_jobs_variables_win_over_those_of_a_pyxis_image(demo: Demo) -> None:
-    of_image = {
-        "OMP_NUM_THREADS": "64",
-        "CLIPSHIP_TOKEN": "image",
-        "LIST": "image",
-        "ONLY_IMAGE": "kept",
-        "EMPTY": "image",
-    }
-    (demo.folder / "image.json").write_text(json.dumps(of_image))
-    standin = demo.folder / "standin"
-    standin.mkdir()
-    pyxis = str(REPOSITORY / "tests/cluster/slurm/pyxis_srun.py")
-    command = [sys.executable, pyxis, str(shutil.which("srun")), str(demo.folder / "image.json")]
-    (standin / "srun").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-    (standin / "srun").chmod(0o755)
-    slurm = {
-        "container": "pyxis",
-        "image": "registry.example.com/clip:1",
-        "python": demo.stand_in(),
-        "setup": [f"PATH={standin}:$PATH"],
-    }
-    found = demo.variables("pyxis", env=HOSTILE, slurm=slurm)
-    for variables in found:
-        assert {key: variables[key] for key in HOSTILE} == HOSTILE
-        assert variables["OMP_NUM_THREADS"] == "1"
-        assert len(variables["CLIPSHIP_TOKEN"]) == 32
-        assert variables["ONLY_IMAGE"] == "kept"
-        assert variables["PATH"] == "/usr/bin:/bin"
 
 
 def test_a_killed_rank_ends_the_job_with_its_name_as_the_last_word(demo: Demo) -> None:
