@@ -3,7 +3,8 @@
 `make bench-hang` runs 100,000 steps of each kind of step, on a simulated clock and with pauses for garbage
 collection, slow storage, heat, checkpoints and evaluations. The last kinds are recorded: seconds of data and
 of work of each rank at each step of real runs, in `benchmarks/durations/`, which `--record FOLDER` makes of a
-run folder whose job has `logging.every_steps = 1`. The last line on stdout is JSON.
+run folder whose job has `logging.every_steps = 1`. The last line on stdout is JSON; `beyond_15_s` in it has
+the kinds whose steps are too long for a hang to be named in 15 s.
 """
 
 import json
@@ -18,13 +19,14 @@ import click
 from benchmarks.hang_world import Outcome, Work, simulate
 from trainer.run.layout import RANK_STATS_FILE
 from trainer.supervise.learned_limits import FLOOR_S, P99_FACTOR, P999_FACTOR
+from trainer.supervise.stopped_rank import STOPPED_S
 from trainer.supervise.supervisor import TICK_S
 
 RECORDED = Path(__file__).with_name("durations")
 RANKS = 4
 STOPS = 200
 NAMED_S = 15.0
-"""Seconds within which a stopped rank is to be named, unless steps are so long that their limit is longer."""
+"""Seconds within which a rank that hangs is to be named."""
 
 
 def steady(draw: random.Random, rank: int, step: int) -> tuple[float, float]:
@@ -101,14 +103,23 @@ def record(run_folder: Path) -> None:
 
 
 def line(name: str, outcome: Outcome, seconds: float) -> str:
+    """Returns a line for people; it says plainly where NAMED_S does not hold."""
+    late = sum(named > NAMED_S for named in outcome.named_s)
+    held = (
+        f"within {NAMED_S:g} s"
+        if not late
+        else f"{late} of {len(outcome.named_s)} NOT within {NAMED_S:g} s: 99 % of the steps take up to "
+        f"{max(outcome.usual_s):.1f} s, so their own limit is up to {max(outcome.limit_s):.1f} s"
+    )
     return (
-        f"{name:16} {outcome.steps:>8,} steps: {outcome.false_alarms} false alarms; a stopped rank is named "
-        f"after {max(outcome.named_s):5.1f} s at most, limit of a step {max(outcome.floor_s):.1f} s; "
+        f"{name:16} {outcome.steps:>8,} steps: {outcome.false_alarms} false alarms; a rank that hangs is "
+        f"named after {max(outcome.named_s):5.1f} s at most, {held}; "
         f"another rank named {outcome.wrong} times ({seconds:.0f} s)"
     )
 
 
 def measure(kinds: dict[str, Work], steps: int, seed: int) -> dict[str, Outcome]:
+    """Simulates all kinds of steps, prints a line for each, and returns what came out."""
     outcomes = {}
     for number, (name, work) in enumerate(kinds.items()):
         begin = time.monotonic()
@@ -117,23 +128,41 @@ def measure(kinds: dict[str, Work], steps: int, seed: int) -> dict[str, Outcome]
     return outcomes
 
 
+def beyond(outcomes: dict[str, Outcome]) -> dict[str, dict[str, float]]:
+    """Returns the kinds of steps in which some stop is named after NAMED_S, with how long their steps are."""
+    return {
+        name: {
+            "stops_beyond": sum(named > NAMED_S for named in outcome.named_s),
+            "stops": len(outcome.named_s),
+            "named_s_max": round(max(outcome.named_s), 1),
+            "limit_s_max": round(max(outcome.limit_s), 1),
+            "step_s_p99_max": round(max(outcome.usual_s), 1),
+        }
+        for name, outcome in outcomes.items()
+        if max(outcome.named_s) > NAMED_S
+    }
+
+
 def summary(outcomes: dict[str, Outcome]) -> dict[str, object]:
     """Returns the figures of the last line.
 
-    `too_late` counts stops that were named after more than 15 s and after more than the step's own limit.
+    `too_late` counts stops that were named after more than NAMED_S although the limit of a step was below,
+    and those that were named after that limit.
     """
     named = [
-        (seconds, floor)
+        (seconds, limit)
         for outcome in outcomes.values()
-        for seconds, floor in zip(outcome.named_s, outcome.floor_s, strict=True)
+        for seconds, limit in zip(outcome.named_s, outcome.limit_s, strict=True)
     ]
     return {
         "steps": sum(outcome.steps for outcome in outcomes.values()),
         "false_alarms": sum(outcome.false_alarms for outcome in outcomes.values()),
         "stops": len(named),
-        "named_s_max_short_steps": round(max(s for s, floor in named if floor < NAMED_S), 1),
+        "named_within_15_s": round(sum(s <= NAMED_S for s, _ in named) / len(named), 4),
+        "named_s_max_short_steps": round(max(s for s, limit in named if limit < NAMED_S), 1),
         "named_s_max": round(max(s for s, _ in named), 1),
-        "too_late": sum(s > max(NAMED_S, floor + TICK_S) for s, floor in named),
+        "beyond_15_s": beyond(outcomes),
+        "too_late": sum(s > max(NAMED_S, limit + TICK_S) for s, limit in named),
         "wrong_rank": sum(outcome.wrong for outcome in outcomes.values()),
         "not_learned": sum(outcome.not_learned for outcome in outcomes.values()),
     }
@@ -154,6 +183,12 @@ def main(steps: int, seed: int, run_folder: Path | None) -> None:
     paths: Sequence[Path] = sorted(RECORDED.glob("*.json"))
     outcomes = measure({**SYNTHETIC, **{path.stem: recorded(path) for path in paths}}, steps, seed)
     report = summary(outcomes)
+    if report["beyond_15_s"]:
+        print(
+            f"{NAMED_S:g} s do not hold where steps are long: a rank may take {P99_FACTOR:g} times what 99 % "
+            "of the last steps took before it counts as hung. A rank that a signal has stopped is named "
+            f"after {STOPPED_S:g} s, however long its steps are."
+        )
     print(json.dumps(report))
     if report["false_alarms"] or report["too_late"] or report["wrong_rank"]:
         sys.exit("false alarms, or a stopped rank that was named too late or not at all")

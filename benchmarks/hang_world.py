@@ -54,8 +54,10 @@ class Outcome:
     false_alarms: int = 0
     named_s: list[float] = field(default_factory=list)
     """Seconds from each stop of a rank until it would be named."""
-    floor_s: list[float] = field(default_factory=list)
+    limit_s: list[float] = field(default_factory=list)
     """Limit of a step that held at each stop."""
+    usual_s: list[float] = field(default_factory=list)
+    """Seconds that 99 % of the last 1,000 steps took at each stop."""
     wrong: int = 0
     """Stops at which another rank was named."""
     not_learned: int = 0
@@ -117,8 +119,10 @@ class World:
             for rank, learner in enumerate(self._learners)
         )
         outcome.named_s.append(max(0.0, noticed - moment) + TICK_S)
-        outcome.floor_s.append(max(learner.limit("step").seconds for learner in self._learners))
-        outcome.not_learned += not all(learner.limit("step").learned for learner in self._learners)
+        limits = [learner.limit("step") for learner in self._learners]
+        outcome.limit_s.append(max(limit.seconds for limit in limits))
+        outcome.usual_s.append(max(limit.basis.p99_s for limit in limits))
+        outcome.not_learned += not all(limit.learned for limit in limits)
         reports = [_report(rank, noticed, is_victim=rank == victim) for rank in range(len(ready))]
         outcome.wrong += [report.rank for report in late_ranks(reports)] != [victim]
 

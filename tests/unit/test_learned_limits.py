@@ -254,9 +254,21 @@ def test_simulated_run_has_no_false_alarm_and_names_the_stopped_rank(kind: str) 
     outcome = simulate(hang.SYNTHETIC[kind], ranks=3, steps=4000, stops=40, seed=1)
     assert (outcome.false_alarms, outcome.wrong, outcome.not_learned) == (0, 0, 0)
     assert all(
-        seconds <= max(hang.NAMED_S, floor + 1.0)
-        for seconds, floor in zip(outcome.named_s, outcome.floor_s, strict=True)
+        seconds <= max(hang.NAMED_S, limit + 1.0)
+        for seconds, limit in zip(outcome.named_s, outcome.limit_s, strict=True)
     )
+
+
+def test_long_steps_are_named_as_beyond_15_s_and_short_ones_are_not() -> None:
+    outcomes = {
+        kind: simulate(hang.SYNTHETIC[kind], ranks=3, steps=2000, stops=10, seed=1)
+        for kind in ("steady", "slow")
+    }
+    report = hang.summary(outcomes)
+    assert list(report["beyond_15_s"]) == ["slow"]  # type: ignore[call-overload]
+    assert report["named_within_15_s"] == 0.5
+    assert "NOT within 15 s" in hang.line("slow", outcomes["slow"], 1.0)
+    assert "NOT" not in hang.line("steady", outcomes["steady"], 1.0)
 
 
 def test_simulation_finds_limits_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
