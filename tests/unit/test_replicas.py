@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.comm.replicas import _checksum
+from trainer.comm.replicas import _checksum, _digests, _digests_agree
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 1001])
@@ -36,3 +36,27 @@ def test_checksum_depends_on_values_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("trainer.comm.replicas._CHUNK", 7)
     assert _checksum(part) == whole
     assert _checksum(torch.zeros(0)) == (0, 0)
+
+
+NAMES, SPLIT = ["shared", "rows"], [False, True]
+
+
+def of_rank(part: str, shared: int, rows: int, names: list[str] | None = None) -> tuple[str, str, str]:
+    return (*_digests(names or NAMES, [(shared, 0), (rows, 0)], SPLIT), part)
+
+
+@pytest.mark.parametrize(
+    ("other", "agree"),
+    [
+        (of_rank("first", 1, 5), True),
+        (of_rank("second", 1, 6), True),
+        (of_rank("second", 2, 6), False),
+        (of_rank("first", 1, 6), False),
+        (of_rank("first", 1, 5, ["shared", "other"]), False),
+    ],
+    ids=["equal", "other rows", "other shared values", "the same rows differ", "other names"],
+)
+def test_digests_agree_if_shared_values_do_and_rows_of_one_part_do(
+    other: tuple[str, str, str], agree: bool
+) -> None:
+    assert _digests_agree([of_rank("first", 1, 5), other]) == agree
