@@ -4,6 +4,7 @@ The tests look at the result of each collective and at the trainer's gradient.
 """
 
 import json
+import os
 import re
 import subprocess
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.parity import BOUND
 from tests.support.start import STARTS, start
+from trainer.comm.torch_backend import LAZY, MESH_RANKS, connect_when_needed
 
 IN_ORDER = (
     "collectives",
@@ -53,6 +55,25 @@ def assert_passed(done: "subprocess.CompletedProcess[str]", ranks: int, cases: t
 @every_start
 def test_two_ranks_agree_on_values_gradients_and_replicas(backend: str, launcher: str) -> None:
     assert_passed(start(backend, launcher, 2, "tests.support.rank_cases", backend, *IN_ORDER), 2, IN_ORDER)
+
+
+def test_three_ranks_that_connect_when_they_first_talk_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAZY, "1")
+    cases = (*OF_THE_WORLDS_SIZE, "replicas")
+    assert_passed(start("torch", "clipship", 3, "tests.support.rank_cases", "torch", *cases), 3, cases)
+
+
+def test_large_worlds_connect_when_needed_unless_the_variable_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(LAZY, raising=False)
+    connect_when_needed(MESH_RANKS)
+    assert LAZY not in os.environ
+    connect_when_needed(MESH_RANKS + 1)
+    assert os.environ[LAZY] == "1"
+    monkeypatch.setenv(LAZY, "0")
+    connect_when_needed(10_000)
+    assert os.environ[LAZY] == "0"
 
 
 @pytest.mark.full

@@ -41,6 +41,10 @@ _UNSYNCED_BUFFERS: dict[str, Any] = {
     next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in _DDP_KEYS): False
 }
 
+LAZY = "TORCH_GLOO_LAZY_INIT"
+"""Variable by which gloo connects two ranks when they first talk to each other, from torch 2.8 on."""
+MESH_RANKS = 64
+"""Ranks up to which gloo connects each with every other when they meet."""
 _EARLY = "all_gather of features"
 _SERVED_S = 10.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
@@ -70,6 +74,7 @@ class TorchBackend:
         chosen = self._settings.device_backend
         self._backend = chosen if chosen != "auto" else "nccl" if device.type == "cuda" else "gloo"
         self.name = f"torch ({self._backend})"
+        connect_when_needed(world.size)
         dist.init_process_group(
             self._backend,
             store=_store(world, job.timeouts.init_s),
@@ -262,6 +267,15 @@ class _Reducer:
         if self._last_bucket is not None:  # DDP has waited already, at the end of the backward pass
             self._timer.since(self._last_bucket)
             self._last_bucket = None
+
+
+def connect_when_needed(ranks: int) -> None:
+    """Lets gloo connect two ranks of a large world only when they first talk to each other.
+
+    Else each is connected to every other: 50 million connections for 10,000 ranks (pytorch/gloo #419).
+    """
+    if ranks > MESH_RANKS:
+        os.environ.setdefault(LAZY, "1")
 
 
 def _store(world: World, init_s: float) -> Store:
