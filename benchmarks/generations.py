@@ -3,11 +3,14 @@
 Real supervisors with stub ranks, eight on each node, meet on loopback in a few processes: their tree, their
 messages and their decisions are those of a run. One node is lost, and the time is taken until all that are
 left have the ranks of the same new world. Then follow the bytes and seconds of what a run of that size
-writes: `ranks.jsonl`, logs and the preflight's comparisons. The last line is JSON.
+writes and gathers: `ranks.jsonl`, logs, the preflight's comparisons, the facts and the steps in memory that
+its ranks exchange at a start. At last real ranks of torch meet, fewer of them, and their connections are
+counted. The last line is JSON; the exit code is 1 if a figure misses its limit, which stderr says.
 """
 
 import asyncio
 import json
+import math
 import multiprocessing as mp
 import os
 import resource
@@ -23,17 +26,33 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.at_scale import written_at_scale
+from benchmarks.at_scale import (
+    Logged,
+    Started,
+    Written,
+    logged_at_scale,
+    started_at_scale,
+    written_at_scale,
+)
+from benchmarks.meeting import Met, meet
 from tests.support.stub_world import LIMITS, StubWorld, until
 from trainer.supervise import supervisor as supervisor_module
 from trainer.supervise import tree
-from trainer.supervise.tree import Link, Message
+from trainer.supervise.tree import FANOUT, Link, Message
 
 WORKERS = 4
 RANKS_PER_NODE = 8
 _AT_ONCE = 20
 """Supervisors of one process that join at the same time."""
 _LIMIT_S = 600.0
+AGREED_S = 20.0
+"""Longest time until all agree on the new world."""
+NEIGHBOURS = FANOUT + RANKS_PER_NODE - 1
+"""Most supervisors to which the coordinator talks: the first ones of FANOUT nodes, and those of its own."""
+_MEETINGS = (8, 16, 32)
+"""Numbers of real ranks that meet."""
+_PEERS_FACTOR = 3
+"""Most sockets of a rank where gloo connects when needed, as a multiple of the logarithm of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -224,16 +243,57 @@ def _all_in(world: StubWorld, size: int) -> Any:
     return done
 
 
+def missed(lost: Sequence[Lost], met: Sequence[Met]) -> list[str]:
+    """Returns a sentence for each limit that a figure misses."""
+    found = []
+    for each in lost:
+        if each.agreed_s >= AGREED_S:
+            found.append(f"{each.ranks} ranks agree after {each.agreed_s:.1f} s, not within {AGREED_S:g} s")
+        if each.root_neighbours > NEIGHBOURS:
+            found.append(
+                f"of {each.ranks} ranks the coordinator has {each.root_neighbours} neighbours, more than "
+                f"{NEIGHBOURS}"
+            )
+    for met_ranks in met:
+        most = round(_PEERS_FACTOR * math.log2(met_ranks.ranks))
+        if met_ranks.lazy and met_ranks.others_sockets > most:
+            found.append(
+                f"of {met_ranks.ranks} ranks that connect when they first talk, one has "
+                f"{met_ranks.others_sockets} sockets, more than {most}"
+            )
+    return found
+
+
 def main(sizes: list[int]) -> None:
     """Prints a line for each number of nodes, and the figures as JSON last."""
     print(f"{os.cpu_count()} cores, {WORKERS + 1} processes, {RANKS_PER_NODE} supervisors a node")
-    figures = []
+    lost = []
     for nodes in sizes:
-        figures.append(lose_a_node(nodes))
-        print(figures[-1].line(), flush=True)
-    written = written_at_scale(sizes[-1], RANKS_PER_NODE)
-    print(written.line())
-    print(json.dumps({"lost": [asdict(each) for each in figures], "written": asdict(written)}))
+        lost.append(lose_a_node(nodes))
+        print(lost[-1].line(), flush=True)
+    nodes, ranks = sizes[-1], sizes[-1] * RANKS_PER_NODE
+    parts: dict[str, Written | Logged | Started] = {
+        "written": written_at_scale(nodes, RANKS_PER_NODE),
+        "logged": logged_at_scale(ranks),
+        "started": started_at_scale(nodes, RANKS_PER_NODE),
+    }
+    for part in parts.values():
+        print(part.line(), flush=True)
+    met = []
+    for size in _MEETINGS:
+        for lazy in (False, True):
+            met.append(meet(size, lazy=lazy))
+            print(met[-1].line(), flush=True)
+    sentences = missed(lost, met)
+    report = {
+        "lost": [asdict(each) for each in lost],
+        **{name: asdict(part) for name, part in parts.items()},
+        "met": [asdict(each) for each in met],
+        "missed": sentences,
+    }
+    print(json.dumps(report), flush=True)
+    if sentences:
+        sys.exit("\n".join(sentences))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from trainer.sysinfo.nvml import gpu_handle
 from trainer.telemetry.metrics import drop_after
 from trainer.telemetry.records import Lap
 
-_COLUMNS = (
+COLUMNS = (
     "data_s",
     "compute_s",
     "comm_s",
@@ -67,7 +67,7 @@ class RankStats:
         times = lap.per_step()
         sent = self._comm.pop_bytes()
         self._sent += sent
-        row = [*(times[part] for part in _COLUMNS[:4]), *self._machine.sample(), bad_samples]
+        row = [*(times[part] for part in COLUMNS[:4]), *self._machine.sample(), bad_samples]
         numbers = to_device(torch.tensor(row, dtype=torch.float64), self._comm.device)
         own = torch.cat([numbers, *(value.reshape(1).double() for value in values)])
         table = HostCopy([self._comm.all_gather(own[None])])
@@ -79,9 +79,9 @@ class RankStats:
 
         def read() -> tuple[dict[str, Any], int, list[list[float]]]:
             rows: list[list[float]] = table.get()[0].tolist()
-            figures = self._record(step, lap.steps, [row[: len(_COLUMNS)] for row in rows])
-            bad = sum(int(row[len(_COLUMNS)]) for row in rows)
-            return {**about, **figures}, bad, [row[len(_COLUMNS) + 1 :] for row in rows]
+            figures = self._record(step, lap.steps, [row[: len(COLUMNS)] for row in rows])
+            bad = sum(int(row[len(COLUMNS)]) for row in rows)
+            return {**about, **figures}, bad, [row[len(COLUMNS) + 1 :] for row in rows]
 
         return read
 
@@ -122,7 +122,7 @@ class RankStats:
     def _write(self, step: int, table: Sequence[Sequence[float]]) -> None:
         if self._path is None:
             return
-        columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(_COLUMNS)}
+        columns = {name: [round(row[at], 6) for row in table] for at, name in enumerate(COLUMNS)}
         with suppress(OSError), open(self._path, "a", opener=open_plain) as file:  # a full disk ends no run
             line = {"step": step, "generation": self._comm.world.generation, **columns}
             file.write(json.dumps(line) + "\n")
@@ -131,7 +131,7 @@ class RankStats:
 def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:
     """Returns the rank with the most work of its own, by how much, and the worst value of each column.
 
-    `table` has one row of `_COLUMNS` per rank. Own work is data and compute; it is compared with the median
+    `table` has one row of `COLUMNS` per rank. Own work is data and compute; it is compared with the median
     of the other ranks, so that two ranks can be compared too. `straggler_s` is by how many seconds it is
     longer, for which the others wait; `data_s_median` is the others' median wait for data. `gpu_joules` is
     the energy of all GPUs since the last table.
@@ -140,7 +140,7 @@ def summarize(table: Sequence[Sequence[float]]) -> dict[str, float]:
     slowest = max(range(len(own)), key=own.__getitem__)
     others = own[:slowest] + own[slowest + 1 :]
     data_of_others = [row[0] for at, row in enumerate(table) if at != slowest or len(table) == 1]
-    columns = dict(zip(_COLUMNS, zip(*table, strict=True), strict=True))
+    columns = dict(zip(COLUMNS, zip(*table, strict=True), strict=True))
     values = {
         "slowest_rank": slowest,
         "slowest_by": round(own[slowest] / max(statistics.median(others), 1e-9), 3) if others else 1.0,
