@@ -163,7 +163,7 @@ test-faults-full: venv horovod ## the same for every launcher, place and deed: a
 fuzz: venv ## 10,000 hostile job files through check, all renderers and submit without a cluster; `make test` tries 300
 	@$(PY) -m pytest tests/unit/test_fuzz_jobs.py -m full -s $(TEST_ARGS)
 
-bench-goodput: venv horovod ## runs with a fault in each minute, ours and open_clip_train's under torchrun; the last line is JSON; BENCH_ARGS='--help'
+bench-goodput: venv horovod ## runs with a fault in each minute, ours and open_clip_train's under torchrun, and their limits; half an hour; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.goodput $(BENCH_ARGS)
 
 bench-install: venv ## install what a login node needs from a wheel, into a new environment: megabytes and seconds; the last line is JSON
@@ -181,7 +181,7 @@ bench-hang: venv ## limits that ranks learn from their steps: false alarms, seco
 bench-heartbeat: venv ## what the supervisors cost, with 1,000 and 10,000 nodes simulated here
 	@$(PY) -m benchmarks.heartbeat
 
-bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simulated here; what a run of that size writes
+bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simulated here, and holds limits; what a run of that size writes and exchanges; the last line is JSON
 	@$(PY) -m benchmarks.generations $(BENCH_ARGS)
 
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'

@@ -1,17 +1,16 @@
 """Runs one side of `benchmarks.goodput` from its start to its last step, with faults on the way."""
 
-import itertools
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from benchmarks.goodput_faults import Fault
 from benchmarks.goodput_nodes import Process
 from benchmarks.goodput_sides import Side
+from benchmarks.goodput_story import Moment, Seen, Story
 
 STOPPED_S = 120.0
 """Seconds after which a stopped rank goes on by itself, where nothing notices it."""
@@ -20,57 +19,6 @@ _APART_S = 25.0
 _SECOND_S = 2.0
 _STARTS = 3
 """Starts without a new step after which a run is given up."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Step that was recorded, as it was seen: seconds since the run began, start, generation and step."""
-
-    at_s: float
-    start: int
-    generation: int
-    step: int
-
-    @property
-    def life(self) -> tuple[int, int]:
-        return self.start, self.generation
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Moment of one fault."""
-
-    at_s: float
-    kind: str
-    of_node: bool
-    ended_run: bool = False
-    """True if the run ended of it, so that it had to be started again."""
-
-
-@dataclass
-class Story:
-    """All that happened in a run."""
-
-    seconds: float = 0.0
-    done: bool = False
-    starts: int = 0
-    seen: list[Seen] = field(default_factory=list)
-    redone: list[int] = field(default_factory=list)
-    """Steps that were recorded and then done again, for each time that the ranks started again."""
-    moments: list[Moment] = field(default_factory=list)
-    not_made: list[str] = field(default_factory=list)
-    """Faults that found no victim."""
-    output: str = ""
-
-    def recovery_s(self, moment: Moment) -> float | None:
-        """Returns the seconds from a fault to the next new step of ranks that started after it."""
-        before = [seen for seen in self.seen if seen.at_s <= moment.at_s]
-        life = before[-1].life if before else (0, 0)
-        reached = max((seen.step for seen in self.seen if seen.life <= life), default=0)
-        for seen in self.seen:
-            if seen.at_s > moment.at_s and seen.life > life and seen.step > reached:
-                return seen.at_s - moment.at_s
-        return None
 
 
 class Runner:
@@ -82,7 +30,7 @@ class Runner:
         self._began = time.monotonic()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
-        self.story = Story()
+        self.story = Story(time.time())
 
     def run(self) -> Story:
         """Runs to the end; the faults begin with the first step."""
@@ -237,6 +185,15 @@ class Runner:
         self._note(fault.kind)
         loader.signal(signal.SIGKILL)
 
+    def kill_supervisor(self, fault: Fault, over: threading.Event) -> None:
+        ranks = self._side.ranks()
+        rank = 0 if fault.kind.startswith("coordinator") else 1 + int(fault.draw * (len(ranks) - 1))
+        victim = self._side.supervisor_of(rank)
+        if victim is None:
+            raise LookupError("no such supervisor was found")
+        self._note(fault.kind)
+        victim.signal(signal.SIGKILL)
+
     def kill_in_checkpoint(self, fault: Fault, over: threading.Event) -> None:
         deadline = self._now() + 120.0
         victims = self._side.ranks()
@@ -280,8 +237,6 @@ _COMMIT: dict[str, Callable[[Runner, Fault, threading.Event], None]] = {
     "rank killed in a checkpoint": Runner.kill_in_checkpoint,
     "rank killed, another in the recovery": Runner.kill_in_recovery,
     "rank killed twice in a minute": Runner.kill_twice,
+    "supervisor killed": Runner.kill_supervisor,
+    "coordinator killed": Runner.kill_supervisor,
 }
-
-
-def no_faults() -> Iterator[Fault]:
-    return itertools.islice(iter(()), 0)

@@ -7,15 +7,20 @@ import shlex
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from benchmarks.data import their_python
 from benchmarks.goodput_nodes import NAMES, Nodes, Process, ranks_by_log
+from trainer.run import goodput_log
+from trainer.run.layout import CHECKPOINTS, METRICS_FILE, RESULT_FILE
 from trainer.sysinfo.addresses import free_port
 
 PER_NODE = 2
+GOES_ON = ("recovery.max_restarts=100", "recovery.keep_every_steps=1")
+"""Settings of a run with faults, none of which may cost more than the step that it cuts off."""
 BATCH = 64
 EPOCH_STEPS = 22
 _TAIL = 8192
@@ -72,6 +77,12 @@ class Side(ABC):
         ]
         return next((leaf for leaf in leaves if not leaf.runs("resource_tracker")), None)
 
+    def supervisor_of(self, rank: int) -> Process | None:
+        """Returns the process that supervises the rank; None if it is not found."""
+        processes = self.nodes.processes()
+        own = self.ranks().get(rank)
+        return next((each for each in processes if own is not None and each.pid == own.parent), None)
+
     def _run(self, command: list[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         with open(self.output, "ab") as output:
             return subprocess.Popen(
@@ -86,7 +97,7 @@ class Side(ABC):
 
 
 class Ours(Side):
-    """`clipship run --hosts` on two nodes and a spare."""
+    """`clipship run --hosts` on nodes of two ranks each."""
 
     supervisor, poll_s = "trainer.rank", 0.01
 
@@ -98,9 +109,10 @@ class Ours(Side):
         job: Path,
         backend: str,
         *,
-        faults: bool = True,
-        spare: bool = True,
+        names: Sequence[str] = NAMES[:2],
+        settings: Sequence[str] = (),
     ) -> None:
+        """`settings` are overrides of the job, KEY=VALUE."""
         super().__init__(nodes, folder, steps)
         # Of its kind, but as long as this side is asked to be; paths in it are relative to its folder.
         self._job = job.with_name(f"{folder.name}.toml")
@@ -113,10 +125,9 @@ class Ours(Side):
             "logging.every_steps=1",
             f"comm.backend={backend}",
             "resources.cpus_per_gpu=1",  # as theirs: OMP_NUM_THREADS is 1
-            *(["recovery.max_restarts=100"] if faults else []),
-            *(["recovery.spare_nodes=1"] if faults and spare else []),
+            *settings,
         ]
-        self._names = NAMES if faults and spare else NAMES[:2]
+        self._names = names
 
     def start(self) -> list["subprocess.Popen[bytes]"]:
         hosts = ",".join(f"{name}:{PER_NODE}" for name in self._names)
@@ -130,7 +141,7 @@ class Ours(Side):
 
     def last_step(self) -> tuple[int, int]:
         try:
-            with open(self.run_folder / "metrics.jsonl", "rb") as file:
+            with open(self.run_folder / METRICS_FILE, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
                 lines = file.read().splitlines()
         except OSError:
@@ -143,16 +154,37 @@ class Ours(Side):
         return 0, 0
 
     def saves(self) -> bool:
-        folder = self.run_folder / "checkpoints"
+        folder = self.run_folder / CHECKPOINTS
         return folder.is_dir() and any(name.endswith(".partial") for name in os.listdir(folder))
 
     def is_done(self) -> bool:
-        return (self.run_folder / "result.json").exists()
+        return (self.run_folder / RESULT_FILE).exists()
 
     def records(self) -> list[dict[str, float]]:
         """Returns the records of steps in the order in which they stand."""
-        lines = (self.run_folder / "metrics.jsonl").read_text().splitlines()
+        lines = (self.run_folder / METRICS_FILE).read_text().splitlines()
         return [event for event in map(json.loads, lines) if "loss" in event]
+
+    def restarts(self) -> list[dict[str, Any]]:
+        """Returns the restarts that the run recorded, of all its starts, in the order of their times."""
+        lines = {
+            (event.get("start"), event.get("generation"), event.get("time")): event
+            for event in goodput_log.read(self.run_folder)
+            if event["event"] == "restart"
+        }  # a restart's line comes again once more is known
+        return list(lines.values())
+
+    def result(self) -> dict[str, Any]:
+        """Returns result.json; empty if the run is not done."""
+        path = self.run_folder / RESULT_FILE
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def weights(self) -> dict[str, Any]:
+        """Returns the final weights by name, as tensors. Raises FileNotFoundError if the run is not done."""
+        import torch
+
+        path = self.run_folder / CHECKPOINTS / f"step-{self.steps:08d}" / "model.pt"
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
 class Theirs(Side):

@@ -1,34 +1,54 @@
 """The figures of `make bench-goodput`: which faults it draws, and what it makes of what it saw."""
 
-import itertools
 import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from benchmarks.goodput import samples
-from benchmarks.goodput_faults import EVERY_S, KINDS, faults
+from benchmarks.goodput import steps_for
+from benchmarks.goodput_faults import EVERY_S, FAULTS, KINDS, OF_NODES, Fault, deal, made, only
+from benchmarks.goodput_figures import median_s, rows, samples
+from benchmarks.goodput_limits import LIMITS, missed, worst
 from benchmarks.goodput_nodes import Nodes
-from benchmarks.goodput_run import Moment, Seen, Story
-from benchmarks.goodput_sides import BATCH, Ours
+from benchmarks.goodput_sides import BATCH, EPOCH_STEPS, Ours
+from benchmarks.goodput_story import Moment, Seen, Story, read_story
 
 
-def test_every_kind_comes_at_one_fault_in_a_minute() -> None:
-    drawn = list(itertools.islice(faults(3), 3 * len(KINDS)))
-    assert Counter(fault.kind for fault in drawn) == dict.fromkeys(KINDS, 3)
-    made = sum(KINDS[fault.kind] for fault in drawn)
-    assert abs(drawn[-1].at_s - made * EVERY_S) <= 2 * EVERY_S
-    assert [fault.at_s for fault in drawn] == sorted(fault.at_s for fault in drawn)
+def kinds(faults: Sequence[Fault]) -> list[str]:
+    return [fault.kind for fault in faults]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_run_has_a_fault_of_a_node_and_one_of_a_rank(seed: int) -> None:
+    for minutes, runs in ((1, 1), (3, 2), (FAULTS, 1), (FAULTS, 2), (40, 2)):
+        for hand in deal(seed, minutes, runs):
+            assert {kind in OF_NODES for kind in kinds(hand)} == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_kind_comes_once_over_both_runs_at_one_fault_in_a_minute(seed: int) -> None:
+    hands = deal(seed, FAULTS, 2)
+    assert Counter(kind for hand in hands for kind in kinds(hand)) == dict.fromkeys(KINDS, 1)
+    for hand in hands:
+        number = made(kinds(hand))
+        assert number in (FAULTS // 2, FAULTS // 2 + 1)
+        assert [fault.at_s for fault in hand] == sorted(fault.at_s for fault in hand)
+        assert hand[-1].at_s < (number - 0.4) * EVERY_S, "the run is still under way then"
 
 
 def test_seed_decides_faults_and_victims() -> None:
-    first, again, other = ([*itertools.islice(faults(seed), 20)] for seed in (1, 1, 2))
+    first, again, other = (deal(seed, 20, 2) for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_chosen_kinds_come_in_turns_until_there_are_enough() -> None:
+    chosen = ("node lost", "rank killed twice in a minute")
+    assert kinds(only(chosen, 0, 4)) == [chosen[0], chosen[1], chosen[0]]
 
 
 def story(*seen: tuple[float, int, int, int]) -> Story:
@@ -53,6 +73,74 @@ def test_fault_in_a_recovery_is_measured_to_the_same_step() -> None:
 
 def test_run_that_never_went_on_has_no_recovery() -> None:
     assert story((1, 1, 1, 3), (2.5, 1, 1, 4)).recovery_s(Moment(2.0, "", False)) is None
+
+
+def test_median_of_recoveries_is_unknown_if_the_run_did_not_recover() -> None:
+    told = story((1, 1, 1, 3), (6, 1, 2, 4))
+    told.moments = [Moment(2.0, "rank killed", False), Moment(3.0, "node lost", True)]
+    assert (median_s(told, of_node=False), median_s(told, of_node=True)) == (4.0, 3.0)
+    told.moments.append(Moment(7.0, "rank killed", False))
+    assert median_s(told, of_node=False) is None
+
+
+def test_row_of_a_fault_has_the_restart_that_the_run_recorded_after_it() -> None:
+    told = story((1, 1, 1, 3), (15, 1, 4, 4))
+    told.began = 1000.0
+    told.moments = [Moment(2.0, "node lost", True), Moment(8.0, "rank killed", False)]
+    restarts: list[dict[str, object]] = [
+        {"time": 1004.0, "parts": {"end": 1.0}},
+        {"time": 1006.0, "kind": "taken in"},
+        {"time": 1008.5, "parts": {}},
+    ]
+    first, second = rows(told, restarts)
+    assert (first["detected_s"], first["parts"], first["recovery_s"]) == (2.0, {"end": 1.0}, 13.0)
+    assert (second["detected_s"], second["ended_run"]) == (0.5, False)
+
+
+def test_story_is_read_as_it_was_written(tmp_path: Path) -> None:
+    told = story((1, 1, 1, 3), (6, 1, 2, 4))
+    told.moments = [Moment(2.0, "rank killed", False, ended_run=True)]
+    told.write(tmp_path / "story.json")
+    assert read_story(tmp_path / "story.json") == told
+
+
+GOOD = {
+    name: limit.most if limit.least is None else limit.least for name, limit in LIMITS.items()
+}  # each figure just at its limit
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_figure_beyond_its_limit_is_named_with_the_limit(name: str) -> None:
+    assert not list(missed("torch", GOOD))
+    bound = float(GOOD[name] or 0)
+    worse = bound - 0.01 if LIMITS[name].least is not None else bound + 1.0
+    (sentence,) = missed("torch", {**GOOD, name: worse})
+    assert sentence.startswith(f"torch: {name} is {worse:g}")
+    assert "must be" in sentence
+    (sentence,) = missed("horovod", {**GOOD, name: None})
+    assert sentence.startswith(f"horovod: {name} is not known")
+
+
+def test_missed_useful_share_comes_with_what_the_time_was_spent_on() -> None:
+    lost = {"lost_s": {"start": 5.0, "recovery": 10.0, "other": 0.0}, "seconds": 100.0}
+    without = {"lost_s_without_faults": {"start": 5.0}, "seconds_without_faults": 50.0}
+    (sentence,) = missed("torch", {"useful_share": 0.85, **lost, **without})
+    assert sentence.endswith("(the rest: with faults recovery 10.0%, start 5.0%; without start 10.0%)")
+
+
+def test_worst_of_all_backends_stands_in_the_last_line() -> None:
+    one = {**GOOD, "useful_share": 0.97, "samples_lost": 0, "bit_equal": True}
+    other = {**GOOD, "useful_share": 0.96, "samples_lost": 64, "bit_equal": False}
+    both = worst([one, other])
+    assert (both["useful_share"], both["samples_lost"], both["bit_equal"]) == (0.96, 64, False)
+    assert worst([one, {**other, "useful_share": None}])["useful_share"] is None
+
+
+def test_run_with_faults_lasts_as_long_as_its_faults_take() -> None:
+    (hand,) = deal(0, FAULTS, 1)
+    steps = steps_for(hand, step_s=0.25)
+    assert steps % EPOCH_STEPS == 0
+    assert 0.8 * FAULTS * EVERY_S < steps * 0.25 < FAULTS * EVERY_S
 
 
 def side(folder: Path, steps: list[tuple[int, float]]) -> Ours:
