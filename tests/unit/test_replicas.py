@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.comm.replicas import _checksum, _digests, _digests_agree
+from trainer.comm.replicas import _checksum, _digests, _digests_agree, _together
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 1001])
@@ -60,3 +60,17 @@ def test_digests_agree_if_shared_values_do_and_rows_of_one_part_do(
     other: tuple[str, str, str], agree: bool
 ) -> None:
     assert _digests_agree([of_rank("first", 1, 5), other]) == agree
+
+
+def test_small_tensors_of_one_dtype_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.comm.replicas._TOGETHER", 16)
+    tensors = [
+        torch.zeros(2),
+        torch.zeros((), dtype=torch.int64),
+        torch.zeros(2),
+        torch.zeros(1),
+        torch.zeros(9),
+    ]
+    groups = [[tensor.numel() for tensor in group] for group in _together(tensors)]
+    assert groups == [[2, 2], [1], [9], [1]]
+    assert not list(_together([]))

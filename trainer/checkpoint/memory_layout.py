@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -105,7 +105,7 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the layout as its file has it."""
-        return {"size": self.size, "entries": [asdict(entry) for entry in self.entries]}
+        return {"size": self.size, "entries": [dict(vars(entry)) for entry in self.entries]}
 
     @cached_property
     def digest(self) -> str:

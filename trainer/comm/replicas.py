@@ -18,8 +18,7 @@ def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root:
 
     Collective.
     """
-    for tensor in model.state_dict().values():
-        comm.broadcast_(tensor, root)
+    _broadcast_all(comm, list(model.state_dict().values()), root)
     packed, tensors = _pack(optimizer.state_dict())
     shapes = [(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.device.type) for t in tensors]
     packed, shapes = comm.broadcast_object((packed, shapes), root)
@@ -28,10 +27,39 @@ def broadcast_replicas(comm: Comm, model: nn.Module, optimizer: Optimizer, root:
             torch.empty(shape, dtype=getattr(torch, dtype), device=comm.device if kind != "cpu" else "cpu")
             for shape, dtype, kind in shapes
         ]
-    for tensor in tensors:
-        comm.broadcast_(tensor, root)
+    _broadcast_all(comm, tensors, root)
     if comm.world.rank != root:
         optimizer.load_state_dict(_unpack(packed, tensors))
+
+
+def _broadcast_all(comm: Comm, tensors: Sequence[Tensor], root: int) -> None:
+    """Copies the tensors of rank `root` to all, small ones together: each broadcast waits for all ranks.
+
+    Collective.
+    """
+    for group in _together(tensors):
+        if len(group) == 1:
+            comm.broadcast_(group[0], root)
+            continue
+        row = torch.cat([tensor.detach().reshape(-1).to(comm.device) for tensor in group])
+        comm.broadcast_(row, root)
+        if comm.world.rank != root:
+            for tensor, part in zip(group, row.split([tensor.numel() for tensor in group]), strict=True):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+
+def _together(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields groups of tensors of one dtype, of at most _TOGETHER bytes or one tensor that is larger."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        group: list[Tensor] = []
+        size = 0
+        for tensor in (each for each in tensors if each.dtype == dtype):
+            if group and size + tensor.nbytes > _TOGETHER:
+                yield group
+                group, size = [], 0
+            group.append(tensor)
+            size += tensor.nbytes
+        yield group
 
 
 class ReplicaError(RuntimeError):
@@ -131,6 +159,8 @@ def _words(tensor: Tensor) -> Tensor:
     return raw.view(torch.int64)
 
 
+_TOGETHER = 1 << 24
+"""Bytes of tensors that are sent in one broadcast: 16 MiB."""
 _CHUNK = 1 << 22  # words that are summed at a time: their positions take 32 MiB
 
 

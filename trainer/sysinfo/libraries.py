@@ -14,9 +14,8 @@ def mapped(name: str) -> tuple[str, ...]:
     except OSError:
         return ()
     paths = {fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6}
-    return tuple(
-        sorted(path for path in paths if re.fullmatch(rf"{re.escape(name)}\.so[.\d]*", Path(path).name))
-    )
+    file = re.compile(rf"{re.escape(name)}\.so[.\d]*")
+    return tuple(sorted(path for path in paths if file.fullmatch(path.rpartition("/")[2])))
 
 
 def nccl_version(path: str) -> str:

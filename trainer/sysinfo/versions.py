@@ -1,5 +1,6 @@
 """Versions of the packages that a run's results depend on."""
 
+from functools import cache
 from importlib.metadata import version
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow")
@@ -10,4 +11,9 @@ def versions() -> dict[str, str]:
 
     Raises PackageNotFoundError if one is missing.
     """
-    return {name: version(name) for name in PACKAGES}
+    return dict(_versions())
+
+
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple((name, version(name)) for name in PACKAGES)

@@ -29,6 +29,7 @@ def preload(arguments: Sequence[str]) -> None:
                 with suppress(ImportError):
                     importlib.import_module(name)
             _load_tables(job)
+            _remember_versions()
 
 
 @contextmanager
@@ -48,6 +49,16 @@ def _modules(job: Job) -> Iterator[str]:
     yield row_of(job).implementation.partition(":")[0]
     if job.logging.tensorboard:
         yield "torch.utils.tensorboard"
+
+
+def _remember_versions() -> None:
+    """Reads the versions and the hash of the code, which every rank compares with the others' later."""
+    from trainer.sysinfo.versions import versions
+    from trainer.train.same_environment import own_code_hash
+
+    with suppress(Exception):  # of a package or a file that is missing; the rank finds it again
+        versions()
+        own_code_hash()
 
 
 def _load_tables(job: Job) -> None:

@@ -9,6 +9,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def facts(job: Job, comm: Comm) -> dict[str, str]:
         "mpi": mpi_version() or "none",
         **comm.versions(),
         "backend": comm.name,
-        "code": code_hash(Path(__file__).parents[1]),
+        "code": own_code_hash(),
         "job file": hashlib.sha256(dump_job(job).encode()).hexdigest()[:12],
         **{
             f"variable {name}": value
@@ -124,6 +125,12 @@ def differences(everyone: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[s
                 f"  {name}: {usual} on {count} of {len(values)} ranks, {', '.join(odd)} "
                 f"({', '.join(nodes[:_NAMED])})"
             )
+
+
+@cache
+def own_code_hash() -> str:
+    """Returns the hash of the trainer's own code, as it was when it was first asked for."""
+    return code_hash(Path(__file__).parents[1])
 
 
 def code_hash(folder: Path) -> str:
