@@ -19,7 +19,7 @@ KINDS = {
     "rank killed twice in a minute": 2,
 }
 """Number of faults that each kind makes."""
-EXTRA_KINDS = {"supervisor killed": 1, "coordinator killed": 1}
+EXTRA_KINDS = {"supervisor killed": 1, "coordinator killed": 1, "supervisor stopped": 1}
 """Kinds that are made only where they are asked for."""
 FAULTS = sum(KINDS.values())
 """Number of faults that all kinds make."""

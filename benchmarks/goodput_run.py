@@ -14,6 +14,8 @@ from benchmarks.goodput_story import Moment, Seen, Story
 
 STOPPED_S = 120.0
 """Seconds after which a stopped rank goes on by itself, where nothing notices it."""
+SUPERVISOR_STOPPED_S = 30.0
+"""Seconds after which a stopped supervisor goes on; the run has gone on without it by then."""
 _UNTIL_NEXT_S = 5.0
 _APART_S = 25.0
 _SECOND_S = 2.0
@@ -162,10 +164,7 @@ class Runner:
     def stop_rank(self, fault: Fault, over: threading.Event) -> None:
         victim = self._rank(lambda rank: True, fault.draw)
         self._note(fault.kind)
-        victim.signal(signal.SIGSTOP)
-        timer = threading.Timer(STOPPED_S, victim.signal, [signal.SIGCONT])
-        timer.daemon = True
-        timer.start()
+        _stop(victim, STOPPED_S)
 
     def lose_node(self, fault: Fault, over: threading.Event) -> None:
         ranks = self._side.ranks()
@@ -186,13 +185,21 @@ class Runner:
         loader.signal(signal.SIGKILL)
 
     def kill_supervisor(self, fault: Fault, over: threading.Event) -> None:
-        ranks = self._side.ranks()
-        rank = 0 if fault.kind.startswith("coordinator") else 1 + int(fault.draw * (len(ranks) - 1))
-        victim = self._side.supervisor_of(rank)
-        if victim is None:
-            raise LookupError("no such supervisor was found")
+        victim = self._supervisor(fault)
         self._note(fault.kind)
         victim.signal(signal.SIGKILL)
+
+    def stop_supervisor(self, fault: Fault, over: threading.Event) -> None:
+        victim = self._supervisor(fault)
+        self._note(fault.kind)
+        _stop(victim, SUPERVISOR_STOPPED_S)
+
+    def _supervisor(self, fault: Fault) -> Process:
+        others = len(self._side.ranks()) - 1
+        rank = 0 if fault.kind.startswith("coordinator") else 1 + int(fault.draw * others)
+        if (found := self._side.supervisor_of(rank)) is None:
+            raise LookupError(f"the supervisor of rank {rank} was not found")
+        return found
 
     def kill_in_checkpoint(self, fault: Fault, over: threading.Event) -> None:
         deadline = self._now() + 120.0
@@ -227,6 +234,14 @@ class Runner:
         self._kill(fault.kind, lambda rank: True, 1.0 - fault.draw - 1e-9)
 
 
+def _stop(victim: Process, seconds: float) -> None:
+    """Stops a process, which continues after so many seconds if it still lives."""
+    victim.signal(signal.SIGSTOP)
+    timer = threading.Timer(seconds, victim.signal, [signal.SIGCONT])
+    timer.daemon = True
+    timer.start()
+
+
 _COMMIT: dict[str, Callable[[Runner, Fault, threading.Event], None]] = {
     "rank killed": Runner.kill_rank,
     "rank 0 killed": Runner.kill_rank_0,
@@ -239,4 +254,5 @@ _COMMIT: dict[str, Callable[[Runner, Fault, threading.Event], None]] = {
     "rank killed twice in a minute": Runner.kill_twice,
     "supervisor killed": Runner.kill_supervisor,
     "coordinator killed": Runner.kill_supervisor,
+    "supervisor stopped": Runner.stop_supervisor,
 }

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.goodput import steps_for
-from benchmarks.goodput_faults import EVERY_S, FAULTS, KINDS, OF_NODES, Fault, deal, made, only
+from benchmarks.goodput_faults import EVERY_S, EXTRA_KINDS, FAULTS, KINDS, OF_NODES, Fault, deal, made, only
 from benchmarks.goodput_figures import median_s, rows, samples
 from benchmarks.goodput_limits import LIMITS, missed, worst
 from benchmarks.goodput_nodes import Nodes
+from benchmarks.goodput_run import _COMMIT
 from benchmarks.goodput_sides import BATCH, EPOCH_STEPS, Ours
 from benchmarks.goodput_story import Moment, Seen, Story, read_story
 
@@ -39,6 +40,10 @@ def test_every_kind_comes_once_over_both_runs_at_one_fault_in_a_minute(seed: int
         assert number in (FAULTS // 2, FAULTS // 2 + 1)
         assert [fault.at_s for fault in hand] == sorted(fault.at_s for fault in hand)
         assert hand[-1].at_s < (number - 0.4) * EVERY_S, "the run is still under way then"
+
+
+def test_every_kind_can_be_made() -> None:
+    assert _COMMIT.keys() == {*KINDS, *EXTRA_KINDS}
 
 
 def test_seed_decides_faults_and_victims() -> None:
