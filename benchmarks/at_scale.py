@@ -90,7 +90,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Started:
-    """What the ranks of a generation exchange before their first step, on one rank of so many."""
+    """Messages that the ranks of a generation exchange before their first step, on one rank of so many."""
 
     ranks: int
     facts_bytes: int

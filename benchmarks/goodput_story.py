@@ -1,4 +1,4 @@
-"""What happened in one run of `benchmarks.goodput`: its steps as they were seen, and its faults."""
+"""Record of one run of `benchmarks.goodput`: its steps as they were seen, and its faults."""
 
 import json
 from dataclasses import asdict, dataclass, field
