@@ -1,9 +1,10 @@
 """Skips tests marked `horovod` where Horovod is not built, and compares whole texts with goldens.
 
-Imports no torch.
+Imports no torch. Torch's threads wait for each other without spinning, as several processes share the cores.
 """
 
 import importlib.util
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 GOLDENS = Path(__file__).parent / "unit" / "golden"
 settings.register_profile(
     "busy-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]

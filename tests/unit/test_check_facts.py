@@ -162,7 +162,7 @@ def test_the_size_of_a_checkpoint_is_that_of_its_files(
     writer.save(1, train, {"job": job.model_dump(mode="json"), "data_samples": 64})
     writer.finish()
     written = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
-    size = checkpoint_bytes(job.model)
+    size = checkpoint_bytes(job)
     assert size is not None
     assert written == pytest.approx(size.total, rel=0.05)
     assert (size.optimizer < 2 * size.weights) == lock_image

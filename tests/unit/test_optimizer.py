@@ -1,17 +1,26 @@
 """Learning rate and parameter groups."""
 
 import importlib.util
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import pytest
 import torch
+from timm.optim._param_groups import param_groups_layer_decay
 from torch import nn
 
+from tests.support.jobs import tiny_job
+from trainer.comm.backends import check_backend
 from trainer.config import Optim
 from trainer.config.learning_rate import learning_rate
-from trainer.model.optimizer import build_optimizer
+from trainer.config.optimizers import OPTIMIZERS
+from trainer.errors import InputError
+from trainer.model.layer_numbers import layers_of
+from trainer.model.optimizer import build_optimizer, set_learning_rate
+from trainer.model.update import update_if
 
 SETTINGS = Optim(global_batch_size=8, steps=100, lr=1e-3, min_lr=1e-5, warmup_steps=10)
 
@@ -117,3 +126,134 @@ def open_clip_trains_rule() -> Callable[[str, nn.Parameter], bool]:
     )
     decays_there: Callable[[str, nn.Parameter], bool] = eval(rule.partition("=")[2].strip())
     return decays_there
+
+
+LAYERS = 3
+RATES = SETTINGS.model_copy(
+    update={"image_lr": 2e-3, "text_lr": 5e-4, "image_layer_decay": 0.5, "text_layer_decay": 0.8}
+)
+
+
+def scales(model: nn.Module, settings: Optim) -> dict[str, float]:
+    """Factor of each parameter's learning rate, by name."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer = build_optimizer(dict(model.named_parameters()), settings, layers_of(model))
+    set_learning_rate(optimizer, 1.0)
+    return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+
+
+def small_clip(vision: dict[str, Any]) -> nn.Module:
+    text = {"context_length": 8, "vocab_size": 99, "width": 16, "heads": 2, "layers": LAYERS}
+    model: nn.Module = open_clip.CLIP(16, vision, text)
+    return model
+
+
+def test_learning_rates_fall_from_layer_to_layer_of_each_tower() -> None:
+    vision = {"layers": LAYERS, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32}
+    rates = scales(small_clip(vision), RATES)
+    for name, power in {
+        "visual.class_embedding": 4,
+        "visual.positional_embedding": 4,
+        "visual.conv1.weight": 4,
+        "visual.ln_pre.bias": 4,
+        "visual.transformer.resblocks.0.mlp.c_fc.weight": 3,
+        "visual.transformer.resblocks.2.attn.in_proj_weight": 1,
+        "visual.ln_post.weight": 0,
+        "visual.proj": 0,
+    }.items():
+        assert rates[name] == pytest.approx(2.0 * 0.5**power), name
+    for name, power in {
+        "token_embedding.weight": 4,
+        "positional_embedding": 4,
+        "transformer.resblocks.0.ln_1.weight": 3,
+        "transformer.resblocks.2.mlp.c_proj.bias": 1,
+        "ln_final.weight": 0,
+        "text_projection": 0,
+    }.items():
+        assert rates[name] == pytest.approx(0.5 * 0.8**power), name
+    assert rates["logit_scale"] == 1.0
+
+
+def test_layers_of_a_resnet_are_its_blocks() -> None:
+    rates = scales(small_clip({"layers": [1, 2, 1, 1], "width": 8, "image_size": 64}), RATES)
+    for name, power in {
+        "visual.conv1.weight": 6,
+        "visual.layer1.0.conv1.weight": 5,
+        "visual.layer2.1.bn1.weight": 3,
+        "visual.layer4.0.conv3.weight": 1,
+        "visual.attnpool.c_proj.weight": 0,
+    }.items():
+        assert rates[name] == pytest.approx(2.0 * 0.5**power), name
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "resnet18"])
+def test_rates_of_timms_towers_are_those_of_timm(name: str) -> None:
+    vision = {"timm_model_name": name, "timm_model_pretrained": False, "image_size": 224}
+    model = small_clip(vision)
+    trunk: Any = model.get_submodule("visual.trunk")
+    theirs = param_groups_layer_decay(trunk, weight_decay=0.2, layer_decay=0.5)
+    names = {id(parameter): name for name, parameter in trunk.named_parameters()}
+    rates = scales(model, RATES)
+    for group in theirs:
+        for parameter in group["params"]:
+            own = f"visual.trunk.{names[id(parameter)]}"
+            assert rates[own] == pytest.approx(2.0 * group["lr_scale"]), own
+
+
+def test_names_that_the_job_spares_do_not_decay() -> None:
+    settings = SETTINGS.model_copy(update={"no_decay": ("*positional_embedding", "visual.proj")})
+    model = small_clip({"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32})
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, _ = build_optimizer(dict(model.named_parameters()), settings).param_groups
+    kept = {names[id(p)] for p in decayed["params"]}
+    assert not kept & {"visual.positional_embedding", "positional_embedding", "visual.proj"}
+    assert {"text_projection", "visual.conv1.weight"} <= kept
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_keeps_tensors_of_as_many_values_as_its_row_says(name: str) -> None:
+    """A checkpoint takes no other values: not those of groups, nor numbers beside the tensors."""
+    model = nn.Linear(64, 128, bias=False)
+    settings = SETTINGS.model_copy(update={"optimizer": name})
+    optimizer = build_optimizer(dict(model.named_parameters()), settings)
+    before = [set(group) for group in optimizer.param_groups]
+    for _ in range(2):
+        model.weight.grad = torch.randn_like(model.weight)
+        optimizer.step()
+    assert [set(group) for group in optimizer.param_groups] == before
+    state = optimizer.state[model.weight]
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    values = sum(value.numel() for value in state.values()) / model.weight.numel()
+    assert values == pytest.approx(settings.state_values, rel=0.03)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_that_is_not_finite_leaves_parameters_and_state(name: str) -> None:
+    model = nn.Linear(8, 8)
+    optimizer = build_optimizer(
+        dict(model.named_parameters()), SETTINGS.model_copy(update={"optimizer": name})
+    )
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def step(value: float) -> dict[str, torch.Tensor]:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        update_if(torch.tensor(math.isfinite(value)), optimizer, scaler)
+        state = {
+            f"{number} {key}": value
+            for number, values in enumerate(optimizer.state.values())
+            for key, value in values.items()
+        }
+        return {name: tensor.clone() for name, tensor in (model.state_dict() | state).items()}
+
+    before, after = step(0.5), step(math.nan)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert not torch.equal(step(0.5)["weight"], after["weight"])
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIMIZERS.items() if not row.elementwise])
+def test_an_optimizer_that_looks_at_whole_parameters_is_refused_where_ranks_have_parts(name: str) -> None:
+    job = tiny_job(optim={"optimizer": name}, comm={"backend": "fsdp"})
+    check_backend(job, 1)
+    with pytest.raises(InputError, match="looks at whole parameters"):
+        check_backend(job, 2)

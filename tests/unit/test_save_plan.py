@@ -29,7 +29,7 @@ def time_of(job: Job) -> SaveTime:
 
 def test_without_a_run_the_size_and_an_assumed_rate_count(tmp_path: Path) -> None:
     job = job_of(logging={"runs": str(tmp_path)})
-    size = checkpoint_bytes(job.model)
+    size = checkpoint_bytes(job)
     assert size is not None
     save = time_of(job)
     assert save.seconds == pytest.approx(size.total / ASSUMED_BYTES_S)

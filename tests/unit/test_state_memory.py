@@ -58,7 +58,7 @@ def test_too_little_shared_memory_here_is_told_with_the_numbers(monkeypatch: pyt
 
 
 def test_too_little_memory_of_a_cluster_is_told_with_the_key() -> None:
-    assert state_bytes(Model(name="ViT-B-32")) == 12 * 151_277_312
+    assert state_bytes(tiny_job(config="ViT-B-32")) == 12 * 151_277_312
     few = {"gpus_per_node": 1, "mem_gb_per_gpu": 3.0}
     shm, memory = too_little_memory(job_of(resources=few, kubernetes={"namespace": "n"}), local=False)
     assert shm.startswith("a worker's /dev/shm (kubernetes.shm_gb) has 2.15 GB")

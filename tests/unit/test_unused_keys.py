@@ -119,6 +119,27 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"recovery": {"max_restarts": 1, "keep_in_memory": False, "keep_every_steps": 2}},
         {"recovery": {"keep_in_memory": True}},
     ),
+    (
+        "optim.beta2",
+        {"optim": {"optimizer": "sgd", "beta2": 0.9}},
+        {"optim": {"optimizer": "lion"}},
+    ),
+    ("optim.eps", {"optim": {"optimizer": "lion", "eps": 1e-8}}, {"optim": {"optimizer": "adamw"}}),
+    (
+        "optim.no_decay",
+        {"optim": {"weight_decay": 0.0, "no_decay": ["*pos*"]}},
+        {"optim": {"weight_decay": 0.1}},
+    ),
+    (
+        "optim.image_lr",
+        {"model": {"lock_image": True}, "optim": {"image_lr": 1e-4}},
+        {"model": {"lock_image_unlocked_groups": 1}},
+    ),
+    (
+        "optim.text_layer_decay",
+        {"model": {"lock_text": True}, "optim": {"text_layer_decay": 0.9}},
+        {"model": {"lock_text": False}},
+    ),
     ("logging.wandb_project", {"logging": {"wandb_project": "p"}}, {"logging": {"wandb": "offline"}}),
     (
         "health.preflight_s",

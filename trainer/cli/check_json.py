@@ -25,7 +25,7 @@ def check_fields(
     facts = Facts.of(job, world_size, samples, local=local, files=files)
     batch_plan, disk, save = facts.batch_plan, facts.disk, facts.save
     steps = total_steps(job, samples)
-    size = checkpoint_bytes(job.model)
+    size = checkpoint_bytes(job)
     return {
         "name": job.name,
         "run_folder": str(run_folder(job)),

@@ -16,9 +16,10 @@ from trainer.cli.secret_values import secret_warnings
 from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
 from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.unused_keys import unused_keys
-from trainer.config import Data, Job
+from trainer.config import Data, Job, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.learning_rate import words
+from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
@@ -94,6 +95,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
+        ("optimizer", _optimizer(job)),
         ("evaluation", _evaluation(job, files=files)),
         *(("in memory", text) for text in in_memory(job)),
         ("run folder", str(run_folder(job))),
@@ -253,6 +255,28 @@ def _learning(job: Job) -> str:
     optim = job.optim
     clip = f", gradient norm at most {optim.grad_clip_norm:g}" if optim.grad_clip_norm else ""
     return f"lr {optim.lr:g} after {many(optim.warmup_steps, 'warm-up step')}, {words(optim)}{clip}"
+
+
+def _optimizer(job: Job) -> str:
+    optim = job.optim
+    betas = ", ".join(f"{key} {getattr(optim, key):g}" for key in OPTIMIZERS[optim.optimizer].reads)
+    rates = [
+        f"{tower} tower: lr {optim.lr if peak is None else peak:g}"
+        + (f", each layer {decay:g} of the next one's" if decay < 1 else "")
+        for tower, peak, decay in (
+            ("image", optim.image_lr, optim.image_layer_decay),
+            ("text", optim.text_lr, optim.text_layer_decay),
+        )
+        if peak is not None or decay < 1
+    ]
+    return "; ".join([f"{optim.optimizer}, {betas}", _decay(optim), *rates])
+
+
+def _decay(optim: Optim) -> str:
+    if not optim.weight_decay:
+        return "no weight decay"
+    spared = "".join(f", nor on {pattern}" for pattern in optim.no_decay)
+    return f"weight decay {optim.weight_decay:g}, not on gains, biases and the logit scale{spared}"
 
 
 def _evaluation(job: Job, *, files: bool) -> str:

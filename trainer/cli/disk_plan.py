@@ -44,7 +44,7 @@ def disk_of(job: Job, *, local: bool) -> Disk | None:
 
 def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
     """Yields the row about checkpoints: their size if the model's is known, how many are kept and fit."""
-    size, keep = checkpoint_bytes(job.model), job.checkpoint.keep
+    size, keep = checkpoint_bytes(job), job.checkpoint.keep
     kept = f"{keep} kept" if job.checkpoint.best is None else f"{keep} and the best one kept"
     if size is None:
         config = f"the config of {job.model.name} does not say how large they are"
@@ -64,7 +64,7 @@ def too_little_disk(job: Job, disk: Disk | None) -> Iterator[str]:
 
     A new one is written before the oldest is removed, so there is one more for a while.
     """
-    size = checkpoint_bytes(job.model)
+    size = checkpoint_bytes(job)
     if disk is None or size is None:
         return
     count = job.checkpoint.keep + 1 + (job.checkpoint.best is not None)

@@ -67,7 +67,7 @@ def save_time(job: Job, batch_plan: BatchPlan, *, files: bool = True) -> SaveTim
     facts = _facts_of(job) if files else None
     written = [] if facts is None else [event.get("write_s") for event in facts.metrics.checkpoints]
     measured = [seconds for seconds in written if isinstance(seconds, int | float)]
-    size = checkpoint_bytes(job.model)
+    size = checkpoint_bytes(job)
     if measured:
         write_s = statistics.median(measured)
         write = f"{span(write_s)} for a checkpoint (measured)"

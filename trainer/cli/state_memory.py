@@ -42,7 +42,7 @@ def too_little_memory(job: Job, *, local: bool) -> Iterator[str]:
 
 
 def _bytes(job: Job) -> int | None:
-    size = state_bytes(job.model)
+    size = state_bytes(job)
     return None if size is None else BUFFERS * size
 
 

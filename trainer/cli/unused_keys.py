@@ -14,6 +14,7 @@ from trainer.comm.backends import row_of
 from trainer.config import Data, Job
 from trainer.config.comm import TorchComm
 from trainer.config.loader import own_keys
+from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
 
 
@@ -25,7 +26,9 @@ class UnusedKeys:
     """Names of keys; that of a section stands for each key in it."""
     unused: Callable[[Job], bool]
     why: str
-    """Clause that follows a colon; `{backend}` stands for the job's comm.backend."""
+    """Clause that follows a colon; `{backend}` stands for the job's comm.backend, and `{optimizer}` for its
+    optimizer.
+    """
 
 
 def _trains_on(job: Job, kind: str) -> bool:
@@ -50,6 +53,10 @@ def _is_one_folder(job: Job) -> bool:
 
 def _never_steps_without_update(job: Job) -> bool:
     return job.health.non_finite == "stop" and job.model.precision != "fp16"
+
+
+def _optimizer_ignores(key: str, job: Job) -> bool:
+    return key not in OPTIMIZERS[job.optim.optimizer].reads
 
 
 def _backend_ignores(key: str, job: Job) -> bool:
@@ -171,6 +178,25 @@ UNUSED_KEYS = (
         lambda job: job.optim.schedule == "constant" and not job.optim.cooldown_share,
         'optim.schedule = "constant" without optim.cooldown_share never falls',
     ),
+    *(
+        UnusedKeys(
+            (f"optim.{key}",), partial(_optimizer_ignores, key), 'optim.optimizer = "{optimizer}" has none'
+        )
+        for key in ("beta1", "beta2", "eps")
+    ),
+    UnusedKeys(
+        ("optim.no_decay",), lambda job: not job.optim.weight_decay, "optim.weight_decay = 0 decays nothing"
+    ),
+    UnusedKeys(
+        ("optim.image_lr", "optim.image_layer_decay"),
+        lambda job: job.model.unlocked[0] == 0,
+        "model.lock_image = true trains nothing of the image tower",
+    ),
+    UnusedKeys(
+        ("optim.text_lr", "optim.text_layer_decay"),
+        lambda job: job.model.unlocked[1] == 0,
+        "model.lock_text = true trains nothing of the text tower",
+    ),
     UnusedKeys(("logging.wandb_project",), lambda job: job.logging.wandb == "off", 'logging.wandb is "off"'),
     UnusedKeys(("health.preflight_s",), lambda job: not job.health.preflight, "health.preflight is false"),
     UnusedKeys(
@@ -204,7 +230,7 @@ def unused_keys(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
         keys = tuple(key for key in left if any(f"{key}.".startswith(f"{name}.") for name in row.keys))
         if keys and row.unused(job):
             left = [key for key in left if key not in keys]
-            yield keys, row.why.format(backend=job.comm.backend)
+            yield keys, row.why.format(backend=job.comm.backend, optimizer=job.optim.optimizer)
 
 
 def _set_keys(job: Job) -> Iterator[str]:

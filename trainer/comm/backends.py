@@ -11,6 +11,7 @@ from typing import Literal
 
 from trainer.comm.shard_degree import shard_degree
 from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
+from trainer.config.optimizers import OPTIMIZERS
 from trainer.errors import InputError
 
 Launcher = Literal["clipship", "mpirun", "horovodrun"]
@@ -138,6 +139,11 @@ def _fsdp_problem(job: Job, ranks: int) -> str:
         return (
             "comm.find_unused_parameters = true is not possible with comm.backend = fsdp, whose ranks must "
             "all use the same parameters in a step: leave it out, or use comm.backend = torch"
+        )
+    if ranks > 1 and not OPTIMIZERS[job.optim.optimizer].elementwise:
+        return (
+            f'optim.optimizer = "{job.optim.optimizer}" looks at whole parameters, of which a rank has a '
+            "part with comm.backend = fsdp: use comm.backend = torch, or another optimizer"
         )
     try:
         if ranks > 1:

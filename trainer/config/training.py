@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config.keys import MAY_CHANGE, JobPath
+from trainer.config.optimizers import OPTIMIZERS, OptimizerName
 from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 
 Count = Annotated[int, Field(ge=0)]
+Decay = Annotated[float, Field(gt=0, le=1)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
 Channels = tuple[float, float, float]
 
@@ -148,7 +150,7 @@ class Model(Section):
 
 
 class Optim(Section):
-    """Length of the training, batch, loss and optimizer (AdamW)."""
+    """Length of the training, batch, loss and optimizer."""
 
     global_batch_size: Positive
     """Samples in one optimizer step, over all ranks. Batch per GPU and accumulation follow from the world
@@ -181,14 +183,34 @@ class Optim(Section):
     decay). `--longer` moves the cooldown to the new end."""
     cooldown_power: AboveZero = 1.0
     """Exponent of the cooldown: with 1 it is a line; below 1 it falls late, above 1 early."""
+    image_lr: AboveZero | None = None
+    """Peak learning rate of the image tower, whose curve is scaled by it. None: lr."""
+    text_lr: AboveZero | None = None
+    """Peak learning rate of the text tower, and of all that is neither the image tower's nor the logits'.
+    None: lr."""
+    image_layer_decay: Decay = 1.0
+    """Factor by which the learning rate of each layer of the image tower is smaller than that of the next
+    one: 0.75 gives the last layer all of it, and the embeddings of a tower of 12 blocks 0.75^13 (arXiv
+    2106.08254, appendix). 1: the same for all."""
+    text_layer_decay: Decay = 1.0
+    """The same for the text tower."""
+    optimizer: OptimizerName = "adamw"
+    """adamw: torch's fused kernel. The others are timm's. nadamw, adopt: variants of Adam; lion: takes a
+    tenth of AdamW's lr and 3 to 10 times its weight decay; sgd: Nesterov's momentum, decoupled decay;
+    adafactor: big_vision's form, with half of AdamW's memory. On a GPU the host waits once in a step of
+    timm's."""
     weight_decay: NonNegative = 0.2
-    """Weight decay of AdamW. It is not applied to gains, biases and the logit scale."""
+    """Weight decay, decoupled from the gradient. It is not applied to gains, biases and the logit scale."""
+    no_decay: tuple[Text, ...] = ()
+    """Patterns of names of more parameters without weight decay, such as "*positional_embedding" or
+    "visual.class_embedding"."""
     beta1: Share = 0.9
-    """AdamW's decay rate of the running mean of gradients."""
+    """Decay rate of the running mean of gradients: momentum."""
     beta2: Share = 0.98
-    """AdamW's decay rate of the running mean of squared gradients."""
+    """Decay rate of the running mean of squared gradients; for adafactor, the largest one; for lion, that of
+    its momentum."""
     eps: AboveZero = 1e-6
-    """AdamW's term that keeps the division by the root of squared gradients finite."""
+    """Term that keeps the division by the root of squared gradients finite."""
     grad_clip_norm: AboveZero | None = None
     """Largest norm of the whole gradient, after reduction over the ranks."""
     max_logit_scale: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
@@ -200,6 +222,11 @@ class Optim(Section):
     def logit_scale_limit(self) -> float | None:
         """The logit scale's limit: `max_logit_scale`, or the value in the loss's paper; None for no limit."""
         return self.max_logit_scale or (100.0 if self.loss == "clip" else None)
+
+    @property
+    def state_values(self) -> int:
+        """Values that are kept for each trained parameter besides its own: those of the optimizer."""
+        return OPTIMIZERS[self.optimizer].state_values
 
     @model_validator(mode="after")
     def _lengths(self) -> "Optim":

@@ -1,46 +1,45 @@
-"""The optimizer: AdamW with two groups."""
+"""The optimizer of the job, over groups of parameters."""
 
 from collections.abc import Mapping
 
 import torch
+from timm.optim._optim_factory import create_optimizer_v2
 from torch import nn
+from torch.optim import Optimizer
 
 from trainer.config import Optim
+from trainer.config.optimizers import OPTIMIZERS
+from trainer.model.layer_numbers import Layer
+from trainer.model.parameter_groups import LR_SCALE, parameter_groups
 
-_SPARED = ("bn", "ln", "bias", "logit_scale")
 
+def build_optimizer(
+    parameters: Mapping[str, nn.Parameter], settings: Optim, layers: Mapping[str, Layer] | None = None
+) -> Optimizer:
+    """Returns the job's optimizer over the trained parameters; see `parameter_groups`.
 
-def build_optimizer(parameters: Mapping[str, nn.Parameter], settings: Optim) -> torch.optim.AdamW:
-    """Returns AdamW over the trained parameters, in two groups: with and without decay; see `decays`.
-
-    `parameters` has those of a model by their names; of each, it may have a part of the rows alone.
+    `layers` are needed where learning rates differ by tower or depth.
     """
-    trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
-    groups = [
-        {"params": [p for name, p in trained if decays(name, p)], "weight_decay": settings.weight_decay},
-        {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},
-    ]
-    # The fused kernel serves all parameters at once, and leaves a step out without asking the host.
-    return torch.optim.AdamW(
-        groups,
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        fused=True,
+    row = OPTIMIZERS[settings.optimizer]
+    groups = parameter_groups(parameters, settings, layers or {})
+    arguments = row.arguments(settings.beta1, settings.beta2, settings.eps)
+    if not row.factory:
+        # The fused kernel serves all parameters at once, and leaves a step out without asking the host.
+        return torch.optim.AdamW(groups, lr=settings.lr, fused=True, **arguments)
+    return create_optimizer_v2(
+        groups, row.factory, lr=settings.lr, weight_decay=settings.weight_decay, **arguments
     )
 
 
-def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Returns whether weight decay acts on the parameter.
+def leaves_out_by_itself(optimizer: Optimizer) -> bool:
+    """Returns whether the optimizer's kernels leave a step out that the device finds to be not finite.
 
-    It spares gains, biases and the logit scale, which have at most one dimension, and tables of biases, which
-    have more (Swin's `relative_position_bias_table`). The rule is that of open_clip_train's main.py, names
-    included.
+    It is torch's own mark of those that understand `found_inf`.
     """
-    return parameter.ndim >= 2 and not any(part in name for part in _SPARED)
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Sets the same learning rate in all groups."""
+def set_learning_rate(optimizer: Optimizer, value: float) -> None:
+    """Sets the learning rate of each group: the value times the group's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = value
+        group["lr"] = value * group[LR_SCALE]

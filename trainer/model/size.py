@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 
-from trainer.config import Model
+from trainer.config import Job, Model
 from trainer.model.architecture import architecture
 
 _FLOAT32, _FLOAT64 = 4, 8
-_MOMENTS = 2
-"""Values that AdamW keeps for each trained parameter."""
-_STATE_BYTES = (1 + _MOMENTS) * _FLOAT32
-"""Bytes of a parameter in float32 with AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +31,19 @@ def parameters(model: Model) -> int | None:
     return None if shape is None else shape.parameters
 
 
-def state_bytes(model: Model) -> int | None:
+def state_bytes(job: Job) -> int | None:
     """Returns the bytes of weights and optimizer state of a model that is trained as a whole, or None."""
-    count = parameters(model)
-    return None if count is None else _STATE_BYTES * count
+    count = parameters(job.model)
+    return None if count is None else (1 + job.optim.state_values) * _FLOAT32 * count
 
 
-def checkpoint_bytes(model: Model) -> CheckpointBytes | None:
+def checkpoint_bytes(job: Job) -> CheckpointBytes | None:
     """Returns the size of a checkpoint; None if the model's config does not say its size.
 
     What is locked has weights and no optimizer state.
     """
-    shape = architecture(model)
+    shape = architecture(job.model)
     if shape is None:
         return None
-    each = _FLOAT64 if model.precision == "fp64" else _FLOAT32
-    return CheckpointBytes(each * shape.parameters, each * _MOMENTS * shape.trained_parameters)
+    each = _FLOAT64 if job.model.precision == "fp64" else _FLOAT32
+    return CheckpointBytes(each * shape.parameters, each * job.optim.state_values * shape.trained_parameters)

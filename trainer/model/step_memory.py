@@ -12,7 +12,6 @@ from trainer.config.loss_tile import plain_bytes, tile_rows
 from trainer.model.architecture import Architecture, Tower
 
 _FLOAT = 4
-_MOMENTS = 2
 _CHANNELS = 3
 _LOADED_CHANNELS = 4
 """Bytes of a pixel as the loader gives it; the fourth is spare."""
@@ -35,7 +34,7 @@ class StepMemory:
     """Parameters, and their copies in half precision that the backward pass needs."""
     gradients: int
     optimizer: int
-    """Both moments of AdamW."""
+    """Values that the optimizer keeps: of AdamW both moments."""
     activations: int
     """Values that the forward pass keeps for the backward pass, and that of the block at work."""
     loss: int
@@ -75,7 +74,7 @@ def _moments(
     height, width = shape.image_size
     pixels = height * width
     state = {
-        "optimizer": _MOMENTS * wide * trained // shards,
+        "optimizer": job.optim.state_values * wide * trained // shards,
         "images": _STEPS_LOADED * _LOADED_CHANNELS * pixels * plan.batch_size_per_rank,
         "workspaces": _WORKSPACES,
     }

@@ -1,7 +1,8 @@
 """Update of the parameters that the device itself leaves out if the gradient is not finite.
 
-The host decides nothing here, so it need not wait for a GPU. A step that is left out changes neither
-parameters nor the optimizer's state: the fused optimizer skips it, its step counts included.
+The host decides nothing here if the optimizer is fused, so it need not wait for a GPU. A step that is left
+out changes neither parameters nor the optimizer's state: the fused optimizer skips it, its step counts
+included. Other optimizers are not called for such a step; the host waits until it knows whether it is one.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.shards import Shards
+from trainer.model.optimizer import leaves_out_by_itself
 
 
 def clip_gradients(shards: Shards, limit: float | None) -> Tensor:
@@ -25,7 +27,7 @@ def clip_gradients(shards: Shards, limit: float | None) -> Tensor:
 
 
 def update_if(finite: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
-    """Runs one step of a fused optimizer, which changes nothing if `finite` is false, a scalar on the device.
+    """Runs one step of the optimizer, which changes nothing if `finite` is false, a scalar on the device.
 
     The scaler's factor then falls by one step. The scaler has unscaled the gradients already.
     """
@@ -37,6 +39,10 @@ def update_if(finite: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.am
             found_inf.copy_(skip)
         scaler.step(optimizer)
         scaler.update()
+        return
+    if not leaves_out_by_itself(optimizer):
+        if finite:
+            optimizer.step()
         return
     fused: Any = optimizer
     fused.grad_scale, fused.found_inf = None, skip  # as GradScaler tells a fused optimizer

@@ -122,7 +122,7 @@ def needs(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip) -> Needs:
     return Needs(
         shm_bytes=batches * batch_plan.micro_batch_size * BYTES_OF_A_PIXEL * height * width,
         open_files=_BASE_FILES + 4 * comm.world.size,
-        checkpoint_bytes=3 * _parameter_bytes(clip),  # for weights and AdamW's two moments
+        checkpoint_bytes=(1 + job.optim.state_values) * _parameter_bytes(clip),
         checkpoints=job.checkpoint.keep + 1 + (job.checkpoint.best is not None),
         fabric=job.resources.fabric if comm.device.type == "cuda" else None,
     )

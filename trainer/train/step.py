@@ -29,6 +29,7 @@ from trainer.data.order import position_seed
 from trainer.errors import InputError
 from trainer.model.build import clamp_logit_scale, features, half_type, on_image_features, trained_towers
 from trainer.model.catalog import NO_LOSS
+from trainer.model.layer_numbers import layers_of
 from trainer.model.optimizer import build_optimizer
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
@@ -100,9 +101,10 @@ class TrainStep:
         self._trained = trained_towers(model)
         self._keys = draw_by_sample(model)
         self._statistics = RunningStatistics(model)
+        layers = layers_of(model)
         self._reducer: Reducer = comm.reducer(model)
         self.shards = self._reducer.shards
-        self.optimizer: torch.optim.Optimizer = build_optimizer(self.shards.parameters, job.optim)
+        self.optimizer: torch.optim.Optimizer = build_optimizer(self.shards.parameters, job.optim, layers)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
     def __call__(self, batches: Sequence[MicroBatch], step: int) -> StepResult:

@@ -2,7 +2,10 @@
 
 from trainer.cli.from_open_clip.line import Line
 from trainer.cli.from_open_clip.translation import Flag, Translation
+from trainer.config.optimizers import OPTIMIZERS
 from trainer.text.wording import many
+
+_TIMM_SPARES = ("*positional_embedding", "*class_embedding", "*cls_emb")
 
 
 def batch_size(flag: Flag, line: Line, result: Translation) -> None:
@@ -83,9 +86,29 @@ def cooldown(flag: Flag, line: Line, result: Translation) -> None:
 
 
 def optimizer(flag: Flag, line: Line, result: Translation) -> None:
-    """Refuses every optimizer but AdamW."""
-    if line[flag.name].lower() != "adamw":
-        result.refused[flag.name] = f"{flag.fate}: {flag.text}"
+    """Takes AdamW and those of timm's optimizers that are made here; the others are refused."""
+    kind, _, name = line[flag.name].lower().rpartition("/")
+    if (kind, name) == ("", "adamw"):
+        return
+    ours = next((own for own, row in OPTIMIZERS.items() if kind == "timm" and row.factory == name), None)
+    if ours is None:
+        known = ", ".join(f"timm/{row.factory}" for row in OPTIMIZERS.values() if row.factory)
+        result.refused[flag.name] = (
+            f"here are adamw and, of timm's, those that a resumed run repeats: {known}"
+        )
+        return
+    wanted = ["--momentum"] if ours == "sgd" else [f"--{key}" for key in OPTIMIZERS[ours].reads]
+    if missing := [each for each in ("--lr", *wanted) if each not in line.named]:
+        result.refused[flag.name] = f"timm's own defaults hold there: write {', '.join(missing)} out"
+        return
+    result.set("optim.optimizer", ours)
+    result.set("optim.no_decay", _TIMM_SPARES, "the names that open_clip's models give timm")
+
+
+def momentum(flag: Flag, line: Line, result: Translation) -> None:
+    """Writes the momentum of timm's SGD."""
+    if line[flag.name] is not None and line["--opt"].lower() == "timm/nesterovw":
+        result.set("optim.beta1", line[flag.name])
 
 
 def grad_clip(flag: Flag, line: Line, result: Translation) -> None:

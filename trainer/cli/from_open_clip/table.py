@@ -385,8 +385,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "written out.",
         ),
         _key("--wd", _number(0.2), "optim.weight_decay", copy(), "The same, for the same parameters."),
-        _dropped(
-            "--momentum", NUMBER, "AdamW has none, and open_clip_train gives it to timm's optimizers only"
+        _key(
+            "--momentum",
+            NUMBER,
+            "optim.beta1",
+            optim_flags.momentum,
+            "Of SGD; the other optimizers here have betas.",
+            idle=lambda line: "" if "timm" in line["--opt"] else "AdamW has none",
         ),
         _key(
             "--warmup",
@@ -396,12 +401,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The same number of steps; open_clip_train's default is 10000, ours is 0. One that is "
             "longer than the training ends with it, at the learning rate that it has reached.",
         ),
-        Flag(
+        _key(
             "--opt",
-            "not supported yet",
-            "AdamW is the only optimizer",
-            translate=optim_flags.optimizer,
-            takes=_text("adamw"),
+            _text("adamw"),
+            "optim.optimizer optim.no_decay",
+            optim_flags.optimizer,
+            "`adamw`, and of timm's optimizers nadamw, adoptw, lion, nesterovw and adafactorbv, if learning "
+            "rate and betas are written out. Others keep values that a checkpoint could not give back.",
         ),
         _key(
             "--skip-scheduler",

@@ -1,0 +1,158 @@
+"""Each recipe of the job file: a run goes on from a checkpoint with the same bits, also on two ranks.
+
+A recipe is a set of keys that change what a step does. Two ranks are threads here; `test_resume.py` kills
+real ones.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.jobs import RESNET, tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.checkpoint.files import WEIGHTS
+from trainer.checkpoint.state import Snapshot, contents_of, load, put_optimizer, put_weights
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.config.learning_rate import learning_rate
+from trainer.model.build import build_model
+from trainer.model.optimizer import set_learning_rate
+from trainer.train.step import MicroBatch, TrainStep
+
+SAMPLES, STEPS, SAVED = 8, 5, 2
+RECIPES: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "nadamw": {"optim": {"optimizer": "nadamw"}},
+    "adopt": {"optim": {"optimizer": "adopt"}},
+    "lion": {"optim": {"optimizer": "lion", "lr": 1e-4}},
+    "sgd": {"optim": {"optimizer": "sgd", "lr": 1e-2}},
+    "adafactor": {"optim": {"optimizer": "adafactor"}},
+    "rates of towers and layers": {
+        "optim": {"image_lr": 3e-4, "text_lr": 2e-3, "image_layer_decay": 0.7, "text_layer_decay": 0.9}
+    },
+    "linear": {"optim": {"schedule": "linear", "warmup_steps": 2}},
+    "constant with cooldown": {"optim": {"schedule": "constant", "cooldown_share": 0.6, "warmup_steps": 1}},
+    "patch dropout": {"model": {"patch_dropout": 0.5}},
+    "locked but the last block": {"model": {"lock_image": True, "lock_image_unlocked_groups": 2}},
+    "siglip": {"optim": {"loss": "siglip"}},
+    "batch norm": {"config": RESNET},
+}
+
+
+def job_of(recipe: str, ranks: int) -> Job:
+    sections: dict[str, Any] = dict(RECIPES[recipe])
+    sections["model"] = {**sections.get("model", {}), "precision": "fp64"}
+    accumulation = 1 if "config" in sections else 2
+    sections["optim"] = {
+        "global_batch_size": SAMPLES,
+        "max_batch_size_per_gpu": SAMPLES // ranks // accumulation,
+        "steps": STEPS,
+        **sections.get("optim", {}),
+    }
+    return tiny_job(**sections)
+
+
+def samples(step: TrainStep, number: int) -> tuple[Tensor, Tensor]:
+    """Images and tokens of a step's global batch."""
+    draw = torch.Generator().manual_seed(number)
+    side: Any = step.model.get_submodule("visual").image_size
+    height, width = side if isinstance(side, tuple) else (side, side)
+    images = torch.randn(SAMPLES, 3, height, width, generator=draw, dtype=torch.float64)
+    return images, torch.randint(1, 1000, (SAMPLES, 16), generator=draw)
+
+
+def batches(step: TrainStep, job: Job, rank: int, ranks: int, number: int) -> list[MicroBatch]:
+    """The rank's micro-batches of one step."""
+    own = slice(rank * SAMPLES // ranks, (rank + 1) * SAMPLES // ranks)
+    images, tokens = (
+        tensor[own].split(plan(job, ranks).micro_batch_size) for tensor in samples(step, number)
+    )
+    return [MicroBatch(*parts) for parts in zip(images, tokens, strict=True)]
+
+
+def begun(job: Job, comm: Comm) -> TrainStep:
+    batch_plan = plan(job, comm.world.size)
+    return TrainStep(job, batch_plan, comm, build_model(job, batch_plan, comm).model.train())
+
+
+def trained(step: TrainStep, job: Job, comm: Comm, first: int, last: int) -> None:
+    for number in range(first, last):
+        set_learning_rate(step.optimizer, learning_rate(job.optim, number, STEPS))
+        step(batches(step, job, comm.world.rank, comm.world.size, number), number)
+
+
+def outputs(step: TrainStep) -> Tensor:
+    """Features of a batch: what attention ignores (the bias of its keys) may differ in its weights."""
+    with torch.no_grad():
+        image, text, *_ = step.model.eval()(*samples(step, STEPS))
+    return torch.cat([image, text])
+
+
+def weights(step: TrainStep) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+
+
+def saved(step: TrainStep, folder: Path) -> list[str]:
+    """Writes the files of a checkpoint; returns the names of those with the optimizer's state."""
+    folder.mkdir()
+    contents = Snapshot(contents_of(step, 0, 1)).get()
+    for name, content in contents.items():
+        torch.save(content, folder / name)
+    return [name for name in contents if name != WEIGHTS]
+
+
+def restored(step: TrainStep, folder: Path, names: list[str]) -> None:
+    whole = load(folder, names)
+    put_weights(whole.weights, step)
+    put_optimizer(whole.optimizer, step.shards.parameters, step.optimizer)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_goes_on_from_a_checkpoint_with_the_same_bits(
+    recipe: str, alone: Comm, tmp_path: Path
+) -> None:
+    job = job_of(recipe, 1)
+    whole = begun(job, alone)
+    trained(whole, job, alone, 0, SAVED)
+    names = saved(whole, tmp_path / "checkpoint")
+    trained(whole, job, alone, SAVED, STEPS)
+    resumed = begun(job.model_copy(update={"seed": 1}), alone)
+    restored(resumed, tmp_path / "checkpoint", names)
+    resumed._job = job
+    trained(resumed, job, alone, SAVED, STEPS)
+    expected, found = weights(whole), weights(resumed)
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_computes_the_same_on_two_ranks(recipe: str, alone: Comm) -> None:
+    job = job_of(recipe, 1)
+    one = begun(job, alone)
+    trained(one, job, alone, 0, STEPS)
+
+    def rank_main(comm: Comm) -> tuple[dict[str, Tensor], Tensor]:
+        own = job_of(recipe, 2)
+        step = begun(own, comm)
+        trained(step, own, comm, 0, STEPS)
+        return weights(step), outputs(step)
+
+    (first, found), (second, _) = run_ranks(2, rank_main)
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    torch.testing.assert_close(found, outputs(one), rtol=1e-7, atol=1e-9)
+
+
+PLAIN = [name for name in RECIPES if name not in ("adamw", "batch norm")]
+
+
+@pytest.mark.parametrize("recipe", PLAIN)
+def test_a_recipe_is_not_what_is_trained_without_it(recipe: str, alone: Comm) -> None:
+    results = []
+    for job in (job_of("adamw", 1), job_of(recipe, 1)):
+        step = begun(job, alone)
+        trained(step, job, alone, 0, 2)
+        results.append(outputs(step))
+    assert not torch.equal(*results)
