@@ -22,7 +22,11 @@ from trainer.preflight.findings import Needs, find_problems
 from trainer.preflight.measurements import Finding, Gpu, Measurements, Placement, Rdma, Timing
 from trainer.preflight.repeat import FRESH_S, check_again, has_passed
 from trainer.preflight.table import lines
+from trainer.run.exit_record import RANK_DIR
+from trainer.run.layout import Run
+from trainer.supervise.condemned import condemned
 from trainer.supervise.world import detect
+from trainer.train.main import _report_findings
 
 NEEDS = Needs(shm_bytes=1 << 30, open_files=1024, checkpoint_bytes=1 << 30, checkpoints=4)
 GPU = Gpu(
@@ -370,6 +374,19 @@ def test_errors_of_one_node_among_several_name_it_as_unfit(
 def test_only_a_finding_about_hardware_blames_the_node(changed: dict[str, Any], node: str) -> None:
     (finding,) = find_problems(_readings(**changed), NEEDS)
     assert finding.node == node
+
+
+def test_a_run_condemns_the_node_that_a_warning_blames(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor of rank 0 reads it, and the node is left out from the next restart on."""
+    monkeypatch.setenv(RANK_DIR, str(tmp_path))
+    findings = (
+        Finding("warning", "link", "n3: 0.1 GB/s to its best partner; check its cable", "n3"),
+        Finding("warning", "clock", "n2: its clock is 10.0 s behind; check that the node runs NTP"),
+    )
+    _report_findings(PreflightReport((), findings, (), 1.0), Run(tmp_path), alone)
+    assert condemned(tmp_path) == {"n3": "preflight: n3: 0.1 GB/s to its best partner"}
 
 
 def test_a_restart_finds_a_collective_that_has_become_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
