@@ -138,6 +138,8 @@ def test_check_says_what_will_run_and_writes_nothing(
         "evaluation  none ([eval] names no data)\n"
         f"run folder  {tmp_path}/runs/two words\n"
         f"checkpoints 519 MB each (weights 173 MB, optimizer 346 MB), 3 kept; ... fit in {tmp_path}\n"
+        "stop        about 2.1 s from a request to the saved checkpoint: 2 steps, and 519 MB at 0.25 GB/s "
+        "(assumed)\n"
     )
     assert files() == ["job.toml"]
 
@@ -433,7 +435,7 @@ def test_check_names_spare_nodes_beside_the_world(tmp_path: Path, capsys: Captur
     )
     path.write_text(f'{head}[logging]\nruns = "/tmp/runs"\n[slurm]\n')
     assert cli.main(["check", "--no-data", str(path)]) == 0
-    world = "4 ranks: 2 nodes of 2 GPUs ([resources]), and 1 spare node (recovery.spare_nodes)\n"
+    world = "4 ranks: 2 nodes of 2 GPUs ([resources]), and 1 spare node (recovery.spare_nodes): 3 nodes "
     assert world in capsys.readouterr().out
 
 
