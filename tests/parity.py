@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.start import STARTS, start
 
-BOUND = 1e-10  # relative, float64
+BOUND = 1e-12  # relative, float64
 RANKS = (1, 2, 4)
 
 

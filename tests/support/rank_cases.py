@@ -36,6 +36,10 @@ def collectives(comm: Comm) -> None:
         gathered = comm.all_gather(own)
         assert gathered.tolist() == [[r + 1] * 3 for r in range(size) for _ in range(2)], gathered
         assert comm.all_reduce(own).tolist() == [[size * (size + 1) / 2] * 3] * 2
+        parts = (torch.arange(2 * size, device=comm.device)[:, None].expand(-1, 3) + rank).to(dtype)
+        rows = [2 * rank, 2 * rank + 1]
+        others = size * (size - 1) // 2
+        assert comm.reduce_scatter(parts).tolist() == [[size * row + others] * 3 for row in rows]
         assert own.tolist() == [[rank + 1] * 3] * 2, "the input is left alone"
     tensor = torch.full((4,), float(rank), device=comm.device)
     comm.broadcast_(tensor, root=size - 1)

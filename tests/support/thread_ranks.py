@@ -48,6 +48,10 @@ class ThreadComm:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return torch.stack(self._everybodys("all_reduce", tensor.detach())).sum(0)
 
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        total = torch.stack(self._everybodys("reduce_scatter", tensor.detach())).sum(0)
+        return total.chunk(self.world.size)[self.world.rank].clone()
+
     def shift(self, tensor: Tensor) -> Tensor:
         received: Tensor = self._everybodys("shift", tensor)[self.world.rank - 1]
         return received

@@ -148,20 +148,20 @@ def test_ranks_exchange_features_and_normalisers_in_tiles_and_no_gradient_of_fea
     features = ("all_gather", (rows, width))
     texts = ("start all_gather", (rows, width))  # this rank's are compared with the images meanwhile
     assert _sent("clip", 2, "") == [features, texts, ("all_gather", (rows, 2))]
-    assert _sent("clip", 0, "") == [features, features, *[("all_reduce", (SAMPLES, width))] * 2]
+    assert _sent("clip", 0, "") == [features, features, *[("reduce_scatter", (SAMPLES, width))] * 2]
 
 
 def test_siglip_gathers_no_images_and_passes_texts_and_their_gradient_round_a_ring() -> None:
     rows, width = SAMPLES // 3, 8
     hop = ("shift", (rows, width))
-    assert _sent("siglip", 0, "") == [("all_gather", (rows, width)), ("all_reduce", (SAMPLES, width))]
+    assert _sent("siglip", 0, "") == [("all_gather", (rows, width)), ("reduce_scatter", (SAMPLES, width))]
     assert _sent("siglip", 2, "") == [hop] * 5, "two hops of texts, three of their gradient"
     assert _sent("siglip", 2, "text") == _sent("siglip", 2, "image") == [hop] * 2
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_a_frozen_tower_is_gathered_without_its_gradient(kind: str) -> None:
-    reduced = [name for name, _ in _sent(kind, 0, "text")].count("all_reduce")
+    reduced = [name for name, _ in _sent(kind, 0, "text")].count("reduce_scatter")
     assert reduced == {"clip": 1, "siglip": 0}[kind]
 
 

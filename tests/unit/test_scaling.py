@@ -49,7 +49,7 @@ def test_the_loss_gives_what_performance_md_says(tiles: bool) -> None:
     found = collectives(shape, job, BatchPlan(8, 800, 100, 100, 1), "torch", 25 * 2**20, tiles=tiles)
     own, everybody = 100 * 768 * 4, 800 * 768 * 4
     of_loss = [(one.what, one.nbytes) for one in found if one.place in ("text", "loss")]
-    last = ("all_gather", 2 * 100 * 4) if tiles else ("all_reduce", 2 * everybody)
+    last = ("all_gather", 2 * 100 * 4) if tiles else ("reduce_scatter", 2 * everybody)
     assert of_loss == [("all_gather", own), ("all_gather", own), last]
     assert given(found)["all_reduce", "backward"] == 4 * shape.parameters
 

@@ -122,4 +122,4 @@ def _lines(job: "Job", rows: list[_Row], each: int, gpu: str, fabric: str) -> It
         shares = [percent(one.efficiency), percent(one.communication)]
         yield row.backend, "".join(f"{cell:>15}" for cell in (f"{one.gpus:,}", *times, *shares))
     if not rows[-1].scaling.tiles and job.optim.loss == "clip":
-        yield "hint", f"--set optim.loss_tile={TILE} lets ranks exchange a third of what the loss does now"
+        yield "hint", f"--set optim.loss_tile={TILE} lets ranks exchange half of what the loss does now"

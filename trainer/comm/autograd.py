@@ -1,7 +1,8 @@
 """Collectives that the gradient passes through, exact on both backends.
 
 Each rank's loss is its share of a sum over the ranks, so the backward pass of a gather sums, over the ranks,
-the gradients of their shares. (Horovod's own gather divides that sum by the number of ranks.)
+the gradients of their shares, each rank those of its own rows. (Horovod's own gather divides that sum by the
+number of ranks.)
 """
 
 from collections.abc import Callable
@@ -16,14 +17,12 @@ from trainer.comm.protocol import Comm
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, comm: Comm, started: Callable[[], Tensor] | None) -> Tensor:
-        ctx.comm, ctx.rows = comm, tensor.shape[0]
+        ctx.comm = comm
         return comm.all_gather(tensor) if started is None else started()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        whole = ctx.comm.all_reduce(grads[0].contiguous())
-        start = ctx.comm.world.rank * ctx.rows
-        return whole[start : start + ctx.rows].clone(), None, None  # a view would keep the others' rows
+        return ctx.comm.reduce_scatter(grads[0]), None, None
 
 
 def gather_with_grad(comm: Comm, tensor: Tensor, started: Callable[[], Tensor] | None = None) -> Tensor:

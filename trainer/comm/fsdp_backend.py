@@ -22,14 +22,12 @@ from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Reducer
 from trainer.comm.shard_degree import shard_degree
 from trainer.comm.timer import CommTimer, Mark
-from trainer.comm.torch_backend import TorchBackend, all_gather_single
+from trainer.comm.torch_backend import TorchBackend, all_gather_single, reduce_scatter_single
 from trainer.config import Job
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# torch 2.14 renamed it and warns about the old name.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _ENCODERS = ("encode_image", "encode_text")
 _REPLICATE, _SHARD = "replicate", "shard"
 
@@ -261,7 +259,9 @@ class _ReduceScatter(_Measured):
     ) -> Any:
         if self._on_gpu:  # the backward pass goes on; what is left of the last one at its end is waiting
             self._reducer.last_reduction = self._timer.mark()
-        start = partial(_reduce_scatter, output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        start = partial(
+            reduce_scatter_single, output_tensor, input_tensor, op=op, group=group, async_op=async_op
+        )
         return self._run("reduce_scatter of gradients", input_tensor.nbytes, start)
 
 

@@ -69,6 +69,11 @@ class HorovodBackend:
             total: Tensor = hvd.allreduce(tensor.detach().contiguous(), op=hvd.Sum)
         return total
 
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        with self._timer.span("reduce_scatter", tensor.nbytes):
+            rows: Tensor = hvd.reducescatter(tensor.detach().contiguous(), op=hvd.Sum)
+        return rows
+
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
         return self._send("exchange", tensor, partner)
 

@@ -68,6 +68,12 @@ class Comm(Protocol):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Returns the sum over the ranks as a new tensor. No gradient passes."""
 
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """Returns this rank's rows of the sum over the ranks: [world_size * n, ...] -> [n, ...].
+
+        Rank after rank, as `all_gather` lays them. No gradient passes.
+        """
+
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
         """Swaps tensors of the same shape with the partner; returns the partner's.
 

@@ -32,9 +32,12 @@ from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, master_address
 from trainer.sysinfo.addresses import listening_address
 
-# torch 2.14 renamed both and warns about the old names.
+# torch 2.14 renamed all of these and warns about the old names.
 all_gather_single: Callable[..., Any] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+reduce_scatter_single: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
 _DDP_KEYS = inspect.signature(DistributedDataParallel).parameters
 _UNSYNCED_BUFFERS: dict[str, Any] = {
@@ -116,6 +119,12 @@ class TorchBackend:
         with self._timer.span("all_reduce", tensor.nbytes):
             dist.all_reduce(total)
         return total
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        rows = tensor.new_empty((tensor.shape[0] // self.world.size, *tensor.shape[1:]))
+        with self._timer.span("reduce_scatter", tensor.nbytes):
+            reduce_scatter_single(rows, tensor.detach().contiguous())
+        return rows
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
         return self._send("exchange", tensor, partner, partner)

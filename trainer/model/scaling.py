@@ -88,7 +88,7 @@ def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> 
             ]
         return [
             Collective("all_gather", "loss", own, 1, hidden=False),
-            Collective("all_reduce", "loss", everybody, 1, hidden=False),
+            Collective("reduce_scatter", "loss", everybody, 1, hidden=False),
         ]
     gathers = [
         Collective("all_gather", "text", own, 1, hidden=True)
@@ -99,7 +99,7 @@ def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> 
     if tiles:
         normalisers = 2 * plan.batch_size_per_rank * _FLOAT
         return [*gathers, Collective("all_gather", "loss", normalisers, 1, hidden=False)]
-    return [*gathers, Collective("all_reduce", "loss", 2 * everybody, 2, hidden=False)]
+    return [*gathers, Collective("reduce_scatter", "loss", 2 * everybody, 2, hidden=False)]
 
 
 def _of_model(

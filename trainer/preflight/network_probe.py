@@ -35,6 +35,10 @@ def wrong_collectives(comm: Comm) -> tuple[str, ...]:
     checks = {
         "all_reduce": (comm.all_reduce(own), size * ramp + sum(marks)),
         "all_gather": (comm.all_gather(own[:_FEW]), torch.cat([few + mark for mark in marks])),
+        "reduce_scatter": (
+            comm.reduce_scatter(few.repeat(size, 1) + marks[rank])[0],
+            size * few + sum(marks),
+        ),
         "broadcast": (broadcast, ramp + marks[-1]),
         "exchange": (comm.exchange(own, partner), ramp + marks[partner]),
         "shift": (comm.shift(own), ramp + marks[rank - 1]),

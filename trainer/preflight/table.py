@@ -25,7 +25,13 @@ def lines(
         )
     ]
     rows += [
-        ("collectives", "all_reduce, all_gather, broadcast, exchange, shift and objects give right values")
+        (
+            "collectives",
+            (
+                "all_reduce, all_gather, reduce_scatter, broadcast, exchange, shift and objects "
+                "give right values"
+            ),
+        )
     ] * (not any(r.wrong for r in measurements))
     rows += list(_speeds(measurements))
     rows += list(_hosts(measurements))
