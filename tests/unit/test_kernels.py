@@ -13,12 +13,15 @@ from timm.layers import Attention  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
 from tests.support.jobs import VIT, tiny_job
+from tests.support.tf32 import Tf32
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import Clip, build_model, features
 from trainer.model.caption_length import CaptionLength
 from trainer.model.kernels import use_kernels
+from trainer.model.loss_tiles import Tiles
+from trainer.model.rank_loss import RankLoss
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, CONTEXT, END = 8, 24, 49407
@@ -225,6 +228,31 @@ def test_in_bfloat16_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one
     assert LayerNorm not in map(type, norms)
     plain = error(gradients(half, alone, built(half, alone, "plain"), tokens), exact)
     assert 0 < error(gradients(half, alone, fast, tokens), exact) < 1.2 * plain
+
+
+def test_tiles_in_tf32_are_as_near_to_float64_in_bfloat16_as_tiles_in_float32(
+    alone: Comm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the largest logit scale, which enlarges the rounding errors of logits most."""
+    tokens, tiles = captions(CONTEXT - 1), {"loss_tile": 3}
+    built_as = {
+        precision: built(job_of(tmp_path, "clip", model={"precision": precision}, optim=tiles), alone, "fast")
+        for precision in ("fp64", "bf16")
+    }
+    for clip in built_as.values():
+        clip.model.get_parameter("logit_scale").data.fill_(math.log(100))
+
+    def found(precision: str) -> dict[str, Tensor]:
+        job = job_of(tmp_path, "clip", model={"precision": precision}, optim=tiles)
+        return gradients(job, alone, copy.deepcopy(built_as[precision]), tokens)
+
+    exact, in_float32 = found("fp64"), found("bf16")
+    monkeypatch.setattr(RankLoss, "_choose", lambda *_: Tiles(3, tf32=True))
+    with Tf32() as tf32:
+        in_tf32 = found("bf16")
+    assert tf32.products == 6 * 9, "logits of three by three tiles four times, and their gradients twice"
+    assert error(in_tf32, in_float32) > 0
+    assert error(in_tf32, exact) < 1.2 * error(in_float32, exact)
 
 
 def test_in_float16_blocks_round_their_parameters_as_autocast_does(alone: Comm, tmp_path: Path) -> None:

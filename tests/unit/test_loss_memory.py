@@ -4,6 +4,7 @@ The other ranks are made up: their rows are copies of this rank's.
 """
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_memory_of_siglip_in_tiles_does_not_grow_with_the_number_of_ranks() -> N
 def test_tiles_are_chosen_where_the_plain_loss_takes_more_than_a_tenth_of_the_memory(
     setting: int | None, memory: int, rows: int
 ) -> None:
-    assert tile_rows(setting, 100, memory) == rows
+    assert tile_rows(setting, 100, memory, spares=False) == rows
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,41 @@ def test_tiles_are_chosen_where_the_plain_loss_takes_more_than_a_tenth_of_the_me
     [(32_768, 8, 512, 80, 0), (65_536, 8, 1024, 80, TILE), (65_536, 64, 1024, 80, 0)],
 )
 def test_the_rule_on_known_batches(samples: int, ranks: int, width: int, gib: int, rows: int) -> None:
-    assert tile_rows(None, plain_bytes(samples // ranks, samples, width), gib * 2**30) == rows
+    plain = plain_bytes(samples // ranks, samples, width)
+    assert tile_rows(None, plain, gib * 2**30, spares=False) == rows
+
+
+class TwoNodes(Echo):
+    """Ranks on two nodes, with memory for any logits."""
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [(f"n{rank % 2}", 2**40) for rank in range(self.world.size)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "says"),
+    [
+        (
+            "clip",
+            None,
+            (
+                "loss         in tiles of 2,048 samples "
+                "(between 2 nodes the whole logits would send twice as much)"
+            ),
+        ),
+        ("clip", 0, None),
+        ("siglip", None, None),
+    ],
+)
+def test_tiles_are_chosen_for_clip_on_several_nodes_which_then_send_no_gradient_of_features(
+    caplog: pytest.LogCaptureFixture, kind: str, setting: int | None, says: str | None
+) -> None:
+    features, bias = torch.randn(4, 8), torch.tensor(0.0)
+    optim = {"loss": kind, "loss_tile": setting}
+    loss = RankLoss(tiny_job(optim=optim), TwoNodes(4, "cpu"))  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO):
+        loss(features, features, torch.tensor(10.0), bias)
+    assert caplog.messages == [says] * (says is not None)
 
 
 def test_a_rank_says_why_it_computes_in_tiles(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,6 +61,53 @@ def test_parts_of_the_model_travel_in_half_precision_and_gradients_in_float32() 
     assert found["reduce_scatter", "backward"] == 4 * shape.parameters
 
 
+def of_fsdp(world: int, **fsdp: Any) -> dict[tuple[str, str], Collective]:
+    shape, _ = l_14()
+    job = tiny_job(config="ViT-L-14", model={"precision": "bf16"}, comm={"backend": "fsdp", "fsdp": fsdp})
+    found = collectives(shape, job, BatchPlan(world, 100 * world, 100, 100, 1), "fsdp", 1, tiles=True)
+    return {(one.what, one.place): one for one in found if one.place in ("forward", "backward")}
+
+
+def test_copies_of_the_model_on_each_node_gather_within_it_and_reduce_their_rows_between_nodes() -> None:
+    shape, _ = l_14()
+    found = of_fsdp(64, shard_degree="node")
+    gather, scatter = found["all_gather", "forward"], found["reduce_scatter", "backward"]
+    assert (gather.ranks, gather.stride, gather.nbytes) == (8, 1, 2 * shape.parameters / 8)
+    assert (scatter.ranks, scatter.stride, scatter.nbytes) == (8, 1, 4 * shape.parameters)
+    among = found["all_reduce", "backward"]
+    assert (among.ranks, among.stride, among.nbytes) == (8, 8, 4 * shape.parameters / 8)
+    assert len(found) == 4
+    rate = 0.9 * 450e9
+    hops_s = gather.times * 5e-6
+    assert seconds_of(gather, 64, NDR) == pytest.approx(7 / 8 * 2 * shape.parameters / rate + hops_s)
+    # The eight GPUs of a node reduce eight parts at once, over the links that they share.
+    reduced_s = seconds_of(Collective("all_reduce", "backward", among.nbytes, 1, True, 8, 8), 64, NDR)
+    assert reduced_s == pytest.approx(2 * 7 / 8 * 4 * shape.parameters / (0.9 * 400e9), rel=0.01)
+
+
+def test_every_rank_with_its_own_copy_reduces_as_torch_does() -> None:
+    shape, _ = l_14()
+    found = of_fsdp(64, shard_degree=1)
+    assert list(found) == [("all_reduce", "backward")]
+    assert found["all_reduce", "backward"].nbytes == 4 * shape.parameters
+
+
+def test_types_and_kept_parameters_change_what_travels() -> None:
+    plain = of_fsdp(64)
+    gather, scatter = ("all_gather", "backward"), ("reduce_scatter", "backward")
+    assert of_fsdp(64, param_dtype="fp32")[gather].nbytes == 2 * plain[gather].nbytes
+    assert of_fsdp(64, reduce_dtype="bf16")[scatter].nbytes == plain[scatter].nbytes / 2
+    assert gather not in of_fsdp(64, reshard_after_forward=False)
+
+
+@pytest.mark.parametrize(("backend", "name"), [("torch", "bf16"), ("horovod", "fp16")])
+def test_compressed_gradients_are_half_as_many_bytes(backend: str, name: str) -> None:
+    shape, _ = l_14()
+    job = tiny_job(config="ViT-L-14", comm={"backend": backend, backend: {"compression": name}})
+    found = given(collectives(shape, job, BatchPlan(8, 800, 100, 100, 1), backend, 1, tiles=True))
+    assert found["all_reduce", "backward"] == 2 * shape.parameters
+
+
 def test_a_single_rank_has_no_collectives() -> None:
     shape, job = l_14()
     for backend in ("torch", "fsdp", "horovod"):
@@ -83,15 +130,37 @@ def test_efficiency_falls_with_the_number_of_gpus_and_with_a_slow_network(backen
     assert scaled(1024, backend, "ETH-100", loss_tile=2048).efficiency < shares[-1]
 
 
-@pytest.mark.parametrize(("backend", "wait_s"), [("torch", 0.0025), ("fsdp", 0.0035), ("horovod", 0.0055)])
-def test_the_network_leaves_98_percent_of_the_speed_of_l_14_on_1024_gpus_with_the_loss_in_tiles(
-    backend: str, wait_s: float
+@pytest.mark.parametrize(
+    ("backend", "settings", "bucket_mb", "efficiency"),
+    [
+        ("torch", {}, 25, 0.98),
+        ("fsdp", {}, 27, 0.978),
+        ("fsdp", {"shard_degree": "node"}, 27, 0.98),
+        ("horovod", {}, 128, 0.97),
+        ("horovod", {"cycle_ms": 0.1, "fusion_mb": 32}, 32, 0.98),
+    ],
+)
+def test_l_14_keeps_98_percent_of_its_speed_on_1024_gpus(
+    backend: str, settings: dict[str, Any], bucket_mb: float, efficiency: float
 ) -> None:
-    tiled = scaled(1024, backend, loss_tile=2048)
-    assert tiled.tiles
-    assert tiled.communication >= 0.98
-    assert tiled.exposed_s < wait_s
-    assert scaled(1024, backend, loss_tile=0).exposed_s > 2 * tiled.exposed_s
+    """As a job is by default with torch; fsdp and Horovod need a setting for the last percent."""
+    shape, _ = l_14()
+    comm = {"backend": backend, backend: settings}
+
+    def found(**optim: Any) -> Scaling:
+        job = tiny_job(config="ViT-L-14", model={"precision": "bf16"}, comm=comm, optim=optim)
+        return weak_scaling(shape, job, 256, 1024, GPUS["H100"], NDR, backend, bucket_mb)
+
+    assert found().tiles
+    assert efficiency <= found().efficiency < efficiency + 0.004
+    assert found(loss_tile=0).efficiency < found().efficiency - 0.03
+
+
+def test_a_node_computes_the_loss_at_once_and_several_compute_it_in_tiles_with_products_in_tf32() -> None:
+    assert [scaled(gpus).tiles for gpus in (8, 16)] == [False, True]
+    tf32, fp32 = (scaled(64, kernels=kernels).loss_s for kernels in ("fast", "plain"))
+    assert fp32 == pytest.approx(tf32 * 494 / 67)
+    assert not scaled(64, loss="siglip").tiles, "its ring has many hops"
 
 
 def test_with_micro_batches_no_gather_of_images_runs_beside_the_text_tower() -> None:
@@ -117,7 +186,7 @@ def test_a_gather_of_images_longer_than_the_text_tower_is_waited_for() -> None:
 def test_a_faster_step_waits_as_long_for_the_network_and_so_a_larger_share_of_its_time() -> None:
     fast = scaled(1024, loss_tile=2048)
     plain = scaled(1024, kernels="plain", loss_tile=2048)
-    assert fast.exposed_s == pytest.approx(plain.exposed_s)
+    assert fast.exposed_s - plain.exposed_s == pytest.approx((plain.loss_s - fast.loss_s) / 6)
     assert plain.communication >= 0.98
     assert fast.step_s < plain.step_s
     assert fast.communication < plain.communication

@@ -18,8 +18,13 @@ Launcher = Literal["clipship", "mpirun", "horovodrun"]
 
 _HOROVOD_FUSION_MB = 128.0
 """Horovod's own default of HOROVOD_FUSION_THRESHOLD, MiB."""
+_HOROVOD_CYCLE_MS = 1.0
+"""Horovod's own default of HOROVOD_CYCLE_TIME."""
 _FSDP_BLOCK_MB = 27.0
 """MiB of the gradients of a block of ViT-B; FSDP reduces each block at once."""
+
+_BYTES = {"none": 4, "fp32": 4, "fp16": 2, "bf16": 2}
+"""Bytes of a value by the type in which it travels."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,10 @@ class BackendRow:
     """Variables of a rank that this backend reads."""
     reduced_mb: Callable[[Comm], float]
     """MiB of gradients that travel in one all-reduce."""
-    negotiates: bool
-    """True if ranks exchange messages before each all-reduce to find out whose gradients are ready."""
+    gradient_bytes: Callable[[Comm], int]
+    """Bytes of one value of a gradient that travels."""
+    negotiation_s: Callable[[Comm], float]
+    """Seconds in which ranks find out, before a collective, that all are ready for it; 0: they do not ask."""
     splits_model: bool
     """True if a rank holds only a part of the weights and of the optimizer's state, where there are several.
 
@@ -169,7 +176,8 @@ _TORCH = BackendRow(
     why_no_restart="",
     environment=_torch_environment,
     reduced_mb=lambda comm: comm.torch.bucket_mb,
-    negotiates=False,
+    gradient_bytes=lambda comm: _BYTES[comm.torch.compression],
+    negotiation_s=lambda _comm: 0.0,
     splits_model=False,
     problem=lambda _job, _ranks: "",
 )
@@ -179,6 +187,7 @@ _FSDP = replace(
     implementation="trainer.comm.fsdp_backend:FsdpBackend",
     reads=("comm.fsdp", "comm.torch.device_backend"),
     reduced_mb=lambda _comm: _FSDP_BLOCK_MB,
+    gradient_bytes=lambda comm: _BYTES[comm.fsdp.reduce_dtype],
     splits_model=True,
     problem=_fsdp_problem,
 )
@@ -202,7 +211,8 @@ _HOROVOD = BackendRow(
     why_no_restart="MPI ends the whole run when one of its ranks is gone",
     environment=_horovod_environment,
     reduced_mb=lambda comm: _HOROVOD_FUSION_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
-    negotiates=True,
+    gradient_bytes=lambda comm: _BYTES[comm.horovod.compression],
+    negotiation_s=lambda comm: (comm.horovod.cycle_ms or _HOROVOD_CYCLE_MS) / 1e3,
     splits_model=False,
     problem=lambda _job, _ranks: "",
 )

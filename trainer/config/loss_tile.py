@@ -9,6 +9,7 @@ TILE = 2048
 """Rows, and columns, of a tile that is chosen: 16 MiB of float32, in which a matrix product is fast."""
 _MEMORY_SHARE = 10
 _LOGITS = 4
+_HALF = ("bf16", "fp16")
 
 
 def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4) -> int:
@@ -21,23 +22,44 @@ def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4) -> int:
     return (_LOGITS * n * N + 2 * N * D) * value_bytes
 
 
-def tile_rows(setting: int | None, plain: int, memory: int) -> int:
+def spares_network(loss: str, nodes: int) -> bool:
+    """Returns whether tiles spare the network between nodes.
+
+    CLIP's send no gradient of features, which are half of what the plain loss sends. SigLIP's send as much as
+    the plain one, in more and smaller messages.
+    """
+    return loss == "clip" and nodes > 1
+
+
+def tile_rows(setting: int | None, plain: int, memory: int | None, *, spares: bool) -> int:
     """Returns the rows of a tile, or 0 for the plain loss.
 
-    `setting` is `optim.loss_tile`. If it is None, tiles are chosen where the plain loss would take more than
-    a tenth of the memory that a rank has; `plain` and `memory` are these two in bytes.
+    `setting` is `optim.loss_tile`. If it is None, tiles are chosen where they spare the network (`spares`),
+    and where the plain loss would take more than a tenth of the memory that a rank has; `plain` and `memory`
+    are these two in bytes. None: the memory is not known, and not scarce.
     """
     if setting is not None:
         return setting
-    return TILE if plain * _MEMORY_SHARE > memory else 0
+    scarce = memory is not None and plain * _MEMORY_SHARE > memory
+    return TILE if spares or scarce else 0
 
 
-def tile_text(setting: int | None, rows: int, plain: int, memory: int) -> str:
-    """Returns the choice of tiles and its reason, for people. The arguments are those of `tile_rows`."""
+def in_tf32(precision: str, kernels: str) -> bool:
+    """Returns whether products of tiles round their factors to TF32 on a GPU, by keys of `[model]`.
+
+    Half precision has rounded the features' directions to fewer bits already.
+    """
+    return kernels == "fast" and precision in _HALF
+
+
+def tile_text(setting: int | None, rows: int, plain: int, memory: int, nodes: int) -> str:
+    """Returns the choice of tiles and its reason, for people. The arguments are those of the choice."""
     reason = f"optim.loss_tile = {setting}"
     if setting is None:
         reason = (
             f"the whole logits would take {plain / 2**30:.1f} GiB, more than a tenth of "
             f"{memory / 2**30:.1f} GiB"
+            if tile_rows(setting, plain, memory, spares=False)
+            else f"between {many(nodes, 'node')} the whole logits would send twice as much"
         )
     return f"in tiles of {many(rows, 'sample')} ({reason})"

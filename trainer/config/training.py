@@ -79,7 +79,8 @@ class Model(Section):
     longer, the others less. Kernels are kept on the node's own disk, for later starts and restarts."""
     kernels: Annotated[Literal["fast", "plain"], MAY_CHANGE] = "fast"
     """fast: replace attention, layer norms and the handling of captions by forms that compute the same with
-    less memory and fewer kernels; the log names them. plain: open_clip's own modules."""
+    less memory and fewer kernels; the log names them. On a GPU also fuse the loss in tiles, with its products
+    in TF32 under half precision. plain: open_clip's own modules, and nothing of that."""
     channels_last: Annotated[bool | None, MAY_CHANGE] = None
     """Use the channels-last memory layout for images and convolutions. None: on for convolutional image
     towers on a GPU."""
@@ -167,8 +168,9 @@ class Optim(Section):
     2303.15343)."""
     loss_tile: Annotated[Annotated[int, Field(ge=0)] | None, MAY_CHANGE] = None
     """Rows and columns of the blocks in which the loss computes its logits; the result is the same, in less
-    memory. 0: all logits at once. None: blocks of 2,048 where all at once would take more than a tenth of the
-    GPU's memory, otherwise 0. With n samples on a rank and N in the batch, all at once take 16 n N bytes."""
+    memory. 0: all logits at once. None: blocks of 2,048 for clip on several nodes, where they spare the
+    network, and where all at once would take more than a tenth of the GPU's memory; otherwise 0. With n
+    samples on a rank and N in the batch, all at once take 16 n N bytes."""
     lr: AboveZero = 5e-4
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

@@ -1,5 +1,8 @@
 """Settings of the GPU's libraries: how exactly they multiply float32, and how cuDNN chooses algorithms."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
@@ -27,3 +30,16 @@ def choose_gpu_math(job: Job, model: nn.Module, device: torch.device) -> None:
 def is_convolutional(model: nn.Module) -> bool:
     """Returns whether the image tower may be convolutional: it is none of open_clip's own transformers."""
     return not hasattr(model.visual, "transformer")
+
+
+@contextmanager
+def products_in_tf32(wanted: bool) -> Iterator[None]:
+    """Lets matrix products of float32 in the block round their factors to TF32 on a GPU, if `wanted`."""
+    before = torch.get_float32_matmul_precision()
+    if wanted:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_float32_matmul_precision(before)

@@ -14,16 +14,18 @@ def check_compiler(settings: Model) -> None:
 
     It then has no C++ compiler or no headers of Python.
     """
-    if not settings.compile:
-        return
-    name = os.environ.get("CXX") or "g++"  # the same choice as torch's
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    lacking = [
-        *([f"a C++ compiler ({name})"] if shutil.which(name.split()[0]) is None else []),
-        *([f"Python's headers ({header})"] if not header.is_file() else []),
-    ]
-    if lacking:
+    if settings.compile and (lacking := missing_parts()):
         raise InputError(
             f"model.compile needs {' and '.join(lacking)} on every node: install g++ and python3-dev there, "
             "or set model.compile to false; an image built from a job with model.compile has them"
         )
+
+
+def missing_parts() -> list[str]:
+    """Returns what this machine lacks for torch.compile, in words; empty if nothing."""
+    name = os.environ.get("CXX") or "g++"  # the same choice as torch's
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return [
+        *([f"a C++ compiler ({name})"] if shutil.which(name.split()[0]) is None else []),
+        *([f"Python's headers ({header})"] if not header.is_file() else []),
+    ]

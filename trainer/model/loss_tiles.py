@@ -27,16 +27,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trainer.comm.protocol import Comm
+from trainer.model.gpu_math import products_in_tf32
 from trainer.model.loss import needed_bias
+from trainer.model.tile_kernels import PLAIN, TileKernels
 
 Gathered = Callable[[], Tensor]
 """Waits for the images of all ranks, which `Comm.start_all_gather` has begun to gather: -> [N, D]."""
-TiledShare = Callable[[Comm, Tensor, Tensor, Tensor, Tensor | None, int, Gathered | None], Tensor]
+TiledShare = Callable[[Comm, Tensor, Tensor, Tensor, Tensor | None, "Tiles", Gathered | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the logits are cut, and what computes them."""
+
+    rows: int
+    """Most rows of a tile, which has at most the square of it in logits."""
+    kernels: TileKernels = PLAIN
+    tf32: bool = False
+    """True if products on a GPU round their factors to TF32, as `precision = "tf32"` lets all do."""
 
 
 def clip_share_in_tiles(
@@ -45,15 +57,15 @@ def clip_share_in_tiles(
     text_nD: Tensor,
     scale: Tensor,
     bias: Tensor | None,
-    tile: int,
+    tiles: Tiles,
     images: Gathered | None = None,
 ) -> Tensor:
-    """Returns what `loss.clip_share` returns, from blocks of at most `tile` x `tile` logits. Collective.
+    """Returns what `loss.clip_share` returns, from tiles of logits. Collective.
 
     A bias moves all logits of a softmax alike: it changes nothing, and its gradient is zero. Images are
     gathered here unless `images` brings them.
     """
-    return _in_graph(_clip, comm, image_nD, text_nD, scale, bias, tile, images)
+    return _in_graph(_clip, comm, image_nD, text_nD, scale, bias, tiles, images)
 
 
 def siglip_share_in_tiles(
@@ -62,15 +74,15 @@ def siglip_share_in_tiles(
     text_nD: Tensor,
     scale: Tensor,
     bias: Tensor | None,
-    tile: int,
+    tiles: Tiles,
     _images: Gathered | None = None,
 ) -> Tensor:
-    """Returns what `loss.siglip_share` returns, from blocks of at most `tile` x `tile` logits.
+    """Returns what `loss.siglip_share` returns, from tiles of logits.
 
     If only the text tower is trained, images go round the ring, without a gradient; the share is then that of
     this rank's texts. Raises ValueError if the model has no logit bias. Collective.
     """
-    return _in_graph(_siglip, comm, image_nD, text_nD, scale, needed_bias(bias), tile)
+    return _in_graph(_siglip, comm, image_nD, text_nD, scale, needed_bias(bias), tiles)
 
 
 TILED_SHARES: dict[str, TiledShare] = {"clip": clip_share_in_tiles, "siglip": siglip_share_in_tiles}
@@ -85,13 +97,23 @@ class _Task:
     other_nD: Tensor
     scale: Tensor
     bias: Tensor | None
-    tile: int
+    tiles: Tiles
     graded: bool
     """True if the gradient of `own` and of the bias is wanted; that of the scale follows."""
     other_graded: bool
     swapped: bool
     """True if `own` are the texts."""
     images: Gathered | None
+
+    @property
+    def rows(self) -> int:
+        """Most rows of a tile."""
+        return self.tiles.rows
+
+    @property
+    def columns(self) -> int:
+        """Most columns of a tile: the fewer rows a rank has, the more, so that tiles are not small."""
+        return self.rows**2 // max(1, min(self.rows, len(self.own_nD)))
 
     @property
     def first(self) -> int:
@@ -138,7 +160,7 @@ def _in_graph(
     text_nD: Tensor,
     scale: Tensor,
     bias: Tensor | None,
-    tile: int,
+    tiles: Tiles,
     images: Gathered | None = None,
 ) -> Tensor:
     inputs = [tensor for tensor in (image_nD, text_nD, scale, bias) if tensor is not None]
@@ -146,12 +168,12 @@ def _in_graph(
     image, text = image_nD.requires_grad, text_nD.requires_grad
     swapped = text and not image
     own_nD, other_nD = (text_nD, image_nD) if swapped else (image_nD, text_nD)
-    with torch.no_grad():
+    with torch.no_grad(), products_in_tf32(tiles.tf32):
         both = graded and image and text
-        known = form(_Task(comm, own_nD, other_nD, scale, bias, tile, graded, both, swapped, images))
+        known = form(_Task(comm, own_nD, other_nD, scale, bias, tiles, graded, both, swapped, images))
         if known.own_nD is None:
             return known.share
-        scale_grad = _dot(known.own_nD, own_nD, tile) / scale
+        scale_grad = _dot(known.own_nD, own_nD, tiles.rows) / scale
         bias_grad = torch.zeros_like(scale) if known.bias is None else known.bias
     features = [known.other_nD, known.own_nD] if swapped else [known.own_nD, known.other_nD]
     gradients = [*features, scale_grad, bias_grad][: len(inputs)]
@@ -164,7 +186,8 @@ def _clip(task: _Task) -> _Known:
     share = (own_norm_n - match_n + other_norm_n - match_n).sum() / (2 * task.total)
     if not task.graded:
         return _Known(share)
-    own_norm_N, other_norm_N = task.comm.all_gather(torch.stack([own_norm_n, other_norm_n], 1)).unbind(1)
+    norms_N2 = task.comm.all_gather(torch.stack([own_norm_n, other_norm_n], 1))
+    own_norm_N, other_norm_N = norms_N2.T.contiguous().unbind()
     if not task.other_graded:
         del own
         own_grad_nD = torch.empty_like(task.own_nD)
@@ -237,19 +260,13 @@ def _normalisers(task: _Task, own_nD: Tensor, others: _Gathered) -> tuple[Tensor
     match_n = own_nD.new_empty(len(own_nD))
     for row, rows_RD in _blocks(task, own_nD):
         norm_R = norm_n[row : row + len(rows_RD)]
-        for column, columns_CD in others.blocks(task.tile):
+        for column, columns_CD in others.blocks(task.columns):
             logits_RC = rows_RD @ columns_CD.T
             if (matches := _matches(logits_RC, task.first + row, column)) is not None:
                 place = max(column - task.first, row)
                 match_n[place : place + len(matches)] = matches
-            torch.logaddexp(norm_R, _log_sum_exp(logits_RC), out=norm_R)
+            task.tiles.kernels.add_to_norm(logits_RC, norm_R)
     return norm_n, match_n
-
-
-def _log_sum_exp(logits_RC: Tensor) -> Tensor:
-    """Returns the log-sum-exp of each row, and leaves the logits overwritten."""
-    largest_R1 = logits_RC.amax(1, keepdim=True)
-    return logits_RC.sub_(largest_R1).exp_().sum(1).log_().add_(largest_R1[:, 0])
 
 
 def _gradient(
@@ -259,10 +276,10 @@ def _gradient(
     out_nD.zero_()
     for row, rows_RD in _blocks(task, own_nD):
         here = slice(row, row + len(rows_RD))
-        for column, columns_CD in others.blocks(task.tile):
+        for column, columns_CD in others.blocks(task.columns):
             logits_RC = rows_RD @ columns_CD.T
-            weights_RC = (logits_RC - own_norm_n[here, None]).exp_()
-            weights_RC += logits_RC.sub_(other_norm_N[column : column + len(columns_CD)]).exp_()
+            there = slice(column, column + len(columns_CD))
+            weights_RC = task.tiles.kernels.clip_weights(logits_RC, own_norm_n[here], other_norm_N[there])
             if (matches := _matches(weights_RC, task.first + row, column)) is not None:
                 matches.sub_(2)
             out_nD[here].addmm_(weights_RC, columns_CD)
@@ -293,7 +310,7 @@ def _add_pairs(
     task: _Task,
     guest_nD: Tensor,
     matching: bool,
-    sums: Tensor,
+    sums_2: Tensor,
     own_grad_nD: Tensor | None,
     guest_grad_nD: Tensor | None,
 ) -> None:
@@ -302,20 +319,14 @@ def _add_pairs(
     Pair (i, i) is a match if `matching`. The sums are those of the pairs' losses and of their gradients.
     """
     assert task.bias is not None
+    bias, kernels = task.bias.detach(), task.tiles.kernels
     for row, rows_RD in _blocks(task, task.own_nD):
-        for column in range(0, len(guest_nD), task.tile):
-            columns_CD = guest_nD[column : column + task.tile]
-            margin_RC = (rows_RD @ columns_CD.T).add_(task.bias).neg_()
-            matches = _matches(margin_RC, row, column) if matching else None
-            if matches is not None:
-                matches.neg_()
-            sums[0] -= F.logsigmoid(margin_RC).sum()
+        for column in range(0, len(guest_nD), task.columns):
+            columns_CD = guest_nD[column : column + task.columns]
+            match = row - column if matching else len(columns_CD)  # beyond the last column: none
+            weights_RC = kernels.siglip_weights(rows_RD @ columns_CD.T, bias, sums_2, match)
             if own_grad_nD is None:
                 continue
-            weights_RC = margin_RC.neg_().sigmoid_()
-            if matches is not None:
-                matches.neg_()  # they share the memory of the weights
-            sums[1] += weights_RC.sum()
             own_grad_nD[row : row + len(rows_RD)].addmm_(weights_RC, columns_CD)
             if guest_grad_nD is not None:
                 own_RD = task.own_nD[row : row + len(rows_RD)]
@@ -324,8 +335,8 @@ def _add_pairs(
 
 def _blocks(task: _Task, own_nD: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yields own rows times the scale, in blocks, each with the place of its first row on this rank."""
-    for row in range(0, len(own_nD), task.tile):
-        yield row, task.scale * own_nD[row : row + task.tile]
+    for row in range(0, len(own_nD), task.rows):
+        yield row, task.scale * own_nD[row : row + task.rows]
 
 
 def _matches(tile_RC: Tensor, row: int, column: int) -> Tensor | None:

@@ -8,9 +8,10 @@ from torch import Tensor
 from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.config.loss_tile import plain_bytes, tile_rows, tile_text
+from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows, tile_text
 from trainer.model.loss import SHARES
-from trainer.model.loss_tiles import TILED_SHARES, Gathered
+from trainer.model.loss_tiles import TILED_SHARES, Gathered, Tiles
+from trainer.model.tile_kernels import kernels_for
 from trainer.sysinfo.memory import host_bytes
 
 log = logging.getLogger("clipship")
@@ -21,9 +22,10 @@ class RankLoss:
 
     def __init__(self, job: Job, comm: Comm) -> None:
         self._name, self._setting, self._comm = job.optim.loss, job.optim.loss_tile, comm
-        # The forms communicate differently, so all ranks must choose by the same number.
-        self._memory = _smallest_memory(comm)
-        self._rows: int | None = None
+        self._model = job.model
+        # The forms communicate differently, so all ranks must choose by the same numbers.
+        self._memory, self._nodes = _smallest_memory(comm)
+        self._tiles: Tiles | None = None
         self._images: Gathered | None = None
 
     def image_features_ready(self, image_nD: Tensor) -> None:
@@ -39,11 +41,10 @@ class RankLoss:
 
         `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one.
         """
-        if self._rows is None:
-            self._rows = self._choose(image_nD)
+        tiles = self._tiles = self._tiles or self._choose(image_nD)
         images, self._images = self._images, None
-        if self._rows:
-            return TILED_SHARES[self._name](self._comm, image_nD, text_nD, scale, bias, self._rows, images)
+        if tiles.rows:
+            return TILED_SHARES[self._name](self._comm, image_nD, text_nD, scale, bias, tiles, images)
 
         def gather(features_nD: Tensor) -> Tensor:
             return gather_with_grad(self._comm, features_nD, images if features_nD is image_nD else None)
@@ -51,17 +52,23 @@ class RankLoss:
         first = self._comm.world.rank * len(image_nD)
         return SHARES[self._name](image_nD, text_nD, scale, bias, gather, first)
 
-    def _choose(self, image_nD: Tensor) -> int:
+    def _choose(self, image_nD: Tensor) -> Tiles:
         n, width = image_nD.shape
         plain = plain_bytes(n, n * self._comm.world.size, width, image_nD.element_size())
-        rows = tile_rows(self._setting, plain, self._memory)
-        if rows:
-            log.info("%-12s %s", "loss", tile_text(self._setting, rows, plain, self._memory))
-        return rows
+        spares = spares_network(self._name, self._nodes)
+        rows = tile_rows(self._setting, plain, self._memory, spares=spares)
+        if not rows:
+            return Tiles(0)
+        kernels, clause = kernels_for(self._model, self._comm.device)
+        tf32 = self._comm.device.type == "cuda" and in_tf32(self._model.precision, self._model.kernels)
+        clauses = [tile_text(self._setting, rows, plain, self._memory, self._nodes), clause]
+        clauses += ["products in TF32"] * tf32
+        log.info("%-12s %s", "loss", ", ".join(filter(None, clauses)))
+        return Tiles(rows, kernels, tf32)
 
 
-def _smallest_memory(comm: Comm) -> int:
-    """Collective: returns the bytes that the rank with the least memory has.
+def _smallest_memory(comm: Comm) -> tuple[int, int]:
+    """Collective: returns the bytes that the rank with the least memory has, and the number of nodes.
 
     On a GPU they are the GPU's; elsewhere the ranks of a node share the node's.
     """
@@ -69,4 +76,5 @@ def _smallest_memory(comm: Comm) -> int:
     own = torch.cuda.get_device_properties(comm.device).total_memory if on_gpu else host_bytes()
     everybody = comm.all_gather_object((comm.world.node, own))
     nodes = [node for node, _ in everybody]
-    return min(int(size) // (1 if on_gpu else nodes.count(node)) for node, size in everybody)
+    least = min(int(size) // (1 if on_gpu else nodes.count(node)) for node, size in everybody)
+    return least, len(set(nodes))

@@ -5,7 +5,7 @@ a network. n: samples of a rank; N: samples of all ranks; D: width of the featur
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.fabric_rates import FabricRate
 from trainer.config.gpus import Gpu
-from trainer.config.loss_tile import plain_bytes, tile_rows
+from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows
 from trainer.model.architecture import Architecture
 from trainer.model.step_speed import step_speed, text_forward_share
 
@@ -26,11 +26,11 @@ NODE_GPUS = 8
 _LINE_RATE = 0.9
 """Share of a link's rate that a collective reaches."""
 _FLOAT = 4
+_HALF = 2
 _MIB = 2**20
+_HALF_PRECISIONS = ("bf16", "fp16")
 _LOSS_PRODUCTS = {"clip": 6, "siglip": 3}
 """Products of n x N x D in the loss, both passes; the tiles have as many and look at CLIP's logits twice."""
-_NEGOTIATION_S = 1e-3
-"""Seconds until Horovod begins with a tensor that is ready: its default cycle time."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class Collective:
     times: int
     hidden: bool
     """True if it runs beside the computation of its place; else all ranks wait for it."""
+    ranks: int | None = None
+    """Ranks that take part; None: all."""
+    stride: int = 1
+    """Distance from one of them to the next."""
 
 
 @dataclass(frozen=True)
@@ -105,37 +109,58 @@ def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> 
 def _of_model(
     shape: Architecture, backend: str, bucket_bytes: float, plan: BatchPlan, job: Job
 ) -> list[Collective]:
-    trained = _FLOAT * shape.trained_parameters
     if plan.world_size == 1:
         return []
-    if not BACKENDS[backend].splits_model:
-        times = max(1, math.ceil(trained / bucket_bytes))
-        return [Collective("all_reduce", "backward", trained, times, hidden=True)]
-    blocks, world = shape.image.layers + shape.text.layers + 1, plan.world_size
-    value = 2 if job.model.precision in ("bf16", "fp16") else _FLOAT
-    part = value * shape.parameters / world
-    passes = plan.accumulation * (2 if plan.accumulation > 1 else 1)
-    return [
-        Collective("all_gather", "forward", passes * part, passes * blocks, hidden=True),
-        Collective(
-            "all_gather", "backward", plan.accumulation * part, plan.accumulation * blocks, hidden=True
-        ),
-        Collective(
-            "reduce_scatter", "backward", plan.accumulation * trained, plan.accumulation * blocks, hidden=True
-        ),
-    ]
+    if BACKENDS[backend].splits_model:
+        return list(_of_shards(shape, plan, job))
+    trained = BACKENDS[backend].gradient_bytes(job.comm) * shape.trained_parameters
+    times = max(1, math.ceil(trained / bucket_bytes))
+    return [Collective("all_reduce", "backward", trained, times, hidden=True)]
+
+
+def _of_shards(shape: Architecture, plan: BatchPlan, job: Job) -> Iterator[Collective]:
+    """Yields the collectives of ranks of which each group of some consecutive ones holds the model once."""
+    degree = _degree(job, plan.world_size)
+    settings, half = job.comm.fsdp, job.model.precision in _HALF_PRECISIONS
+    value = _HALF if half and settings.param_dtype == "auto" else _FLOAT
+    trained = BACKENDS["fsdp"].gradient_bytes(job.comm) * shape.trained_parameters * plan.accumulation
+    blocks = shape.image.layers + shape.text.layers + 1
+    part = value * shape.parameters / degree
+    forward = plan.accumulation * (2 if plan.accumulation > 1 else 1)
+    again = plan.accumulation * settings.reshard_after_forward
+    if degree > 1:
+        for place, passes in (("forward", forward), ("backward", again)):
+            if passes:
+                times = passes * blocks
+                yield Collective("all_gather", place, passes * part, times, hidden=True, ranks=degree)
+        times = plan.accumulation * blocks
+        yield Collective("reduce_scatter", "backward", trained, times, hidden=True, ranks=degree)
+    if copies := plan.world_size // degree - 1:
+        nbytes, times = trained / degree, plan.accumulation * blocks
+        among = {"ranks": copies + 1, "stride": degree}
+        yield Collective("all_reduce", "backward", nbytes, times, hidden=True, **among)
+
+
+def _degree(job: Job, world_size: int) -> int:
+    """Returns how many ranks hold the model once, at most all; nodes have `NODE_GPUS` ranks here."""
+    setting = job.comm.fsdp.shard_degree
+    wanted = {"world": world_size, "node": NODE_GPUS}.get(str(setting), setting)
+    return min(world_size, int(wanted))
 
 
 def seconds_of(collective: Collective, gpus: int, fabric: FabricRate) -> float:
     """Returns the seconds of a collective by itself: the slower of both kinds of links, and its hops."""
-    inside, nodes = min(gpus, NODE_GPUS), max(1, gpus // NODE_GPUS)
+    ranks = collective.ranks or gpus
+    inside = max(1, min(ranks, NODE_GPUS // collective.stride))
+    nodes = max(1, ranks // inside)
     node_s, gpu_s = (_LINE_RATE * rate * 1e9 for rate in (fabric.node_gb_s, fabric.gpu_gb_s))
+    node_s /= min(collective.stride, NODE_GPUS)  # as many groups share a node's links
     hop_s = fabric.latency_us * 1e-6
     if collective.what == "shift":
-        link = gpu_s if nodes == 1 else min(gpu_s, node_s)
+        link = gpu_s if nodes == 1 else min(gpu_s, node_s / NODE_GPUS)  # one GPU of a node sends to the next
         return collective.nbytes / link + collective.times * hop_s
     # Bytes of the result of a gather, of the input of the others.
-    whole = collective.nbytes * gpus if collective.what == "all_gather" else collective.nbytes
+    whole = collective.nbytes * ranks if collective.what == "all_gather" else collective.nbytes
     twice = 2 if collective.what == "all_reduce" else 1
     network = twice * whole * (nodes - 1) / nodes / node_s
     links = twice * whole * (inside - 1) / inside / gpu_s
@@ -160,12 +185,13 @@ def weak_scaling(
     job and the GPU's memory.
     """
     bucket = bucket_mb * _MIB
+    alone = BatchPlan(1, per_gpu, per_gpu, per_gpu, 1)
+    work_s = per_gpu / step_speed(shape, job, alone, gpu).samples_s
 
     def step(world: int) -> tuple[float, float, float, bool]:
         plan = BatchPlan(world, world * per_gpu, per_gpu, per_gpu, 1)
-        work_s = per_gpu / step_speed(shape, job, plan, gpu).samples_s
-        loss_s = _loss_flops(shape, job, plan) / (gpu.tflops[_loss_type(job)] * 1e12)
         tiles = in_tiles(shape, job, plan, gpu)
+        loss_s = _loss_flops(shape, job, plan) / (gpu.tflops[_loss_type(job, tiles=tiles)] * 1e12)
         found = collectives(shape, job, plan, backend, bucket, tiles=tiles)
         room: dict[Place, float] = {
             "forward": work_s / 3,
@@ -173,22 +199,24 @@ def weak_scaling(
             "loss": loss_s / _LOSS_PRODUCTS["clip"],
             "backward": work_s * 2 / 3,
         }
-        exposed_s = _exposed_s(found, room, world, fabric, backend)
+        exposed_s = _exposed_s(found, room, world, fabric, BACKENDS[backend].negotiation_s(job.comm))
         return work_s + loss_s + exposed_s, exposed_s, loss_s, tiles
 
     alone_s = step(1)[0]
     step_s, exposed_s, loss_s, tiles = step(gpus)
-    work_s = step_s - exposed_s - loss_s
     return Scaling(gpus, step_s, exposed_s, loss_s, alone_s / step_s, tiles, work_s / (work_s + exposed_s))
 
 
 def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
     """Returns whether the ranks compute the loss in tiles."""
     plain = plain_bytes(plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim)
-    return tile_rows(job.optim.loss_tile, plain, gpu.memory) > 0
+    spares = spares_network(job.optim.loss, -(-plan.world_size // NODE_GPUS))
+    return tile_rows(job.optim.loss_tile, plain, gpu.memory, spares=spares) > 0
 
 
-def _loss_type(job: Job) -> str:
+def _loss_type(job: Job, *, tiles: bool) -> str:
+    if tiles and in_tf32(job.model.precision, job.model.kernels):
+        return "tf32"
     return {"tf32": "tf32", "fp64": "fp64"}.get(job.model.precision, "fp32")
 
 
@@ -198,13 +226,17 @@ def _loss_flops(shape: Architecture, job: Job, plan: BatchPlan) -> float:
 
 
 def _exposed_s(
-    found: list[Collective], room: Mapping[Place, float], gpus: int, fabric: FabricRate, backend: str
+    found: list[Collective],
+    room: Mapping[Place, float],
+    gpus: int,
+    fabric: FabricRate,
+    negotiation_s: float,
 ) -> float:
     """Returns the seconds for which all wait.
 
     `room` are the seconds of computation beside which the hidden ones of a place run. Those of a pass come in
     parts, of which the last one at its end has nothing to run beside. A gather of features begins before what
-    it runs beside.
+    it runs beside. `negotiation_s` is how long a backend waits before it begins.
     """
 
     def seconds(one: Collective) -> float:
@@ -218,7 +250,7 @@ def _exposed_s(
             exposed += max(last, sum(map(seconds, beside)) + last - room_s)
         else:
             exposed += max(0.0, sum(map(seconds, beside)) - room_s)
-    if not BACKENDS[backend].negotiates or gpus == 1:
+    if gpus == 1:
         return exposed
     # The last bucket of gradients waits for one, and so does each collective of the loss.
-    return exposed + _NEGOTIATION_S * (1 + sum(one.times for one in found if one.place == "loss"))
+    return exposed + negotiation_s * (1 + sum(one.times for one in found if one.place == "loss"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
-from trainer.config.loss_tile import plain_bytes, tile_rows
+from trainer.config.loss_tile import plain_bytes, spares_network, tile_rows
 from trainer.model.architecture import Architecture, Tower
 
 _FLOAT = 4
@@ -188,8 +188,8 @@ def _loss(shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None)
     """Returns what the loss takes: all logits of the rank at once, or tiles of them."""
     n, everybody, width = plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim
     plain = plain_bytes(n, everybody, width)
-    setting = job.optim.loss_tile
-    rows = (setting or 0) if gpu_bytes is None else tile_rows(setting, plain, gpu_bytes)
+    spares = spares_network(job.optim.loss, job.resources.nodes)
+    rows = tile_rows(job.optim.loss_tile, plain, gpu_bytes, spares=spares)
     if not rows:
         return plain
     return 2 * everybody * width * _FLOAT + _TILES * rows**2 * _FLOAT + _TILE_REST

@@ -1,0 +1,132 @@
+"""The functions of a tile of logits: as torch.compile makes them they compute what the plain ones do."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.jobs import tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.config import Model
+from trainer.model.host_compiler import missing_parts
+from trainer.model.loss_tiles import Tiles
+from trainer.model.rank_loss import RankLoss
+from trainer.model.tile_kernels import PLAIN, TileKernels, fused, kernels_for, problem_of
+
+compiles = pytest.mark.skipif(bool(missing_parts()), reason=f"lacks {' and '.join(missing_parts())}")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[TileKernels]:
+    torch._dynamo.reset()
+    yield fused()
+    torch._dynamo.reset()
+
+
+def loss_of(kind: str, tiles: Tiles, dtype: torch.dtype) -> list[Tensor]:
+    """Loss, and gradients of features, scale and bias, of two ranks; whole and partial tiles among them."""
+    generator = torch.Generator().manual_seed(0)
+    whole = [
+        normalize(torch.randn(2 * 22, 8, generator=generator, dtype=torch.float64), dim=1).to(dtype)
+        for _ in range(2)
+    ]
+
+    def rank_main(comm: Any) -> list[Tensor]:
+        own = slice(22 * comm.world.rank, 22 * (comm.world.rank + 1))
+        inputs = [part[own].clone() for part in whole]
+        inputs += [torch.tensor(number, dtype=dtype) for number in (9.0, -2.0)]
+        for tensor in inputs:
+            tensor.requires_grad_()
+        loss = RankLoss(tiny_job(optim={"loss": kind}), comm)
+        loss._tiles = tiles
+        image, text, scale, bias = inputs
+        share = loss(image, text, scale, bias)
+        share.backward()
+        return [share.detach(), *(tensor.grad for tensor in inputs if tensor.grad is not None)]
+
+    return [tensor for results in run_ranks(2, rank_main) for tensor in results]
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's own tracing, others in each version
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_loss_in_fused_tiles_is_that_in_plain_ones(
+    compiled: TileKernels, kind: str, dtype: torch.dtype, close: float
+) -> None:
+    plain, fast = (loss_of(kind, Tiles(8, kernels), dtype) for kernels in (PLAIN, compiled))
+    assert len(plain) == 2 * 5
+    for one, other in zip(fast, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=close, atol=close)
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_trial_at_a_start_finds_no_fault_with_the_fused_functions(compiled: TileKernels) -> None:
+    assert problem_of(compiled, CPU) == ""
+
+
+def test_functions_that_fail_or_compute_something_else_are_not_used() -> None:
+    def fails(*_: Tensor) -> Tensor:
+        raise RuntimeError("no such device\nand more")
+
+    def twice(logits_RC: Tensor, norm_R: Tensor, norm_C: Tensor) -> Tensor:
+        return 2 * PLAIN.clip_weights(logits_RC, norm_R, norm_C)
+
+    assert problem_of(PLAIN, CPU) == ""
+    failed = problem_of(replace(PLAIN, clip_weights=fails), CPU)
+    assert failed == "torch.compile failed: RuntimeError: no such device"
+    wrong = problem_of(replace(PLAIN, clip_weights=twice), CPU)
+    assert wrong == "weights of CLIP of torch.compile differ from the plain ones"
+
+
+def test_tiles_are_fused_on_a_gpu_alone_and_not_where_the_job_wants_plain_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert kernels_for(Model(name="ViT-B-32"), CPU) == (PLAIN, "")
+    gpu = torch.device("cuda")
+    found = kernels_for(Model(name="ViT-B-32", kernels="plain"), gpu)
+    assert found == (PLAIN, 'not fused (model.kernels = "plain")')
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    kernels, clause = kernels_for(Model(name="ViT-B-32"), gpu)
+    assert kernels == PLAIN
+    assert clause.startswith("not fused (this node lacks a C++ compiler (no-such-compiler)")
+
+
+class Products(TorchDispatchMode):
+    """Remembers the shape of each product."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            self.shapes.append(tuple(result.shape))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("rows", "shapes"),
+    [(2, {(2, 32), (2, 2), (2, 28)}), (8, {(8, 8)}), (12, {(8, 8), (4, 8), (8, 4), (4, 4)})],
+)
+def test_tiles_of_a_rank_with_few_rows_are_wider_and_as_large(
+    rows: int, shapes: set[tuple[int, int]]
+) -> None:
+    """Rank 0 of a world with 60 or more samples; its own rows are a part of their own."""
+    from tests.support.echo import Echo
+
+    features = normalize(torch.randn(rows, 4), dim=1)
+    loss = RankLoss(tiny_job(optim={"loss_tile": 8}), Echo(60 // rows + 1, "cpu"))  # type: ignore[arg-type]
+    with Products() as products:
+        loss(features, features, torch.tensor(5.0), None)
+    assert set(products.shapes) <= shapes | {(2, 26)}
+    assert max(height * width for height, width in products.shapes) <= 8 * 8
