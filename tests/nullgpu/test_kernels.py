@@ -2,48 +2,10 @@
 
 from typing import Any
 
-import open_clip
 import pytest
-import torch
 
-from tests.support.jobs import tiny_job
-from tests.support.null_gpu import nullgpu
+from tests.support.null_gpu_steps import Measured
 from trainer.comm.protocol import Comm
-from trainer.config.batch_plan import plan
-from trainer.model.kernels import use_kernels
-from trainer.train.step import MicroBatch, TrainStep
-
-WARM_STEPS = 2
-
-
-class Measured:
-    """Figures of one step in bf16 on whole captions."""
-
-    def __init__(self, comm: Comm, name: str, samples: int, **model_keys: Any) -> None:
-        job = tiny_job(
-            data={"synthetic_samples": samples},
-            model={"name": name, "precision": "bf16", **model_keys},
-            optim={"global_batch_size": samples},
-        )
-        with torch.device("cuda"):  # weights made on the host would take the test's time
-            model = open_clip.create_model(name, device="cuda", output_dict=False).train()
-        if job.model.grad_checkpointing:
-            model.set_grad_checkpointing(True)
-        use_kernels(model, job.model)
-        step = TrainStep(job, plan(job, 1), comm, model)
-        side = model.visual.image_size[0]
-        images = torch.empty(samples, 3, side, side, dtype=torch.bfloat16, device="cuda")
-        tokens = torch.empty(samples, model.context_length, dtype=torch.int64, device="cuda")
-        batch = [MicroBatch(images, tokens)]
-        for number in range(WARM_STEPS):
-            step(batch, number)
-        torch.cuda.reset_peak_memory_stats()
-        with nullgpu.watch() as seen:
-            step(batch, WARM_STEPS)
-        self.peak_gib, self.launches, self.waits = nullgpu.peak_gib(), seen["launches"], seen.waits
-        with nullgpu.bytes_moved() as traffic:
-            step(batch, WARM_STEPS + 1)
-        self.moved_gib = traffic.bytes / 2**30
 
 
 @pytest.mark.parametrize(
@@ -71,3 +33,10 @@ def test_a_model_with_quickgelu_takes_a_fifth_less_memory_and_two_fifths_less_tr
     assert fast.moved_gib <= 0.62 * plain.moved_gib
     assert fast.peak_gib <= 0.81 * plain.peak_gib
     assert fast.launches <= 0.5 * plain.launches
+
+
+def test_micro_batches_move_little_more_than_the_whole_batch_and_its_second_forward_pass(gpu: Comm) -> None:
+    whole = Measured(gpu, "ViT-B-32", 1024)
+    micro = Measured(gpu, "ViT-B-32", 1024, micro_batch=256)
+    assert micro.waits == []
+    assert micro.moved_gib - micro.forward_gib <= 1.15 * whole.moved_gib

@@ -1,0 +1,75 @@
+"""Steps of models of real size on a null GPU, and what they ask of it."""
+
+from typing import Any
+
+import open_clip
+import torch
+
+from tests.support.jobs import tiny_job
+from tests.support.null_gpu import nullgpu
+from trainer.comm.protocol import Comm
+from trainer.config.batch_plan import plan
+from trainer.model.build import features
+from trainer.model.kernels import use_kernels
+from trainer.train.step import MicroBatch, TrainStep
+
+WARM_STEPS = 2
+
+
+class RealStep:
+    """A step in bf16 of a model by its name, on captions of any length."""
+
+    def __init__(
+        self, comm: Comm, name: str, samples: int, micro_batch: int | None = None, **model_keys: Any
+    ) -> None:
+        self.job = tiny_job(
+            data={"synthetic_samples": samples},
+            model={"name": name, "precision": "bf16", **model_keys},
+            optim={"global_batch_size": samples, "max_batch_size_per_gpu": micro_batch},
+        )
+        with torch.device("cuda"):  # weights made on the host would take the test's time
+            self.model = open_clip.create_model(name, device="cuda", output_dict=False).train()
+        if self.job.model.grad_checkpointing:
+            self.model.set_grad_checkpointing(True)
+        use_kernels(self.model, self.job.model)
+        self._plan = plan(self.job, 1)
+        self._step = TrainStep(self.job, self._plan, comm, self.model)
+        size = self._plan.micro_batch_size
+        self._images = torch.empty(
+            size, 3, *self.model.visual.image_size, dtype=torch.bfloat16, device="cuda"
+        )
+        self._tokens = torch.empty(size, self.model.context_length, dtype=torch.int64, device="cuda")
+        self._number = 0
+
+    def __call__(self, caption_length: int | None = None) -> None:
+        tokens = self._tokens[:, :caption_length].contiguous()
+        self._step([MicroBatch(self._images, tokens)] * self._plan.accumulation, self._number)
+        self._number += 1
+
+    def forward(self) -> None:
+        """Passes all samples through the model without a graph, in the step's micro-batches."""
+        with torch.no_grad():
+            for _ in range(self._plan.accumulation):
+                features(self.model, self._images, self._tokens, self.job.model.precision)
+
+
+class Measured:
+    """Figures of one step on whole captions, after the first ones."""
+
+    def __init__(self, comm: Comm, name: str, samples: int, **keys: Any) -> None:
+        step = RealStep(comm, name, samples, **keys)
+        for _ in range(WARM_STEPS):
+            step()
+        torch.cuda.reset_peak_memory_stats()
+        with nullgpu.watch() as seen:
+            step()
+        self.peak_gib, self.launches, self.waits = nullgpu.peak_gib(), seen["launches"], seen.waits
+        self.moved_gib = moved_gib(step)
+        self.forward_gib = moved_gib(step.forward)
+
+
+def moved_gib(call: Any) -> float:
+    """GiB that the operators of a call read and write."""
+    with nullgpu.bytes_moved() as traffic:
+        call()
+    return float(traffic.bytes) / 2**30
