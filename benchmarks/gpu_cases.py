@@ -20,6 +20,8 @@ class GpuCase:
     samples: int
     loss: str = "clip"
     precision: Literal["bf16", "fp32"] = "bf16"
+    accumulation: int = 1
+    """Micro-batches of a step; open_clip_train's `--accum-freq`."""
 
     @property
     def shape(self) -> Architecture:
@@ -41,7 +43,13 @@ class GpuCase:
                 "name": "bench-step",
                 "data": {"format": "synthetic", "synthetic_samples": samples * steps, "workers": 0},
                 "model": {"name": self.model, "precision": self.precision},
-                "optim": {"global_batch_size": samples, "steps": steps, "lr": 1e-4, "loss": self.loss},
+                "optim": {
+                    "global_batch_size": samples,
+                    "max_batch_size_per_gpu": samples // self.accumulation,
+                    "steps": steps,
+                    "lr": 1e-4,
+                    "loss": self.loss,
+                },
                 "logging": {"every_steps": 10, "tensorboard": False},
                 "health": {"preflight": False},
             }
@@ -51,6 +59,7 @@ class GpuCase:
 CASES = {
     "B-32": GpuCase("ViT-B-32", 1024),
     "L-14": GpuCase("ViT-L-14", 256),
+    "B-32-accumulated": GpuCase("ViT-B-32", 1024, accumulation=4),
     "SigLIP-B-16": GpuCase("ViT-B-16-SigLIP", 512, "siglip"),
 }
 
@@ -61,7 +70,7 @@ def largest_batch(case: GpuCase, gpu_bytes: int) -> int:
     Raises ValueError if none fit.
     """
     most = largest_micro_batch(case.shape, case.job(case.samples, 1), 1, gpu_bytes)
-    samples = min(case.samples, most - most % _MULTIPLE)
+    samples = min(case.samples, (most - most % _MULTIPLE) * case.accumulation)
     if not samples:
         raise ValueError(f"{case.model} fits no GPU of {gpu_bytes / 2**30:.1f} GiB")
     return samples

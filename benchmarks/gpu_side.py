@@ -81,13 +81,12 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     from trainer.data.loader import Batch
     from trainer.train.setup import TrainSetup
 
-    images = page_locked(torch.randint(0, 256, (samples, 4, *case.shape.image_size), dtype=torch.uint8))
-    batch = Batch(
-        images, tokens_of(case.shape, samples), 0, 0, 0, torch.arange(samples), [""] * samples, [""] * samples
-    )
+    size = samples // case.accumulation
+    images = page_locked(torch.randint(0, 256, (size, 4, *case.shape.image_size), dtype=torch.uint8))
+    batch = Batch(images, tokens_of(case.shape, size), 0, 0, 0, torch.arange(size), [""] * size, [""] * size)
 
     def loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
-        return iter([batch] * steps)
+        return iter([batch] * steps * case.accumulation)
 
     prefetch._loaded = loaded
     build._tokenizer = lambda *_: NoTokenizer()  # type: ignore[assignment]
@@ -126,8 +125,9 @@ def theirs(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
         sys.modules["pandas"].__spec__ = ModuleSpec("pandas", None)
     import open_clip_train.main as program
 
-    images = page_locked(torch.randn(samples, 3, *case.shape.image_size))
-    data = TheirData((images, tokens_of(case.shape, samples)), steps, samples * steps)
+    size = samples // case.accumulation
+    images = page_locked(torch.randn(size, 3, *case.shape.image_size))
+    data = TheirData((images, tokens_of(case.shape, size)), steps * case.accumulation, samples * steps)
     replaced: dict[str, Callable[..., Any]] = {
         "get_data": lambda *_, **__: {"train": data},
         "get_tokenizer": lambda *_, **__: NoTokenizer(),
@@ -141,7 +141,8 @@ def their_arguments(case: GpuCase, samples: int, steps: int, folder: Path) -> li
     """Returns the options that open_clip's README gives for speed, with ours where both have one."""
     given = {
         "model": case.model,
-        "batch-size": samples,
+        "batch-size": samples // case.accumulation,
+        "accum-freq": case.accumulation,
         "precision": {"bf16": "amp_bf16", "fp32": "fp32"}[case.precision],
         "dataset-type": "synthetic",
         "train-num-samples": samples * steps,

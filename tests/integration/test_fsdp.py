@@ -14,8 +14,8 @@ from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
 
 
-def passed(folder: Path, ranks: int, degree: int) -> None:
-    done = start("fsdp", "clipship", ranks, "tests.support.fsdp_rank", str(folder), str(degree))
+def passed(folder: Path, ranks: int, degree: int, *words: str) -> None:
+    done = start("fsdp", "clipship", ranks, "tests.support.fsdp_rank", str(folder), str(degree), *words)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(ranks):
         line = f"rank {rank} of {ranks} holds one of {degree} parts: all cases passed"
@@ -31,6 +31,10 @@ def test_two_ranks_train_as_one_process_and_one_process_resumes_them(tmp_path: P
     assert restore(job, alone, tmp_path / "fsdp", train, SAMPLES).steps_done == STEPS
     assert {int(state["step"]) for state in train.optimizer.state.values()} == {STEPS}
     alone.close()
+
+
+def test_two_groups_of_two_ranks_hold_a_copy_each_and_train_as_one_process(tmp_path: Path) -> None:
+    passed(tmp_path, 4, 2, "steps")
 
 
 @pytest.mark.full

@@ -115,7 +115,7 @@ def test_products_of_tiles_are_in_tf32_only_where_half_precision_has_rounded_mor
                 inside.append(torch.backends.cuda.matmul.allow_tf32)
             return func(*args, **(kwargs or {}))
 
-    with Asks():
+    with Asks():  # type: ignore[no-untyped-call]
         loss()
     assert set(inside) == {tf32}
     assert not torch.backends.cuda.matmul.allow_tf32

@@ -54,16 +54,18 @@ OFTEN = (
     Case("ViT-L-14", 256, CHECKPOINTED),
     Case("ViT-B-16-SigLIP", 256, optim=SIGLIP),
     Case("ViT-B-32", 1024, optim={"max_batch_size_per_gpu": 256}),
+    Case("ViT-B-16", 256, {"patch_dropout": 0.5}),
+    Case("ViT-B-32", 512, {"lock_image": True, "lock_image_unlocked_groups": 5}),
+    Case("ViT-H-14", 64),
+    Case("ViT-B-32-quickgelu", 512),
 )
 """Cases that CI runs; `make test-nullgpu TEST_ARGS='-m full'` runs the others."""
 OTHERS = (
     Case("ViT-S-32", 512),
-    Case("ViT-B-32-quickgelu", 512),
     Case("ViT-B-16", 256),
     Case("ViT-B-16-plus-240", 256),
     Case("ViT-L-14", 256),
     Case("ViT-L-14-336", 64),
-    Case("ViT-H-14", 64),
     Case("ViT-g-14", 64),
     Case("ViT-bigG-14", 32),
     Case("ViT-SO400M-14-SigLIP", 64, optim=SIGLIP),
@@ -71,11 +73,9 @@ OTHERS = (
     Case("ViT-B-32", 512, {"precision": "fp32"}),
     Case("ViT-B-32", 512, {"lock_image": True}),
     Case("ViT-B-32", 512, {"lock_text": True}),
-    Case("ViT-B-32", 512, {"lock_image": True, "lock_image_unlocked_groups": 5}),
     Case("ViT-B-32", 512, {"lock_image": True, "lock_image_unlocked_groups": 1, "lock_text": True}),
     Case("ViT-L-14", 128, {"lock_image": True, "lock_image_unlocked_groups": 1, "lock_text": True}),
     Case("ViT-B-16", 256, {"image_size": 288, "context_length": 32}),
-    Case("ViT-B-16", 256, {"patch_dropout": 0.5}),
 )
 
 

@@ -1,12 +1,14 @@
 """Two ranks with NCCL's stand-in: DDP, FSDP and the gathers make the host wait for nothing either."""
 
 import json
+import re
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.start import start
 from trainer.config import Model
 from trainer.config.batch_plan import plan
@@ -15,47 +17,86 @@ from trainer.model.scaling import collectives
 
 STEPS = 4
 """Steps that a rank watches; every second one is logged, with a small gather of its own."""
+CASES: dict[str, dict[str, Any]] = {
+    "clip": {"optim": {"loss_tile": 0}},
+    "clip in tiles": {"optim": {"loss_tile": 4}},
+    "siglip": {"optim": {"loss": "siglip", "loss_tile": 0}},
+    "siglip in tiles": {"optim": {"loss": "siglip", "loss_tile": 4}},
+    "micro-batches": {"optim": {"loss_tile": 0, "max_batch_size_per_gpu": 4}},
+    "micro-batches in tiles": {"optim": {"loss_tile": 4, "max_batch_size_per_gpu": 4}},
+}
+BATCH_NORM: dict[str, dict[str, Any]] = {"batch norm": {"model": {"name": RESNET}}}
+"""A ResNet, whose batch norm takes its statistics over both ranks."""
+
+Given = dict[tuple[str, int], dict[str, int]]
+"""Bytes by kind of collective, of a case and a rank."""
 
 
-def expected(loss: str, loss_tile: int) -> Counter[str]:
+def trained(folder: Any, backend: str, cases: dict[str, dict[str, Any]]) -> Given:
+    """Trains all cases in one start of two ranks, each of which checks that it waits for nothing."""
+    done = start(
+        backend, "clipship", 2, "tests.support.null_gpu_rank", str(folder), backend, json.dumps(cases)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = re.findall(r"rank (\d) in (.+) waited for nothing and gave (.+)", done.stdout)
+    return {(name, int(rank)): json.loads(given) for rank, name, given in lines}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_gpus() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NULLGPU_DEVICES", "2")
+        yield
+
+
+@pytest.fixture(scope="module")
+def torch_given(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Given:
+    return trained(tmp_path_factory.mktemp("torch"), "torch", CASES | BATCH_NORM)
+
+
+@pytest.fixture(scope="module")
+def fsdp_given(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Given:
+    cases = {name: CASES[name] for name in ("clip in tiles", "micro-batches")}
+    return trained(tmp_path_factory.mktemp("fsdp"), "fsdp", cases)
+
+
+def expected(case: str, backend: str) -> Counter[str]:
     """Bytes that a rank gives to each kind of collective in a step, by the arithmetic of `plan scaling`."""
-    shape, job = architecture(Model(name=VIT)), tiny_job(optim={"loss": loss})
+    keys = CASES[case]
+    shape, job = architecture(Model(name=VIT)), tiny_job(**keys, model={"precision": "bf16"})
     assert shape is not None
     given = Counter[str]()
-    for one in collectives(shape, job, plan(job, 2), "torch", 2**20, tiles=loss_tile > 0):
+    tiles = keys["optim"]["loss_tile"] > 0
+    for one in collectives(shape, job, plan(job, 2), backend, 2**20, tiles=tiles):
         given[one.what] += int(one.nbytes)
     return given
 
 
-def output(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, loss: str, loss_tile: int, backend: str = "torch"
-) -> str:
-    """Returns what two ranks print that have waited for nothing."""
-    monkeypatch.setenv("NULLGPU_DEVICES", "2")
-    words = (str(folder), loss, str(loss_tile), backend)
-    done = start(backend, "clipship", 2, "tests.support.null_gpu_rank", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for rank in (0, 1):
-        assert f"rank {rank} waited for nothing, reduced " in done.stdout
-    return done.stdout
-
-
-def test_no_rank_that_splits_the_model_waits_in_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_no_rank_waits_once_ddp_has_timed_its_first_steps_and_bytes_are_as_reckoned(
+    torch_given: Given, case: str, rank: int
 ) -> None:
-    output(tmp_path, monkeypatch, "clip", 4, "fsdp")
+    given, reckoned = torch_given[case, rank], expected(case, "torch")
+    # The logit scale and bias, 4 bytes each, are no parameters of a tower.
+    assert given["all_reduce"] / STEPS == pytest.approx(reckoned["all_reduce"], abs=8)
+    # A gather is counted with what it brings, of both ranks.
+    assert given.get("all_gather", 0) / STEPS == pytest.approx(2 * reckoned["all_gather"], abs=200)
+    assert given.get("reduce_scatter", 0) / STEPS == reckoned["reduce_scatter"]
+    assert given.get("send", 0) / STEPS == pytest.approx(reckoned["shift"], abs=8)
 
 
-@pytest.mark.parametrize(("loss", "loss_tile"), [("clip", 0), ("clip", 4), ("siglip", 4)])
-def test_no_rank_waits_in_a_step_once_ddp_has_timed_its_first_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, loss_tile: int
-) -> None:
-    printed = output(tmp_path, monkeypatch, loss, loss_tile)
+def test_batch_norm_over_two_ranks_makes_none_wait(torch_given: Given) -> None:
     for rank in (0, 1):
-        given = json.loads(printed.split(f"rank {rank} gave ")[1].splitlines()[0])
-        by_arithmetic = expected(loss, loss_tile)
-        # The logit scale and bias, 4 bytes each, are no parameters of a tower.
-        assert given["all_reduce"] / STEPS == pytest.approx(by_arithmetic["all_reduce"], abs=8)
-        # A gather is counted with what it brings, of both ranks.
-        assert given.get("all_gather", 0) / STEPS == pytest.approx(2 * by_arithmetic["all_gather"], abs=200)
-        assert given.get("send", 0) / STEPS == pytest.approx(by_arithmetic["shift"], abs=8)
+        assert torch_given["batch norm", rank]["all_gather"] > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("case", ["clip in tiles", "micro-batches"])
+def test_no_rank_that_splits_the_model_waits_and_bytes_are_as_reckoned(
+    fsdp_given: Given, case: str, rank: int
+) -> None:
+    given, reckoned = fsdp_given[case, rank], expected(case, "fsdp")
+    print(given, reckoned)
+    assert given["reduce_scatter"] / STEPS == pytest.approx(reckoned["reduce_scatter"], rel=0.02)
+    assert given["all_gather"] / STEPS == pytest.approx(2 * reckoned["all_gather"], rel=0.02)

@@ -1,7 +1,7 @@
 """One rank of the backend fsdp: its steps, its checkpoints and its errors, against one process and torch.
 
-`python -m tests.support.fsdp_rank FOLDER DEGREE`. Everything is in float64, so that only the order of sums
-differs. Each case prints its name.
+`python -m tests.support.fsdp_rank FOLDER DEGREE [steps]`. Everything is in float64, so that only the order of
+sums differs, but one step in float32. With `steps` it leaves out checkpoints and other models.
 """
 
 import math
@@ -33,6 +33,8 @@ from trainer.train.step import MicroBatch, StepResult, TrainStep
 
 SAMPLES, STEPS = 64, 3
 BOUND = 1e-12
+BOUND_IN_FLOAT32 = 1e-6
+"""Of the whole gradient: each of its values has rounding errors of its own."""
 
 
 class AsTorch:
@@ -48,10 +50,10 @@ class AsTorch:
         return TorchBackend.reducer(cast(TorchBackend, self._comm), model)
 
 
-def job_of(comm: dict[str, Any], ranks: int, **model: Any) -> Job:
+def job_of(comm: dict[str, Any], ranks: int, precision: str = "fp64", **model: Any) -> Job:
     """Two micro-batches a rank, tiles, and a limit that clips every step."""
     return tiny_job(
-        model={"precision": "fp64", **model},
+        model={"precision": precision, **model},
         optim={
             "max_batch_size_per_gpu": 16 // ranks // 2,
             "loss_tile": 3,
@@ -71,6 +73,7 @@ def run_step(train: TrainStep, comm: Any, step: int, *, spoilt: bool = False) ->
     """One step on this rank's part of a global batch that depends on the step alone."""
     generator = torch.Generator().manual_seed(step)
     images = torch.randn(16, 3, 32, 32, generator=generator, dtype=torch.float64)
+    images = images.to(next(train.model.parameters()).dtype)
     if spoilt:
         images[0] = math.nan
     tokens = torch.randint(1, 1000, (16, 16), generator=generator)
@@ -121,6 +124,26 @@ def steps_are_those_of_one_process(comm: Comm, job: Job) -> TrainStep:
         assert norm > 0.01, "every step is clipped"
     assert_close(whole(train), expected)
     return train
+
+
+def a_gradient_in_float32_is_that_of_one_process(comm: Comm, job: Job) -> None:
+    def rank_main(comm: Any) -> Tensor:
+        train = stepper(job, comm)
+        run_step(train, comm, 0)
+        shards = train.shards
+        return torch.cat(
+            [
+                shards.whole(name, parameter.grad).reshape(-1)
+                for name, parameter in shards.parameters.items()
+                if parameter.grad is not None
+            ]
+        )
+
+    found, (expected,) = rank_main(comm), run_ranks(1, rank_main)
+    assert found.dtype == torch.float32
+    error = float((found - expected).norm() / expected.norm())
+    print(f"a gradient in float32 differs by {error:.1e} of its norm", flush=True)
+    assert error <= BOUND_IN_FLOAT32
 
 
 def each_rank_holds_its_rows_alone(train: TrainStep, degree: int) -> None:
@@ -185,32 +208,44 @@ def checkpoints_go_from_one_backend_to_another(folder: Path, train: TrainStep, c
 
 def replicas_are_compared_where_there_are_some(train: TrainStep, comm: Comm, degree: int) -> None:
     check_replicas(comm, train.shards, train.optimizer)
-    last = comm.world.size - 1
+    last, rows = comm.world.size - 1, train.shards.parameters["visual.proj"]
+    kept = rows.detach().clone()
     with torch.no_grad():
         if comm.world.rank == last:
-            train.shards.parameters["visual.proj"][0, 0] += 1.0
+            rows[0, 0] += 1.0
     alone = degree == comm.world.size
     with nullcontext() if alone else pytest.raises(ReplicaError, match=f"rank {last}: visual.proj"):
         check_replicas(comm, train.shards, train.optimizer)
+    with torch.no_grad():
+        rows.copy_(kept)
 
 
-def main(folder: Path, degree: int) -> None:
+def main(folder: Path, degree: int, *, steps_alone: bool) -> None:
     world = detect(os.environ, os.uname().nodename)
     settings = {"backend": "fsdp", "fsdp": {"shard_degree": degree}}
     job = job_of(settings, world.size)
     comm = connect(job, world, os.environ)
     train = steps_are_those_of_one_process(comm, job)
     each_rank_holds_its_rows_alone(train, degree)
-    a_step_that_is_not_finite_changes_nothing(train, comm)
-    ranks_evaluate_as_often_as_they_like(train, comm)
-    checkpoints_go_from_one_backend_to_another(folder, train, comm, job)
+    a_gradient_in_float32_is_that_of_one_process(comm, job_of(settings, world.size, "fp32"))
     replicas_are_compared_where_there_are_some(train, comm, degree)
-    for model in ({"lock_image": True}, {"grad_checkpointing": True}):
-        steps_are_those_of_one_process(comm, job_of(settings, world.size, **model))
+    if not steps_alone:
+        the_rest(folder, train, comm, job)
     print(f"rank {world.rank} of {world.size} holds one of {degree} parts: all cases passed", flush=True)
     comm.barrier(60.0)
     comm.close()
 
 
+def the_rest(folder: Path, train: TrainStep, comm: Comm, job: Job) -> None:
+    """Evaluations, checkpoints and other models."""
+    a_step_that_is_not_finite_changes_nothing(train, comm)
+    ranks_evaluate_as_often_as_they_like(train, comm)
+    checkpoints_go_from_one_backend_to_another(folder, train, comm, job)
+    settings = {"backend": "fsdp", "fsdp": {"shard_degree": job.comm.fsdp.shard_degree}}
+    for key in ("lock_image", "grad_checkpointing"):
+        model: dict[str, Any] = {key: True}
+        steps_are_those_of_one_process(comm, job_of(settings, comm.world.size, **model))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), steps_alone=sys.argv[3:] == ["steps"])

@@ -129,7 +129,8 @@ def _of_shards(shape: Architecture, plan: BatchPlan, job: Job) -> Iterator[Colle
     forward = plan.accumulation * (2 if plan.accumulation > 1 else 1)
     again = plan.accumulation * settings.reshard_after_forward
     if degree > 1:
-        for place, passes in (("forward", forward), ("backward", again)):
+        gathers: tuple[tuple[Place, int], ...] = (("forward", forward), ("backward", again))
+        for place, passes in gathers:
             if passes:
                 times = passes * blocks
                 yield Collective("all_gather", place, passes * part, times, hidden=True, ranks=degree)
