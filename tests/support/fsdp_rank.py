@@ -34,7 +34,7 @@ from trainer.train.step import MicroBatch, StepResult, TrainStep
 SAMPLES, STEPS = 64, 3
 BOUND = 1e-12
 BOUND_IN_FLOAT32 = 1e-6
-"""Of the whole gradient: each of its values has rounding errors of its own."""
+"""Share of the whole gradient's norm: each of its values has rounding errors of its own."""
 
 
 class AsTorch:

@@ -42,7 +42,7 @@ TiledShare = Callable[[Comm, Tensor, Tensor, Tensor, Tensor | None, "Tiles", Gat
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the logits are cut, and what computes them."""
+    """Size of the tiles into which the logits are cut, and the functions that compute them."""
 
     rows: int
     """Most rows of a tile, which has at most the square of it in logits."""

@@ -1,4 +1,4 @@
-"""What the loss in tiles does to a tile of logits between its matrix products: plain, and fused on a GPU.
+"""Functions that the loss in tiles calls on a tile of logits between its products: plain, and fused on a GPU.
 
 The plain form takes one operation after another. In the fused form torch.compile makes one or two kernels of
 each function, so that a tile is read once and not five times; the plain form is its oracle, at each start
