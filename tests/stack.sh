@@ -21,7 +21,7 @@ if [[ ! -e $installed ]]; then
     "$python" -m venv --clear "$environment"
     pip=("$environment/bin/python" -m pip install --disable-pip-version-check --quiet)
     "${pip[@]}" --require-hashes --requirement "$pins" --requirement docker/requirements.txt --requirement docker/requirements-mpi.txt \
-        --requirement docker/requirements-build.txt --requirement docker/requirements-launch.txt --requirement tests/requirements.txt
+        --requirement docker/requirements-build.txt --requirement docker/requirements-launch.txt --requirement docker/requirements-text.txt --requirement tests/requirements.txt
     "${pip[@]}" --no-deps --no-build-isolation --editable .
     wheel=$(docker/build-horovod.sh --python "$environment/bin/python" --cache "${XDG_CACHE_HOME:-$HOME/.cache}/clipship/wheels" --ops cpu)
     "${pip[@]}" --no-deps "$wheel"

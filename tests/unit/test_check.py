@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from trainer.cli.check import check_job, check_without_files
-from trainer.config import Data, Eval, Job
+from trainer.config import Data, Eval, Job, Model
 from trainer.config.loader import dump_job, load_job
 from trainer.data.sample_counts import check_data, recorded_sizes
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names, templates
-from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained, known_models
+from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
+from trainer.model.packages import check_trained
 from trainer.model.tags import clean_tag, known_tags
 from trainer.run.folder import check_run_folder, run_folder
 
@@ -266,11 +267,11 @@ def test_a_model_that_writes_captions_is_refused_for_training_and_not_for_evalua
     check_model("coca_ViT-B-32")
     config = {"embed_dim": 1, "vision_cfg": {}, "text_cfg": {}, "multimodal_cfg": {}}
     (folder / "mine.json").write_text(json.dumps(config))
-    assert "mine.json also writes captions" in problem(check_trained, f"{folder}/mine.json")
+    assert "mine.json also writes captions" in problem(check_trained, Model(name=f"{folder}/mine.json"))
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-    assert "also writes captions" in problem(check_trained, f"local-dir:{folder}")
+    assert "also writes captions" in problem(check_trained, Model(name=f"local-dir:{folder}"))
     for name in ("ViT-B-32", "hf-hub:org/model", "no-such-model", f"{folder}/none.json"):
-        check_trained(name)
+        check_trained(Model(name=name))
 
 
 def evaluation(folder: Path, **values: object) -> Eval:

@@ -5,6 +5,7 @@ They are known before a run starts, and the image has them.
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import open_clip
@@ -13,7 +14,7 @@ import pytest
 from tests.support.jobs import VIT
 from trainer.cli.check import check_without_files
 from trainer.cli.describe import warnings
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.config.loader import job_from_table
 from trainer.errors import InputError
 from trainer.image.dockerfile import dockerfile
@@ -21,9 +22,17 @@ from trainer.model.catalog import known_models
 from trainer.model.packages import needed
 
 SIGLIP = "ViT-B-16-SigLIP"
-without_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is not None, reason="transformers is installed here"
-)
+ALL = ("transformers", "sentencepiece", "protobuf")
+
+
+@pytest.fixture
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the package from every import, and from the check."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name)
+    )
 
 
 def job(model: str, **sections: object) -> Job:
@@ -36,10 +45,10 @@ def job(model: str, **sections: object) -> Job:
     return job_from_table({**table, **sections}, "a test's job")
 
 
-@without_transformers
+@pytest.mark.usefixtures("without_transformers")
 def test_models_whose_tokenizer_open_clip_cannot_make_here_are_those_that_need_packages() -> None:
     """One in ten of the other models is tried, for their tokenizer is the same."""
-    plain = [name for name in known_models() if not needed(name).packages]
+    plain = [name for name in known_models() if not needed(Model(name=name)).packages]
     for name in set(known_models()) - set(plain):
         with pytest.raises(ImportError):
             open_clip.get_tokenizer(name)
@@ -50,20 +59,20 @@ def test_models_whose_tokenizer_open_clip_cannot_make_here_are_those_that_need_p
 def test_a_config_of_the_users_whose_name_has_siglip_is_said_to_want_a_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "my-SigLIP.json"
     path.write_text(Path(VIT).read_text())
-    assert needed(str(path)).packages == ("transformers", "sentencepiece", "protobuf")
+    assert needed(Model(name=str(path))).packages == ALL
     config = json.loads(path.read_text())
     config["text_cfg"]["hf_tokenizer_name"] = "bert-base-uncased"
     path.write_text(json.dumps(config))
-    assert needed(str(path)).packages == ("transformers",)
+    assert "its tokenizer is bert-base-uncased" in needed(Model(name=str(path))).reason
 
 
 @pytest.mark.parametrize("text", ["[]", "1", '{"text_cfg": 1}', '{"model_cfg": []}', "{"])
 def test_a_config_that_cannot_be_read_is_left_to_other_checks(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.json").write_text(text)
-    assert needed(str(tmp_path / "odd.json")).packages == ()
+    assert needed(Model(name=str(tmp_path / "odd.json"))).packages == ()
 
 
-@without_transformers
+@pytest.mark.usefixtures("without_transformers")
 @pytest.mark.parametrize("model", [SIGLIP, "roberta-ViT-B-32", "nllb-clip-base-siglip"])
 def test_check_refuses_a_model_whose_package_is_not_here(model: str) -> None:
     with pytest.raises(
@@ -73,16 +82,31 @@ def test_check_refuses_a_model_whose_package_is_not_here(model: str) -> None:
         check_without_files(job(model), 1)
 
 
-def test_the_image_of_a_job_brings_what_its_model_needs_once() -> None:
-    assert "pip install --quiet --constraint /docker/constraints.txt transformers" in dockerfile(job(SIGLIP))
-    pinned = dockerfile(job(SIGLIP, image={"pip_packages": ["transformers==5.0"]}))
-    assert pinned.count("transformers") == 1
-    assert "transformers" not in dockerfile(job("ViT-B-32"))
+def test_a_text_tower_that_the_job_names_needs_them_too() -> None:
+    need = needed(Model(name="ViT-B-32", text="hf:bert-base-chinese"))
+    assert (need.packages, need.reason) == (ALL, "its text tower is model.text = hf:bert-base-chinese")
+
+
+def test_the_image_of_a_job_has_pinned_packages_if_its_model_needs_them() -> None:
+    install = "pip install --quiet --no-deps --require-hashes --requirement /docker/requirements-text.txt"
+    text = dockerfile(job(SIGLIP))
+    assert install in text
+    assert "COPY docker/requirements-text.txt /docker/" in text
+    assert "requirements-text" not in dockerfile(job("ViT-B-32"))
+
+
+def test_an_image_takes_the_versions_that_its_job_names_and_the_rest_once() -> None:
+    text = dockerfile(job(SIGLIP, image={"pip_packages": ["transformers==5.0"]}))
+    assert "requirements-text" not in text
+    assert "transformers==5.0 sentencepiece protobuf" in text
 
 
 def test_check_says_which_package_an_image_of_another_job_lacks() -> None:
     keys = {"slurm": {"container": "pyxis"}, "image": {"tag": "ours/clip:1"}}
     matches = [text for text in warnings(job(SIGLIP, **keys), None) if "transformers" in text]
     assert len(matches) == 1
-    assert 'an image of another job needs image.pip_packages = ["transformers"]' in matches[0]
+    assert (
+        'an image of another job needs image.pip_packages = ["transformers", "sentencepiece", "protobuf"]'
+        in matches[0]
+    )
     assert not [text for text in warnings(job("ViT-B-32", **keys), None) if "transformers" in text]

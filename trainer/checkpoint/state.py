@@ -40,6 +40,11 @@ def optimizer_file(part: int, parts: int) -> str:
     return f"optimizer-{part:05d}-of-{parts:05d}.pt"
 
 
+def is_optimizer_file(name: str) -> bool:
+    """Returns whether a file of a checkpoint holds a part of the optimizer's state."""
+    return name.startswith("optimizer-")
+
+
 @dataclass(frozen=True)
 class Split:
     """Tensor of which this rank has some rows; a file gets it whole."""

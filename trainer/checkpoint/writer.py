@@ -44,9 +44,17 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, checkpoints: Path, settings: Checkpoint, rank: int, world_size: int, timeout_s: float
+        self,
+        checkpoints: Path,
+        settings: Checkpoint,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        model_files: Mapping[str, bytes] | None = None,
     ) -> None:
+        """`model_files` are small files, by name, that every checkpoint gets beside the weights."""
         self._checkpoints, self._settings, self._timeout_s = checkpoints, settings, timeout_s
+        self._model_files = model_files or {}
         self._rank, self._parts = rank, world_size if settings.every_rank_writes else 1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -156,7 +164,10 @@ class CheckpointWriter:
             folder.write(name, partial(_write_state, content))
         if self._rank:
             return
-        names = [files.WEIGHTS, *(state.optimizer_file(part, self._parts) for part in range(self._parts))]
+        for name, text in self._model_files.items():
+            folder.write(name, partial(_write_bytes, text))
+        names = [files.WEIGHTS, *self._model_files]
+        names += (state.optimizer_file(part, self._parts) for part in range(self._parts))
         final = folder.publish(names, about, self._timeout_s)
         self._keep(folder, best)
         size = sum(path.stat().st_size for path in final.iterdir())
@@ -180,6 +191,10 @@ class CheckpointWriter:
         if best is not None:
             files.record_best(self._checkpoints, folder.step, *best)
         files.prune(self._checkpoints, self._settings.keep)
+
+
+def _write_bytes(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
 
 
 def _write_state(content: state.State, path: Path) -> None:

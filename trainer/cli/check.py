@@ -18,10 +18,10 @@ from trainer.data.storage import check_storage
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.launch.local import KEEPING_GOING, launcher_for
-from trainer.model.catalog import check_model, check_pretrained, check_tag, check_trained
+from trainer.model.catalog import check_model, check_pretrained, check_tag
 from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
-from trainer.model.packages import check_packages
+from trainer.model.packages import check_packages, check_trained
 from trainer.run.checkpoints import check_resume
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -42,7 +42,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_nodes(job),
         lambda: check_fabric(job),
         lambda: check_model(job.model.name),
-        lambda: check_trained(job.model.name),
+        lambda: check_trained(job.model),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_tag(job.model.name, job.model.pretrained),
         lambda: check_evaluation(job.eval),
@@ -84,7 +84,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         lambda: check_fabric(job),
     ]
     if not os.path.isabs(job.model.name):
-        checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model.name)]
+        checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     if not _runs_elsewhere(job):
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]

@@ -52,7 +52,7 @@ def missing_here(job: Job, *, local: bool) -> Iterator[str]:
 def not_in_the_image(job: Job) -> Iterator[str]:
     """Yields a warning for each package that only a key of this job needs, so that the image may lack it."""
     if lacking := not_named(job):
-        need = f"model.name = {job.model.name} needs {', '.join(lacking)} ({needed(job.model.name).reason})"
+        need = f"model.name = {job.model.name} needs {', '.join(lacking)} ({needed(job.model).reason})"
         yield (
             f"{need}: an image that is built from this job has it, an image of another job needs "
             f"image.pip_packages = {json.dumps(lacking)}"

@@ -140,7 +140,7 @@ def _server(port: int) -> "Server":
 def _index(job: "Job", images: Path, pictures: "Sequence[Picture]", left_out: "_LeftOut") -> "Index":
     """Loads the model, and lets the pictures pass it whose features are not kept."""
     say(f"{many(len(pictures), 'picture')} in {one_line(str(images))}; loading {_about(job)}")
-    if job.model.offline:
+    if job.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     with _progress() as done:
         from trainer.search.cache import cache_file

@@ -83,6 +83,11 @@ class Job(Section):
         return {name: getattr(self, name) for name in SCHEDULERS if name in self.model_fields_set}
 
     @property
+    def offline(self) -> bool:
+        """True if ranks must not ask the hub for weights and tokenizers."""
+        return bool(self.schedulers) if self.model.offline is None else self.model.offline
+
+    @property
     def asks_for_gpus(self) -> str:
         """The key by which the job asks for GPUs, with its value; "" if it asks for none."""
         if self.resources.on_cpu:

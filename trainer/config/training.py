@@ -16,12 +16,19 @@ Decay = Annotated[float, Field(gt=0, le=1)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
 Channels = tuple[float, float, float]
 
+HUB_TEXT = "hf:"
+"""Beginning of a `model.text` that names a model on the Hugging Face hub."""
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 
 
 def is_config_file(name: str) -> bool:
     """Returns whether `model.name` is a config file, and not a model that open_clip knows."""
     return name.endswith(".json")
+
+
+def is_text_folder(text: str) -> bool:
+    """Returns whether `model.text` is a folder, and not a name on a hub."""
+    return not text.startswith(HUB_TEXT)
 
 
 def is_weights(name: str) -> bool:
@@ -36,6 +43,18 @@ class Model(Section):
     """A model that open_clip knows, or the path of a config file (.json) in its format."""
     pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
     """A tag that open_clip knows, a weights file, or a checkpoint of Clipship to start from."""
+    text: Annotated[Text | None, JobPath("folder", when=is_text_folder)] = None
+    """Text tower in place of that of the config, with its tokenizer: "hf:NAME", a model on the Hugging
+    Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training
+    starts from, unless `pretrained` has others. None: as the model's config says."""
+    text_pooling: Literal["cls", "mean", "pooler"] | None = None
+    """What a text tower of Hugging Face makes of its tokens' outputs. cls: that of the first token; mean: the
+    mean over a caption's tokens; pooler: the tower's own layer behind the first token. None: as the model's
+    config says; mean with `text`."""
+    text_projection: Literal["linear", "mlp", "none"] | None = None
+    """Layer from a text tower of Hugging Face to the features' width, which begins with random weights.
+    linear: one matrix; mlp: two with a GELU between them; none: the widths must be equal. None: as the
+    model's config says; linear with `text`."""
     precision: Precision = "fp32"
     """fp32: all in float32, matrix products too, whose peak rate on an A100 is an eighth of that in TF32;
     tf32: GPUs round the factors of products to 10 bits, all else is float32 (on a CPU it is fp32); bf16:
@@ -68,7 +87,7 @@ class Model(Section):
     """Freeze the text tower."""
     lock_text_unlocked_layers: Count = 0
     """With lock_text: groups of layers at the text tower's end that are trained: the projection, then each
-    block, then the embeddings. Of a text tower of transformers: blocks."""
+    block, then the embeddings."""
     sync_batch_norm: bool = True
     """Compute batch norm statistics over the global batch, so that the gradient does not depend on the number
     of ranks."""
@@ -90,8 +109,10 @@ class Model(Section):
     cache_dir: Annotated[Text | None, JobPath("folder", made=True), MAY_CHANGE] = None
     """Folder that keeps weights and tokenizers, which are fetched once per node. None: the hub's own default.
     """
-    offline: Annotated[bool, MAY_CHANGE] = False
-    """Never ask the hub: weights and tokenizers that are not in the cache are an error."""
+    offline: Annotated[bool | None, MAY_CHANGE] = None
+    """Never ask the hub: weights and tokenizers that are not in the cache are an error. `clipship fetch` puts
+    them there beforehand. None: true if the job has a section of a scheduler: nodes of a cluster often
+    reach no hub."""
 
     @property
     def unlocked(self) -> tuple[int | None, int | None]:
@@ -130,6 +151,12 @@ class Model(Section):
         if value is not None and not all(0 < each < float("inf") for each in value):
             raise ValueError("must be three numbers above 0")
         return value
+
+    @model_validator(mode="after")
+    def _a_name_on_the_hub(self) -> "Model":
+        if self.text == HUB_TEXT:
+            raise ValueError('text = "hf:" lacks the name: write "hf:NAME", or the path of a folder')
+        return self
 
     @model_validator(mode="after")
     def _unlocked_are_locked(self) -> "Model":

@@ -14,7 +14,7 @@ from trainer.image.base import base_of, system_name
 from trainer.image.compatibility import check_stack
 from trainer.image.stack_table import Row, System, Table, number, table
 from trainer.image.toolchain import compiler, cuda_of, toolkit
-from trainer.model.packages import image_packages
+from trainer.model.packages import image_has_text, image_packages
 
 _PATH = "/opt/clipship/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM = ("python3", "python3-venv", "ca-certificates", "openssh-client", "openssh-server")
@@ -67,6 +67,8 @@ class Recipe:
     """Folder of the CUDA toolkit. Its characters need no quoting, except for a star that a shell expands."""
     torch_pins: str
     """Lock file of this torch and its dependencies, under docker/; empty if torch is the base's."""
+    text_pins: str
+    """Lock file of the packages for text towers of Hugging Face, under docker/; empty if it needs none."""
     nvcc_pins: str
     archs: str
     """Compute capabilities as Horovod's build takes them: 80,90."""
@@ -80,7 +82,7 @@ class Recipe:
     @property
     def extras(self) -> bool:
         """True if the job adds packages to those of the stack."""
-        return bool(self._more_packages or self.image.pip_packages)
+        return bool(self._more_packages or self.image.pip_packages or self.text_pins)
 
     @property
     def _more_packages(self) -> tuple[str, ...]:
@@ -96,6 +98,9 @@ class Recipe:
             commands.append(
                 shlex.join(["apt-get", "install", "-qq", "--no-install-recommends", *self._more_packages])
             )
+        if self.text_pins:
+            pinned = ["--no-deps", "--require-hashes", "--requirement", f"/docker/{self.text_pins}"]
+            commands.append(shlex.join(["/opt/clipship/bin/pip", "install", "--quiet", *pinned]))
         if self.image.pip_packages:
             install = [
                 "/opt/clipship/bin/pip",
@@ -146,6 +151,7 @@ def recipe(job: Job) -> Recipe:
         toolkit=kind,
         cuda_home=_cuda_home(kind, row, image.cuda_home),
         torch_pins=f"torch/{row.torch}.txt" if row else "",
+        text_pins="requirements-text.txt" if image_has_text(job) else "",
         nvcc_pins=f"requirements-cuda-{row.cuda}.txt" if row else "",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
@@ -235,6 +241,8 @@ def _brought(row: Row, python: str) -> dict[str, str]:
 
 def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, str]:
     image = {**job.image.model_dump(mode="json", exclude={"tag", "site"}), "compiler": job.compiler_in_image}
+    if image_has_text(job):
+        image["text"] = True
     described = json.dumps([job.stack.model_dump(mode="json"), image], sort_keys=True)
     return {
         "org.opencontainers.image.title": f"Clipship for {job.name}",

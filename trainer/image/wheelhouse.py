@@ -48,7 +48,13 @@ def fill(job: Job, folder: Path) -> int:
         ":all:",
         *_platforms(made.row),
     ]
-    names = ("requirements.txt", made.torch_pins, "requirements-mpi.txt", "requirements-build.txt")
+    names = (
+        "requirements.txt",
+        made.torch_pins,
+        "requirements-mpi.txt",
+        "requirements-build.txt",
+        made.text_pins,
+    )
     lists = [docker / name for name in names if name]
     if made.toolkit == "pypi":
         lists.append(docker / made.nvcc_pins)

@@ -26,7 +26,7 @@ def rank_environment(job: Job, world_size: int, threads: int | None = None) -> d
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = variables["OMP_NUM_THREADS"]
     if job.comm.timeline:
         variables["KINETO_LOG_LEVEL"] = "99"  # otherwise the profiler fills the console
-    if job.model.offline:
+    if job.offline:
         variables["HF_HUB_OFFLINE"] = "1"  # tokenizers would ask the hub even for cached files
     return variables | job.env
 

@@ -108,7 +108,7 @@ def architecture(model: Model) -> Architecture | None:
         embed_dim = config["embed_dim"]
         quick = bool(config.get("quick_gelu", False))
         image = _timm(vision) if "timm_model_name" in vision else _vision(vision, embed_dim, quick=quick)
-        if image is None or "hf_model_name" in text:
+        if image is None or model.text or "hf_model_name" in text:
             return None
         words = _text(text, embed_dim, quick=quick)
         return Architecture(image, words, _size(vision), embed_dim, model.unlocked)

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,8 +27,14 @@ from trainer.model.loading import check_weights, loading
 from trainer.model.locking import lock_towers
 from trainer.model.skip_random import SkipRandomValues
 from trainer.model.sync_batch_norm import has_batch_norm, synchronise_batch_norm
+from trainer.model.text_source import TextSource, text_source
+from trainer.model.text_tower import check_caption_length, text_notes, use_our_text_towers
+from trainer.run.checkpoints import MODEL_CONFIG
+
+use_our_text_towers()
 
 _ENCODE_IMAGE = "encode_image"
+_HUB = "hf-hub:"
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,10 @@ class Clip:
     """Function from a PIL image to float32 [3, height, width], normalised."""
     kernels: Kernels = field(default_factory=Kernels)
     """Modules of the model that were replaced by faster ones."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Small files by name, from which the model and its tokenizer can be built elsewhere."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what was done with the model that its user should know."""
 
 
 def build_model(
@@ -177,6 +187,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     be, and so is the state of the random generator in either case. It does not communicate.
     """
     torch.manual_seed(job.seed)
+    notes: list[str] = []
     pretrained = job.model.pretrained and weights_file(job.model.pretrained)
     if check_weights(pretrained) and job.optim.loss != "siglip":
         raise InputError(
@@ -190,6 +201,9 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         nullcontext() if initial_weights else SkipRandomValues(),
     ):
         name = _register(job.model.name)
+        config = model_config(name, job.model.cache_dir)
+        begins = initial_weights and pretrained is None and ":" not in name
+        text = text_source(job.model, config, weights=begins) if config else None
         model = open_clip.create_model(
             name,
             pretrained=pretrained,
@@ -202,11 +216,15 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             force_patch_dropout=job.model.patch_dropout,
             force_preprocess_cfg=dict(job.model.preprocessing),
             **_initial_logits(job.optim.loss),
+            **(text.model_arguments if text else {}),
         )
+    if text is not None:
+        check_caption_length(model, text.config["context_length"])
+    if job.optim.loss == "siglip" and initial_weights:
+        notes += _give_bias(model, pretrained)
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
-        config = json.dumps(open_clip.get_model_config(name))
-        tokenizer = _tokenizer(name, job.model.cache_dir, job.model.context_length, config)
+        tokenizer = _tokenizer_of(job.model, name, config, text)
     preprocess = open_clip.transform.PreprocessCfg(**model.visual.preprocess_cfg)
     shared = {"mean": preprocess.mean, "std": preprocess.std, "interpolation": preprocess.interpolation}
     size = (
@@ -223,7 +241,19 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         open_clip.image_transform(
             preprocess.size, is_train=False, resize_mode=preprocess.resize_mode, **shared
         ),
+        files=_files(config, text),
+        notes=(*notes, *text_notes(model)),
     )
+
+
+def _give_bias(model: nn.Module, pretrained: str | None) -> list[str]:
+    """Sets the initial bias where the weights had none, for which open_clip takes 0; returns what it did."""
+    bias, start = getattr(model, "logit_bias", None), _initial_logits("siglip")["init_logit_bias"]
+    if pretrained is None or not isinstance(bias, Tensor) or float(bias) != 0:
+        return []
+    with torch.no_grad():
+        bias.fill_(start)
+    return [f"the weights have no logit bias; it begins at {start:g} (arXiv 2303.15343)"]
 
 
 def preload_tokenizer(job: Job) -> None:
@@ -231,10 +261,20 @@ def preload_tokenizer(job: Job) -> None:
 
     A tokenizer of another library is left out: it may start threads, or be fetched.
     """
+    if ":" in job.model.name or job.model.text:
+        return
     name = _register(job.model.name)
-    config = open_clip.get_model_config(name)  # None if the name is that of a model on a hub
+    config = open_clip.get_model_config(name)
     if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
+
+
+def _tokenizer_of(
+    settings: Model, name: str, config: dict[str, Any] | None, text: TextSource | None
+) -> Tokenizer:
+    if text is not None:
+        return text.tokenizer()
+    return _tokenizer(name, settings.cache_dir, settings.context_length, json.dumps(config))
 
 
 @cache
@@ -242,6 +282,15 @@ def _tokenizer(name: str, cache_dir: str | None, context_length: int | None, con
     """Returns open_clip's tokenizer of a model; one for a `config` is enough, and its file is large."""
     tokenizer: Tokenizer = open_clip.get_tokenizer(name, context_length=context_length, cache_dir=cache_dir)
     return tokenizer
+
+
+def _files(config: dict[str, Any] | None, text: TextSource | None) -> dict[str, bytes]:
+    """Returns what a checkpoint keeps so that its model can be built elsewhere: config and tokenizer."""
+    if config is None:
+        return {}
+    whole = {**config, **({"text_cfg": dict(text.names)} if text else {})}
+    about = json.dumps(whole, indent=2, ensure_ascii=False).encode() + b"\n"
+    return {MODEL_CONFIG: about, **(text.files() if text else {})}
 
 
 @contextmanager
@@ -257,6 +306,19 @@ def _quiet(wanted: bool) -> Iterator[None]:
         yield
     finally:
         root.setLevel(level)
+
+
+def model_config(name: str, cache_dir: str | None) -> dict[str, Any] | None:
+    """Returns a registered model's config in open_clip's format; None if open_clip knows none.
+
+    That of a model on a hub comes from the cache, or is downloaded into it.
+    """
+    if name.startswith(_HUB):
+        found: dict[str, Any] = open_clip.factory._get_hf_config(name.removeprefix(_HUB), cache_dir=cache_dir)
+        nested: dict[str, Any] = found.get("model_cfg", found)
+        return nested
+    config: dict[str, Any] | None = open_clip.get_model_config(name)
+    return config
 
 
 def _register(name: str) -> str:

@@ -10,13 +10,9 @@ from trainer.errors import InputError
 from trainer.model.tags import clean_tag, known_tags
 from trainer.run.checkpoints import MANIFEST, WEIGHTS
 
-NO_LOSS = (
-    "also writes captions (CoCa), and Clipship has no loss for them: choose a model with two towers; "
-    "`clipship eval` can evaluate this one"
-)
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
 _HUB = "hf-hub:"
-_FOLDER = "local-dir:"
+FOLDER = "local-dir:"
 
 
 def known_models() -> list[str]:
@@ -40,26 +36,12 @@ def check_model(name: str) -> None:
     """
     if name.startswith(_HUB):
         return
-    if name.startswith(_FOLDER):
-        _check_folder(Path(name.removeprefix(_FOLDER)))
+    if name.startswith(FOLDER):
+        _check_folder(Path(name.removeprefix(FOLDER)))
     elif name.endswith(".json"):
         _check_config(Path(name))
     else:
         _check_known(name)
-
-
-def check_trained(name: str) -> None:
-    """Raises InputError for a model that can be evaluated but not trained.
-
-    A config that cannot be read is left to the ranks.
-    """
-    try:
-        config = json.loads(config_file(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return
-    parts = config.get("model_cfg", config) if isinstance(config, dict) else {}
-    if "multimodal_cfg" in parts:
-        raise InputError(f"model.name: {name} {NO_LOSS}")
 
 
 def weights_file(pretrained: str) -> str:
@@ -87,7 +69,7 @@ def check_tag(name: str, tag: str | None) -> None:
 
     Other tags are open_clip's to check.
     """
-    if not tag or "/" in tag or os.path.exists(tag) or name.startswith((_HUB, _FOLDER)):
+    if not tag or "/" in tag or os.path.exists(tag) or name.startswith((_HUB, FOLDER)):
         return
     known = known_tags(_plain(name))
     if not known or clean_tag(tag) in known:
@@ -109,8 +91,8 @@ def config_file(name: str) -> Path:
 
     The path does not exist for the hub's models, and if open_clip is not installed.
     """
-    if name.startswith(_FOLDER):
-        return Path(name.removeprefix(_FOLDER)) / "open_clip_config.json"
+    if name.startswith(FOLDER):
+        return Path(name.removeprefix(FOLDER)) / "open_clip_config.json"
     if name.endswith(".json"):
         return Path(name)
     return next((folder / f"{_plain(name)}.json" for folder in _config_folders()), Path(name))

@@ -74,7 +74,7 @@ def check_hub_weights(job: Job) -> None:
 def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError | None:
     """Returns the error to raise instead; None if the fault can only be in this program or in open_clip."""
     name = job.model.name
-    if not job.model.offline and (source := _not_reached(error)):
+    if not job.offline and (source := _not_reached(error)):
         return StorageError(
             f"{pretrained or name} cannot be fetched, because the hub does not answer ({cause(source)}): "
             "start again when it does, "

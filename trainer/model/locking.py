@@ -1,8 +1,6 @@
 """Freezes towers, whole or but for the layers at their end (LiT, arXiv 2111.07991)."""
 
 import warnings
-from contextlib import redirect_stdout
-from io import StringIO
 
 from torch import nn
 
@@ -31,8 +29,8 @@ def lock_towers(model: nn.Module, settings: Model) -> None:
 def _lock(model: nn.Module, tower: str, key: str, unlocked: int) -> None:
     before = _trained(model)
     try:
-        # Towers of transformers print what they unlock, and open_clip takes timm's groups from an old place.
-        with redirect_stdout(StringIO()), warnings.catch_warnings(category=FutureWarning, action="ignore"):
+        # open_clip takes timm's groups from an old place.
+        with warnings.catch_warnings(category=FutureWarning, action="ignore"):
             getattr(model, f"lock_{tower}_tower")(unlocked)
     except _NO_GROUPS as error:
         if not unlocked:

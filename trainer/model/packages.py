@@ -1,6 +1,7 @@
-"""Finds the Python packages that a model of open_clip needs besides Clipship's own, from its config.
+"""What a model of open_clip needs besides Clipship's own packages, and what Clipship can do with it.
 
-Imports no torch and no open_clip.
+Both follow from its config. `check`, the image and the table of all models read the same row. Imports no
+torch and no open_clip.
 """
 
 import importlib.util
@@ -9,51 +10,69 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trainer.config import Job
+from trainer.config import Job, Model
 from trainer.errors import InputError
 from trainer.model.catalog import config_file
 
-_HUGGING_FACE = ("transformers",)
-_SENTENCE_PIECE = ("transformers", "sentencepiece", "protobuf")
+TEXT_PACKAGES = ("transformers", "sentencepiece", "protobuf")
+"""Packages of the extra `text`, which docker/requirements-text.txt pins."""
+NO_LOSS = (
+    "also writes captions (CoCa), and Clipship has no loss for them: choose a model with two towers; "
+    "`clipship eval` can evaluate this one"
+)
 _IMPORTED_AS = {"protobuf": "google.protobuf"}
 
 
 @dataclass(frozen=True)
 class Need:
-    """Packages, by their names for pip, and the reason for them, which becomes part of a sentence."""
+    """Row of a model: what it needs, and what can be done with it."""
 
     packages: tuple[str, ...] = ()
+    """Packages by their names for pip."""
     reason: str = ""
+    """Reason for the packages, which becomes part of a sentence."""
+    use: Literal["trains", "evaluates"] = "trains"
+    why: str = ""
+    """Reason why it does not train, the predicate of a sentence about it."""
 
 
-def needed(model: str) -> Need:
-    """Returns the packages that the model's config asks for.
+def needed(model: Model) -> Need:
+    """Returns the row of a model.
 
-    There are none for the hub's models and for configs that cannot be read, which the ranks check. The rules
-    are those of open_clip's factory.py: text towers and tokenizers of Hugging Face's, and a vocabulary for
-    names with siglip.
+    The hub's models, and configs that cannot be read, need nothing and are left to the ranks. The rules are
+    those of open_clip's factory.py: text towers and tokenizers of Hugging Face's, and a vocabulary for names
+    with siglip.
     """
-    text = _text_config(model)
-    if text is None:
-        return Need()
+    config = _config(model.name)
+    use = {"use": "evaluates", "why": NO_LOSS} if "multimodal_cfg" in config else {}
+    reason = _text_reason(model, config)
+    return Need(TEXT_PACKAGES if reason else (), reason, **use)  # type: ignore[arg-type]
+
+
+def _text_reason(model: Model, config: Mapping[str, Any]) -> str:
+    """Returns why the model needs the packages of Hugging Face's text towers; "" if it does not."""
+    if model.text is not None:
+        return f"its text tower is model.text = {model.text}"
+    text = config.get("text_cfg")
+    if not isinstance(text, dict):
+        return ""
     if tower := text.get("hf_model_name"):
-        return Need(_HUGGING_FACE, f"its text tower is {tower} from Hugging Face")
+        return f"its text tower is {tower} from Hugging Face"
     if tokenizer := text.get("hf_tokenizer_name"):
-        return Need(_HUGGING_FACE, f"its tokenizer is {tokenizer} from Hugging Face")
-    if ":" not in model and "siglip" in Path(model).name.lower():
-        return Need(
-            _SENTENCE_PIECE,
+        return f"its tokenizer is {tokenizer} from Hugging Face"
+    if ":" not in model.name and "siglip" in Path(model.name).name.lower():
+        return (
             "open_clip fetches SigLIP's vocabulary for every model with siglip in its name, "
-            "unless text_cfg names a hf_tokenizer_name",
+            "unless text_cfg names a hf_tokenizer_name"
         )
-    return Need()
+    return ""
 
 
 def check_packages(job: Job) -> None:
     """Raises InputError if this machine's ranks lack a package that the model needs."""
-    need = needed(job.model.name)
+    need = needed(job.model)
     lacking = [name for name in need.packages if not _is_here(name)]
     if lacking:
         raise InputError(
@@ -62,28 +81,45 @@ def check_packages(job: Job) -> None:
         )
 
 
-def image_packages(job: Job) -> tuple[str, ...]:
-    """Returns the packages that pip adds to the image.
+def check_trained(model: Model) -> None:
+    """Raises InputError for a model that can be evaluated but not trained.
 
-    Those that the job names come first, then those that its model needs.
+    A config that cannot be read is left to the ranks.
     """
-    return (*job.image.pip_packages, *not_named(job))
+    if (need := needed(model)).use != "trains":
+        raise InputError(f"model.name: {model.name} {need.why}")
+
+
+def image_has_text(job: Job) -> bool:
+    """Returns whether the image gets the pinned packages of text towers: a job that names none needs them."""
+    return bool(needed(job.model).packages) and not set(TEXT_PACKAGES) & _named(job)
+
+
+def image_packages(job: Job) -> tuple[str, ...]:
+    """Returns the packages that pip adds to the image beside pinned ones.
+
+    Those that the job names come first, then those that its model needs besides.
+    """
+    return (*job.image.pip_packages, *(() if image_has_text(job) else not_named(job)))
 
 
 def not_named(job: Job) -> tuple[str, ...]:
     """Returns the packages that the model needs and image.pip_packages does not name."""
-    named = {re.split(r"[^\w.-]", text, maxsplit=1)[0].lower() for text in job.image.pip_packages}
-    return tuple(name for name in needed(job.model.name).packages if name not in named)
+    return tuple(name for name in needed(job.model).packages if name not in _named(job))
 
 
-def _text_config(model: str) -> Mapping[str, Any] | None:
+def _named(job: Job) -> set[str]:
+    return {re.split(r"[^\w.-]", text, maxsplit=1)[0].lower() for text in job.image.pip_packages}
+
+
+def _config(model: str) -> Mapping[str, Any]:
+    """Returns the model's config in open_clip's format; empty if it cannot be read."""
     try:
         config = json.loads(config_file(model).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None
+        return {}
     parts = config.get("model_cfg", config) if isinstance(config, dict) else None
-    text = parts.get("text_cfg") if isinstance(parts, dict) else None
-    return text if isinstance(text, dict) else None
+    return parts if isinstance(parts, dict) else {}
 
 
 def _is_here(package: str) -> bool:

@@ -19,6 +19,12 @@ WEIGHTS = "model.pt"
 """Name of the weights file, a plain state dict: `open_clip.create_model(name, pretrained=PATH)` and
 `torch.load(weights_only=True)` load it."""
 MANIFEST = "manifest.json"
+MODEL_CONFIG = "model.json"
+"""Name of the model's config in a checkpoint, in open_clip's format. The tokenizer of a text tower of Hugging
+Face's and the tower's config.json lie beside it."""
+TEXT_CONFIG = "config.json"
+"""Name of the config of a text tower of Hugging Face's in a checkpoint: its folder then serves as
+`model.text`."""
 _OPEN_CLIP_PARAMETERS = "params.txt"
 _HUB = ("hf-hub:", "local-dir:")
 
@@ -119,12 +125,20 @@ def _newest(folder: Path) -> Path:
 def _from_run(folder: Path) -> TrainedModel:
     try:
         job = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["job"]
-        return TrainedModel(job["model"]["name"], str((folder / WEIGHTS).absolute()), job)
+        if (folder / TEXT_CONFIG).is_file():
+            job = {**job, "model": {**job["model"], "text": str(folder.absolute())}}
+        return TrainedModel(_name(job["model"]["name"], folder), str((folder / WEIGHTS).absolute()), job)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise InputError(
             f"{folder}: its {MANIFEST} cannot be read ({type(problem).__name__}: {problem}): give "
             f"the path of {WEIGHTS} instead"
         ) from None
+
+
+def _name(name: str, folder: Path) -> str:
+    """Returns the model's name, or the copy of its config in a checkpoint if the config file is gone."""
+    own = folder.absolute() / MODEL_CONFIG
+    return str(own) if name.endswith(".json") and not Path(name).is_file() and own.is_file() else name
 
 
 def _from_open_clip(weights: Path) -> TrainedModel:

@@ -22,6 +22,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "launch": ("docker", "kubernetes", "pyarrow"),
     "s3": ("s3fs",),
+    "text": ("transformers", "sentencepiece", "google.protobuf"),
     "wandb": ("wandb",),
 }
 """Modules by the extra of pyproject.toml that brings them; `pip install clipship` alone brings none."""

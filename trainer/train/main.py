@@ -155,6 +155,8 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         _say("preflight", check_again(comm))
     elif job.health.preflight:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
+    for note in clip.notes:
+        _say("model", note)
     _say("kernels", str(clip.kernels))
     if job.model.compile:
         kept = keep_kernels(os.environ)
@@ -172,7 +174,12 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     check_replicas(comm, step.shards, step.optimizer)
     _say("start", str(start))
     writer = CheckpointWriter(
-        run.checkpoints, job.checkpoint, comm.world.rank, comm.world.size, job.timeouts.backstop_s
+        run.checkpoints,
+        job.checkpoint,
+        comm.world.rank,
+        comm.world.size,
+        job.timeouts.backstop_s,
+        clip.files,
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
     return TrainSetup(

@@ -28,9 +28,9 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data.order import position_seed
 from trainer.errors import InputError
 from trainer.model.build import clamp_logit_scale, features, half_type, on_image_features, trained_towers
-from trainer.model.catalog import NO_LOSS
 from trainer.model.layer_numbers import layers_of
 from trainer.model.optimizer import build_optimizer
+from trainer.model.packages import NO_LOSS
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics

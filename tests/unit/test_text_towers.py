@@ -1,0 +1,217 @@
+"""Text towers of transformers: built from a folder, exact over micro-batches, locked as open_clip's are."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.jobs import VIT, tiny_job
+from tests.support.text_towers import CASES, make_tower
+from trainer.config import Job
+from trainer.errors import InputError
+from trainer.model.build import Clip, untrained
+from trainer.model.locking import lock_towers
+from trainer.model.sample_dropout import draw_by_sample
+from trainer.model.text_tower import text_notes
+
+TEXTS = ["a digit zero", "写数字零", "a", "digit three 图片"]
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every request to a hub fail."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", refuse)
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", refuse)
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("towers")
+    return {kind: make_tower(folder / kind, kind) for kind in CASES}
+
+
+def job_with(tower: Path, **model: Any) -> Job:
+    return tiny_job(model={"text": str(tower), **model})
+
+
+def text_of(clip: Clip) -> nn.Module:
+    return clip.model.text  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_any_kind_of_tower_begins_with_the_weights_of_its_folder(towers: dict[str, Path], kind: str) -> None:
+    from safetensors.torch import load_file
+
+    clip = untrained(job_with(towers[kind]))
+    tokens = clip.tokenizer(TEXTS)
+    assert tokens.shape == (4, 16)
+    assert clip.model.encode_text(tokens).shape == (4, 32)  # type: ignore[operator]
+    there = load_file(towers[kind] / "model.safetensors")
+    ours = text_of(clip).transformer.state_dict()  # type: ignore[union-attr]
+    shared = [name for name in ours if name in there]
+    assert len(shared) > 10 or kind in ("m2m_100", "mt5")
+    assert all(torch.equal(ours[name], there[name]) for name in shared)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_training_draws_the_same_for_a_sample_in_any_micro_batch_and_whatever_torch_draws(
+    towers: dict[str, Path], kind: str
+) -> None:
+    clip = untrained(job_with(towers[kind]))
+    keys = draw_by_sample(clip.model)
+    clip.model.train()
+    tokens = clip.tokenizer(TEXTS)
+
+    def features(rows: slice, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        keys.put(range(4)[rows], torch.device("cpu"))
+        return clip.model.encode_text(tokens[rows])  # type: ignore[operator, no-any-return]
+
+    whole = features(slice(0, 4), 1)
+    parts = torch.cat([features(slice(0, 1), 2), features(slice(1, 4), 3)])
+    torch.testing.assert_close(whole, parts, rtol=1e-5, atol=1e-5)
+    clip.model.eval()
+    assert keys.used is (kind != "m2m_100")  # all of its dropout is in functions
+    if keys.used:
+        assert not torch.allclose(whole, clip.model.encode_text(tokens))  # type: ignore[operator]
+
+
+def test_the_log_says_which_dropout_is_off(towers: dict[str, Path]) -> None:
+    (note,) = untrained(job_with(towers["bert"])).notes
+    assert note.startswith("dropout is off in BertSelfAttention (0.1) of the text tower")
+    assert text_notes(untrained(tiny_job()).model) == ()
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_groups_at_a_towers_end_learn_the_projection_first_and_the_embeddings_last(
+    towers: dict[str, Path], kind: str
+) -> None:
+    learning = []
+    for groups in range(4):
+        settings = job_with(towers[kind], lock_text=True, lock_text_unlocked_layers=groups)
+        model = untrained(settings).model
+        lock_towers(model, settings.model)
+        names = {name for name, p in model.named_parameters() if p.requires_grad}
+        learning.append({name for name in names if name.startswith("text.")})
+    assert learning[0] == set()
+    assert learning[1] == {"text.proj.weight"}
+    assert {name for name in learning[2] if ".0." in name and ".1." not in name} == set()
+    assert any(".1." in name for name in learning[2])
+    assert any(".0." in name for name in learning[3])
+    assert not any("embeddings" in name for name in learning[3])
+    assert learning[1] < learning[2] < learning[3]
+
+
+def test_one_group_too_many_is_refused(towers: dict[str, Path]) -> None:
+    settings = job_with(towers["bert"], lock_text=True, lock_text_unlocked_layers=4)
+    with pytest.raises(InputError, match="leaves the whole text tower unlocked"):
+        lock_towers(untrained(settings).model, settings.model)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shape"),
+    [
+        ({}, {"proj.weight": (32, 32)}),
+        ({"text_projection": "mlp"}, {"proj.0.weight": (32, 32), "proj.2.weight": (32, 32)}),
+        ({"text_projection": "none"}, {}),
+        ({"text_pooling": "pooler"}, {"transformer.pooler.dense.weight": (32, 32), "proj.weight": (32, 32)}),
+    ],
+)
+def test_pooling_and_projection_are_keys(
+    towers: dict[str, Path], keys: dict[str, str], shape: dict[str, tuple[int, ...]]
+) -> None:
+    parameters = dict(text_of(untrained(job_with(towers["bert"], **keys))).named_parameters())
+    ends = {name: tuple(p.shape) for name, p in parameters.items() if "proj" in name or "pooler" in name}
+    assert {name: value for name, value in ends.items() if name.endswith("weight")} == shape
+
+
+def test_pooling_takes_the_first_token_or_the_mean_over_the_caption(towers: dict[str, Path]) -> None:
+    for pooling in ("cls", "mean"):
+        clip = untrained(job_with(towers["bert"], text_pooling=pooling, text_projection="none"))
+        clip.model.eval()
+        tokens = clip.tokenizer(TEXTS)
+        mask = tokens != 0
+        out = text_of(clip).transformer(input_ids=tokens, attention_mask=mask.long())  # type: ignore[operator]
+        hidden = out.last_hidden_state
+        wanted = (
+            hidden[:, 0] if pooling == "cls" else (hidden * mask[..., None]).sum(1) / mask.sum(1)[:, None]
+        )
+        torch.testing.assert_close(clip.model.encode_text(tokens), wanted)  # type: ignore[operator]
+
+
+def test_a_projection_that_is_left_out_needs_equal_widths(tmp_path: Path) -> None:
+    folder = make_tower(tmp_path / "wide", "bert", hidden_size=64)
+    with pytest.raises(InputError, match="64 wide and the features are 32"):
+        untrained(job_with(folder, text_projection="none"))
+
+
+def test_keys_of_a_hugging_face_tower_are_refused_without_one() -> None:
+    with pytest.raises(InputError, match=r"model\.text_pooling = mean belongs to a text tower of Hugging"):
+        untrained(tiny_job(model={"text_pooling": "mean"}))
+
+
+def test_a_folder_without_weights_gives_random_ones_from_the_seed(tmp_path: Path) -> None:
+    folder = make_tower(tmp_path / "bert", weights=False)
+    first, again = (untrained(job_with(folder)).model.state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"), [("config.json", "no config.json"), ("vocab.txt", "no vocabulary")]
+)
+def test_a_folder_that_lacks_a_file_is_refused(tmp_path: Path, lost: str, words: str) -> None:
+    folder = make_tower(tmp_path / "bert")
+    (folder / lost).unlink()
+    with pytest.raises(InputError, match=words):
+        untrained(job_with(folder))
+
+
+def test_a_caption_longer_than_the_table_of_positions_is_refused(towers: dict[str, Path]) -> None:
+    with pytest.raises(InputError, match=r"model.context_length = 41 .* at most 38"):
+        untrained(job_with(towers["xlm-roberta"], context_length=41))
+
+
+def test_what_a_checkpoint_keeps_builds_the_same_tower(towers: dict[str, Path], tmp_path: Path) -> None:
+    clip = untrained(job_with(towers["bert"]))
+    torch.save(clip.model.state_dict(), tmp_path / "model.pt")
+    for name, text in clip.files.items():
+        (tmp_path / name).write_bytes(text)
+    about = json.loads((tmp_path / "model.json").read_text())
+    assert about["text_cfg"]["hf_model_name"] == str(towers["bert"])
+    again = untrained(job_with(tmp_path, name=VIT, pretrained=str(tmp_path / "model.pt")))
+    first, other = clip.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(first[name], other[name]) for name in first)
+    assert torch.equal(clip.tokenizer(TEXTS), again.tokenizer(TEXTS))
+
+
+def test_weights_without_a_bias_begin_siglip_with_that_of_its_paper(tmp_path: Path) -> None:
+    torch.save(untrained(tiny_job()).model.state_dict(), tmp_path / "clip.pt")
+    clip = untrained(tiny_job(model={"pretrained": str(tmp_path / "clip.pt")}, optim={"loss": "siglip"}))
+    assert float(clip.model.logit_bias) == -10  # type: ignore[arg-type]
+    assert "no logit bias" in clip.notes[0]
+    torch.save(clip.model.state_dict(), tmp_path / "siglip.pt")
+    loaded = untrained(tiny_job(model={"pretrained": str(tmp_path / "siglip.pt")}, optim={"loss": "siglip"}))
+    assert loaded.notes == ()
+
+
+def test_a_recomputed_pass_gives_the_same_gradient(towers: dict[str, Path]) -> None:
+    gradients = []
+    for recompute in (False, True):
+        clip = untrained(job_with(towers["bert"]))
+        keys = draw_by_sample(clip.model)
+        clip.model.train()
+        clip.model.set_grad_checkpointing(recompute)  # type: ignore[operator]
+        keys.put(range(4), torch.device("cpu"))
+        clip.model.encode_text(clip.tokenizer(TEXTS)).square().sum().backward()  # type: ignore[operator]
+        gradients.append({name: p.grad for name, p in text_of(clip).named_parameters()})
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name])

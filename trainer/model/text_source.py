@@ -1,0 +1,86 @@
+"""Decides where a model's text tower and tokenizer of Hugging Face come from, and how open_clip builds them.
+
+A tower of open_clip's own needs nothing of this.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from open_clip import tokenizer as open_clip_tokenizer
+
+from trainer.config import Model
+from trainer.data.tokens import Tokenizer
+from trainer.model.catalog import FOLDER
+from trainer.model.hub import CONFIG, TOKENIZER_FILES, has_weights, model_folder
+from trainer.model.text_config import text_config
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Text part of a model's config, with folders in place of names on a hub."""
+
+    config: Mapping[str, Any]
+    """open_clip's text_cfg, with a folder as hf_model_name and as hf_tokenizer_name."""
+    names: Mapping[str, Any]
+    """The same as everybody can use it: with the names on the hub, if there are any."""
+    own_tower: bool
+    """True if the tower is transformers', False if only the tokenizer is."""
+
+    @property
+    def model_arguments(self) -> dict[str, Any]:
+        """Arguments by which `open_clip.create_model` builds this tower."""
+        return {"text_cfg": dict(self.config), "force_custom_text": True} if self.own_tower else {}
+
+    def tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer, made from the folder."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each loader process has one core
+        tokenizer: Tokenizer = open_clip_tokenizer.HFTokenizer(
+            self.config["hf_tokenizer_name"],
+            context_length=self.config["context_length"],
+            tokenizer_mode=self.config.get("tokenizer_mode"),
+            local_files_only=True,
+            **(self.config.get("tokenizer_kwargs") or {}),
+        )
+        return tokenizer
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the tokenizer's files and the tower's config.json, by name: what a checkpoint keeps."""
+        paths = [Path(self.config["hf_tokenizer_name"], name) for name in TOKENIZER_FILES]
+        if self.own_tower:
+            paths.append(Path(self.config["hf_model_name"], CONFIG))
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+
+def text_source(settings: Model, config: Mapping[str, Any], *, weights: bool) -> TextSource | None:
+    """Returns the source of a model's text part; None if open_clip has all of it.
+
+    `config` is the model's own in open_clip's format. With `weights`, the tower begins with the weights of
+    its folder; a folder without any gives random ones. Raises InputError, and what huggingface_hub raises.
+    """
+    text = _beside(settings, text_config(settings, config))
+    tower, tokenizer = text.get("hf_model_name"), text.get("hf_tokenizer_name") or text.get("hf_model_name")
+    if not tokenizer:
+        return None
+    cache = settings.cache_dir
+    if not tower:
+        places = {**text, "hf_tokenizer_name": str(model_folder(tokenizer, cache, {"tokenizer"}))}
+        return TextSource(places, text, own_tower=False)
+    weights = weights and (not tower.startswith("/") or has_weights(Path(tower)))
+    folder = model_folder(tower, cache, {"config", "weights"} if weights else {"config"})
+    places = {**text, "hf_model_name": str(folder), "hf_model_pretrained": weights}
+    places["hf_tokenizer_name"] = str(model_folder(tokenizer, cache, {"tokenizer"}))
+    return TextSource(places, text, own_tower=True)
+
+
+def _beside(settings: Model, text: dict[str, Any]) -> dict[str, Any]:
+    """Returns the text_cfg of a model in a folder with that folder as the place of its files."""
+    if not settings.name.startswith(FOLDER) or settings.text is not None:
+        return text
+    folder = settings.name.removeprefix(FOLDER)
+    names = [name for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
+    if not Path(folder, CONFIG).is_file():
+        names = [name for name in names if name != "hf_model_name"]
+    return text | dict.fromkeys(names, os.path.abspath(folder))
