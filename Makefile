@@ -39,7 +39,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-gpu demo parity reference docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -208,6 +208,9 @@ parity: venv horovod ## the gradient on 1, 2 and 4 ranks, each backend, against 
 
 reference: venv ## write docs/job-file.md, docs/cli.md and the JSON Schema from the code
 	@$(PY) -m trainer.cli.reference
+
+models-table: venv ## build and train each model of open_clip on no memory; write docs/models.md
+	@$(PY) -m trainer.model.models_page
 
 docs: $(DOCS) ## build the pages of docs/ into site/; a broken link or a page that no menu names fails
 	@NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --strict --clean

@@ -92,6 +92,14 @@ LAZY_COMMANDS = {
         "trainer.cli.search:command",
         "Find the pictures of a folder that are nearest to a text, on a page on this machine.",
     ),
+    "fetch": (
+        "trainer.cli.fetch:command",
+        "Download what a job names on a hub: weights, tokenizer, text tower.",
+    ),
+    "import": (
+        "trainer.cli.import_weights:command",
+        "Convert weights of Chinese-CLIP or transformers for model.pretrained.",
+    ),
     "image": ("trainer.cli.image:command", "Build, verify and publish the container image of a job."),
     "data": ("trainer.cli.data:command", "Inspect shards: statistics, a contact sheet."),
     "index": (

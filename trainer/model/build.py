@@ -20,7 +20,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
-from trainer.model.catalog import weights_file
+from trainer.model.catalog import HUB, weights_file
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
@@ -34,7 +34,6 @@ from trainer.run.checkpoints import MODEL_CONFIG
 use_our_text_towers()
 
 _ENCODE_IMAGE = "encode_image"
-_HUB = "hf-hub:"
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         loading(job, pretrained),
         nullcontext() if initial_weights else SkipRandomValues(),
     ):
-        name = _register(job.model.name)
+        name = registered(job.model.name)
         config = model_config(name, job.model.cache_dir)
         begins = initial_weights and pretrained is None and ":" not in name
         text = text_source(job.model, config, weights=begins) if config else None
@@ -263,7 +262,7 @@ def preload_tokenizer(job: Job) -> None:
     """
     if ":" in job.model.name or job.model.text:
         return
-    name = _register(job.model.name)
+    name = registered(job.model.name)
     config = open_clip.get_model_config(name)
     if config is not None and not config["text_cfg"].get("hf_tokenizer_name"):
         _tokenizer(name, job.model.cache_dir, job.model.context_length, json.dumps(config))
@@ -313,15 +312,15 @@ def model_config(name: str, cache_dir: str | None) -> dict[str, Any] | None:
 
     That of a model on a hub comes from the cache, or is downloaded into it.
     """
-    if name.startswith(_HUB):
-        found: dict[str, Any] = open_clip.factory._get_hf_config(name.removeprefix(_HUB), cache_dir=cache_dir)
+    if name.startswith(HUB):
+        found: dict[str, Any] = open_clip.factory._get_hf_config(name.removeprefix(HUB), cache_dir=cache_dir)
         nested: dict[str, Any] = found.get("model_cfg", found)
         return nested
     config: dict[str, Any] | None = open_clip.get_model_config(name)
     return config
 
 
-def _register(name: str) -> str:
+def registered(name: str) -> str:
     """Returns open_clip's name of a model, which may be a config file beside the job."""
     if name.endswith(".json"):
         open_clip.add_model_config(name)

@@ -11,7 +11,7 @@ from trainer.model.tags import clean_tag, known_tags
 from trainer.run.checkpoints import MANIFEST, WEIGHTS
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
-_HUB = "hf-hub:"
+HUB = "hf-hub:"
 FOLDER = "local-dir:"
 
 
@@ -34,7 +34,7 @@ def check_model(name: str) -> None:
 
     `hf-hub:` names are the hub's to check; without open_clip here, names are left to the ranks.
     """
-    if name.startswith(_HUB):
+    if name.startswith(HUB):
         return
     if name.startswith(FOLDER):
         _check_folder(Path(name.removeprefix(FOLDER)))
@@ -69,7 +69,7 @@ def check_tag(name: str, tag: str | None) -> None:
 
     Other tags are open_clip's to check.
     """
-    if not tag or "/" in tag or os.path.exists(tag) or name.startswith((_HUB, FOLDER)):
+    if not tag or "/" in tag or os.path.exists(tag) or name.startswith((HUB, FOLDER)):
         return
     known = known_tags(_plain(name))
     if not known or clean_tag(tag) in known:

@@ -111,8 +111,15 @@ def _cached(name: str, cache_dir: str | None, parts: Parts) -> Path | None:
 def _downloaded(name: str, cache_dir: str | None, parts: Parts) -> Path:
     """Downloads the parts of a model, and checks every file."""
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
 
-    there = HfApi().list_repo_files(name)
+    try:
+        there = HfApi().list_repo_files(name)
+    except RepositoryNotFoundError:
+        raise InputError(
+            f'model.text: the hub has no model "{name}", or shows it only to those who log in (HF_TOKEN): '
+            "check the name, which has the form OWNER/NAME"
+        ) from None
     wanted = [CONFIG] if "config" in parts else []
     wanted += [file for file in TOKENIZER_FILES if "tokenizer" in parts and file in there]
     wanted += _weight_files(there) if "weights" in parts else []

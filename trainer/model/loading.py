@@ -20,6 +20,7 @@ from trainer.sysinfo.memory import is_out_of_memory
 _NOT_REACHED = (
     "ConnectionError",
     "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
     "TimeoutError",
     "TransportError",
     "URLError",
@@ -74,7 +75,13 @@ def check_hub_weights(job: Job) -> None:
 def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError | None:
     """Returns the error to raise instead; None if the fault can only be in this program or in open_clip."""
     name = job.model.name
-    if not job.offline and (source := _not_reached(error)):
+    source = _not_reached(error)
+    if source is not None and job.offline:
+        return InputError(
+            f"{pretrained or job.model.text or name} is not in the cache ({cause(source)}), and ranks may "
+            "not ask the hub (model.offline): `clipship fetch JOB` downloads it beforehand"
+        )
+    if source is not None:
         return StorageError(
             f"{pretrained or name} cannot be fetched, because the hub does not answer ({cause(source)}): "
             "start again when it does, "

@@ -1,0 +1,130 @@
+"""`clipship fetch` against a hub on this machine, by HTTP: what it downloads, cut off, damaged, not there."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import VIT
+from tests.support.stub_hub import StubHub, stub_hub
+from tests.support.text_towers import make_tower
+
+JOB = """
+name = "fetched"
+[data]
+format = "synthetic"
+synthetic_samples = 16
+workers = 0
+[model]
+name = "{model}"
+text = "hf:org/small-bert"
+cache_dir = "cache"
+{more}
+[optim]
+global_batch_size = 4
+steps = 1
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[StubHub]:
+    with stub_hub(org__small_bert=make_tower(tmp_path / "bert")) as server:
+        yield server
+
+
+def write_job(folder: Path, more: str = "") -> Path:
+    path = folder / "job.toml"
+    path.write_text(JOB.format(model=VIT, more=more))
+    return path
+
+
+def clipship(
+    hub: StubHub, folder: Path, *arguments: str, offline: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "HF_ENDPOINT": hub.address,
+        "HF_HUB_DISABLE_XET": "1",
+        **({"HF_HUB_OFFLINE": "1"} if offline else {}),
+    }
+    command = [sys.executable, "-m", "trainer.cli.main", *arguments]
+    root = Path(__file__).parents[2]
+    environment["PYTHONPATH"] = str(root)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_what_was_fetched_trains_while_no_hub_answers(hub: StubHub, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    done = clipship(hub, tmp_path, "fetch", str(job))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "text tower org/small-bert",
+        "tokenizer org/small-bert",
+    ]
+    assert f"{tmp_path}/cache/" in lines[0]
+    hub.answers = False
+    before = len(hub.requests)
+    again = clipship(hub, tmp_path, "fetch", str(job))
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    trained = clipship(hub, tmp_path, "run", str(job))
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert len(hub.requests) == before
+
+
+def test_a_download_that_was_cut_off_goes_on(hub: StubHub, tmp_path: Path) -> None:
+    job, weights = write_job(tmp_path), tmp_path / "bert" / "model.safetensors"
+    hub.cut["model.safetensors"] = 1000
+    done = clipship(hub, tmp_path, "fetch", str(job))
+    if done.returncode:
+        assert "clipship: " in done.stderr
+        assert "Traceback" not in done.stderr
+        done = clipship(hub, tmp_path, "fetch", str(job))
+    assert done.returncode == 0, done.stderr
+    (copy,) = (tmp_path / "cache").rglob("snapshots/*/model.safetensors")
+    assert copy.read_bytes() == weights.read_bytes()
+
+
+def test_a_damaged_download_is_refused_and_removed(hub: StubHub, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    hub.damage.add("model.safetensors")
+    done = clipship(hub, tmp_path, "fetch", str(job))
+    assert done.returncode == 1, done.stderr
+    assert "model.safetensors: its checksum differs from the hub's" in done.stderr
+    assert not list((tmp_path / "cache").rglob("snapshots/*/model.safetensors"))
+    hub.damage.clear()
+    assert clipship(hub, tmp_path, "fetch", str(job)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "words"), [(True, 2, "org/no-such"), (False, 1, "the hub does not answer")]
+)
+def test_a_model_that_is_not_there_and_a_hub_that_is_silent_differ(
+    hub: StubHub, tmp_path: Path, answers: bool, code: int, words: str
+) -> None:
+    job = write_job(tmp_path)
+    job.write_text(job.read_text().replace("org/small-bert", "org/no-such"))
+    hub.answers = answers
+    done = clipship(hub, tmp_path, "fetch", str(job))
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_start_that_may_not_ask_says_what_to_do(hub: StubHub, tmp_path: Path) -> None:
+    job = write_job(tmp_path, "offline = true")
+    done = clipship(hub, tmp_path, "run", str(job))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "clipship fetch" in done.stdout + done.stderr
+    assert hub.requests == []
+
+
+def test_a_job_that_names_nothing_on_a_hub_needs_no_fetch(hub: StubHub, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    job.write_text(job.read_text().replace('text = "hf:org/small-bert"\n', ""))
+    done = clipship(hub, tmp_path, "fetch", str(job))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "names nothing on a hub" in done.stderr

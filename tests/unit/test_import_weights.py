@@ -1,0 +1,158 @@
+"""Released weights of Chinese-CLIP and transformers: converted, they give the same features."""
+
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from tests.support.jobs import tiny_job
+from tests.support.text_towers import make_tower
+from trainer.cli.import_weights import command
+from trainer.errors import InputError
+from trainer.model.build import untrained
+from trainer.model.import_weights import import_weights
+from trainer.model.key_names import Format, from_open_clip, to_open_clip
+
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+VISION |= {"image_size": 32, "patch_size": 8, "hidden_act": "quick_gelu"}
+
+
+def transformers() -> Any:
+    import transformers
+
+    return transformers
+
+
+def chinese_model() -> Any:
+    """A small random ChineseCLIPModel."""
+    library = transformers()
+    text = {"vocab_size": 21, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text |= {"intermediate_size": 64, "max_position_embeddings": 40}
+    torch.manual_seed(1)
+    config = library.ChineseCLIPConfig(text_config=text, vision_config=VISION, projection_dim=32)
+    return library.ChineseCLIPModel(config).eval()
+
+
+def original(model: Any) -> dict[str, torch.Tensor]:
+    """The weights of a ChineseCLIPModel under Chinese-CLIP's own names, in half precision as released."""
+    ours = to_open_clip(model.state_dict(), "transformers ChineseCLIPModel")
+    names = from_open_clip(ours, "Chinese-CLIP")
+    return {f"module.{name}": tensor.half() for name, tensor in names.items()}
+
+
+CONFIG = """{
+  "embed_dim": 32, "quick_gelu": true,
+  "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
+  "text_cfg": {"context_length": 16, "vocab_size": 100, "width": 32, "heads": 2, "layers": 2}
+}"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "small.json").write_text(CONFIG)
+    return str(tmp_path / "small.json")
+
+
+@pytest.mark.parametrize("form", ["original", "transformers"])
+def test_chinese_clip_gives_the_features_that_transformers_gives(
+    tmp_path: Path, config: str, form: str
+) -> None:
+    theirs = chinese_model()
+    source = tmp_path / "released.pt"
+    state = original(theirs) if form == "original" else theirs.state_dict()
+    torch.save({"epoch": 1, "state_dict": state} if form == "original" else state, source)
+    kind, keys = import_weights(source, tmp_path / "out.safetensors")
+    assert "Chinese" in kind
+    assert (keys["text_pooling"], keys["context_length"]) == ("cls", 52)
+    tower = make_tower(tmp_path / "bert", weights=False)
+    clip = untrained(
+        tiny_job(
+            model={
+                "name": config,
+                "text": str(tower),
+                "text_pooling": "cls",
+                "pretrained": keys["pretrained"],
+            }
+        )
+    )
+    clip.model.eval()
+    tokens = clip.tokenizer(["写数字零", "a digit"])
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        text = theirs.text_projection(
+            theirs.text_model(tokens, attention_mask=(tokens != 0).long()).last_hidden_state[:, 0]
+        )
+        image = theirs.visual_projection(theirs.vision_model(images).pooler_output)
+        close: Any = {"rtol": 0, "atol": 2e-3 if form == "original" else 1e-5}
+        torch.testing.assert_close(clip.model.encode_text(tokens), text, **close)  # type: ignore[operator]
+        torch.testing.assert_close(clip.model.encode_image(images), image, **close)  # type: ignore[operator]
+
+
+def test_a_clip_of_transformers_gives_its_features(tmp_path: Path, config: str) -> None:
+    library = transformers()
+    text: dict[str, Any] = {
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+    }
+    text |= {"num_attention_heads": 2, "max_position_embeddings": 16, "hidden_act": "quick_gelu"}
+    text |= {"eos_token_id": 99, "bos_token_id": 98, "pad_token_id": 0}
+    torch.manual_seed(3)
+    theirs = library.CLIPModel(
+        library.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=32)
+    ).eval()
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    import_weights(tmp_path / "model.safetensors", tmp_path / "out.safetensors")
+    open_clip.add_model_config(config)
+    ours = open_clip.create_model("small", pretrained=str(tmp_path / "out.safetensors")).eval()
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    tokens[:, :4] = torch.tensor([98, 5, 7, 99])
+    with torch.no_grad():
+        pooled = theirs.text_model(tokens).pooler_output
+        torch.testing.assert_close(
+            ours.encode_text(tokens), theirs.text_projection(pooled), atol=1e-5, rtol=0
+        )
+
+
+def test_to_and_back_gives_the_same_weights() -> None:
+    state = chinese_model().state_dict()
+    kind: Format = "transformers ChineseCLIPModel"
+    again = from_open_clip(to_open_clip(state, kind), kind)
+    assert again.keys() == {name for name in state if "pooler" not in name and "position_ids" not in name}
+    assert all(torch.equal(again[name], state[name]) for name in again)
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    save_file({"some.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match="names of none of these formats: Chinese-CLIP"):
+        import_weights(tmp_path / "other.safetensors", tmp_path / "out.safetensors")
+    (tmp_path / "broken.pt").write_bytes(b"no weights")
+    with pytest.raises(InputError, match="no weights that can be read safely"):
+        import_weights(tmp_path / "broken.pt", tmp_path / "out.safetensors")
+    state = {**original(chinese_model()), "module.extra.weight": torch.zeros(1)}
+    torch.save(state, tmp_path / "more.pt")
+    with pytest.raises(InputError, match=r"Chinese-CLIP has no parameter called extra\.weight"):
+        import_weights(tmp_path / "more.pt", tmp_path / "out.safetensors")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_command_prints_the_keys_and_replaces_nothing_unasked(tmp_path: Path) -> None:
+    source, target = tmp_path / "released.pt", tmp_path / "out.safetensors"
+    torch.save({"state_dict": original(chinese_model())}, source)
+    done = CliRunner().invoke(command, [str(source), str(target)], standalone_mode=False)
+    assert 'text_pooling = "cls"' in done.stdout
+    assert load_file(target)["logit_scale"].dtype == torch.float32
+    again = CliRunner().invoke(command, [str(source), str(target)])
+    assert isinstance(again.exception, InputError)
+    wrong = CliRunner().invoke(command, [str(source), str(tmp_path / "out.pt"), "--force"])
+    assert "must end with .safetensors" in str(wrong.exception)

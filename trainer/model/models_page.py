@@ -1,0 +1,102 @@
+"""Writes docs/models.md, the table of all models of the installed open_clip.
+
+`python -m trainer.model.models_page` (`make models-table`) builds each one in its full size, trains it
+for two steps, and fails if one that is said to train does not.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Model
+from trainer.model.catalog import config_file, known_models
+from trainer.model.packages import Need, needed
+from trainer.model.trial import trial
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+_STEPS = 2
+
+_INTRO = """# Models
+
+<!-- Written by `make models-table` from the configs of open_clip; changes here are overwritten. -->
+
+open_clip {release} has configs of {count} models: {trains} train here, {evaluates} can be evaluated
+only. A row is what `clipship check` knows of a model before it starts: what it needs besides
+Clipship's own packages, and what Clipship does with it. `text` is an extra, `pip install
+'clipship[text]'`; an image that is built from a job has it if the job's model needs it. Parameters are
+in millions, of the image tower and of all else. `make models-table` builds each model in its full size
+on torch's device `meta`, trains it for two steps, and writes this page.
+
+Any model can have another text tower: [`model.text`](job-file.md#modeltext).
+
+| model | image tower | text tower | parameters | needs | use |
+|---|---|---|---|---|---|
+"""
+
+
+def row(name: str, steps: int = _STEPS) -> str:
+    """Returns the model's line of the table, after training it; what is raised says why it does not train."""
+    need, config = needed(Model(name=name)), _config(name)
+    done = trial(name, steps if need.use == "trains" else 0)
+    sizes = f"{done.image_parameters / 1e6:.1f} + {done.other_parameters / 1e6:.1f}"
+    needs = "`text`" if need.packages else ""
+    return f"| {name} | {_image(config)} | {_text(config)} | {sizes} | {needs} | {_use(need)} |"
+
+
+def page(rows: Iterable[str]) -> str:
+    """Returns the whole page."""
+    lines = list(rows)
+    uses = Counter(needed(Model(name=name)).use for name in known_models())
+    intro = _INTRO.format(
+        release=version("open_clip_torch"),
+        count=sum(uses.values()),
+        trains=uses["trains"],
+        evaluates=uses["evaluates"],
+    )
+    return intro + "".join(f"{line}\n" for line in lines)
+
+
+def main() -> int:
+    """Writes the page; returns 1, and names the models, if some that are said to train do not."""
+    rows, failed = [], []
+    for name in known_models():
+        try:
+            rows.append(row(name))
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+        print(f"{len(rows) + len(failed)} of {len(known_models())} {name}", file=sys.stderr)
+    for line in failed:
+        print(line, file=sys.stderr)
+    if failed:
+        return 1
+    PAGE.write_text(page(rows), encoding="utf-8")
+    print(f"wrote {PAGE}", file=sys.stderr)
+    return 0
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    config: Mapping[str, Any] = json.loads(config_file(name).read_text(encoding="utf-8"))
+    return config
+
+
+def _image(config: Mapping[str, Any]) -> str:
+    vision = config["vision_cfg"]
+    if name := vision.get("timm_model_name"):
+        return f"timm {name}"
+    return "ResNet" if isinstance(vision.get("layers"), list) else "ViT"
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    return str(config["text_cfg"].get("hf_model_name", "transformer"))
+
+
+def _use(need: Need) -> str:
+    return "trains" if need.use == "trains" else f"evaluates: it {need.why}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
