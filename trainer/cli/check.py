@@ -18,7 +18,7 @@ from trainer.data.storage import check_storage
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.launch.local import KEEPING_GOING, launcher_for
-from trainer.model.catalog import check_model, check_pretrained, check_tag
+from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag
 from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages, check_trained
@@ -44,6 +44,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_model(job.model.name),
         lambda: check_trained(job.model),
         lambda: check_pretrained(job.model.pretrained),
+        lambda: check_init(job.model),
         lambda: check_tag(job.model.name, job.model.pretrained),
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),

@@ -25,6 +25,15 @@ def is_checkpoint(name: str) -> bool:
     return name not in ("auto", "never")
 
 
+TEMPLATE_SET = "set:"
+"""Beginning of an `eval.templates` that names a set of Clipship's own."""
+
+
+def is_file_of_templates(name: str) -> bool:
+    """Returns whether `eval.templates` is a path, and not the name of a set."""
+    return not name.startswith(TEMPLATE_SET)
+
+
 class Checkpoint(Section):
     """Times at which the state is saved, and how a new start uses it. The end of the run is always saved."""
 
@@ -71,8 +80,11 @@ class Eval(Section):
     """Class names in the order of their numbers, or a file with one per line. The classes of a folder are
     numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
     reads as a space)."""
-    templates: Annotated[Text | tuple[Text, ...], JobPath(lists=False)] = ("a photo of a {}.",)
-    """Sentences with `{}` for the class name, or a file with one per line. Their features are averaged."""
+    templates: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_templates, lists=False)] = (
+        "a photo of a {}.",
+    )
+    """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese".
+    Their features are averaged."""
     batch_size: Positive = 64
     """Images, or texts, in one forward pass."""
 

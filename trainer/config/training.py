@@ -31,6 +31,11 @@ def is_text_folder(text: str) -> bool:
     return not text.startswith(HUB_TEXT)
 
 
+def is_init_path(name: str) -> bool:
+    """Returns whether `model.init` is a path, and not timm's weights."""
+    return name != "timm"
+
+
 def is_weights(name: str) -> bool:
     """Returns whether `model.pretrained` is a path, and not a tag that open_clip knows."""
     return "/" in name or name.endswith(_WEIGHTS)
@@ -43,6 +48,12 @@ class Model(Section):
     """A model that open_clip knows, or the path of a config file (.json) in its format."""
     pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
     """A tag that open_clip knows, a weights file, or a checkpoint of Clipship to start from."""
+    init: Annotated[Text | None, JobPath(when=is_init_path)] = None
+    """Weights to begin with that need not fit exactly: a weights file or a checkpoint of Clipship, of another
+    resolution, context length or text tower. Positions are interpolated; the log lists what is missing.
+    "timm": timm's own weights for an image tower of timm (ImageNet, mostly)."""
+    init_max_missing: Share = 0.05
+    """Largest share of the parameters that `init` may lack; they begin with random values."""
     text: Annotated[Text | None, JobPath("folder", when=is_text_folder)] = None
     """Text tower in place of that of the config, with its tokenizer: "hf:NAME", a model on the Hugging
     Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training
@@ -151,6 +162,12 @@ class Model(Section):
         if value is not None and not all(0 < each < float("inf") for each in value):
             raise ValueError("must be three numbers above 0")
         return value
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> "Model":
+        if self.init is not None and self.pretrained is not None:
+            raise ValueError("init and pretrained both say where weights come from: give one of them")
+        return self
 
     @model_validator(mode="after")
     def _a_name_on_the_hub(self) -> "Model":

@@ -16,13 +16,28 @@ from PIL import Image
 
 from trainer.data.shard_files import PackedSample, whole_folder, write_shards
 
-CLASS_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-TEMPLATES = (
-    "a handwritten {}",
-    "the digit {} written by hand",
-    "a scan of the digit {}",
-    "somebody wrote the number {}",
-    "a small grey picture of the number {}",
+
+@dataclass(frozen=True)
+class Words:
+    """What is said of the digits."""
+
+    class_names: tuple[str, ...]
+    templates: tuple[str, ...]
+
+
+ENGLISH = Words(
+    ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
+    (
+        "a handwritten {}",
+        "the digit {} written by hand",
+        "a scan of the digit {}",
+        "somebody wrote the number {}",
+        "a small grey picture of the number {}",
+    ),
+)
+CHINESE = Words(
+    ("零", "一", "二", "三", "四", "五", "六", "七", "八", "九"),
+    ("手写的{}", "用手写下的数字{}", "数字{}的扫描图", "有人写下了数字{}", "一张灰色的{}小图"),
 )
 SIDE = 32
 GREY_LEVELS = 16
@@ -36,11 +51,11 @@ class DigitSet:
 
     train: str
     held_out: str
-    class_names: tuple[str, ...] = CLASS_NAMES
-    templates: tuple[str, ...] = TEMPLATES
+    class_names: tuple[str, ...] = ENGLISH.class_names
+    templates: tuple[str, ...] = ENGLISH.templates
 
 
-def pack_digits(out: Path) -> DigitSet:
+def pack_digits(out: Path, words: Words = ENGLISH) -> DigitSet:
     """Pack the digits into `out` once, whole or not at all.
 
     Samples have the members `png`, `txt` (all captions) and `cls`; every fifth sample of each digit is held
@@ -53,11 +68,12 @@ def pack_digits(out: Path) -> DigitSet:
             for name, chosen in (("train", ~held_out), ("held-out", held_out)):
                 (folder / name).mkdir()
                 write_shards(
-                    _samples(images, labels, np.flatnonzero(chosen).tolist()),
+                    _samples(images, labels, np.flatnonzero(chosen).tolist(), words),
                     folder / name,
                     SAMPLES_PER_SHARD,
                 )
-    return DigitSet(str(out / "train" / "*.tar"), str(out / "held-out" / "*.tar"))
+    train, held_out_pattern = (str(out / name / "*.tar") for name in ("train", "held-out"))
+    return DigitSet(train, held_out_pattern, words.class_names, words.templates)
 
 
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -77,11 +93,11 @@ def _every_fifth_of_each(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _samples(
-    images: NDArray[np.float64], labels: NDArray[np.int64], numbers: Sequence[int]
+    images: NDArray[np.float64], labels: NDArray[np.int64], numbers: Sequence[int], words: Words
 ) -> Iterator[PackedSample]:
     for number in numbers:
-        name = CLASS_NAMES[labels[number]]
-        captions = "".join(template.format(name) + "\n" for template in TEMPLATES)
+        name = words.class_names[labels[number]]
+        captions = "".join(template.format(name) + "\n" for template in words.templates)
         yield (
             f"digit-{number:04d}",
             {"png": _png(images[number]), "txt": captions.encode(), "cls": str(labels[number]).encode()},

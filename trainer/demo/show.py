@@ -1,10 +1,11 @@
 """Shows some held-out digits in the terminal with the trained model's answers.
 
-open_clip itself loads the checkpoint.
+open_clip itself loads the checkpoint, if it has all of the model.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import open_clip
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from trainer.checkpoint.files import WEIGHTS, newest
+from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.data.pictures import decode
 from trainer.data.source import open_labelled
@@ -26,11 +28,7 @@ WIDTH = 16  # characters a picture
 def main(run: Path) -> None:
     """Print some held-out digits, with the answers of the run's newest checkpoint."""
     job = load_job(run / JOB_FILE)
-    open_clip.add_model_config(job.model.name)
-    name = Path(job.model.name).stem
-    model, _, transform = open_clip.create_model_and_transforms(
-        name, pretrained=str(newest(run / CHECKPOINTS) / WEIGHTS)
-    )
+    model, transform, tokenizer = _loaded(job, newest(run / CHECKPOINTS))
     model.eval()
     source = open_labelled(job.eval)
     names = class_names(job.eval)
@@ -38,14 +36,8 @@ def main(run: Path) -> None:
     chosen = [raw for _, raw in sorted(one_of_each.items(), key=lambda pair: pair[0] or 0)][-SHOWN:]
     pictures = [decode(raw) for raw in chosen]
     with torch.no_grad():
-        sentences = open_clip.get_tokenizer(name)(
-            [template.format(word) for word in names for template in templates(job.eval)]
-        )
-        words_CD = (
-            model.encode_text(sentences, normalize=True)
-            .reshape(len(names), -1, model.text_projection.shape[1])
-            .mean(1)
-        )
+        sentences = tokenizer([template.format(word) for word in names for template in templates(job.eval)])
+        words_CD = model.encode_text(sentences, normalize=True).unflatten(0, (len(names), -1)).mean(1)
         images_BD = model.encode_image(
             torch.stack([transform(picture) for picture in pictures]), normalize=True
         )
@@ -59,6 +51,24 @@ def main(run: Path) -> None:
         print("  ".join(rows))
     for row in (answers, truth):
         print("  ".join(text.center(WIDTH) for text in row))
+
+
+def _loaded(job: Job, checkpoint: Path) -> tuple[Any, Any, Any]:
+    """Returns the model with the checkpoint's weights, its transform and its tokenizer.
+
+    open_clip makes them, and Clipship if the text tower is another one than the config's.
+    """
+    weights = str(checkpoint / WEIGHTS)
+    if job.model.text:
+        from trainer.model.build import untrained
+
+        model = job.model.model_copy(update={"pretrained": weights})
+        clip = untrained(job.model_copy(update={"model": model}))
+        return clip.model, clip.eval_transform, clip.tokenizer
+    open_clip.add_model_config(job.model.name)
+    name = Path(job.model.name).stem
+    model, _, transform = open_clip.create_model_and_transforms(name, pretrained=weights)
+    return model, transform, open_clip.get_tokenizer(name)
 
 
 def _drawn(picture: Image.Image) -> list[str]:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config import Eval, Job
+from trainer.config.results import TEMPLATE_SET
 from trainer.data.image_folder import class_folders, image_folder, spoken
 from trainer.data.sample_counts import check_data
 from trainer.data.shard_names import expand_key
 from trainer.errors import InputError
+from trainer.evaluate.template_sets import template_set
 from trainer.text.wording import many
 
 
@@ -43,7 +45,10 @@ def templates(evaluation: Eval) -> tuple[str, ...]:
 
     Raises InputError as `lines` does, and for a line without `{}` or with other braces.
     """
-    sentences = _lines_of_key("eval.templates", evaluation.templates)
+    given = evaluation.templates
+    if isinstance(given, str) and given.startswith(TEMPLATE_SET):
+        return template_set(given.removeprefix(TEMPLATE_SET))
+    sentences = _lines_of_key("eval.templates", given)
     for number, line in enumerate(sentences, start=1):
         place = repr(line) if isinstance(evaluation.templates, tuple) else f"{evaluation.templates}:{number}"
         if "{}" not in line:

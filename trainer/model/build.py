@@ -22,6 +22,7 @@ from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
 from trainer.model.catalog import HUB, weights_file
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
+from trainer.model.init import TIMM, init_from
 from trainer.model.kernels import Kernels, use_kernels
 from trainer.model.loading import check_weights, loading
 from trainer.model.locking import lock_towers
@@ -194,6 +195,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             "and has a bias, which a model for optim.loss = clip lacks: "
             "set optim.loss = siglip, or choose other weights"
         )
+    _check_init(job)
     with (
         _quiet(pretrained is None or not initial_weights),
         loading(job, pretrained),
@@ -214,9 +216,12 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             force_context_length=job.model.context_length,
             force_patch_dropout=job.model.patch_dropout,
             force_preprocess_cfg=dict(job.model.preprocessing),
+            pretrained_image=initial_weights and job.model.init == TIMM,
             **_initial_logits(job.optim.loss),
             **(text.model_arguments if text else {}),
         )
+        if initial_weights and job.model.init not in (None, TIMM):
+            notes += init_from(model, Path(weights_file(str(job.model.init))), job.model.init_max_missing)
     if text is not None:
         check_caption_length(model, text.config["context_length"])
     if job.optim.loss == "siglip" and initial_weights:
@@ -245,10 +250,21 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     )
 
 
+def _check_init(job: Job) -> None:
+    """Raises InputError for weights to begin with that were trained with the other loss."""
+    if job.model.init in (None, TIMM):
+        return
+    if check_weights(weights_file(str(job.model.init))) and job.optim.loss != "siglip":
+        raise InputError(
+            f"model.init: {job.model.init} was trained with optim.loss = siglip: set the same loss, or "
+            "choose other weights"
+        )
+
+
 def _give_bias(model: nn.Module, pretrained: str | None) -> list[str]:
     """Sets the initial bias where the weights had none, for which open_clip takes 0; returns what it did."""
     bias, start = getattr(model, "logit_bias", None), _initial_logits("siglip")["init_logit_bias"]
-    if pretrained is None or not isinstance(bias, Tensor) or float(bias) != 0:
+    if pretrained is None or not isinstance(bias, Tensor) or float(bias.detach()) != 0:
         return []
     with torch.no_grad():
         bias.fill_(start)

@@ -4,8 +4,11 @@ import difflib
 import importlib.util
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from trainer.config import Model
 from trainer.errors import InputError
 from trainer.model.tags import clean_tag, known_tags
 from trainer.run.checkpoints import MANIFEST, WEIGHTS
@@ -64,6 +67,20 @@ def check_pretrained(pretrained: str | None) -> None:
         raise InputError(f"model.pretrained: there is no weights file that can be read at {file}")
 
 
+def check_init(model: Model) -> None:
+    """Raises InputError if `model.init` names no weights that can be read, or timm's for another tower."""
+    if model.init is None:
+        return
+    if model.init != "timm":
+        file = weights_file(model.init)
+        if not os.path.isfile(file) or not os.access(file, os.R_OK):
+            raise InputError(f"model.init: there is no weights file that can be read at {file}")
+    elif "timm_model_name" not in read_config(model.name).get("vision_cfg", {"timm_model_name": ""}):
+        raise InputError(
+            f'model.init = "timm": the image tower of {model.name} is not one of timm\'s: give a weights file'
+        )
+
+
 def check_tag(name: str, tag: str | None) -> None:
     """Raises InputError for a tag that the model does not have (the message has the nearest).
 
@@ -96,6 +113,16 @@ def config_file(name: str) -> Path:
     if name.endswith(".json"):
         return Path(name)
     return next((folder / f"{_plain(name)}.json" for folder in _config_folders()), Path(name))
+
+
+def read_config(name: str) -> Mapping[str, Any]:
+    """Returns the model's config in open_clip's format; empty if it cannot be read."""
+    try:
+        config = json.loads(config_file(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    parts = config.get("model_cfg", config) if isinstance(config, dict) else None
+    return parts if isinstance(parts, dict) else {}
 
 
 def _check_known(name: str) -> None:

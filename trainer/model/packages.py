@@ -5,7 +5,6 @@ torch and no open_clip.
 """
 
 import importlib.util
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 from trainer.config import Job, Model
 from trainer.errors import InputError
-from trainer.model.catalog import config_file
+from trainer.model.catalog import read_config
 
 TEXT_PACKAGES = ("transformers", "sentencepiece", "protobuf")
 """Packages of the extra `text`, which docker/requirements-text.txt pins."""
@@ -45,7 +44,7 @@ def needed(model: Model) -> Need:
     those of open_clip's factory.py: text towers and tokenizers of Hugging Face's, and a vocabulary for names
     with siglip.
     """
-    config = _config(model.name)
+    config = read_config(model.name)
     use = {"use": "evaluates", "why": NO_LOSS} if "multimodal_cfg" in config else {}
     reason = _text_reason(model, config)
     return Need(TEXT_PACKAGES if reason else (), reason, **use)  # type: ignore[arg-type]
@@ -110,16 +109,6 @@ def not_named(job: Job) -> tuple[str, ...]:
 
 def _named(job: Job) -> set[str]:
     return {re.split(r"[^\w.-]", text, maxsplit=1)[0].lower() for text in job.image.pip_packages}
-
-
-def _config(model: str) -> Mapping[str, Any]:
-    """Returns the model's config in open_clip's format; empty if it cannot be read."""
-    try:
-        config = json.loads(config_file(model).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    parts = config.get("model_cfg", config) if isinstance(config, dict) else None
-    return parts if isinstance(parts, dict) else {}
 
 
 def _is_here(package: str) -> bool:

@@ -2,7 +2,7 @@
 
 from trainer.cli.from_open_clip.line import Line
 from trainer.cli.from_open_clip.translation import Flag, Translate, Translation
-from trainer.model.catalog import known_models
+from trainer.model.catalog import known_models, read_config
 
 PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32": "tf32"}
 """Values of --precision that a job has, with their names here."""
@@ -111,3 +111,11 @@ def siglip(flag: Flag, line: Line, result: Translation) -> None:
     if line[flag.name]:
         result.set("optim.loss", "siglip")
         result.set("optim.max_logit_scale", 100.0, "open_clip_train's limit; without this line there is none")
+
+
+def pretrained_image(flag: Flag, line: Line, result: Translation) -> None:
+    """Takes timm's weights if the model's image tower is one of timm's; other towers have none."""
+    if line["--pretrained"]:
+        return  # there, too, they replace all weights
+    if line[flag.name] and "timm_model_name" in read_config(line["--model"]).get("vision_cfg", {}):
+        result.set("model.init", "timm")

@@ -183,8 +183,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             model_flags.pretrained,
             "The same: a tag or a file.",
         ),
-        _missing(
-            "--pretrained-image", SWITCH, "weights of ImageNet for the image tower alone cannot be loaded"
+        _key(
+            "--pretrained-image",
+            SWITCH,
+            "model.init",
+            model_flags.pretrained_image,
+            'It becomes `"timm"`: the weights that timm has for its image tower. With a tower of open_clip '
+            "it has no effect in either.",
         ),
         _key("--cache-dir", TEXT, "model.cache_dir", copy(), "The same."),
         _key(

@@ -1,0 +1,105 @@
+"""`model.init`: weights that need not fit, their tables of positions interpolated, the rest listed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+
+from tests.support.jobs import VIT, tiny_job
+from tests.support.text_towers import make_tower
+from trainer.config import Model
+from trainer.errors import InputError
+from trainer.model.build import Clip, untrained
+from trainer.model.catalog import check_init
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    path = tmp_path / "small.pt"
+    torch.save(untrained(tiny_job()).model.state_dict(), path)
+    return str(path)
+
+
+def begun(weights: str, seed: int = 1, **model: Any) -> Clip:
+    job = tiny_job(model={"init": weights, **model})
+    return untrained(job.model_copy(update={"seed": seed}))
+
+
+def test_weights_that_fit_are_taken_as_they_are(weights: str) -> None:
+    clip = begun(weights)
+    saved = torch.load(weights, weights_only=True)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in clip.model.state_dict().items())
+    assert clip.notes == (f"init: all weights of {weights} fit",)
+
+
+def test_positions_are_interpolated_as_open_clip_does(weights: str) -> None:
+    clip = begun(weights, image_size=48, context_length=24)
+    open_clip.add_model_config(VIT)
+    theirs = open_clip.create_model(
+        "tiny-vit", pretrained=weights, force_image_size=48, force_context_length=24
+    )
+    ours, wanted = clip.model.state_dict(), theirs.state_dict()
+    assert (
+        ours["visual.positional_embedding"].shape != torch.load(weights)["visual.positional_embedding"].shape
+    )
+    assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+
+
+def test_another_text_tower_is_refused_until_the_share_allows_it(weights: str, tmp_path: Path) -> None:
+    tower = str(make_tower(tmp_path / "bert"))
+    with pytest.raises(
+        InputError, match=r"% of the parameters are not in .*text\.transformer.* At most 5\.0%"
+    ):
+        begun(weights, text=tower)
+    clip = begun(weights, text=tower, init_max_missing=0.9)
+    saved = torch.load(weights, weights_only=True)
+    ours = clip.model.state_dict()
+    assert torch.equal(ours["visual.conv1.weight"], saved["visual.conv1.weight"])
+    missing, unexpected = clip.notes[:2]
+    assert "text.transformer.embeddings.word_embeddings.weight" in missing
+    assert "they begin with random values" in missing
+    assert (
+        "parameters that this model lacks: text.transformer.resblocks" in unexpected or "text." in unexpected
+    )
+
+
+def test_another_width_is_missing_too(weights: str, tmp_path: Path) -> None:
+    config = json.loads(Path(VIT).read_text())
+    config["embed_dim"] *= 2
+    (tmp_path / "wide.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"or have another shape there: .*proj"):
+        begun(weights, name=str(tmp_path / "wide.json"), init_max_missing=0.001)
+
+
+def test_weights_of_the_other_loss_are_refused(tmp_path: Path, weights: str) -> None:
+    siglip = tmp_path / "siglip.pt"
+    torch.save(untrained(tiny_job(optim={"loss": "siglip"})).model.state_dict(), siglip)
+    with pytest.raises(InputError, match=r"was trained with optim\.loss = siglip"):
+        begun(str(siglip))
+    clip = untrained(tiny_job(model={"init": weights, "init_max_missing": 0.1}, optim={"loss": "siglip"}))
+    assert float(clip.model.logit_bias.detach()) == -10  # type: ignore[operator]
+
+
+def test_a_state_needs_no_weights_to_begin_with(tmp_path: Path) -> None:
+    untrained(tiny_job(model={"init": str(tmp_path / "gone.pt")}), initial_weights=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "init", "words"),
+    [
+        ("ViT-B-32", "/nowhere/w.pt", "no weights file that can be read at /nowhere/w.pt"),
+        ("ViT-B-32", "timm", "image tower of ViT-B-32 is not one of timm's"),
+    ],
+)
+def test_check_refuses_what_cannot_begin(name: str, init: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_init(Model(name=name, init=init))
+    check_init(Model(name="convnext_base", init="timm"))
+
+
+def test_two_beginnings_are_refused(weights: str) -> None:
+    with pytest.raises(ValueError, match="init and pretrained both say where weights come from"):
+        tiny_job(model={"init": weights, "pretrained": weights})

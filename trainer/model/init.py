@@ -1,0 +1,88 @@
+"""Starts a model from weights that do not fit it exactly: another resolution, context length or tower.
+
+Tables of positions are interpolated, as open_clip does for its own and timm for its own. Parameters that the
+file lacks keep their random values, if they are few enough.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import open_clip.factory as open_clip_factory
+from open_clip.convert import convert_state_dict
+from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from trainer.errors import InputError
+
+TIMM = "timm"
+"""Value of `model.init` that takes the weights of timm's image tower alone."""
+_NAMED = 5
+_TIMM_POSITIONS = "visual.trunk.pos_embed"
+
+
+def init_from(model: nn.Module, path: Path, most_missing: float) -> list[str]:
+    """Loads what fits of the weights file into the model; returns sentences about what does not.
+
+    Raises InputError if more than a share `most_missing` of the model's parameters is not in the file.
+    """
+    fitted = _fitted(model, open_clip_factory.load_state_dict(str(path), weights_only=True))
+    own = model.state_dict()
+    loaded = {name: fitted[name] for name in own if name in fitted and fitted[name].shape == own[name].shape}
+    missing = [name for name in own if name not in loaded]
+    unexpected = [name for name in fitted if name not in loaded]
+    share = _numel(own, missing) / _numel(own, own)
+    lacks = (
+        f"{share:.1%} of the parameters are not in {path}, or have another shape there: {_listed(missing)}"
+    )
+    if share > most_missing:
+        raise InputError(
+            f"model.init: {lacks}. At most {most_missing:.1%} may be missing: choose other weights, or set "
+            "model.init_max_missing"
+        )
+    model.load_state_dict(loaded, strict=False)
+    notes = [f"init: {lacks}; they begin with random values"] if missing else []
+    if unexpected:
+        notes.append(f"init: {path} has parameters that this model lacks: {_listed(unexpected)}")
+    return notes or [f"init: all weights of {path} fit"]
+
+
+def _fitted(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights under the model's names, with tables of positions of its sizes."""
+    weights = dict(convert_state_dict(model, weights))
+    custom = hasattr(model, "text")
+    if custom and "positional_embedding" in weights:
+        weights = convert_to_custom_text_state_dict(weights)
+    if not custom:
+        weights = {name.removeprefix("text."): tensor for name, tensor in weights.items()}
+    scale = weights.get("logit_scale")
+    if scale is not None and scale.shape != model.logit_scale.shape:
+        weights["logit_scale"] = scale.reshape(model.logit_scale.shape)
+    resize_pos_embed(weights, model)
+    if getattr(model.text if custom else model, "positional_embedding", None) is not None:
+        resize_text_pos_embed(weights, model)
+    if (places := weights.get(_TIMM_POSITIONS)) is not None:
+        weights[_TIMM_POSITIONS] = _timm_positions(model, places)
+    return weights
+
+
+def _timm_positions(model: Any, places: Tensor) -> Tensor:
+    trunk = getattr(model.visual, "trunk", None)
+    wanted = getattr(trunk, "pos_embed", None)
+    if trunk is None or wanted is None or wanted.shape == places.shape:
+        return places
+    prefix = 0 if getattr(trunk, "no_embed_class", False) else trunk.num_prefix_tokens
+    resized: Tensor = resample_abs_pos_embed(
+        places, list(trunk.patch_embed.grid_size), num_prefix_tokens=prefix
+    )
+    return resized
+
+
+def _numel(weights: Mapping[str, Tensor], names: Iterable[str]) -> int:
+    return sum(weights[name].numel() for name in names)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more if names else "none"
