@@ -96,6 +96,10 @@ LAZY_COMMANDS = {
         "trainer.cli.fetch:command",
         "Download what a job names on a hub: weights, tokenizer, text tower.",
     ),
+    "export": (
+        "trainer.cli.export:command",
+        "Write a trained model for open_clip or transformers, with a model card.",
+    ),
     "import": (
         "trainer.cli.import_weights:command",
         "Convert weights of Chinese-CLIP or transformers for model.pretrained.",

@@ -6,6 +6,7 @@ attention kernel cannot be reached from here; it follows torch's generator, whic
 micro-batch, and so repeats only for micro-batches of one size.
 """
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,9 +14,12 @@ import torch
 from open_clip.transformer import PatchDropout
 from timm.layers.drop import DropPath
 from timm.layers.patch_dropout import PatchDropout as TimmPatchDropout
+from timm.layers.pos_embed_rel import RelPosMlp
 from torch import Tensor, nn
 
 from trainer.comm.host_memory import to_device
+
+log = logging.getLogger("clipship")
 
 
 class SampleKeys:
@@ -38,6 +42,7 @@ def draw_by_sample(model: nn.Module) -> SampleKeys:
     Evaluation mode draws nothing.
     """
     keys = SampleKeys()
+    _keep_tables_whole(model)
     for number, module in enumerate(model.modules()):
         kind = _KINDS.get(type(module))
         if kind is not None:
@@ -45,6 +50,17 @@ def draw_by_sample(model: nn.Module) -> SampleKeys:
             module._keys, module._number = keys, number  # type: ignore[assignment]
             keys.used = True
     return keys
+
+
+def _keep_tables_whole(model: nn.Module) -> None:
+    """Turns off dropout of timm's tables of relative positions, which all samples share."""
+    tables = [module for module in model.modules() if isinstance(module, RelPosMlp)]
+    layers = [layer for table in tables for layer in table.modules() if isinstance(layer, nn.Dropout)]
+    dropped = [layer for layer in layers if layer.p > 0]
+    for layer in dropped:
+        layer.p = 0.0
+    if dropped:
+        log.info("%-12s dropout of the table of relative positions is off: all samples share it", "model")
 
 
 class _Drawing(nn.Module):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config import Model
+from trainer.config.training import HUB_TEXT
 from trainer.errors import InputError
 
 _CONTEXT_LENGTH = 77
@@ -22,7 +23,8 @@ def text_config(settings: Model, config: Mapping[str, Any]) -> dict[str, Any]:
             key: own[key] for key in ("context_length",) if key in own
         }
     if settings.text is not None:
-        own |= {"hf_model_name": settings.text, "hf_tokenizer_name": settings.text}
+        place = settings.text.removeprefix(HUB_TEXT)
+        own |= {"hf_model_name": place, "hf_tokenizer_name": place}
     own["context_length"] = settings.context_length or own.get("context_length", _CONTEXT_LENGTH)
     chosen = {"text_pooling": settings.text_pooling, "text_projection": settings.text_projection}
     if "hf_model_name" not in own:

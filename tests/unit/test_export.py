@@ -1,0 +1,148 @@
+"""Exported models: open_clip and transformers alone load them, and give the same features."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from tests.support.jobs import tiny_job
+from tests.support.text_towers import make_tower
+from trainer.cli.export import command
+from trainer.config import Job
+from trainer.config.loader import recorded
+from trainer.errors import InputError
+from trainer.model.build import untrained
+
+TEXTS = ["a digit zero", "数字一"]
+ALONE = """
+import sys
+sys.path = [path for path in sys.path if path not in ("", {root!r})]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+import torch
+images, folder, out = torch.load({images!r}), {folder!r}, {out!r}
+{load}
+with torch.no_grad():
+    torch.save([image(images), text({texts!r})], out)
+assert "trainer" not in sys.modules
+"""
+OPEN_CLIP = """
+import open_clip
+model, _, transform = open_clip.create_model_and_transforms("local-dir:" + folder)
+tokenizer = open_clip.get_tokenizer("local-dir:" + folder)
+model.eval()
+image, text = model.encode_image, lambda texts: model.encode_text(tokenizer(texts))
+"""
+TRANSFORMERS = """
+from transformers import AutoModel, AutoTokenizer
+model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+image = lambda images: model.visual_projection(model.vision_model(images).pooler_output)
+def text(texts):
+    length = {length}
+    batch = tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    out = model.text_model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    pooled = out.last_hidden_state[:, 0] if "Chinese" in type(model).__name__ else out.pooler_output
+    return model.text_projection(pooled)
+"""
+
+
+def checkpoint(folder: Path, job: Job) -> tuple[Path, Any]:
+    """A checkpoint of a run that has trained nothing, and its model."""
+    clip = untrained(job)
+    folder.mkdir()
+    torch.save(clip.model.state_dict(), folder / "model.pt")
+    for name, content in clip.files.items():
+        (folder / name).write_bytes(content)
+    digest = hashlib.sha256((folder / "model.pt").read_bytes()).hexdigest()
+    files = {"model.pt": {"bytes": (folder / "model.pt").stat().st_size, "sha256": digest}}
+    about = {"job": recorded(job), "step": 12, "files": files, "metrics": {"zero_shot_top1": 0.5}}
+    (folder / "manifest.json").write_text(json.dumps(about, default=str))
+    return folder, clip
+
+
+def export(source: Path, out: Path, form: str, *more: str) -> Any:
+    return CliRunner().invoke(command, [str(source), str(out), "--to", form, *more], standalone_mode=False)
+
+
+def features_there(tmp_path: Path, folder: Path, load: str) -> list[torch.Tensor]:
+    """Image and text features that a process without Clipship computes."""
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    torch.save(images, tmp_path / "images.pt")
+    code = ALONE.format(
+        root=str(Path(__file__).parents[2]),
+        images=str(tmp_path / "images.pt"),
+        folder=str(folder),
+        out=str(tmp_path / "features.pt"),
+        load=load,
+        texts=TEXTS,
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    there: list[torch.Tensor] = torch.load(tmp_path / "features.pt")
+    return there
+
+
+def features_here(tmp_path: Path, clip: Any) -> list[torch.Tensor]:
+    images = torch.load(tmp_path / "images.pt")
+    clip.model.eval()
+    with torch.no_grad():
+        return [clip.model.encode_image(images), clip.model.encode_text(clip.tokenizer(TEXTS))]
+
+
+@pytest.mark.parametrize("form", ["open_clip", "hf"])
+@pytest.mark.parametrize("tower", ["own", "bert"])
+def test_features_are_equal_where_clipship_is_not(tmp_path: Path, form: str, tower: str) -> None:
+    model = {"text": str(make_tower(tmp_path / "bert")), "text_pooling": "cls"} if tower == "bert" else {}
+    source, clip = checkpoint(tmp_path / "step", tiny_job(model=model))
+    done = export(source, tmp_path / "out", form, "--license", "apache-2.0")
+    assert done.exception is None, done.exception
+    load = OPEN_CLIP if form == "open_clip" else TRANSFORMERS.replace("{length}", "16")
+    there = features_there(tmp_path, tmp_path / "out", load)
+    for theirs, ours in zip(there, features_here(tmp_path, clip), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+def test_the_card_has_license_steps_metrics_and_job(tmp_path: Path) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    export(source, tmp_path / "out", "safetensors", "--license", "apache-2.0")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlicense: apache-2.0\n")
+    assert "| steps | 12 |" in card
+    assert "| zero_shot_top1 | 0.5 |" in card
+    assert "[optim]" in card
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "README.md",
+        "model.json",
+        "model.safetensors",
+    }
+
+
+def test_a_model_that_transformers_lacks_is_refused_with_the_reason(tmp_path: Path) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job(optim={"loss": "siglip"}))
+    done = export(source, tmp_path / "out", "hf")
+    assert isinstance(done.exception, InputError)
+    assert "it has a logit bias; --to open_clip takes every model" in str(done.exception)
+
+
+def test_siglip_keeps_its_bias_in_open_clip(tmp_path: Path) -> None:
+    source, clip = checkpoint(tmp_path / "step", tiny_job(optim={"loss": "siglip"}))
+    export(source, tmp_path / "out", "open_clip")
+    bias = OPEN_CLIP + "image = lambda _: model.logit_bias\n"
+    (there, _) = features_there(tmp_path, tmp_path / "out", bias)
+    assert float(there.detach()) == float(clip.model.logit_bias.detach())
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    source, _ = checkpoint(tmp_path / "step", tiny_job())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("kept")
+    done = export(source, tmp_path / "out", "open_clip")
+    assert "is not empty" in str(done.exception)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]

@@ -1,0 +1,71 @@
+"""The command `clipship export`: writes a trained model for other programs. Imports no torch itself."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer.cli.evaluate import table_of_trained, without_unset
+from trainer.cli.options import weights_model_option
+from trainer.errors import EXIT_DONE, InputError
+from trainer.text.terminal import one_line, say
+
+_FORMATS = ("open_clip", "hf", "safetensors")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  clipship export runs/digits out --to open_clip
+  clipship export runs/digits/checkpoints/step-00000300 out --to hf --license apache-2.0"""
+)
+@click.argument("checkpoint")
+@click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--to", "form", type=click.Choice(_FORMATS), required=True, help="Form to write.")
+@click.option("--license", "license_name", default="", metavar="NAME", help="License that the card states.")
+@weights_model_option
+def command(checkpoint: str, folder: Path, form: str, license_name: str, model: str | None) -> int:
+    """Write the model of CHECKPOINT into the new folder OUT, with a model card (README.md).
+
+    CHECKPOINT is what `clipship eval` takes. open_clip: a folder for `local-dir:`; hf: CLIPModel or
+    ChineseCLIPModel of transformers, for the models that it has; safetensors: weights under open_clip's
+    names. The card has data, steps, metrics and the job file, without secrets.
+    """
+    from trainer.cli.check import check_evaluated
+    from trainer.config.loader import job_from_table
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty: give a new folder")
+    table, _ = table_of_trained(checkpoint, model)
+    weights = table["model"]["pretrained"]
+    table["model"] = {key: value for key, value in table["model"].items() if key not in ("init", "precision")}
+    table |= {"name": "export", "optim": {"global_batch_size": 1, "steps": 1}}
+    job = job_from_table(without_unset(table), "clipship export")
+    check_evaluated(job)
+    from trainer.checkpoint.weights import with_loss_alone
+    from trainer.model.export import export
+    from trainer.model.model_card import model_card
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        export(with_loss_alone(job), folder, form)
+        manifest = _manifest(weights)
+        name = manifest.get("job", {}).get("name") or Path(job.model.name).stem
+        (folder / "README.md").write_text(model_card(name, form, license_name, manifest), encoding="utf-8")
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be written: {problem.strerror}") from None
+    say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it")
+    return EXIT_DONE
+
+
+def _manifest(weights: str | None) -> Mapping[str, Any]:
+    """Returns the manifest beside a checkpoint's weights; empty if there is none."""
+    from trainer.run.checkpoints import MANIFEST
+
+    path = Path(weights or "").parent / MANIFEST
+    if not weights or not path.is_file():
+        return {}
+    manifest: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return manifest
