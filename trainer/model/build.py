@@ -197,7 +197,7 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
         )
     _check_init(job)
     with (
-        _quiet(pretrained is None or not initial_weights),
+        quiet(pretrained is None or not initial_weights),
         loading(job, pretrained),
         nullcontext() if initial_weights else SkipRandomValues(),
     ):
@@ -309,7 +309,7 @@ def _files(config: dict[str, Any] | None, text: TextSource | None) -> dict[str, 
 
 
 @contextmanager
-def _quiet(wanted: bool) -> Iterator[None]:
+def quiet(wanted: bool) -> Iterator[None]:
     """Silences open_clip's warning about random weights if `wanted`.
 
     Training from the beginning asks for such weights.

@@ -31,7 +31,37 @@ Clipship's own packages, and what Clipship does with it. `text` is an extra, `pi
 in millions, of the image tower and of all else. `make models-table` builds each model in its full size
 on torch's device `meta`, trains it for two steps, and writes this page.
 
-Any model can have another text tower: [`model.text`](job-file.md#modeltext).
+## Another text tower
+
+`model.text` puts any text tower of Hugging Face in place of a model's own, with its tokenizer:
+
+```toml
+[model]
+name = "ViT-B-16-quickgelu"
+text = "hf:hfl/chinese-roberta-wwm-ext"  # or a folder with config.json, the tokenizer and weights
+text_pooling = "cls"                     # "mean" and "pooler" are the others
+context_length = 52
+lock_text = true
+lock_text_unlocked_layers = 3            # the projection and two blocks learn
+```
+
+A checkpoint keeps the tower's config and its tokenizer, so that `clipship eval`, `search` and `export`
+need nothing but its folder. Ranks on a cluster ask no hub. Beforehand, on a machine that reaches one,
+`clipship fetch job.toml` downloads what the job names into `model.cache_dir`; `HF_ENDPOINT` names a
+mirror.
+
+`clipship import` converts released weights of Chinese-CLIP, and of transformers' CLIPModel and
+ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. With
+`eval.templates = "set:chinese"`, zero-shot classification asks in Chinese. `make demo DEMO=chinese`
+trains a small one from nothing.
+
+## Out of here
+
+`clipship export runs/NAME out --to open_clip` writes a folder that open_clip loads as
+`local-dir:out`, `--to hf` one for transformers, `--to safetensors` weights alone, each with a model
+card.
+
+## All models
 
 | model | image tower | text tower | parameters | needs | use |
 |---|---|---|---|---|---|

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Model
+from trainer.model.build import quiet
 from trainer.model.hub import CONFIG
 from trainer.model.hub_towers import HUB_TOWERS
 from trainer.model.loss import SHARES
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.text_config import text_config
-from trainer.model.text_tower import use_our_text_towers
-
-use_our_text_towers()
 
 _BATCH = 2
 _META = torch.device("meta")
@@ -71,7 +69,7 @@ def built_on_meta(settings: Model) -> Iterator[nn.Module]:
             Path(folder, CONFIG).write_text(json.dumps(HUB_TOWERS[tower]), encoding="utf-8")
             text |= {"hf_model_name": folder, "hf_model_pretrained": False}
             arguments = {"text_cfg": text, "force_custom_text": True}
-        with _META:
+        with _META, quiet(True):
             model = open_clip.create_model(
                 settings.name, device="meta", pretrained_image=False, output_dict=False, **arguments
             )
