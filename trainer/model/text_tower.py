@@ -92,9 +92,9 @@ class TextTower(HFTextEncoder):  # type: ignore[misc]  # open_clip has no types
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Makes the blocks compute their activations again in the backward pass."""
         if enable:
-            self.transformer.gradient_checkpointing_enable({"use_reentrant": False})
+            self.transformer.activation_checkpointing_enable({"use_reentrant": False})
         else:
-            self.transformer.gradient_checkpointing_disable()
+            self.transformer.activation_checkpointing_disable()
 
 
 def text_notes(model: nn.Module) -> tuple[str, ...]:
