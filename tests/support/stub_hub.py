@@ -18,7 +18,7 @@ LARGE = (".safetensors", ".bin")
 
 @dataclass
 class StubHub:
-    """What the server has and what it was asked."""
+    """State of the server: its models, and the requests so far."""
 
     models: dict[str, Path]
     address: str = ""

@@ -99,6 +99,7 @@ PLAIN_NUMBERS = {
     "optim.eps",
     "optim.grad_clip_norm",
     "optim.max_logit_scale",
+    "model.init_max_missing",
     "model.patch_dropout",
     "model.image_mean",
     "model.image_std",

@@ -19,7 +19,7 @@ from trainer.data.shard_files import PackedSample, whole_folder, write_shards
 
 @dataclass(frozen=True)
 class Words:
-    """What is said of the digits."""
+    """Names of the digits, and sentences about them."""
 
     class_names: tuple[str, ...]
     templates: tuple[str, ...]

@@ -35,7 +35,7 @@ def import_weights(source: Path, target: Path) -> tuple[Format, dict[str, Any]]:
     if kind is None:
         raise InputError(
             f"{source}: its parameters have names of none of these formats: {', '.join(FORMATS)}. Weights of "
-            "open_clip need no import: model.pretrained takes them as they are"
+            "open_clip need no import: model.pretrained takes them as they are."
         )
     try:
         converted = to_open_clip(weights, kind)

@@ -39,7 +39,7 @@ def init_from(model: nn.Module, path: Path, most_missing: float) -> list[str]:
     if share > most_missing:
         raise InputError(
             f"model.init: {lacks}. At most {most_missing:.1%} may be missing: choose other weights, or set "
-            "model.init_max_missing"
+            "model.init_max_missing."
         )
     model.load_state_dict(loaded, strict=False)
     notes = [f"init: {lacks}; they begin with random values"] if missing else []

@@ -1,4 +1,4 @@
-"""What a model of open_clip needs besides Clipship's own packages, and what Clipship can do with it.
+"""Rows of models: the packages that one needs besides Clipship's own, and what Clipship can do with it.
 
 Both follow from its config. `check`, the image and the table of all models read the same row. Imports no
 torch and no open_clip.

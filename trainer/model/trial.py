@@ -31,7 +31,7 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Trial:
-    """What a model is, and whether it trains."""
+    """Result of a trial: the sizes of a model, and the steps that it was trained for."""
 
     image_parameters: int
     other_parameters: int
