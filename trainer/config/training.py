@@ -59,7 +59,7 @@ class Model(Section):
     Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training
     starts from, unless `pretrained` has others. None: as the model's config says."""
     text_pooling: Literal["cls", "mean", "pooler"] | None = None
-    """Pooling of a text tower of Hugging Face: how its tokens' outputs become one. cls: that of the first token; mean: the
+    """Pooling of the outputs of a Hugging Face text tower. cls: that of the first token; mean: the
     mean over a caption's tokens; pooler: the tower's own layer behind the first token. None: as the model's
     config says; mean with `text`."""
     text_projection: Literal["linear", "mlp", "none"] | None = None

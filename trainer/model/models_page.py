@@ -24,12 +24,12 @@ _INTRO = """# Models
 
 <!-- Written by `make models-table` from the configs of open_clip; changes here are overwritten. -->
 
-open_clip {release} has configs of {count} models: {trains} train here, {evaluates} can be evaluated
-only. A row is what `clipship check` knows of a model before it starts: what it needs besides
-Clipship's own packages, and what Clipship does with it. `text` is an extra, `pip install
-'clipship[text]'`; an image that is built from a job has it if the job's model needs it. Parameters are
-in millions, of the image tower and of all else. `make models-table` builds each model in its full size
-on torch's device `meta`, trains it for two steps, and writes this page.
+open_clip {release} has configs of {count} models: {trains} train here, {evaluates} can be evaluated only.
+A row is what `clipship check` knows of a model before it starts: what it needs besides Clipship's
+own packages, and what Clipship does with it. `text` is an extra, `pip install 'clipship[text]'`; an
+image that is built from a job has it if the job's model needs it. Parameters are in millions, of
+the image tower and of all else. `make models-table` builds each model in its full size on torch's
+device `meta`, trains it for two steps, and writes this page.
 
 ## Another text tower
 
@@ -45,10 +45,10 @@ lock_text = true
 lock_text_unlocked_layers = 3            # the projection and two blocks learn
 ```
 
-A checkpoint keeps the tower's config and its tokenizer, so that `clipship eval`, `search` and `export`
-need nothing but its folder. Ranks on a cluster ask no hub. Beforehand, on a machine that reaches one,
-`clipship fetch job.toml` downloads what the job names into `model.cache_dir`; `HF_ENDPOINT` names a
-mirror.
+A checkpoint keeps the tower's config and its tokenizer, so that `clipship eval`, `search` and
+`export` need nothing but its folder. Ranks on a cluster ask no hub. Beforehand, on a machine that
+reaches one, `clipship fetch job.toml` downloads what the job names into `model.cache_dir`;
+`HF_ENDPOINT` names a mirror.
 
 `clipship import` converts released weights of Chinese-CLIP, and of transformers' CLIPModel and
 ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. With
