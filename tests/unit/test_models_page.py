@@ -31,6 +31,7 @@ def test_a_model_that_is_said_to_train_trains_as_its_row_says(name: str) -> None
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 def test_every_model_that_is_said_to_train_trains_as_its_row_says() -> None:
     assert [row(name) for name in known_models()] == rows_there()
 
