@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.config.image import Site
+from trainer.config.stack_table import table
 from trainer.errors import ClusterError, InputError
 from trainer.image import daemon
 from trainer.image.build import _csv
@@ -24,9 +25,8 @@ from trainer.image.daemon import check_disk
 from trainer.image.pins import pins
 from trainer.image.push import push
 from trainer.image.sbom import _licences_of
-from trainer.image.stack_table import table
 from trainer.image.wheelhouse import _index, fill
-from trainer.launch.templates import FOLDER
+from trainer.sysinfo.template_folder import FOLDER
 
 
 def test_a_name_with_a_digest_is_not_pushed() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import tiny_job
+from trainer.config.stack_table import Row, table
 from trainer.errors import InputError
 from trainer.image import compatibility
 from trainer.image.base import STAGES
 from trainer.image.compatibility import check_stack
 from trainer.image.dockerfile import dockerfile
 from trainer.image.pins import pins
-from trainer.image.stack_table import Row, table
 from trainer.image.toolchain import bases, toolkit
 
 

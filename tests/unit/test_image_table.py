@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.range_server import serving
+from trainer.config.stack_table import Row, table
 from trainer.image import check_table
 from trainer.image.check_table import compare
-from trainer.image.stack_table import Row, table
 from trainer.image.wheel_index import Release
-from trainer.launch.templates import FOLDER
+from trainer.sysinfo.template_folder import FOLDER
 
 ROW = table().row("2.14.1")
 REQUIRES = (

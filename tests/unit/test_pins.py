@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainer.image.stack_table import Row, table
+from trainer.config.stack_table import Row, table
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / f"docker/torch/{table().default}.txt"

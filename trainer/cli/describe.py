@@ -21,9 +21,9 @@ from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epo
 from trainer.config.learning_rate import words
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
+from trainer.config.stack_table import table
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
-from trainer.image.stack_table import table
 from trainer.launch.local import launcher_for
 from trainer.model.fit import with_gpu_limit
 from trainer.run.folder import run_folder

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 from trainer.comm.backends import BACKENDS
 from trainer.config import Job
+from trainer.config.stack_table import table
 from trainer.data.storage import storage_needed
-from trainer.image.stack_table import table
 from trainer.model.packages import needed, not_named
 
 _PACKAGES = {"open_clip": "open_clip_torch"}

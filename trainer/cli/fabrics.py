@@ -47,7 +47,7 @@ def explain(name: str) -> None:
 def check_fabric(job: "Job") -> None:
     """Raises InputError if the NCCL of the stack of the job's image does not fit its network."""
     from trainer.config.fabrics import FABRICS
-    from trainer.image.stack_table import table
+    from trainer.config.stack_table import table
 
     name = job.resources.fabric
     fits = FABRICS[name].nccl if name else None

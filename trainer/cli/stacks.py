@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from trainer.image.stack_table import Row, Table
+    from trainer.config.stack_table import Row, Table
 
 _COLUMNS = "{:<9}{:<13}{:<11}{:<7}{:<11}{:<9}{:<5}{:<16}{}"
 
@@ -38,7 +38,7 @@ def explain(name: str) -> None:
 
 
 def _list() -> Iterator[str]:
-    from trainer.image.stack_table import table
+    from trainer.config.stack_table import table
 
     known = table()
     yield _COLUMNS.format("torch", "torchvision", "Python", "CUDA", "cuDNN", "NCCL", "C++", "GPUs", "")
@@ -64,7 +64,7 @@ def _list() -> Iterator[str]:
 
 
 def _explain(name: str) -> Iterator[str]:
-    from trainer.image.stack_table import table
+    from trainer.config.stack_table import table
     from trainer.image.toolchain import bases
 
     known = table()

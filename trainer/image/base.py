@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from trainer.config import Job
-from trainer.image.stack_table import Table, number
+from trainer.config.stack_table import Table, number
 
 STAGES = ("site", "system", "wheels", "mpi", "horovod", "packages", "extra", "trainer")
 """Names of the Dockerfile's stages; in a FROM such a name means the stage, not an image."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from trainer.image.stack_table import Row, Table, number, table
+from trainer.config.stack_table import Row, Table, number, table
 from trainer.image.wheel_index import Release, release, releases
 from trainer.text.wording import many
 

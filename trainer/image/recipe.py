@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from trainer.config import Job
 from trainer.config.image import Image, Site
+from trainer.config.stack_table import Row, System, Table, number, table
 from trainer.image.base import base_of, system_name
 from trainer.image.compatibility import check_stack
-from trainer.image.stack_table import Row, System, Table, number, table
 from trainer.image.toolchain import compiler, cuda_of, toolkit
 from trainer.model.packages import image_has_text, image_packages
 

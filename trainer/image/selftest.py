@@ -20,7 +20,7 @@ from typing import Any, Literal
 import click
 
 from trainer.config.loader import dump_job, job_from_table
-from trainer.image.stack_table import has_code
+from trainer.config.stack_table import has_code
 from trainer.launch.local import run
 from trainer.launch.processes import stdout_is_stderr
 from trainer.run.layout import JOB_FILE, RESULT_FILE

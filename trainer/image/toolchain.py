@@ -4,9 +4,9 @@ Pure: opens no file and uses no network.
 """
 
 from trainer.config import Job
+from trainer.config.stack_table import Cuda, Row, System, Table, number
 from trainer.errors import InputError
 from trainer.image.base import base_of, system_name
-from trainer.image.stack_table import Cuda, Row, System, Table, number
 
 _FIRST_CUDA_ON_UBUNTU_24_04 = (12, 5)
 """First CUDA release for which NVIDIA has images and packages on Ubuntu 24.04."""

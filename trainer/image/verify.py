@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.config.stack_table import Row, table
 from trainer.errors import ClusterError
 from trainer.image.build_errors import likely_cause
 from trainer.image.daemon import daemon
-from trainer.image.stack_table import Row, table
 
 _PYTHON = "/opt/clipship/bin/python"
 _SELFTEST = ("-P", "-m", "trainer.image.selftest")

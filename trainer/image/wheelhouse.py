@@ -13,13 +13,13 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.config.image import Site
+from trainer.config.stack_table import Row, number, table
 from trainer.errors import ClusterError, InputError
 from trainer.image.base import system_name
 from trainer.image.context import certificates, check_files
 from trainer.image.pins import pins
 from trainer.image.recipe import recipe
-from trainer.image.stack_table import Row, number, table
-from trainer.launch.templates import FOLDER
+from trainer.sysinfo.template_folder import FOLDER
 
 _SYSTEM_S = "/etc/ssl/certs/ca-certificates.crt"
 _GLIBC_MINOR = 28  # glibc 2.28, which is enough for most wheels

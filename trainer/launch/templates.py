@@ -1,6 +1,6 @@
 """The templates of docker/, slurm/ and k8s/, and the filters that every value in them passes.
 
-`trainer/templates/` links to those folders, so that an installed package carries them too. Imports no torch.
+Imports no torch.
 """
 
 import os
@@ -9,16 +9,14 @@ import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.launch.yaml_text import yaml, yaml_block
+from trainer.sysinfo.template_folder import FOLDER
 from trainer.sysinfo.user_cache import user_cache
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
-
-FOLDER = Path(__file__).parent.parent / "templates"
 
 
 def render(name: str, **values: Any) -> str:

@@ -26,8 +26,8 @@ from tests.cluster.image.images import (
     over_ssh,
     write_job,
 )
+from trainer.config.stack_table import table
 from trainer.demo.__main__ import prepare as prepare_demo
-from trainer.image.stack_table import table
 from trainer.sysinfo.addresses import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3600)]

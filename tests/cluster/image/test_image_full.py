@@ -21,7 +21,7 @@ from tests.cluster.image.images import (
     over_ssh,
     write_job,
 )
-from trainer.image.stack_table import table
+from trainer.config.stack_table import table
 
 pytestmark = [pytest.mark.docker, pytest.mark.full, pytest.mark.timeout(7200)]
 

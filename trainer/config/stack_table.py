@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.launch.templates import FOLDER
+from trainer.sysinfo.template_folder import FOLDER
 
 Number = tuple[int, ...]
 
