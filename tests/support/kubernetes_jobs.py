@@ -87,6 +87,8 @@ FABRIC_KEYS: dict[str, dict[str, Any]] = {
     "ethernet": {},
 }
 """Keys of [kubernetes] that each network wants."""
+FABRIC_STACKS = {"tcpxo": {"torch": "2.11.0"}}
+"""Stacks for networks that the default one does not fit."""
 
 CASES: dict[str, dict[str, Any]] = {
     "job": {"kubernetes": {"kind": None}},
@@ -159,7 +161,11 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     **{
-        f"fabric-{name}-{kind}": {"resources": {"fabric": name}, "kubernetes": {"kind": kind, **keys}}
+        f"fabric-{name}-{kind}": {
+            "resources": {"fabric": name},
+            **({"stack": FABRIC_STACKS[name]} if name in FABRIC_STACKS else {}),
+            "kubernetes": {"kind": kind, **keys},
+        }
         for name, keys in FABRIC_KEYS.items()
         for kind in ("job", "trainjob", "mpijob")
     },

@@ -1,24 +1,33 @@
 """Networks between nodes: the table, what a job gets, what is refused, and how they are explained."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
 
-from tests.support.kubernetes_jobs import FABRIC_KEYS, kubernetes_job
-from trainer.cli.fabrics import check_fabric
+from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job
 from trainer.cli.main import main
 from trainer.config.fabrics import FABRICS, NcclRange
+from trainer.config.loader import dump_job
 from trainer.config.resources import Resources
 from trainer.errors import InputError
+from trainer.image.dockerfile import dockerfile
 from trainer.launch.fabric import cluster_environment, conflicts
 from trainer.launch.kubernetes.manifest import manifest
 from trainer.launch.kubernetes.validate import warnings
 from trainer.launch.slurm.validate import validate as validate_for_slurm
 
+ONLY_2_28 = NcclRange("2.28", "2.28", "a reason", "a source")
+
 
 def fabric_job(name: str, **sections: Any) -> Any:
-    given = {"resources": {"fabric": name}, "kubernetes": FABRIC_KEYS[name]}
+    given = {
+        "resources": {"fabric": name},
+        "stack": FABRIC_STACKS.get(name, {}),
+        "kubernetes": FABRIC_KEYS[name],
+    }
     return kubernetes_job(**{**given, **sections})
 
 
@@ -51,7 +60,7 @@ def test_an_unknown_fabric_is_bad_input(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_job_that_does_not_name_the_clusters_networks_is_refused() -> None:
     with pytest.raises(InputError, match=r'kubernetes.worker_annotations."networking.gke.io/interfaces"'):
-        manifest(kubernetes_job(resources={"fabric": "tcpxo"}))
+        manifest(kubernetes_job(resources={"fabric": "tcpxo"}, stack=FABRIC_STACKS["tcpxo"]))
 
 
 def test_a_fabric_of_pods_is_refused_on_slurm() -> None:
@@ -60,9 +69,47 @@ def test_a_fabric_of_pods_is_refused_on_slurm() -> None:
         validate_for_slurm(job)
 
 
+@pytest.mark.parametrize("door", ["kubernetes", "slurm", "dockerfile", "apptainer"])
+def test_every_text_of_a_stack_that_does_not_fit_is_refused(
+    door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FABRICS, "ib", replace(FABRICS["ib"], nccl=ONLY_2_28))
+    path = tmp_path / "job.toml"
+    path.write_text(dump_job(fabric_job("ib", slurm={"container": "pyxis"})))
+    assert main(["render", door, str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "needs NCCL 2.28 (a reason), but torch 2.14.1 brings 2.30.7: set stack.torch to 2.11.0" in said
+    assert main(["render", door, str(path), "--set", "stack.torch=2.11.0"]) == 0
+
+
+def test_the_nodes_own_python_is_not_compared_with_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FABRICS, "ib", replace(FABRICS["ib"], nccl=ONLY_2_28))
+    validate_for_slurm(fabric_job("ib", slurm={"container": "none"}))
+    with pytest.raises(InputError, match=r"needs NCCL 2\.28"):
+        validate_for_slurm(fabric_job("ib", slurm={"container": "apptainer"}))
+
+
 def test_the_default_stack_is_too_new_for_tcpxo() -> None:
     with pytest.raises(InputError, match=r"needs NCCL 2\.28 .* set stack.torch to 2.11.0"):
-        check_fabric(kubernetes_job(resources={"fabric": "tcpxo"}))
+        manifest(fabric_job("tcpxo", stack={}))
+
+
+OWN_TORCH = {"torch": "base"}
+OWN_BASE = {"base": "registry.example/nvidia/pytorch:1", "os": "ubuntu-24.04"}
+
+
+def test_the_nccl_of_a_base_is_compared_if_the_job_states_it() -> None:
+    job = fabric_job("tcpxo", stack={**OWN_TORCH, "nccl": "2.27.5"}, image=OWN_BASE)
+    for text in (manifest, dockerfile):
+        with pytest.raises(InputError, match=r"but stack\.nccl = 2\.27\.5: take a base with such an NCCL"):
+            text(job)
+    assert manifest(fabric_job("tcpxo", stack={**OWN_TORCH, "nccl": "2.28.7"}, image=OWN_BASE))
+
+
+def test_the_nccl_of_a_base_that_nobody_states_is_named() -> None:
+    job = fabric_job("tcpxo", stack=OWN_TORCH, image=OWN_BASE)
+    assert any("set stack.nccl, to which the build then holds the image" in text for text in warnings(job))
+    assert not any("stack.nccl" in text for text in warnings(fabric_job("tcpxo")))
 
 
 def test_the_jobs_own_variables_win_and_are_named() -> None:
@@ -112,15 +159,3 @@ def test_ranges_compare_as_many_parts_as_they_have(
     oldest: str, newest: str, version: str, fits: bool
 ) -> None:
     assert NcclRange(oldest, newest, "", "").fits(version) is fits
-
-
-def test_a_stack_whose_nccl_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    bounded = replace(FABRICS["ib"], nccl=NcclRange("2.28", "2.28", "a reason", "a source"))
-    monkeypatch.setitem(FABRICS, "ib", bounded)
-    with pytest.raises(
-        InputError, match=r"needs NCCL 2\.28 \(a reason\), but torch .* set stack.torch to 2.11.0"
-    ):
-        check_fabric(fabric_job("ib"))
-    check_fabric(fabric_job("ib", stack={"torch": "2.11.0"}))

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 
-from trainer.cli.fabrics import check_fabric
 from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
@@ -40,7 +39,6 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_backend(job, world_size),
         lambda: _check_recovery(job),
         lambda: check_nodes(job),
-        lambda: check_fabric(job),
         lambda: check_model(job.model.name),
         lambda: check_trained(job.model),
         lambda: check_pretrained(job.model.pretrained),
@@ -82,7 +80,6 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         lambda: check_backend(job, world_size),
         lambda: _check_recovery(job),
         lambda: check_nodes(job),
-        lambda: check_fabric(job),
     ]
     if not os.path.isabs(job.model.name):
         checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model)]

@@ -11,7 +11,6 @@ import click
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.config import Job
     from trainer.config.fabrics import Fabric
 
 _COLUMNS = "{:<10}{:<34}{:<18}{}"
@@ -42,26 +41,6 @@ def explain(name: str) -> None:
         raise InputError(f"{name} is no fabric that Clipship knows: use one of {', '.join(FABRICS)}")
     for line in _explain(FABRICS[name]):
         click.echo(line)
-
-
-def check_fabric(job: "Job") -> None:
-    """Raises InputError if the NCCL of the stack of the job's image does not fit its network."""
-    from trainer.config.fabrics import FABRICS
-    from trainer.config.stack_table import table
-
-    name = job.resources.fabric
-    fits = FABRICS[name].nccl if name else None
-    if fits is None or not job.in_image or job.stack.torch == "base":
-        return
-    known = table()
-    row = known.row(job.stack.torch)
-    if not fits.fits(row.nccl):
-        fitting = [other.torch for other in known.rows if known.trains(other) and fits.fits(other.nccl)]
-        advice = f"set stack.torch to {' or '.join(fitting)}" if fitting else "use another fabric"
-        raise InputError(
-            f'resources.fabric = "{name}" needs NCCL {fits} ({fits.why}), but torch {row.torch} brings '
-            f"{row.nccl}: {advice}"
-        )
 
 
 def _list() -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from packaging.requirements import InvalidRequirement, Requirement
 
 from trainer.config import Job
+from trainer.config.fabric_fit import nccl_problems
 from trainer.config.stack_table import Row, System, Table, has_code, number, table
 from trainer.errors import InputError
 from trainer.image.base import STAGES, Base, base_of, system_name
@@ -31,7 +32,7 @@ def check_stack(job: Job) -> None:
     else:
         row = known.row(job.stack.torch)
         special = [problem for check in _CHECKS for problem in check(job, row, known)]
-    problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special]
+    problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special, *nccl_problems(job)]
     if row is None or known.trains(row):  # rows that are too old have no pins
         problems += _packages(job, row)
     if problems:

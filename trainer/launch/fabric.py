@@ -6,14 +6,8 @@ Everything comes from the network's row in `trainer.config.fabrics`. Pure; impor
 from collections.abc import Iterator
 
 from trainer.config import Job
-from trainer.config.fabrics import FABRICS, Fabric
+from trainer.config.fabric_fit import fabric_of
 from trainer.launch.rank_env import rank_environment
-
-
-def fabric_of(job: Job) -> Fabric | None:
-    """Returns the network's row; None if the job names none or computes on the CPU."""
-    name = job.resources.fabric
-    return None if name is None or job.resources.on_cpu else FABRICS[name]
 
 
 def cluster_environment(job: Job, world_size: int) -> dict[str, str]:

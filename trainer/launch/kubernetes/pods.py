@@ -10,10 +10,11 @@ import tomli_w
 
 from trainer.comm.backends import row_of
 from trainer.config import Image, Job, Kubernetes
+from trainer.config.fabric_fit import fabric_of
 from trainer.config.kubernetes import JOB_FOLDER, object_name
 from trainer.config.loader import own_keys
 from trainer.errors import InputError
-from trainer.launch.fabric import cluster_environment, fabric_of, pins_memory
+from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.kubernetes.pod_values import (
     Yaml,
     cores,

@@ -11,13 +11,14 @@ from typing import Any
 from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
+from trainer.config.fabric_fit import fabric_of, nccl_problems, nccl_unknown
 from trainer.config.keys import rank_paths
 from trainer.config.kubernetes import object_name
 from trainer.config.kubernetes_values import Mount
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
-from trainer.launch.fabric import conflicts, fabric_of
+from trainer.launch.fabric import conflicts
 from trainer.launch.kubernetes.kinds import KINDS, can_start, kind_of
 from trainer.text.wording import many
 
@@ -37,6 +38,7 @@ def validate(job: Job) -> None:
         _launcher,
         _run_folder,
         _resources,
+        nccl_problems,
         _annotations,
         _variables,
         _size,
@@ -60,6 +62,7 @@ def warnings(job: Job) -> Iterator[str]:
             f"kubernetes.rdma with user {k8s.run_as_user}: the nodes must allow unlimited locked memory, "
             "because only root gets the capability IPC_LOCK"
         )
+    yield from nccl_unknown(job)
     yield from conflicts(job)
     row = fabric_of(job)
     if row and row.device and not any(_same_name(name, row.device.value) for name in k8s.rdma):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
+from trainer.config.fabric_fit import nccl_problems, nccl_unknown
 from trainer.config.slurm_values import check_output
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
@@ -21,6 +22,8 @@ def validate(job: Job) -> None:
 
 def warnings(job: Job) -> Iterator[str]:
     """Yields a sentence for each setting that is allowed but rarely meant."""
+    if job.slurm.uses_image:
+        yield from nccl_unknown(job)
     yield from conflicts(job)
 
 
@@ -49,6 +52,8 @@ def _problems(job: Job) -> Iterator[str]:
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
     yield from refusal(job, "slurm")
+    if job.slurm.uses_image:
+        yield from nccl_problems(job)
     for check in (
         lambda: _check_output(job.slurm.output),
         lambda: plan(job, job.resources.world_size),

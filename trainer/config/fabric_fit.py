@@ -1,0 +1,48 @@
+"""Compares the NCCL of a job's image with what the network between its nodes needs. Pure; imports no torch."""
+
+from collections.abc import Iterator
+
+from trainer.config.fabrics import FABRICS, Fabric
+from trainer.config.job import Job
+from trainer.config.stack_table import table
+
+
+def fabric_of(job: Job) -> Fabric | None:
+    """Returns the network's row; None if the job names none or computes on the CPU."""
+    name = job.resources.fabric
+    return None if name is None or job.resources.on_cpu else FABRICS[name]
+
+
+def nccl_problems(job: Job) -> Iterator[str]:
+    """Yields a sentence if the NCCL of the job's image does not fit its network.
+
+    For a torch of the base's own, stack.nccl says which it is; without it nothing is known here, and
+    `nccl_unknown` says so. A torch that the table of stacks lacks is refused elsewhere.
+    """
+    row, version = fabric_of(job), _nccl(job)
+    if row is None or row.nccl is None or version is None or row.nccl.fits(version):
+        return
+    needs = f'resources.fabric = "{row.name}" needs NCCL {row.nccl} ({row.nccl.why})'
+    if job.stack.torch == "base":
+        yield f"{needs}, but stack.nccl = {version}: take a base with such an NCCL, or another fabric"
+        return
+    known = table()
+    others = [other.torch for other in known.rows if known.trains(other) and row.nccl.fits(other.nccl)]
+    advice = f"set stack.torch to {' or '.join(others[:4])}" if others else "use another fabric"
+    yield f"{needs}, but torch {job.stack.torch} brings {version}: {advice}"
+
+
+def nccl_unknown(job: Job) -> Iterator[str]:
+    """Yields a sentence if the network needs certain versions of NCCL and the job's is not known."""
+    row = fabric_of(job)
+    if row and row.nccl and job.stack.torch == "base" and job.stack.nccl is None:
+        yield (
+            f'resources.fabric = "{row.name}" needs NCCL {row.nccl}, and that of the base is not known here: '
+            "set stack.nccl, to which the build then holds the image"
+        )
+
+
+def _nccl(job: Job) -> str | None:
+    if job.stack.torch == "base":
+        return job.stack.nccl
+    return next((row.nccl for row in table().rows if row.torch == job.stack.torch), None)
