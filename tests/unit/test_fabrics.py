@@ -9,7 +9,8 @@ import yaml
 
 from tests.support.kubernetes_jobs import FABRIC_KEYS, FABRIC_STACKS, kubernetes_job
 from trainer.cli.main import main
-from trainer.config.fabrics import FABRICS, NcclRange
+from trainer.config.fabric_row import NcclRange
+from trainer.config.fabrics import FABRICS
 from trainer.config.loader import dump_job
 from trainer.config.resources import Resources
 from trainer.errors import InputError
@@ -45,7 +46,7 @@ def test_each_line_has_its_reason_and_source(name: str, capsys: pytest.CaptureFi
         for line in lines:
             assert line.why
             assert line.source
-            assert f"{line.name} = {line.value}\n            {line.why}\n" in text
+            assert f"{line.name} = {line.value}\n              {line.why}\n" in text
 
 
 def test_the_list_names_every_fabric(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,3 +160,58 @@ def test_ranges_compare_as_many_parts_as_they_have(
     oldest: str, newest: str, version: str, fits: bool
 ) -> None:
     assert NcclRange(oldest, newest, "", "").fits(version) is fits
+
+
+MULTUS = {"worker_annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "on_nodes"),
+    [
+        ("roce", {}, True),
+        ("roce", MULTUS, False),
+        ("roce", {"host_network": False}, False),
+        ("ib", {}, False),
+        ("efa", {}, False),
+        ("ib", {"host_network": True}, True),
+    ],
+)
+def test_pods_use_the_nodes_network_where_their_adapters_need_it(
+    name: str, keys: dict[str, Any], on_nodes: bool
+) -> None:
+    job = fabric_job(name, kubernetes={"kind": "job", **FABRIC_KEYS[name], **keys})
+    pod = spec_of_pods(job)
+    assert pod.get("hostNetwork", False) is on_nodes
+    assert pod.get("dnsPolicy") == ("ClusterFirstWithHostNet" if on_nodes else None)
+
+
+def test_an_adapter_without_an_address_in_the_pod_is_named() -> None:
+    def said(keys: dict[str, Any]) -> bool:
+        job = fabric_job("roce", kubernetes={**FABRIC_KEYS["roce"], **keys})
+        return any("an interface of their own" in text for text in warnings(job))
+
+    assert said({"host_network": False})
+    assert not said({})
+    assert not said({"host_network": False, **MULTUS})
+
+
+def test_the_ranks_wait_for_their_networks_service() -> None:
+    [service] = spec_of_pods(fabric_job("tcpxo", kubernetes={"kind": "job", **FABRIC_KEYS["tcpxo"]}))[
+        "initContainers"
+    ]
+    variables = {entry["name"]: entry["value"] for entry in service["env"]}
+    assert service["startupProbe"]["exec"]["command"] == ["cat", variables["HEALTH_CHECK_LOG_FILE"]]
+    assert service["restartPolicy"] == "Always"
+
+
+def test_the_images_own_library_path_has_the_folder_of_a_nodes_plugin() -> None:
+    """The pod must not replace the variable: a base's own folders would be lost."""
+    job = fabric_job("tcpxo")
+    assert "LD_LIBRARY_PATH" not in cluster_environment(job, 8)
+    [folder] = [line.value for line in FABRICS["tcpxo"].folders if "nvidia" in line.value]
+    assert f"ENV LD_LIBRARY_PATH=${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}{folder}\n" in dockerfile(job)
+
+
+def spec_of_pods(job: Any) -> Any:
+    [pods] = [item for item in yaml.safe_load_all(manifest(job)) if item["kind"] == "Job"]
+    return pods["spec"]["template"]["spec"]

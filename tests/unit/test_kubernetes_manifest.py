@@ -177,15 +177,18 @@ def test_a_gang_does_not_wait_for_the_launcher_that_waits_for_the_gang() -> None
     assert at_once["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
 
 
-def test_ipc_lock_comes_with_rdma_only() -> None:
-    assert "IPC_LOCK" not in manifest(kubernetes_job())
-    job = kubernetes_job(kubernetes={"rdma": {"rdma/hca": 1}})
-    assert pods(job)[1]["containers"][0]["securityContext"]["capabilities"] == {
-        "drop": ["ALL"],
-        "add": ["IPC_LOCK"],
-    }
-    both = pods(kubernetes_job(kubernetes={"rdma": {"rdma/hca": 1}, "run_as_user": 0}))[1]
-    assert {"IPC_LOCK", "SYS_CHROOT"} <= set(both["containers"][0]["securityContext"]["capabilities"]["add"])
+@pytest.mark.parametrize(
+    "asked", [{"kubernetes": {"rdma": {"rdma/hca": 1}}}, {"resources": {"fabric": "ib"}}], ids=["rdma", "ib"]
+)
+def test_root_may_lock_memory_for_rdma_and_others_are_told_that_they_may_not(asked: dict[str, Any]) -> None:
+    """Kubernetes leaves a capability that it adds to another user without effect."""
+    assert "IPC_LOCK" not in manifest(kubernetes_job(kubernetes={"run_as_user": 0}))
+    assert "IPC_LOCK" not in manifest(kubernetes_job(**asked))
+    assert any("LimitMEMLOCK=infinity" in text for text in warnings(kubernetes_job(**asked)))
+    root = kubernetes_job(**{**asked, "kubernetes": {**asked.get("kubernetes", {}), "run_as_user": 0}})
+    added = pods(root)[1]["containers"][0]["securityContext"]["capabilities"]["add"]
+    assert {"IPC_LOCK", "SYS_CHROOT"} <= set(added)
+    assert not any("LimitMEMLOCK" in text for text in warnings(root))
 
 
 @pytest.mark.parametrize("user", [0, 1000, 4242])

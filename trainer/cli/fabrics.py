@@ -11,7 +11,7 @@ import click
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.config.fabrics import Fabric
+    from trainer.config.fabric_row import Fabric
 
 _COLUMNS = "{:<10}{:<34}{:<18}{}"
 
@@ -63,6 +63,6 @@ def _explain(row: "Fabric") -> Iterator[str]:
 
 
 def _entry(topic: str, text: str, why: str, source: str) -> Iterator[str]:
-    yield f"{topic:<10}{text}"
-    yield f"{'':<10}  {why}"
-    yield f"{'':<10}  source: {source}"
+    yield f"{topic:<12}{text}"
+    yield f"{'':<12}  {why}"
+    yield f"{'':<12}  source: {source}"

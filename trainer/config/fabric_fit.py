@@ -1,8 +1,12 @@
-"""Compares the NCCL of a job's image with what the network between its nodes needs. Pure; imports no torch."""
+"""Compares the NCCL of a job's image with what the network between its nodes needs.
+
+Pure; imports no torch.
+"""
 
 from collections.abc import Iterator
 
-from trainer.config.fabrics import FABRICS, Fabric
+from trainer.config.fabric_row import Fabric
+from trainer.config.fabrics import FABRICS
 from trainer.config.job import Job
 from trainer.config.stack_table import table
 

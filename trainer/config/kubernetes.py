@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -104,11 +103,12 @@ class Kubernetes(SchedulerSection):
     """Name of the resource under which nodes offer GPUs; each worker asks for resources.gpus_per_node of it.
     "none": ranks run on CPUs."""
     rdma: dict[Text, Positive] = Field(default_factory=dict)
-    """RDMA devices of each worker, such as `"rdma/hca_shared_devices" = 1`; workers then get the capability
-    IPC_LOCK."""
-    host_network: bool = False
+    """RDMA devices of each worker, such as `"rdma/hca_shared_devices" = 1`. Workers that run as root then get
+    the capability IPC_LOCK; for other users, the nodes must not limit locked memory."""
+    host_network: bool | None = None
     """Let workers use the node's network; sshd and the ranks' rendezvous then take ports that follow from the
-    job's name."""
+    job's name. None: only if resources.fabric needs it, as roce does without further networks in the
+    workers' annotations."""
     network_policy: bool = True
     """Create a NetworkPolicy that lets only pods of this job connect to its pods, if the cluster's network
     plugin enforces policies. With host_network there is none: a policy cannot recognize pods on a node's
@@ -213,20 +213,6 @@ class Kubernetes(SchedulerSection):
     @property
     def is_root(self) -> bool:
         return self.run_as_user == 0
-
-    @property
-    def isolated(self) -> bool:
-        """True if the job has a NetworkPolicy."""
-        return self.network_policy and not self.on_host_network
-
-    @property
-    def on_host_network(self) -> bool:
-        """True if workers use the node's network, as host_network or the patch says."""
-        specs = (self.patch.both.get("spec"), self.patch.worker.get("spec"))
-        patched = [
-            spec["hostNetwork"] for spec in specs if isinstance(spec, Mapping) and "hostNetwork" in spec
-        ]
-        return patched[-1] is True if patched else self.host_network
 
     @property
     def home(self) -> str:

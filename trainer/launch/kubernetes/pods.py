@@ -15,6 +15,7 @@ from trainer.config.kubernetes import JOB_FOLDER, object_name
 from trainer.config.loader import own_keys
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
+from trainer.launch.kubernetes.node_network import isolated, on_host_network
 from trainer.launch.kubernetes.pod_values import (
     Yaml,
     cores,
@@ -157,8 +158,16 @@ class Pods:
         limits = self.job.timeouts
         return self.k8s.grace_s or math.ceil(limits.checkpoint_s + limits.shutdown_s) + 30
 
+    @cached_property
+    def on_host_network(self) -> bool:
+        return on_host_network(self.job)
+
+    @property
+    def isolated(self) -> bool:
+        return isolated(self.job)
+
     def _port(self, usual: int, offset: int) -> int:
-        if not self.k8s.host_network:
+        if not self.on_host_network:
             return usual
         mark = int.from_bytes(hashlib.sha256(f"{self.namespace}/{self.name}".encode()).digest()[:4], "big")
         return 20_000 + 3 * (mark % 3_000) + offset
@@ -258,9 +267,14 @@ class Pods:
 
     @property
     def worker_security(self) -> Yaml:
-        """Security context of a pod with ranks. IPC_LOCK pins memory for RDMA."""
-        root = (*FILES_OF_OTHERS, *self.sshd_capabilities) if self.k8s.is_root else ()
-        return self._security((*root, "IPC_LOCK") if self.k8s.rdma or pins_memory(self.job) else root)
+        """Security context of a pod with ranks.
+
+        IPC_LOCK pins memory for RDMA. Kubernetes gives added capabilities to root alone.
+        """
+        if not self.k8s.is_root:
+            return self._security(())
+        locks = ("IPC_LOCK",) if self.k8s.rdma or pins_memory(self.job) else ()
+        return self._security((*FILES_OF_OTHERS, *self.sshd_capabilities, *locks))
 
     def _security(self, capabilities: Sequence[str]) -> Yaml:
         """Returns a container's security context with these capabilities and no others."""
@@ -322,6 +336,11 @@ class Pods:
                 "restartPolicy": "Always",
                 "command": list(own.command),
                 "env": plain_variables(own.variables),
+                "startupProbe": {
+                    "exec": {"command": ["cat", own.ready_file]},
+                    "periodSeconds": 5,
+                    "failureThreshold": 24,
+                },
                 "securityContext": {
                     "runAsUser": 0,
                     "runAsNonRoot": False,

@@ -18,14 +18,13 @@ from trainer.config.kubernetes_values import Mount
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
-from trainer.launch.fabric import conflicts
+from trainer.launch.fabric import conflicts, pins_memory
 from trainer.launch.kubernetes.kinds import KINDS, can_start, kind_of
+from trainer.launch.kubernetes.node_network import NETWORKS, lacks_interface, on_host_network
 from trainer.text.wording import many
 
 _CONFIG_MAP_BYTES = 1024 * 1024
 _LONGEST_NAMESPACE = 63
-_NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io/")
-"""Prefixes of annotations that give pods additional networks: multus, and GKE's multi-networking."""
 
 
 def validate(job: Job) -> None:
@@ -57,10 +56,16 @@ def warnings(job: Job) -> Iterator[str]:
             f"kubernetes.grace_s = {k8s.grace_s} is less than timeouts.checkpoint_s = "
             f"{limits.checkpoint_s:g}: a pod may be killed while its checkpoint is written"
         )
-    if k8s.rdma and not k8s.is_root:
+    if (k8s.rdma or pins_memory(job)) and not k8s.is_root:
         yield (
-            f"kubernetes.rdma with user {k8s.run_as_user}: the nodes must allow unlimited locked memory, "
-            "because only root gets the capability IPC_LOCK"
+            f"kubernetes.run_as_user = {k8s.run_as_user}: RDMA needs locked memory, and only root gets the "
+            "capability IPC_LOCK. The nodes' container runtime must not limit it (LimitMEMLOCK=infinity), or "
+            "set run_as_user = 0"
+        )
+    if lacks_interface(job):
+        yield (
+            f'resources.fabric = "{job.resources.fabric}": with host_network = false the pods need an '
+            'interface of their own, such as worker_annotations."k8s.v1.cni.cncf.io/networks" = "rail-0"'
         )
     yield from nccl_unknown(job)
     yield from conflicts(job)
@@ -70,12 +75,12 @@ def warnings(job: Job) -> Iterator[str]:
             f'resources.fabric = "{row.name}": no container gets an adapter without {row.device.name}, such '
             f'as "{row.device.value}" = 1; {row.device.why}'
         )
-    if k8s.network_policy and k8s.on_host_network:
+    if k8s.network_policy and on_host_network(job):
         yield (
             "workers on the nodes' network have no NetworkPolicy: anything that reaches the nodes may "
             "connect to the ports of this job; kubernetes.network_policy = false accepts this"
         )
-    networks = [name for name in k8s.annotations if name.startswith(_NETWORKS)]
+    networks = [name for name in k8s.annotations if name.startswith(NETWORKS)]
     if networks:
         yield (
             f"kubernetes.annotations: {', '.join(networks)} also applies to the launcher; networks belong "
