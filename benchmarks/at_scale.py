@@ -25,8 +25,8 @@ from trainer.checkpoint.memory_restore import choose
 from trainer.comm.objects import decode, encode
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.loader import dump_job
-from trainer.preflight.findings import Needs, find_problems
-from trainer.preflight.measurements import Measurements, Timing
+from trainer.preflight.findings import find_problems
+from trainer.preflight.measurements import Measurements, Needs, Timing
 from trainer.run.layout import ENVIRONMENT_FILE, GOODPUT_FILE, LOGS, METRICS_FILE, RANK_STATS_FILE, rank_log
 from trainer.telemetry.rank_stats import COLUMNS, RankStats, summarize
 from trainer.train.same_environment import differences, facts

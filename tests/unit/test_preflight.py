@@ -18,8 +18,8 @@ from trainer.comm.protocol import Comm
 from trainer.errors import MachineError, UnfitNode
 from trainer.preflight import host_probe, network_probe
 from trainer.preflight.check import PreflightReport
-from trainer.preflight.findings import Needs, find_problems
-from trainer.preflight.measurements import Finding, Gpu, Measurements, Placement, Rdma, Timing
+from trainer.preflight.findings import find_problems
+from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Rdma, Timing
 from trainer.preflight.repeat import FRESH_S, check_again, has_passed
 from trainer.preflight.table import lines
 from trainer.run.exit_record import RANK_DIR
@@ -177,6 +177,49 @@ def test_a_fabric_on_which_every_node_is_slow_is_named(gb: int, slow: bool) -> N
     if slow:
         assert f"reaches 1.68 GB/s, and one adapter alone carries {gb / 8:.3g} GB/s" in texts[0]
     assert not _texts([replace(r, rdma=used) for r in _readings()])
+
+
+@pytest.mark.parametrize(
+    ("fabric", "gb_s", "slow"),
+    [("ethernet", 0.1, True), ("ethernet", 0.4, False), ("tcpxo", 5.0, True), ("tcpxo", 7.0, False)],
+)
+def test_a_fabric_whose_adapters_say_no_speed_is_compared_with_the_table_of_rates(
+    fabric: str, gb_s: float, slow: bool
+) -> None:
+    """The slowest row of Ethernet has 10 Gb/s, and an adapter of TCPXO 200 Gb/s; a quarter is enough."""
+    pairs = {"n0": Timing(1 << 24, (1 << 24) / (gb_s * 1e9))}
+    texts = _fabric_texts([replace(r, pairs=pairs) for r in _readings()], fabric)
+    assert [f"reaches {gb_s:.3g} GB/s, and one adapter alone carries" in text for text in texts] == [
+        True
+    ] * slow
+
+
+@pytest.mark.parametrize("fabric", ["ib", "ethernet", None])
+def test_nodes_that_may_lock_too_little_memory_for_rdma_are_named(fabric: str | None) -> None:
+    used = Rdma(("mlx5_0 10 Gb/s",), opened=True)
+
+    def texts(locked: int | None, rdma: Rdma | None) -> list[str]:
+        measured = [replace(r, rdma=rdma, locked_bytes=locked) for r in _readings()]
+        found = find_problems(measured, replace(NEEDS, fabric=fabric))
+        return [finding.text for finding in found if finding.check == "locked memory"]
+
+    (text,) = texts(8 << 20, used)
+    assert text.startswith("n0, n1, n2, n3: a rank may lock 8 MiB of memory")
+    assert not texts(None, used)
+    assert not texts(4 << 30, used)
+    assert bool(texts(8 << 20, None)) is (fabric == "ib")
+
+
+def test_root_with_the_capability_may_lock_memory_beyond_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status"
+    monkeypatch.setattr("trainer.preflight.host_probe.resource.getrlimit", lambda _: (8 << 20, 8 << 20))
+    status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
+    assert host_probe.locked_bytes(status) is None
+    status.write_text("Name:\tpython\nCapEff:\t0000000000003fff\n")
+    assert host_probe.locked_bytes(status) == 8 << 20
+    assert host_probe.locked_bytes(tmp_path / "none") == 8 << 20
 
 
 def test_adapters_that_are_not_opened_are_named_once() -> None:

@@ -13,6 +13,10 @@ class FabricRate:
     """Links of nodes with several GPUs each."""
 
     name: str
+    fabric: str
+    """Network in `trainer.config.fabrics`."""
+    adapters: int
+    """Number of adapters of a node."""
     node_gb_s: float
     """10^9 bytes a second that a node sends, over all its adapters."""
     gpu_gb_s: float
@@ -23,13 +27,20 @@ class FabricRate:
 
 
 _ROWS = (
-    FabricRate("XDR", 800, 900, 5, "8 x 800 Gb/s InfiniBand (DGX B300), NVLink 5"),
-    FabricRate("NDR", 400, 450, 5, "8 x 400 Gb/s InfiniBand (DGX H100 and H200), NVLink 4"),
-    FabricRate("HDR", 200, 300, 5, "8 x 200 Gb/s InfiniBand (DGX A100), NVLink 3"),
-    FabricRate("EFA-3200", 400, 450, 15, "3,200 Gb/s EFA (AWS p5), NVLink 4"),
-    FabricRate("EFA-400", 50, 300, 15, "400 Gb/s EFA (AWS p4d), NVLink 3"),
-    FabricRate("ETH-100", 12.5, 32, 30, "100 Gb/s Ethernet, GPUs over PCIe 4.0 x16"),
+    FabricRate("XDR", "ib", 8, 800, 900, 5, "8 x 800 Gb/s InfiniBand (DGX B300), NVLink 5"),
+    FabricRate("NDR", "ib", 8, 400, 450, 5, "8 x 400 Gb/s InfiniBand (DGX H100 and H200), NVLink 4"),
+    FabricRate("HDR", "ib", 8, 200, 300, 5, "8 x 200 Gb/s InfiniBand (DGX A100), NVLink 3"),
+    FabricRate("EFA-3200", "efa", 32, 400, 450, 15, "32 x 100 Gb/s EFA (AWS p5), NVLink 4"),
+    FabricRate("EFA-400", "efa", 4, 50, 300, 15, "4 x 100 Gb/s EFA (AWS p4d), NVLink 3"),
+    FabricRate("TCPXO", "tcpxo", 8, 200, 450, 30, "8 x 200 Gb/s GPUDirect-TCPXO (GKE A3 Mega), NVLink 4"),
+    FabricRate("ETH-100", "ethernet", 1, 12.5, 32, 30, "100 Gb/s Ethernet, GPUs over PCIe 4.0 x16"),
+    FabricRate("ETH-10", "ethernet", 1, 1.25, 32, 30, "10 Gb/s Ethernet, GPUs over PCIe 4.0 x16"),
 )
 
 FABRIC_RATES: dict[str, FabricRate] = {row.name: row for row in _ROWS}
 """Rows by name."""
+
+
+def slowest_adapter_gb_s(fabric: str) -> float:
+    """Returns 10^9 bytes a second of one adapter, for the slowest of the network's rows; 0 without a row."""
+    return min((row.node_gb_s / row.adapters for row in _ROWS if row.fabric == fabric), default=0.0)

@@ -20,8 +20,8 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data.pixels import BYTES_OF_A_PIXEL
 from trainer.model.build import Clip
 from trainer.preflight import host_probe, network_probe
-from trainer.preflight.findings import Needs, error_of, find_problems
-from trainer.preflight.measurements import Finding, Gpu, Measurements, Placement, Timing
+from trainer.preflight.findings import error_of, find_problems
+from trainer.preflight.measurements import Finding, Gpu, Measurements, Needs, Placement, Timing
 from trainer.text.wording import many
 
 _PAIR_BYTES = 1 << 24
@@ -95,6 +95,7 @@ def preflight(job: Job, comm: Comm, batch_plan: BatchPlan, clip: Clip, folder: P
         open_files=host_probe.open_files(),
         disk_bytes=host_probe.disk_bytes(folder),
         clock_s=time.time(),
+        locked_bytes=host_probe.locked_bytes(),
         wrong=wrong,
         timings=timings if copy is None else {**timings, "host to device": copy},
         pairs=pairs,

@@ -17,6 +17,8 @@ from trainer.sysinfo.topology import ROOT, closest_adapters, cpu_text, cpus_next
 
 SHARED_MEMORY = Path("/dev/shm")
 _RDMA_DEVICES, _OPEN_FILES = Path("/sys/class/infiniband"), Path("/proc/self/fd")
+_STATUS = Path("/proc/self/status")
+_IPC_LOCK = 14  # capability that lifts the limit of locked memory (linux/capability.h)
 _OPENED = "/dev/infiniband/uverbs"
 _FAST_ETHERNET_GB = 100.0  # slower RoCE adapters mostly serve nodes as plain Ethernet
 
@@ -46,6 +48,20 @@ def disk_bytes(folder: Path) -> int | None:
 def open_files() -> int:
     """Returns this process's soft limit of open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def locked_bytes(status: Path = _STATUS) -> int | None:
+    """Returns how many bytes this process may lock in memory, as RDMA does; None if there is no limit.
+
+    `status` is a file of the kernel's.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    with suppress(OSError, ValueError, StopIteration):
+        lines = status.read_text().splitlines()
+        effective = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
+        if int(effective, 16) >> _IPC_LOCK & 1:
+            return None
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def rdma(env: Mapping[str, str], devices: Path = _RDMA_DEVICES, files: Path = _OPEN_FILES) -> Rdma | None:

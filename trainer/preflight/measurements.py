@@ -77,6 +77,20 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """Estimate of what the job needs on each node."""
+
+    shm_bytes: int
+    """Bytes of batches on their way from loader processes to ranks."""
+    open_files: int
+    checkpoint_bytes: int
+    checkpoints: int
+    """Number of checkpoints that are kept at once, with the one that is being written."""
+    fabric: str | None = None
+    """Network that the job says its nodes have; None if it does not say, or computes on CPUs."""
+
+
+@dataclass(frozen=True)
 class Measurements:
     """Measurements of one rank.
 
@@ -94,6 +108,8 @@ class Measurements:
     """Free bytes in the run folder's file system."""
     clock_s: float
     """Seconds since the epoch, read when all ranks left the same barrier."""
+    locked_bytes: int | None = None
+    """Bytes that the process may lock in memory; None also where nothing limits them."""
     wrong: tuple[str, ...] = ()
     """Collectives that gave wrong values, with those values."""
     timings: Mapping[str, Timing] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from trainer.preflight.findings import figures, pair_speeds, rate, size
 from trainer.preflight.measurements import Finding, Measurements
+from trainer.preflight.summary import figures, pair_speeds, rate, size
 from trainer.text.wording import many
 
 _SHOWN_PLACES = 8
