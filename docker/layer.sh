@@ -1,12 +1,16 @@
 #!/bin/sh
 # Runs a command in a build stage and gathers the files that it made or changed under /layer: `COPY --from=STAGE /layer/ /` brings
 # those into the image, and nothing of how they came about: no mirror, certificate, cache or package list.
+# With --more, they come to those that are there: a stage may have several steps.
 # POSIX sh, find and cp alone: a minimal Debian or Ubuntu has no more. Files that the command removes stay in the image.
 set -eu
-[ $# -gt 0 ] || { echo 'usage: layer.sh COMMAND...' >&2; exit 2; }
+case ${1-} in
+    --more) shift ;;
+    *) rm -rf /layer ;; # of the stage that this one starts from
+esac
+[ $# -gt 0 ] || { echo 'usage: layer.sh [--more] COMMAND...' >&2; exit 2; }
 
-rm -rf /layer # of the stage that this one starts from
-mkdir /layer
+mkdir -p /layer
 : >/layer/.begun
 sleep 1 # file systems may count in whole seconds
 "$@"
@@ -20,5 +24,5 @@ find / -xdev \
     -o -path /etc/hosts -o -path /etc/hostname -o -path /etc/resolv.conf \
     -o -path '/usr/share/doc/*' -type f ! -name copyright -o -path /usr/share/man -o -path /usr/share/locale -o -path /usr/share/info \) -prune \
     -o -cnewer /layer/.begun \( ! -type d -o -empty \) -print0 |
-    xargs -0 -r cp --archive --link --parents --target-directory=/layer
+    xargs -0 -r cp --archive --link --remove-destination --parents --target-directory=/layer
 rm /layer/.begun

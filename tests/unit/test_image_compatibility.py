@@ -191,7 +191,8 @@ def test_impossible_combinations_are_refused_with_possible_ones(
 
 
 def test_the_stages_are_those_of_the_dockerfile() -> None:
-    everything = tiny_job(image={"tag": "clipship:1", "apt_packages": ("numactl",)})
+    image = {"tag": "clipship:1", "compiler": True, "apt_packages": ("numactl",), "run": ("true",)}
+    everything = tiny_job(image=image)
     assert tuple(re.findall(r"(?m)^FROM .* AS (.*)$", dockerfile(everything))) == STAGES
 
 

@@ -6,7 +6,10 @@ No value of a job file becomes anything but data.
 import io
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from trainer.errors import InputError
 from trainer.image.apptainer import definition
 from trainer.image.dockerfile import dockerfile
 
+GOLDEN = Path(__file__).parent / "golden"
 TAG = "registry.example/team/clipship:1"
 HOSTILE = [
     "$(touch /tmp/x)",
@@ -87,6 +91,8 @@ def unquoted(value: str) -> str:
                 apt_packages=("numactl",),
                 pip_packages=("einops==0.8.1",),
                 env={"NOTE": 'a "quoted" $value'},
+                run=("ldconfig", "printf '%s\\n' \"$HOME\" >/opt/note"),
+                labels={"org.opencontainers.image.vendor": 'Team "A"'},
                 site={
                     "certificates": ("ca.pem",),
                     "apt_mirror": "http://mirror.example/debian",
@@ -207,9 +213,71 @@ def test_any_requirement_stays_one_word_of_the_shell(text: str) -> None:
     assert shlex.split(inner)[-1] == text
 
 
+@given(text=one_line.filter(str.strip))
+def test_any_own_command_stays_one_word_of_its_step(text: str) -> None:
+    rendered = dockerfile(image_job(run=("first", text)))
+    steps = [part["value"] for part in instructions(rendered) if "layer.sh" in part["value"]]
+    [own] = [step for step in steps if "--more" in step]
+    assert shlex.split(own) == ["sh", "/docker/layer.sh", "--more", "sh", "-c", text]
+    assert len(instructions(rendered)) == len(instructions(dockerfile(image_job(run=("first", "x")))))
+
+
+@given(value=one_line)
+def test_any_value_of_a_label_reaches_the_image_as_it_is(value: str) -> None:
+    rendered = dockerfile(image_job(labels={"team": value}))
+    [label] = [part for part in instructions(rendered) if part["value"].startswith("team=")]
+    assert unquoted(label["value"].partition("=")[2]) == value
+    assert len(instructions(rendered)) == len(instructions(dockerfile(image_job(labels={"team": "x"}))))
+
+
+def test_own_commands_come_after_all_packages_and_before_clipship() -> None:
+    text = dockerfile(image_job(run=("x",), apt_packages=("numactl",)))
+    assert "FROM mpi AS extra" in text
+    assert "FROM extra AS own" in text
+    copied = [part["value"] for part in instructions(text) if part["instruction"] == "COPY"]
+    order = [f"--from={stage} /layer/ /" for stage in ("horovod", "extra", "own", "trainer")]
+    assert [value for value in copied if value in order] == order
+    assert "FROM mpi AS own" in dockerfile(image_job(run=("x",)))
+
+
+HADOLINT = Path(sys.executable).with_name("hadolint")
+ALLOWED = {
+    "DL3002": "stages that are thrown away stay root; the image's own user is clipship",
+    "DL3003": "a cd within one step needs no WORKDIR, which would be a layer",
+    "DL3008": "site.apt_mirror can be a dated snapshot, which pins every package of the system",
+    "DL4006": "no step is decided by the first program of a pipe",
+}
+"""Rules of hadolint that the Dockerfile breaks, each with the reason."""
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is not installed beside this Python")
+@pytest.mark.parametrize("golden_file", sorted(GOLDEN.glob("dockerfile-*.txt")), ids=lambda path: path.stem)
+def test_hadolint_accepts_each_golden(golden_file: Path) -> None:
+    ignored = [word for rule in ALLOWED for word in ("--ignore", rule)]
+    command = [str(HADOLINT), "--no-color", "--failure-threshold", "warning", *ignored, str(golden_file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is not installed beside this Python")
+def test_hadolint_refuses_what_no_golden_may_have(tmp_path: Path) -> None:
+    file = tmp_path / "Dockerfile"
+    file.write_text("FROM debian:latest\nRUN cd / && sudo ls\n")
+    done = subprocess.run([str(HADOLINT), "--no-color", str(file)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert {"DL3007", "DL3004"} <= set(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
+        ({"run": ("a\nb",)}, "image.run"),
+        ({"run": (" ",)}, "an empty command"),
+        ({"run": ("curl -H 'Authorization: Bearer ghp_0123456789abcdefghijklmnopqrstuvwxyz'",)}, "history"),
+        ({"labels": {"Team A": "x"}}, "not a label"),
+        ({"labels": {"org.clipship.torch": "1"}}, "says what the image was built from"),
+        ({"labels": {"api-token": "abcdef0123456789"}}, "looks like a secret"),
+        ({"labels": {"team": "a\nb"}}, "image.labels"),
         ({"apt_packages": ("a b",)}, "not a system package"),
         ({"apt_packages": ("-o=x",)}, "not a system package"),
         ({"apt_packages": ("$(id)",)}, "not a system package"),

@@ -40,6 +40,10 @@ _RELEASE = re.compile(RELEASE, re.ASCII)
 Line = Annotated[str, StringConstraints(min_length=1, pattern=ONE_LINE)]
 Version = Annotated[str, StringConstraints(pattern=VERSION)]
 
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9._/-]*[a-z0-9])?", re.ASCII)
+_OWN_LABELS = ("org.clipship.", "org.opencontainers.image.revision")
+"""Labels that say what the image was built from."""
+
 _SET_BY_THE_IMAGE = {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA"}
 
 
@@ -155,9 +159,15 @@ class Image(Section):
     pip_packages: tuple[Line, ...] = ()
     """Additional Python packages, as pip takes them. They cannot change the version of a package that the
     stack pins."""
+    run: tuple[Line, ...] = ()
+    """Shell commands that the build runs as root after all packages, each in a step of its own: a changed one
+    is run again with those behind it. The image gets the files that they make or change; torch and open_clip
+    are there, Horovod and Clipship come later."""
     env: dict[VariableName, Annotated[str, StringConstraints(pattern=ONE_LINE)]] = Field(default_factory=dict)
     """Additional environment variables of the image, one line each; the section [env] sets those of a rank,
     with any text."""
+    labels: dict[Text, Annotated[str, StringConstraints(pattern=ONE_LINE)]] = Field(default_factory=dict)
+    """Additional labels of the image, such as `"org.opencontainers.image.vendor" = "Team"`."""
     builder: Literal["auto", "classic", "buildkit"] = "auto"
     """auto: BuildKit if a secret needs it, else the classic builder, which every Docker daemon has."""
     site: Site = optional_section(Site)
@@ -192,6 +202,36 @@ class Image(Section):
                 raise ValueError(
                     f"contains {secret}, which would stay in the image's history: put it into the file that "
                     "site.pip_conf names"
+                )
+        return value
+
+    @field_validator("run")
+    @classmethod
+    def _without_secrets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not text.strip():
+                raise ValueError("an empty command; leave it out")
+            if secret := secret_in(text):
+                raise ValueError(f"contains {secret}, which would stay in the image's history: leave it out")
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, value: dict[str, str]) -> dict[str, str]:
+        refuse_names(
+            value,
+            _LABEL,
+            'not a label; expected a-z, 0-9, ".", "_", "/" and "-", with a letter or digit at both ends',
+        )
+        refuse(
+            (name for name in value if name.startswith(_OWN_LABELS)),
+            "cannot be set, because it says what the image was built from",
+        )
+        for name, text in value.items():
+            if why := looks_secret(name, text):
+                raise ValueError(
+                    f"{name} looks like a secret ({why}), and everybody who has the image could read it: "
+                    "leave it out"
                 )
         return value
 

@@ -85,6 +85,17 @@ class Recipe:
         return bool(self._more_packages or self.image.pip_packages or self.text_pins)
 
     @property
+    def added_stages(self) -> tuple[str, ...]:
+        """Stages that the job adds behind that of MPI, in order; each starts from the one before."""
+        stages = {"extra": self.extras, "own": bool(self.image.run)}
+        return tuple(name for name, is_there in stages.items() if is_there)
+
+    def before(self, stage: str) -> str:
+        """Returns the stage from which one of the added stages starts."""
+        order = ("mpi", *self.added_stages)
+        return order[order.index(stage) - 1]
+
+    @property
     def _more_packages(self) -> tuple[str, ...]:
         """System packages beyond those of the stack, which are in stages that all jobs' images share."""
         return (*(_JUST_IN_TIME if self.compiler else ()), *self.image.apt_packages)
@@ -256,4 +267,5 @@ def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, s
         "org.clipship.mpi": job.image.mpi,
         **({"org.clipship.compiler": "g++"} if job.compiler_in_image else {}),
         "org.clipship.job": f"sha256:{hashlib.sha256(described.encode()).hexdigest()}",
+        **job.image.labels,
     }
