@@ -169,6 +169,7 @@ CASES: dict[str, dict[str, Any]] = {
         for name, keys in FABRIC_KEYS.items()
         for kind in ("job", "trainjob", "mpijob")
     },
+    "arm64": {"image": {"platform": "linux/arm64"}, "kubernetes": {"node_selector": {"pool": "gh200"}}},
     "thousand": {"resources": {"nodes": 1000, "gpus_per_node": 8}, "optim": {"global_batch_size": 32000}},
 }
 

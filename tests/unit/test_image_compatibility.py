@@ -180,6 +180,16 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
             ["is a part of the stack"],
         ),
         ({"torch": "base"}, {"base": "system", "os": "ubuntu-24.04"}, ["the name of a stage"]),
+        (
+            {"torch": "2.10.0"},
+            {"platform": "linux/arm64"},
+            ["torch 2.10.0 for linux/arm64 has no CUDA; compatible: torch 2.15.0", 'stack.torch = "base"'],
+        ),
+        (
+            {"archs": ("7.5",)},
+            {"platform": "linux/arm64"},
+            ["no code for 7.5, only for 8.0, 9.0, 10.0, 11.0"],
+        ),
     ],
     ids=str,
 )

@@ -100,6 +100,7 @@ def unquoted(value: str) -> str:
                 },
             ),
         ),
+        ("dockerfile-arm64", image_job(stack={"archs": ("9.0", "10.0")}, platform="linux/arm64")),
         ("dockerfile-older", image_job(stack={"torch": "2.6.0"}, base="debian:13")),
         (
             "dockerfile-own-torch",

@@ -4,14 +4,16 @@ import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.support.range_server import serving
-from trainer.config.stack_table import Row, table
+from trainer.config.stack_table import MACHINES, Row, table
 from trainer.image import check_table
-from trainer.image.check_table import compare
+from trainer.image.check_table import compare, compare_arm64, compare_horovod
+from trainer.image.pins import pins
 from trainer.image.wheel_index import Release
 from trainer.sysinfo.template_folder import FOLDER
 
@@ -74,18 +76,21 @@ def test_each_cuda_whose_compiler_comes_from_the_package_index_has_its_pins() ->
     from_index = {row.cuda for row in known.rows if "pypi" in known.cuda[row.cuda].nvcc}
     assert from_index
     for cuda in from_index:
-        pins = (FOLDER / "docker" / f"requirements-cuda-{cuda}.txt").read_text()
-        assert f"nvidia-cuda-nvcc=={cuda}." in pins
+        lock = (FOLDER / "docker" / f"requirements-cuda-{cuda}.txt").read_text()
+        assert f"nvidia-cuda-nvcc=={cuda}." in lock
 
 
-def _publish(index: Path, name: str, version: str, pythons: Sequence[str], requires: Sequence[str]) -> None:
+def _publish(
+    index: Path, package: str, version: str, pythons: Sequence[str], requires: Sequence[str]
+) -> None:
     """Wheels of one release, with a page for the package as an index has it; no METADATA beside them."""
-    folder = index / name
+    folder = index / package
     folder.mkdir(exist_ok=True)
+    name = package.replace("-", "_")
     metadata = "".join(f"Requires-Dist: {text}\n" for text in requires)
     with (folder / "index.html").open("a") as page:
-        for python in pythons:
-            wheel = f"{name}-{version}-{python}-{python}-manylinux_2_28_x86_64.whl"
+        for python, machine in product(pythons, MACHINES.values()):
+            wheel = f"{name}-{version}-{python}-{python}-manylinux_2_28_{machine}.whl"
             with zipfile.ZipFile(folder / wheel, "w") as archive:
                 archive.writestr(
                     f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\n{metadata}"
@@ -106,8 +111,17 @@ def test_the_table_is_held_against_an_index(
 ) -> None:
     _publish(tmp_path, "torch", "2.14.1", ("cp310", "cp314"), REQUIRES)
     _publish(tmp_path, "torchvision", "0.29.2", ("cp310",), ["torch==2.14.1"])
+    _publish(tmp_path, "nvidia-nccl-cu13", "2.30.7", ("py3",), [])
+    _publish(tmp_path, "nvidia-nccl-cu13", "2.32.3", ("py3",), [])
+    (tmp_path / "horovod").mkdir()
+    archive = f"horovod-{table().horovod}.tar.gz"
+    link = f'<a href="{archive}#sha256={table().horovod_sha256}">{archive}</a>'
+    (tmp_path / "horovod" / "index.html").write_text(link)
     with serving(tmp_path) as (address, _):
         assert _checked(monkeypatch, address) == 0
+        assert "newest nvidia-nccl-cu13 is 2.32.3, and the newest that a torch pins is 2.30.7" in (
+            capsys.readouterr().err
+        )
         _publish(tmp_path, "torch", "2.16.0", ("cp311",), REQUIRES)
         _publish(tmp_path, "torch", "2.0.1", ("cp311",), REQUIRES)  # older than the table's oldest
         assert _checked(monkeypatch, address) == 1
@@ -125,8 +139,43 @@ def test_the_table_is_held_against_an_index(
         assert _checked(monkeypatch, address) == 1
         assert capsys.readouterr().out.splitlines() == [
             "torch 2.14.1: nccl is 2.30.7 in the table, 2.31.0 in the wheel",
+            (
+                "torch 2.14.1: its wheel for arm64 wants nvidia-nccl-cu13==2.31.0; "
+                'platform_system == "Linux", the table has 2.30.7'
+            ),
+            (
+                "torch 2.14.1: its wheel for arm64 wants nvidia-nccl-cu13==2.31.0; "
+                'platform_system == "Linux", which docker/torch does not pin'
+            ),
             "torch 2.14.1: torchvision 0.29.2 wants torch==2.14.0",
         ]
+
+
+def test_a_newer_horovod_and_another_archive_are_differences() -> None:
+    known = table()
+    ours = {known.horovod: known.horovod_sha256}
+    assert list(compare_horovod(known, ours)) == []
+    assert list(compare_horovod(known, {known.horovod: ""})) == [], "an index may say no hash"
+    assert list(compare_horovod(known, {**ours, "0.100.0": "x"})) == [
+        f"horovod 0.100.0: on the index, the table has {known.horovod}"
+    ]
+    (said,) = compare_horovod(known, {known.horovod: "0" * 64})
+    assert said.startswith(f"horovod {known.horovod}: its sha256 is {known.horovod_sha256} in the table, 000")
+    assert "in the table, not on the index" in " ".join(compare_horovod(known, {"0.1.0": ""}))
+
+
+def test_a_wheel_for_arm64_is_held_against_the_table_and_the_pins() -> None:
+    x86 = tuple(text + ' and platform_machine == "x86_64"' for text in REQUIRES if "nccl" in text)
+    older = table().row("2.10.0")
+    assert list(compare_arm64(older, Release("2.10.0", ("3.12",), "2.28", x86), {})) == []
+    assert list(compare_arm64(older, None, {})) == []
+    (said,) = compare_arm64(older, Release("2.10.0", ("3.12",), "2.28", REQUIRES), {})
+    assert "has CUDA, the table has no archs_arm64" in said
+    assert list(compare_arm64(ROW, Release("2.14.1", ("3.12",), "2.28", REQUIRES), {})) == []
+    (said,) = compare_arm64(ROW, None, {})
+    assert "wants no NCCL" in said
+    (said,) = compare_arm64(ROW, Release("2.14.1", ("3.12",), "2.28", (*REQUIRES, "new>=1")), pins(ROW))
+    assert said == "torch 2.14.1: its wheel for arm64 wants new>=1, which docker/torch does not pin"
 
 
 def test_an_index_that_does_not_answer_is_said_in_a_line(

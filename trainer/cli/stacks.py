@@ -90,6 +90,7 @@ def _explain(name: str) -> Iterator[str]:
         ),
         ("driver", _driver(row, known)),
         ("GPUs", f"compute capability {', '.join(row.archs)}: what the wheel has code for"),
+        ("linux/arm64", _arm64(row)),
         ("C++", f"{row.cxx}: torch's headers ask for it; Horovod is built as that"),
         (
             "Horovod",
@@ -119,6 +120,12 @@ def _explain(name: str) -> Iterator[str]:
     ]
     for topic, text in facts:
         yield f"{topic:<12}{text}"
+
+
+def _arm64(row: "Row") -> str:
+    if not row.archs_arm64:
+        return "its wheel has no CUDA"
+    return f"compute capability {', '.join(row.archs_arm64)}"
 
 
 def _driver(row: "Row", known: "Table") -> str:

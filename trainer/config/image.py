@@ -139,6 +139,9 @@ class Image(Section):
 
     tag: Text | None = None
     """Full name of the image, as `docker pull` takes it. None: the job runs without a container."""
+    platform: Literal["linux/amd64", "linux/arm64"] = "linux/amd64"
+    """System and processor that the image is for; linux/arm64 is for Grace (GH200, GB200) and other ARM
+    nodes."""
     base: Text = "debian:12-slim"
     """Image to start from: Debian or Ubuntu, or a site's own image made from one. A digest (name@sha256:...)
     makes builds repeatable."""

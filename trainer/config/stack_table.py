@@ -14,6 +14,12 @@ from trainer.sysinfo.template_folder import FOLDER
 
 Number = tuple[int, ...]
 
+ARM64 = "linux/arm64"
+MACHINES = {"linux/amd64": "x86_64", ARM64: "aarch64"}
+"""Names of the processors in the names of wheels, by the platform of an image."""
+ARCHITECTURES = {"linux/amd64": "amd64", ARM64: "arm64"}
+"""Names of the processors in Debian, by the platform of an image."""
+
 
 def number(version: str) -> Number:
     """Converts a version to numbers that can be compared: "12.4" to (12, 4)."""
@@ -58,7 +64,9 @@ class Row:
     glibc: str
     """Oldest glibc that the wheels run on."""
     archs: tuple[str, ...]
-    """Compute capabilities of the GPUs that the wheel has code for."""
+    """Compute capabilities of the GPUs that the wheel for linux/amd64 has code for."""
+    archs_arm64: tuple[str, ...] = ()
+    """The same of the wheel for linux/arm64; empty if that wheel has no CUDA."""
     setuptools: str = ""
     numpy: str = ""
     known_bad: tuple[KnownBad, ...] = ()
@@ -69,6 +77,10 @@ class Row:
     @property
     def cuda_major(self) -> int:
         return number(self.cuda)[0]
+
+    def archs_on(self, platform: str) -> tuple[str, ...]:
+        """Returns the compute capabilities that the platform's wheel has code for; empty without CUDA."""
+        return self.archs_arm64 if platform == ARM64 else self.archs
 
     def runs_on(self, python: str) -> bool:
         return number(self.python[0]) <= number(python) <= number(self.python[1])

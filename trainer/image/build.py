@@ -113,6 +113,7 @@ def _with_sdk(connected: Any, job: Job, entries: dict[str, Entry]) -> Iterator[s
                 forcerm=True,
                 decode=True,
                 buildargs={"REVISION": revision()},
+                platform=job.image.platform,
             )
             for message in answer:
                 if "error" in message:
@@ -149,7 +150,8 @@ def build_command(job: Job, folder: Path) -> list[str]:
     secrets = [
         f"--secret={_csv(f'id={secret}', f'src={path}')}" for secret, path in job.image.site.secrets.items()
     ]
-    return ["docker", "build", *tag, f"--build-arg=REVISION={revision()}", *secrets, str(folder)]
+    platform = f"--platform={job.image.platform}"
+    return ["docker", "build", platform, *tag, f"--build-arg=REVISION={revision()}", *secrets, str(folder)]
 
 
 def _csv(*fields: str) -> str:

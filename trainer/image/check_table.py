@@ -7,10 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from trainer.config.stack_table import Row, Table, number, table
-from trainer.image.wheel_index import Release, release, releases
+from packaging.requirements import Requirement
+
+from trainer.config.stack_table import ARM64, MACHINES, Row, Table, number, table
+from trainer.image.pins import normal, pins
+from trainer.image.wheel_index import Release, release, releases, sdists
 from trainer.text.wording import many
 
 _PIP_DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
@@ -20,7 +23,8 @@ def main() -> int:
     """Print each difference; returns 1 if there is one or if the index does not answer."""
     known, index = table(), _index_url()
     try:
-        differences = list(_differences(known, index))
+        differences = [*_differences(known, index), *_horovod(known, index), *_nccl(known, index)]
+        newest = _newest_nccl(known, index)
     except OSError as problem:  # the errors of urllib are OSErrors
         print(
             f"check-stacks: {index} does not answer: {problem}; PIP_INDEX_URL names another index",
@@ -31,7 +35,7 @@ def main() -> int:
         print(line)
     print(
         f"check-stacks: {many(len(known.rows), 'row')}, "
-        f"{many(len(differences), 'difference')} from the index",
+        f"{many(len(differences), 'difference')} from the index; {newest}",
         file=sys.stderr,
     )
     return 1 if differences else 0
@@ -43,6 +47,7 @@ def _differences(known: Table, index_url: str) -> Iterator[str]:
         version: wheels for version, wheels in releases(index_url, "torch") if number(version) >= oldest
     }
     visions = dict(releases(index_url, "torchvision"))
+    arm64 = dict(releases(index_url, "torch", MACHINES[ARM64]))
     for missing in sorted(set(torches) - {row.torch for row in known.rows}, key=number):
         yield f"torch {missing}: on the index, not in the table"
     for row in known.rows:
@@ -50,10 +55,77 @@ def _differences(known: Table, index_url: str) -> Iterator[str]:
             yield f"torch {row.torch}: in the table, not on the index"
             continue
         yield from compare(row, release(row.torch, torches[row.torch]))
+        on_arm64 = release(row.torch, arm64[row.torch]) if row.torch in arm64 else None
+        yield from compare_arm64(row, on_arm64, pins(row) if known.trains(row) else {})
         if row.torchvision not in visions:
             yield f"torch {row.torch}: torchvision {row.torchvision} is not on the index"
         else:
             yield from _compare_vision(row, release(row.torchvision, visions[row.torchvision]))
+
+
+def _horovod(known: Table, index_url: str) -> Iterator[str]:
+    yield from compare_horovod(known, sdists(index_url, "horovod"))
+
+
+def compare_horovod(known: Table, archives: Mapping[str, str]) -> Iterator[str]:
+    """Yields a sentence if the table's Horovod is not the newest of the archives, or has another hash."""
+    newest = max(archives, key=number, default="")
+    if newest and number(newest) > number(known.horovod):
+        yield f"horovod {newest}: on the index, the table has {known.horovod}"
+    if known.horovod not in archives:
+        yield f"horovod {known.horovod}: in the table, not on the index"
+    elif archives[known.horovod] not in ("", known.horovod_sha256):
+        yield (
+            f"horovod {known.horovod}: its sha256 is {known.horovod_sha256} in the table, "
+            f"{archives[known.horovod]} on the index"
+        )
+
+
+def _nccl(known: Table, index_url: str) -> Iterator[str]:
+    """Yields a sentence for each NCCL of a row for whose platforms the index has no wheel."""
+    for platform, machine in MACHINES.items():
+        rows = [row for row in known.rows if row.archs_on(platform)]
+        for package in dict.fromkeys(_nccl_package(row) for row in rows):
+            there = dict(releases(index_url, package, machine))
+            for row in rows:
+                if _nccl_package(row) == package and row.nccl not in there:
+                    yield f"torch {row.torch}: {package} {row.nccl} for {platform} is not on the index"
+
+
+def _newest_nccl(known: Table, index_url: str) -> str:
+    """Returns, in words, the newest NCCL on the index and the newest that a torch pins."""
+    row = max(known.rows, key=lambda row: (row.cuda_major, number(row.nccl)))
+    package = _nccl_package(row)
+    newest = max(dict(releases(index_url, package)), key=number)
+    return f"the newest {package} is {newest}, and the newest that a torch pins is {row.nccl}"
+
+
+def _nccl_package(row: Row) -> str:
+    return f"nvidia-nccl-cu{row.cuda_major}"
+
+
+def compare_arm64(row: Row, wheel: Release | None, pinned: Mapping[str, str]) -> Iterator[str]:
+    """Yields a sentence for each way in which the row's wheel for arm64 differs from the table and the pins.
+
+    `wheel` None means that the index has none; empty `pinned` that the row has no pins.
+    """
+    wanted = [] if wheel is None else [need for need in map(Requirement, wheel.requires) if _on_arm64(need)]
+    nccl = next((need for need in wanted if need.name.startswith("nvidia-nccl-cu")), None)
+    if not row.archs_arm64:
+        if nccl is not None:
+            yield f"torch {row.torch}: its wheel for arm64 has CUDA, the table has no archs_arm64"
+        return
+    if nccl is None or not nccl.specifier.contains(row.nccl):
+        yield f"torch {row.torch}: its wheel for arm64 wants {nccl or 'no NCCL'}, the table has {row.nccl}"
+    for need in wanted if pinned else ():
+        if not need.specifier.contains(pinned.get(normal(need.name), "0")):
+            yield f"torch {row.torch}: its wheel for arm64 wants {need}, which docker/torch does not pin"
+
+
+def _on_arm64(need: Requirement) -> bool:
+    """Returns whether the requirement holds on Linux on arm64, without extras."""
+    machine = {"platform_machine": MACHINES[ARM64], "platform_system": "Linux", "sys_platform": "linux"}
+    return need.marker is None or need.marker.evaluate({**machine, "extra": ""})
 
 
 def compare(row: Row, wheel: Release) -> Iterator[str]:

@@ -160,15 +160,24 @@ def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
 
 
 def _gpus(job: Job, row: Row, known: Table) -> Iterator[str]:
+    platform = job.image.platform
+    archs = row.archs_on(platform)
+    if not archs:
+        others = _torches(known, lambda other: bool(other.archs_on(platform)))
+        yield (
+            f"image.platform: the wheel of torch {row.torch} for {platform} has no CUDA; {others}, or a base "
+            'with its own torch (stack.torch = "base")'
+        )
+        return
     for arch in dict.fromkeys(job.stack.archs):
-        if not has_code(row.archs, arch):
+        if not has_code(archs, arch):
             others = _torches(
                 known,
-                lambda other, arch=arch: has_code(other.archs, arch),  # type: ignore[misc]
+                lambda other, arch=arch: has_code(other.archs_on(platform), arch),  # type: ignore[misc]
             )
             yield (
                 f"stack.archs: the wheel of torch {row.torch} has no code for {arch}, only for "
-                f"{', '.join(row.archs)}; {others}"
+                f"{', '.join(archs)}; {others}"
             )
     yield from _nvcc(job, row, known)
     if job.stack.driver is not None:
@@ -183,7 +192,7 @@ def _nvcc(job: Job, row: Row, known: Table) -> Iterator[str]:
         return  # `_base` reports this problem
     compiled = known.cuda[row.cuda].archs
     for arch in dict.fromkeys(job.stack.archs):
-        if has_code(row.archs, arch) and arch not in compiled:
+        if has_code(row.archs_on(job.image.platform), arch) and arch not in compiled:
             yield f"stack.archs: nvcc {row.cuda} cannot compile for {arch}, only for {', '.join(compiled)}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.config import Job
 from trainer.config.image import Image, Site
-from trainer.config.stack_table import Row, System, Table, number, table
+from trainer.config.stack_table import ARCHITECTURES, Row, System, Table, number, table
 from trainer.image.base import base_of, system_name
 from trainer.image.compatibility import check_stack
 from trainer.image.toolchain import compiler, cuda_of, toolkit
@@ -55,6 +55,8 @@ class Recipe:
     system: str
     """Distribution of the base by its name in the table, which is ID and VERSION_ID of its
     /etc/os-release."""
+    architecture: str
+    """Debian's name of the processor that the image is for."""
     own_base: bool
     """True if the base is a site's own, which may hold more than its name tells."""
     selftest_options: tuple[str, ...]
@@ -155,6 +157,7 @@ def recipe(job: Job) -> Recipe:
         compiler=job.compiler_in_image,
         row=row,
         system=system,
+        architecture=ARCHITECTURES[job.image.platform],
         own_base=not base_of(job, known).says_all,
         selftest_options=_selftest_options(job, row, known),
         promise=json.dumps(promised) if (promised := _versions(job, row)) else "",
@@ -182,7 +185,7 @@ def _selftest_options(job: Job, row: Row | None, known: Table) -> tuple[str, ...
     compiler = ("--compiler",) if job.compiler_in_image else ()
     versions = tuple(option for name, value in _versions(job, row).items() for option in (f"--{name}", value))
     if row:
-        return (*versions, "--archs", ",".join(row.archs), *compiler)
+        return (*versions, "--archs", ",".join(row.archs_on(job.image.platform)), *compiler)
     return (
         "--torch-min",
         known.trainer_torch_min,
@@ -265,6 +268,7 @@ def _labels(job: Job, row: Row | None, python: str, known: Table) -> dict[str, s
         "org.clipship.open_clip": job.stack.open_clip,
         "org.clipship.horovod": known.horovod,
         "org.clipship.mpi": job.image.mpi,
+        "org.clipship.platform": job.image.platform,
         **({"org.clipship.compiler": "g++"} if job.compiler_in_image else {}),
         "org.clipship.job": f"sha256:{hashlib.sha256(described.encode()).hexdigest()}",
         **job.image.labels,

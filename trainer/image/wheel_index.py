@@ -17,14 +17,17 @@ from dataclasses import dataclass
 
 _TIMEOUT_S = 60
 _LINUX_WHEEL = (
-    r"{name}-(?P<version>\d+(?:\.\d+)*)-(?P<python>cp\d+|py3)-[^-]+-(?P<platform>\S*linux\S*_x86_64|any)\.whl"
+    r"{name}-(?P<version>\d+(?:\.\d+)*)-(?P<python>cp\d+|py3)-[^-]+"
+    r"-(?P<platform>\S*linux\S*_{machine}|any)\.whl"
 )
-_GLIBC = re.compile(r"manylinux_(\d+)_(\d+)_x86_64")
+_SDIST = r"{name}-(?P<version>\d+(?:\.\d+)*)\.tar\.gz"
+_GLIBC = re.compile(r"manylinux_(\d+)_(\d+)_(?:x86_64|aarch64)")
+_LINK = re.compile(r'<a [^>]*href="([^"]+)"[^>]*>([^<]+)</a>')
 
 
 @dataclass(frozen=True)
 class Release:
-    """One version of a package, with what its wheels for Linux on x86_64 declare."""
+    """One version of a package, with what its wheels for Linux on one kind of processor declare."""
 
     version: str
     pythons: tuple[str, ...]
@@ -34,18 +37,33 @@ class Release:
     requires: tuple[str, ...]
 
 
-def releases(index_url: str, package: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields each version with wheels for Linux, and the URL of its wheel for each Python tag."""
-    base = f"{index_url.rstrip('/')}/{package}/"
-    page = _get(base).decode()
-    pattern = re.compile(_LINUX_WHEEL.format(name=package))
+def releases(index_url: str, package: str, machine: str = "x86_64") -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields each version with wheels for Linux on this processor.
+
+    With it comes the URL of its wheel for each Python tag.
+    """
+    pattern = _LINUX_WHEEL.format(name=package.replace("-", "_"), machine=machine)
     versions: dict[str, dict[str, str]] = {}
-    for href, name in re.findall(r'<a [^>]*href="([^"]+)"[^>]*>([^<]+)</a>', page):
-        match = pattern.fullmatch(name.strip())
-        if match:
-            address = urllib.parse.urljoin(base, html.unescape(href)).partition("#")[0]
-            versions.setdefault(match["version"], {})[match["python"]] = address
+    for match, address in _files(index_url, package, pattern):
+        versions.setdefault(match["version"], {})[match["python"]] = address.partition("#")[0]
     yield from versions.items()
+
+
+def sdists(index_url: str, package: str) -> dict[str, str]:
+    """Returns the SHA-256 of each version's source archive; "" if the index does not say it."""
+    pattern = _SDIST.format(name=package)
+    return {
+        match["version"]: address.partition("#sha256=")[2]
+        for match, address in _files(index_url, package, pattern)
+    }
+
+
+def _files(index_url: str, package: str, pattern: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yields each file of a package whose name matches the pattern, with its URL."""
+    base = f"{index_url.rstrip('/')}/{package}/"
+    for href, name in _LINK.findall(_get(base).decode()):
+        if match := re.fullmatch(pattern, name.strip()):
+            yield match, urllib.parse.urljoin(base, html.unescape(href))
 
 
 def release(version: str, wheels: dict[str, str]) -> Release:

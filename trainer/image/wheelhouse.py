@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.config.image import Site
-from trainer.config.stack_table import Row, number, table
+from trainer.config.stack_table import MACHINES, Row, number, table
 from trainer.errors import ClusterError, InputError
 from trainer.image.base import system_name
 from trainer.image.context import certificates, check_files
@@ -46,7 +46,7 @@ def fill(job: Job, folder: Path) -> int:
         "cp",
         "--only-binary",
         ":all:",
-        *_platforms(made.row),
+        *_platforms(made.row, job.image.platform),
     ]
     names = (
         "requirements.txt",
@@ -84,16 +84,17 @@ def fill(job: Job, folder: Path) -> int:
     return sum(1 for path in folder.iterdir() if path.is_file())
 
 
-def _platforms(row: Row | None) -> list[str]:
+def _platforms(row: Row | None, platform: str) -> list[str]:
     """Returns the platform options of pip.
 
     pip takes each tag by itself, so every manylinux tag is listed up to the smallest glibc that the base may
     have.
     """
+    machine = MACHINES[platform]
     minor = max(_GLIBC_MINOR, number(row.glibc)[1] if row else 0)
-    tags = [f"manylinux_2_{older}_x86_64" for older in range(minor, 4, -1)]
+    tags = [f"manylinux_2_{older}" for older in range(minor, 4, -1)]
     return [
-        word for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"] for word in ("--platform", tag)
+        word for tag in [*tags, "manylinux2014", "manylinux1"] for word in ("--platform", f"{tag}_{machine}")
     ]
 
 

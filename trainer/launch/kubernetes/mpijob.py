@@ -47,6 +47,10 @@ class MpiJob(Pods):
         return self.annotations | self.k8s.launcher_annotations
 
     @property
+    def launcher_node_selector(self) -> dict[str, str]:
+        return self._processor | self.k8s.launcher_node_selector
+
+    @property
     def creation_policy(self) -> str:
         return "WaitForWorkersReady" if self.k8s.launcher_start == "workers-ready" else "AtStartup"
 

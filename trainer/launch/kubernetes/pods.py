@@ -13,6 +13,7 @@ from trainer.config import Image, Job, Kubernetes
 from trainer.config.fabric_fit import fabric_of
 from trainer.config.kubernetes import JOB_FOLDER, object_name
 from trainer.config.loader import own_keys
+from trainer.config.stack_table import ARCHITECTURES, ARM64
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.kubernetes.node_network import isolated, on_host_network
@@ -222,6 +223,17 @@ class Pods:
         requests = {"cpu": cores(k8s.cpu_request or cpus)} | memory(k8s.mem_request_gb or mem_gb)
         limits = ({"cpu": cores(cpus)} if k8s.cpu_limit else {}) | memory(mem_gb)
         return {"requests": requests | devices} | ({"limits": limits | devices} if limits | devices else {})
+
+    @property
+    def node_selector(self) -> dict[str, str]:
+        """Labels of the workers' nodes."""
+        return self._processor | self.k8s.node_selector
+
+    @property
+    def _processor(self) -> dict[str, str]:
+        """Label of the nodes whose processor the image is for; empty for the usual one."""
+        arm = self.job.image.platform == ARM64
+        return {"kubernetes.io/arch": ARCHITECTURES[ARM64]} if arm else {}
 
     @property
     def shm_gb(self) -> float:
