@@ -85,7 +85,7 @@ check: venv ## format, lint, types and layers, as CI runs them
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	if command -v shellcheck >/dev/null; then
-	    shellcheck docker/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
+	    shellcheck docker/*.sh docker/plugins/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi

@@ -180,6 +180,8 @@ def test_the_default_has_a_plain_base_and_needs_no_other() -> None:
             ["is a part of the stack"],
         ),
         ({"torch": "base"}, {"base": "system", "os": "ubuntu-24.04"}, ["the name of a stage"]),
+        ({}, {"plugins": ("tcpxo",)}, ["tcpxo is not in an image", "nccl-tcpxo-installer"]),
+        ({}, {"plugins": ("nccl-rdma-sharp",)}, ["debian:12-slim has no nccl-rdma-sharp", "HPC-X"]),
         (
             {"torch": "2.10.0"},
             {"platform": "linux/arm64"},
@@ -201,7 +203,7 @@ def test_impossible_combinations_are_refused_with_possible_ones(
 
 
 def test_the_stages_are_those_of_the_dockerfile() -> None:
-    image = {"tag": "clipship:1", "compiler": True, "apt_packages": ("numactl",), "run": ("true",)}
+    image = {"tag": "clipship:1", "compiler": True, "plugins": ("aws-ofi-nccl",), "run": ("true",)}
     everything = tiny_job(image=image)
     assert tuple(re.findall(r"(?m)^FROM .* AS (.*)$", dockerfile(everything))) == STAGES
 

@@ -101,6 +101,10 @@ def unquoted(value: str) -> str:
             ),
         ),
         ("dockerfile-arm64", image_job(stack={"archs": ("9.0", "10.0")}, platform="linux/arm64")),
+        (
+            "dockerfile-plugins",
+            image_job(plugins=("aws-ofi-nccl",), apt_packages=("numactl",), site={"sources": "/sources"}),
+        ),
         ("dockerfile-older", image_job(stack={"torch": "2.6.0"}, base="debian:13")),
         (
             "dockerfile-own-torch",

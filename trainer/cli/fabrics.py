@@ -11,7 +11,7 @@ import click
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.config.fabric_row import Fabric
+    from trainer.config.fabric_row import Fabric, Line
 
 _COLUMNS = "{:<10}{:<34}{:<18}{}"
 
@@ -57,9 +57,21 @@ def _explain(row: "Fabric") -> Iterator[str]:
     yield f"{row.name}: {row.title}"
     if row.nccl:
         yield from _entry("NCCL", str(row.nccl), row.nccl.why, row.nccl.source)
-    for topic, lines in row.sections:
+    for topic, lines in (*row.sections, *_plugin_sections(row.name)):
         for line in lines:
             yield from _entry(topic, f"{line.name} = {line.value}", line.why, line.source)
+
+
+def _plugin_sections(fabric: str) -> "Iterator[tuple[str, tuple[Line, ...]]]":
+    from trainer.config.fabric_row import Line
+    from trainer.config.image_plugins import plugins_for
+
+    for plugin in plugins_for(fabric):
+        yield "plugin", (plugin.line,)
+        if plugin.archive:
+            why = f"its sha256 is {plugin.archive.sha256}; image.site.sources may have a copy"
+            yield "archive", (Line(plugin.archive.name, plugin.archive.url, why, plugin.source),)
+        yield "with it", plugin.variables
 
 
 def _entry(topic: str, text: str, why: str, source: str) -> Iterator[str]:

@@ -84,7 +84,7 @@ class Fabric:
     rdma: bool
     """True if NCCL opens RDMA devices, for which it pins memory."""
     host_network: Line
-    """Whether the workers' pods must be on the nodes' network."""
+    """Line that says if the workers' pods must be on the nodes' network."""
     needs_interface: bool = False
     """True if a pod needs the nodes' network, or further networks in its annotations."""
     device: Line | None = None

@@ -98,6 +98,9 @@ class Site(Section):
     same one. None: no security updates."""
     wheelhouse: Annotated[Text | None, JobPath("folder", ranks=False)] = None
     """Folder that `clipship image wheelhouse` filled; pip then asks no index."""
+    sources: Annotated[Text | None, JobPath("folder", ranks=False)] = None
+    """Folder with the archives of image.plugins, which `clipship fabrics explain NAME` names. None: the build
+    downloads them."""
     pip_conf: Annotated[Text | None, JobPath(ranks=False)] = None
     """A pip.conf with passwords. It reaches the build as a secret of BuildKit; the classic builder is
     refused."""
@@ -162,6 +165,9 @@ class Image(Section):
     pip_packages: tuple[Line, ...] = ()
     """Additional Python packages, as pip takes them. They cannot change the version of a package that the
     stack pins."""
+    plugins: tuple[Literal["aws-ofi-nccl", "nccl-rdma-sharp", "tcpxo"], ...] = ()
+    """Plugins through which NCCL uses resources.fabric; `clipship fabrics explain NAME` says which one a
+    network has, and where it comes from."""
     run: tuple[Line, ...] = ()
     """Shell commands that the build runs as root after all packages, each in a step of its own: a changed one
     is run again with those behind it. The image gets the files that they make or change; torch and open_clip

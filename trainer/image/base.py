@@ -6,7 +6,19 @@ from dataclasses import dataclass
 from trainer.config import Job
 from trainer.config.stack_table import Table, number
 
-STAGES = ("site", "system", "wheels", "mpi", "horovod", "packages", "headers", "extra", "own", "trainer")
+STAGES = (
+    "site",
+    "system",
+    "wheels",
+    "mpi",
+    "horovod",
+    "packages",
+    "headers",
+    "plugins",
+    "extra",
+    "own",
+    "trainer",
+)
 """Names of the Dockerfile's stages; in a FROM such a name means the stage, not an image."""
 
 _NVIDIA_CUDA = re.compile(

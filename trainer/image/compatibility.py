@@ -10,6 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from trainer.config import Job
 from trainer.config.fabric_fit import nccl_problems
+from trainer.config.image_plugins import PLUGINS
 from trainer.config.stack_table import Row, System, Table, has_code, number, table
 from trainer.errors import InputError
 from trainer.image.base import STAGES, Base, base_of, system_name
@@ -32,7 +33,13 @@ def check_stack(job: Job) -> None:
     else:
         row = known.row(job.stack.torch)
         special = [problem for check in _CHECKS for problem in check(job, row, known)]
-    problems = [*_trainer(job, known), *_any_base(job, base_of(job, known)), *special, *nccl_problems(job)]
+    problems = [
+        *_trainer(job, known),
+        *_any_base(job, base_of(job, known)),
+        *special,
+        *_plugins(job, row, known),
+        *nccl_problems(job),
+    ]
     if row is None or known.trains(row):  # rows that are too old have no pins
         problems += _packages(job, row)
     if problems:
@@ -80,6 +87,26 @@ def _packages(job: Job, row: Row | None) -> Iterator[str]:
                 f"torch {row.torch} brings with those of CUDA {other_cuda[1]}; use the one for CUDA "
                 f"{row.cuda_major}"
             )
+
+
+def _plugins(job: Job, row: Row | None, known: Table) -> Iterator[str]:
+    """Yields a sentence for each plugin that the build could not bring into the image, or NCCL not use."""
+    base, system, nccl = base_of(job, known), system_name(job, known), row.nccl if row else job.stack.nccl
+    for plugin in (PLUGINS[name] for name in dict.fromkeys(job.image.plugins)):
+        if plugin.origin == "node":
+            yield f"image.plugins: {plugin.name} is not in an image: {plugin.why}; leave it out"
+        elif plugin.origin == "base" and base.says_all:
+            yield (
+                f"image.plugins: {base.name} has no {plugin.name}, and the build cannot install it: "
+                f"{plugin.why}; take such a base, with image.os"
+            )
+        elif plugin.systems and system and system not in plugin.systems:
+            yield (
+                f"image.plugins: {plugin.name} supports {', '.join(plugin.systems)}, not {system}; take a "
+                "base of one of those"
+            )
+        if plugin.nccl and nccl and not plugin.nccl.fits(nccl):
+            yield f"image.plugins: {plugin.name} needs NCCL {plugin.nccl}, but the image has {nccl}"
 
 
 def _any_base(job: Job, base: Base) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from trainer.config import Job
 from trainer.config.image import Site
+from trainer.config.image_plugins import PLUGINS
 from trainer.errors import InputError
 from trainer.image.dockerfile import dockerfile
 from trainer.image.source import source_files
@@ -25,7 +26,8 @@ def context(job: Job) -> dict[str, Entry]:
 
     Raises InputError that lists what is missing.
     """
-    return {"Dockerfile": dockerfile(job).encode(), **source_files(), **_site(job.image.site)}
+    entries = {"Dockerfile": dockerfile(job).encode(), **source_files(), **_site(job.image.site)}
+    return entries | _archives(job)
 
 
 def check_files(site: Site) -> None:
@@ -106,6 +108,20 @@ def _site(site: Site) -> dict[str, Entry]:
         entries |= {f"site/wheelhouse/{path.name}": path.resolve() for path in _wheels(Path(site.wheelhouse))}
     entries["site/pip.conf"] = _pip_conf(site).encode()
     return entries
+
+
+def _archives(job: Job) -> dict[str, Entry]:
+    """Returns the archives of the job's plugins, if the site has a folder of them."""
+    if job.image.site.sources is None:
+        return {}
+    wanted = [archive for name in job.image.plugins if (archive := PLUGINS[name].archive)]
+    folder = Path(job.image.site.sources)
+    for archive in wanted:
+        if not (folder / archive.name).is_file():
+            raise InputError(
+                f"image.site.sources: {folder} has no {archive.name}, which comes from {archive.url}"
+            )
+    return {f"site/sources/{archive.name}": (folder / archive.name).resolve() for archive in wanted}
 
 
 def _certificate(path: Path) -> bytes:

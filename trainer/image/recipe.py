@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trainer.config import Job
 from trainer.config.image import Image, Site
+from trainer.config.image_plugins import PLUGINS, Plugin
 from trainer.config.stack_table import ARCHITECTURES, Row, System, Table, number, table
 from trainer.image.base import base_of, system_name
 from trainer.image.compatibility import check_stack
@@ -87,9 +88,19 @@ class Recipe:
         return bool(self._more_packages or self.image.pip_packages or self.text_pins)
 
     @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """Plugins of NCCL that the build installs or looks for, each once."""
+        return tuple(PLUGINS[name] for name in dict.fromkeys(self.image.plugins))
+
+    @property
+    def downloads(self) -> bool:
+        """True if a plugin comes as an archive."""
+        return any(plugin.archive for plugin in self.plugins)
+
+    @property
     def added_stages(self) -> tuple[str, ...]:
         """Stages that the job adds behind that of MPI, in order; each starts from the one before."""
-        stages = {"extra": self.extras, "own": bool(self.image.run)}
+        stages = {"plugins": bool(self.plugins), "extra": self.extras, "own": bool(self.image.run)}
         return tuple(name for name, is_there in stages.items() if is_there)
 
     def before(self, stage: str) -> str:
@@ -220,7 +231,7 @@ def _mpi(job: Job, distribution: System) -> str:
 
 
 def _access(site: Site) -> Access:
-    files = bool(site.certificates or site.index_url or site.apt_mirror or site.wheelhouse)
+    files = bool(site.certificates or site.index_url or site.apt_mirror or site.wheelhouse or site.sources)
     return Access(
         files=files,
         apt=_APT_SECRET if site.apt_auth else "",

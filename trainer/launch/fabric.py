@@ -5,8 +5,10 @@ Everything comes from the network's row in `trainer.config.fabrics`. Pure; impor
 
 from collections.abc import Iterator
 
-from trainer.config import Job
+from trainer.config import Image, Job
 from trainer.config.fabric_fit import fabric_of
+from trainer.config.fabric_row import Line
+from trainer.config.image_plugins import PLUGINS, plugins_for
 from trainer.launch.rank_env import rank_environment
 
 
@@ -31,8 +33,8 @@ def pins_memory(job: Job) -> bool:
 
 def conflicts(job: Job) -> Iterator[str]:
     """Yields a sentence for each variable of the network that the job sets to another value."""
-    row, own = fabric_of(job), rank_environment(job, job.resources.world_size)
-    for line in row.variables if row else ():
+    own = rank_environment(job, job.resources.world_size)
+    for line in _lines(job):
         if own.get(line.name, line.value) != line.value:
             yield (
                 f'resources.fabric = "{job.resources.fabric}" sets {line.name} = {line.value}, but the job '
@@ -40,6 +42,37 @@ def conflicts(job: Job) -> Iterator[str]:
             )
 
 
+def plugin_advice(job: Job) -> Iterator[str]:
+    """Yields a sentence if the image lacks the plugin of the job's network, or has that of another one.
+
+    A base of the site's own may bring the plugin, so that nothing is said about one.
+    """
+    row, given = fabric_of(job), job.image.plugins
+    plain = job.image.base == Image.model_fields["base"].default and job.stack.torch != "base"
+    for plugin in plugins_for(row.name) if row and plain else ():
+        if plugin.origin == "archive" and plugin.name not in given:
+            yield (
+                f'resources.fabric = "{plugin.fabric}" needs {plugin.name} in the image: image.plugins = '
+                f'["{plugin.name}"] installs it'
+            )
+    for name in given:
+        if row is None or PLUGINS[name].fabric != row.name:
+            yield (
+                f'image.plugins: {name} is for resources.fabric = "{PLUGINS[name].fabric}", so that the '
+                "ranks get none of its variables"
+            )
+
+
 def _variables(job: Job) -> dict[str, str]:
+    return {line.name: line.value for line in _lines(job)}
+
+
+def _lines(job: Job) -> list[Line]:
+    """Returns the variables of the job's network, and of the plugins that its image has for it."""
     row = fabric_of(job)
-    return {line.name: line.value for line in row.variables} if row else {}
+    if row is None:
+        return []
+    plugins = [plugin for plugin in plugins_for(row.name) if plugin.name in job.image.plugins]
+    replaced = {name for plugin in plugins for name in plugin.replaces}
+    own = [line for line in row.variables if line.name not in replaced]
+    return own + [line for plugin in plugins for line in plugin.variables]

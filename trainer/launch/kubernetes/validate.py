@@ -18,7 +18,7 @@ from trainer.config.kubernetes_values import Mount
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
-from trainer.launch.fabric import conflicts, pins_memory
+from trainer.launch.fabric import conflicts, pins_memory, plugin_advice
 from trainer.launch.kubernetes.kinds import KINDS, can_start, kind_of
 from trainer.launch.kubernetes.node_network import NETWORKS, lacks_interface, on_host_network
 from trainer.text.wording import many
@@ -68,6 +68,7 @@ def warnings(job: Job) -> Iterator[str]:
             'interface of their own, such as worker_annotations."k8s.v1.cni.cncf.io/networks" = "rail-0"'
         )
     yield from nccl_unknown(job)
+    yield from plugin_advice(job)
     yield from conflicts(job)
     row = fabric_of(job)
     if row and row.device and not any(_same_name(name, row.device.value) for name in k8s.rdma):

@@ -9,7 +9,7 @@ from trainer.config.fabric_fit import nccl_problems, nccl_unknown
 from trainer.config.slurm_values import check_output
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
-from trainer.launch.fabric import conflicts, refusal
+from trainer.launch.fabric import conflicts, plugin_advice, refusal
 from trainer.text.wording import many
 
 
@@ -24,6 +24,7 @@ def warnings(job: Job) -> Iterator[str]:
     """Yields a sentence for each setting that is allowed but rarely meant."""
     if job.slurm.uses_image:
         yield from nccl_unknown(job)
+        yield from plugin_advice(job)
     yield from conflicts(job)
 
 
