@@ -106,6 +106,22 @@ CASES: dict[str, dict[str, Any]] = {
     "job-patched": {
         "kubernetes": {"kind": "job", "patch": {"worker": {"spec": {"runtimeClassName": "nvidia"}}}}
     },
+    **{
+        f"{kind}-patched-both-and-job": {
+            "kubernetes": {
+                "kind": kind,
+                "patch": {
+                    "both": {"spec": {"runtimeClassName": "nvidia"}},
+                    "worker": {"spec": {"hostAliases": [{"ip": "10.0.0.9", "hostnames": ["filer"]}]}},
+                    "job": {
+                        "metadata": {"labels": {"team": "a"}},
+                        "spec": {"suspend": True},
+                    },
+                },
+            }
+        }
+        for kind in ("job", "trainjob")
+    },
     "torch": {},
     "horovod": {"comm": HOROVOD, "kubernetes": {"mounts": {"/scratch": "nfs:filer:/scratch"}}},
     "volumes": {

@@ -6,12 +6,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from tests.cluster.kubernetes.crds import crds
 from tests.cluster.kubernetes.runs import Demo
 from trainer.launch.kubernetes.cluster import Cluster, connect
 from trainer.launch.kubernetes.kinds import KINDS
@@ -37,37 +38,29 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def trainer_crds(cluster: Cluster) -> Iterator[None]:
-    """Kubeflow Trainer's kinds, without its controller, where the cluster does not have them."""
-    if "trainer.kubeflow.org" in [
-        group.name for group in client.ApisApi(cluster.api).get_api_versions().groups
-    ]:
-        yield
-        return
-    given = os.environ.get("CLIPSHIP_TRAINER_CRDS")
-    paths = sorted(Path(given).glob("*.yaml")) if given else [Path(__file__).with_name("trainer-crds.yaml")]
-    crds = [crd for path in paths for crd in yaml.safe_load_all(path.read_text())]
+    """Kinds of Kubeflow Trainer and JobSet without their controllers, where the cluster lacks them."""
+    there = {group.name for group in client.ApisApi(cluster.api).get_api_versions().groups}
+    missing = [crd for crd in crds() if crd["spec"]["group"] not in there]
     extensions = client.ApiextensionsV1Api(cluster.api)
-    for crd in crds:
+    for crd in missing:
         extensions.create_custom_resource_definition(crd)
-    places = [(crd["spec"]["names"]["plural"], crd["spec"]["versions"][0]["name"]) for crd in crds]
-    for plural, version in places:
-        _wait_for_kind(cluster, version, plural)
+    for crd in missing:
+        _wait_for_kind(cluster, crd["spec"])
     yield
-    for crd in crds:
+    for crd in missing:
         extensions.delete_custom_resource_definition(crd["metadata"]["name"])
 
 
-def _wait_for_kind(found: Cluster, version: str, plural: str) -> None:
+def _wait_for_kind(found: Cluster, spec: dict[str, Any]) -> None:
     """Waits until the API server serves a kind that has just been defined."""
+    place = spec["group"], spec["versions"][0]["name"], found.namespace, spec["names"]["plural"]
     for _ in range(240):
         try:
-            found.custom.list_namespaced_custom_object(
-                "trainer.kubeflow.org", version, found.namespace, plural
-            )
+            found.custom.list_namespaced_custom_object(*place)
             return
         except ApiException:
             time.sleep(0.5)
-    pytest.fail(f"the API server does not serve {plural}")
+    pytest.fail(f"the API server does not serve {place[-1]}")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from kubernetes import client
 
+from tests.cluster.kubernetes.crds import HAND_WRITTEN, given_folder, is_part, read
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
 from trainer.config.loader import load_job
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 MPIJOB = KINDS["mpijob"]
 MPIJOBS = [case for case, sections in CASES.items() if kind_of(kubernetes_job(**sections)).name == "mpijob"]
+JOBSETS = ("jobset.x-k8s.io", "v1alpha2")
 ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
 """Fields that name things which the API server looks for and the cluster of a test does not have."""
 
@@ -54,6 +56,32 @@ def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> No
             made = {"metadata": {"name": "made-of-a-trainjob"}, "spec": part}
             kept = cluster.plain(cluster.batch.create_namespaced_job(cluster.namespace, made, **options))
             assert within(part, kept["spec"]), "the server dropped or changed something"
+    for found in beside:
+        if found["kind"] == "TrainingRuntime" and serves_jobsets(cluster):
+            spec = found["spec"]["template"]["spec"]
+            jobset = {"apiVersion": "/".join(JOBSETS), "kind": "JobSet", "metadata": {"name": "made"}}
+            made = cluster.custom.create_namespaced_custom_object(
+                *JOBSETS, cluster.namespace, "jobsets", {**jobset, "spec": spec}, **options
+            )
+            assert within(spec, made["spec"]), "the server dropped or changed something"
+
+
+def serves_jobsets(cluster: Cluster) -> bool:
+    """Whether JobSet's own kind is there: the hand-written definitions have none."""
+    return JOBSETS[0] in {group.name for group in client.ApisApi(cluster.api).get_api_versions().groups}
+
+
+if FOLDER := given_folder():  # where nobody gave one, there is nothing to compare with
+
+    @pytest.mark.parametrize("folder", [FOLDER], ids=["given"])
+    def test_the_hand_written_kinds_are_a_part_of_the_projects_own(folder: Path) -> None:
+        theirs = {crd["metadata"]["name"]: crd for path in folder.glob("*.yaml") for crd in read(path)}
+        for ours in read(HAND_WRITTEN):
+            own = theirs[ours["metadata"]["name"]]
+            schemas = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in (ours, own)]
+            assert is_part(*schemas) == []
+            assert ours["spec"]["names"]["plural"] == own["spec"]["names"]["plural"]
+            assert ours["spec"]["versions"][0]["name"] == own["spec"]["versions"][0]["name"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,93 @@
+"""The kinds of Kubeflow Trainer and of JobSet as their projects define them.
+
+Tests use them without their controllers. They come from the folder that CLIPSHIP_TRAINER_CRDS names; else
+they are downloaded once, where a network allows. `python -m tests.cluster.kubernetes.crds FOLDER` downloads
+them into a folder. Where neither is possible, `trainer-crds.yaml` stands in for them, which has no more than
+the fields that Clipship uses.
+"""
+
+import os
+import sys
+import urllib.request
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Crd = dict[str, Any]
+
+_TRAINER = "https://raw.githubusercontent.com/kubeflow/trainer/v2.3.0/manifests/base/crds"
+_JOBSET = "https://raw.githubusercontent.com/kubernetes-sigs/jobset/v0.12.0/config/components/crd/bases"
+PINNED = {
+    f"{_TRAINER}/trainer.kubeflow.org_trainjobs.yaml": (
+        "a742cafc5b5582640c7e0b7467c024fc237256fbca5ba0a9f0531dfb66d64416"
+    ),
+    f"{_TRAINER}/trainer.kubeflow.org_trainingruntimes.yaml": (
+        "69b8dbdf60a18e28cddcc2b8dfc4ce72a943e14b531b9389d593118faee4919f"
+    ),
+    f"{_JOBSET}/jobset.x-k8s.io_jobsets.yaml": (
+        "d022b87624512cf0b6741b31b24a2bea9945b5a838b50713af29332c878bb6fe"
+    ),
+}
+"""SHA-256 of each file by its URL."""
+HAND_WRITTEN = Path(__file__).with_name("trainer-crds.yaml")
+
+
+def given_folder() -> Path | None:
+    """The folder that holds the projects' own definitions, if somebody gave one."""
+    given = os.environ.get("CLIPSHIP_TRAINER_CRDS")
+    return Path(given) if given else None
+
+
+def crds() -> list[Crd]:
+    """The projects' own definitions if they can be had, else the part of them that Clipship uses."""
+    folder = given_folder() or _downloaded()
+    paths = sorted(folder.glob("*.yaml")) if folder else [HAND_WRITTEN]
+    print(f"kinds of Kubeflow Trainer and JobSet: {', '.join(map(str, paths))}", file=sys.stderr)
+    return [crd for path in paths for crd in read(path)]
+
+
+def read(path: Path) -> list[Crd]:
+    return [crd for crd in yaml.safe_load_all(path.read_text()) if crd]
+
+
+def download(folder: Path) -> None:
+    """Downloads each pinned file that the folder lacks. Raises OSError without a network."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for url, pin in PINNED.items():
+        target = folder / url.rpartition("/")[2]
+        if target.is_file() and sha256(target.read_bytes()).hexdigest() == pin:
+            continue
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            content = answer.read()
+        found = sha256(content).hexdigest()
+        if found != pin:
+            raise ValueError(f"{url} has the sha256 {found}, not {pin}")
+        target.write_bytes(content)
+
+
+def _downloaded() -> Path | None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipship" / "crds"
+    try:
+        download(cache)
+    except OSError:
+        return None
+    return cache
+
+
+def is_part(ours: Any, theirs: Any, place: str = "") -> list[str]:
+    """Places in our schema that the projects' own schema does not have, or has with another type."""
+    if ours.get("x-kubernetes-preserve-unknown-fields"):
+        return [] if theirs.get("type") == "object" else [place]
+    wrong = [] if ours.get("type") == theirs.get("type") else [f"{place} is no {ours.get('type')}"]
+    for name, inner in ours.get("properties", {}).items():
+        if name not in theirs.get("properties", {}):
+            wrong.append(f"{place}.{name}")
+        else:
+            wrong += is_part(inner, theirs["properties"][name], f"{place}.{name}")
+    return wrong + (is_part(ours["items"], theirs["items"], f"{place}[]") if "items" in ours else [])
+
+
+if __name__ == "__main__":
+    download(Path(sys.argv[1]))
