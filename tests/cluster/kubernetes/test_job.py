@@ -27,9 +27,11 @@ def ended(demo: Demo, name: str, index: int) -> list[int]:
     return [state["terminated"]["exitCode"] for state in states if "terminated" in state]
 
 
-def test_the_demo_learns_the_digits_without_an_operator(demo: Demo) -> None:
-    job(demo, "indexed", optim=SHORT)
+def test_the_demo_learns_the_digits_without_an_operator_over_ethernet(demo: Demo) -> None:
+    name = job(demo, "indexed", optim=SHORT, resources={"fabric": "ethernet"})
     assert demo.wait("indexed") == "succeeded", demo.said("indexed")
+    [pod] = demo.pods_of_index(name, 1)
+    assert {"name": "NCCL_NET", "value": "Socket"} in pod["spec"]["containers"][0]["env"]
     assert demo.result("indexed")["zero_shot_top1"] > BEGAN_TO
     assert demo.result("indexed")["world_size"] == 2
     last = demo.steps("indexed")[-1]

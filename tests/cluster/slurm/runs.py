@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ class Demo:
         job["logging"]["every_steps"] = 1
         job["timeouts"] = {"silence_s": 60.0}  # a busy machine may leave a supervisor without CPU for long
         for section, keys in sections.items():
-            job[section] = {**job.get(section, {}), **keys}
+            merged = {**job.get(section, {}), **keys}
+            job[section] = {key: value for key, value in merged.items() if value is not None}
         path = self.folder / "job-of-a-test.toml"
         path.write_text(tomli_w.dumps(job))
         return path
@@ -133,6 +135,15 @@ class Demo:
         found = [_environment(path) for path in sorted((self.run(name) / "artefacts").glob("*.env"))]
         assert len(found) == 4
         return found
+
+
+def processes_with(variable: str) -> int:
+    """Returns how many processes of this machine, whose nodes are all here, have NAME=VALUE."""
+    count = 0
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended
+            count += f"{variable}\0".encode() in path.read_bytes()
+    return count
 
 
 def _environment(path: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm.runs import HOSTILE, LIMIT_S, SHORT, Demo
+from tests.cluster.slurm.runs import HOSTILE, LIMIT_S, SHORT, Demo, processes_with
 from trainer.launch.slurm.script import RENDEZVOUS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
@@ -42,8 +42,11 @@ def test_torch_by_srun_learns_the_digits_and_a_time_limit_leaves_no_trace_in_its
     assert demo.result("cut")["zero_shot_top1"] > LEARNED
     assert demo.result("cut")["world_size"] == 4
     resumed = max(int(step) for step in re.findall(r"asked to stop: step (\d+) of 308 is saved", said))
-    whole = demo.submit("whole")
+    # without a device of its own in the job, ranks that find no GPU compute on the CPU
+    over_ethernet = {"fabric": "ethernet", "device": None}
+    whole = demo.submit("whole", resources=over_ethernet, slurm={"gpus": "none"})
     demo.wait_for_step("whole", resumed + 10, whole)
+    assert processes_with("NCCL_NET=Socket") >= 4, "the ranks have no variables of their network"
     demo.cluster.run("scancel", whole)
     expected = demo.losses("whole")
     assert {step: loss for step, loss in demo.losses("cut").items() if step in expected} == expected
