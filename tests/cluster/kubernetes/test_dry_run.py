@@ -18,6 +18,7 @@ from kubernetes import client
 from tests.cluster.kubernetes.crds import HAND_WRITTEN, given_folder, is_part, read
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
+from tests.support.site_jobs import site_jobs
 from trainer.config.loader import load_job
 from trainer.launch.kubernetes.cluster import Cluster
 from trainer.launch.kubernetes.kinds import KINDS, kind_of
@@ -33,10 +34,14 @@ ELSEWHERE = {"priorityClassName", "serviceAccountName", "runtimeClassName"}
 """Fields that name things which the API server looks for and the cluster of a test does not have."""
 
 
+SITES = {name: job for name, job in site_jobs().items() if "kubernetes" in job.schedulers}
+JOBS = {**{case: kubernetes_job(**sections) for case, sections in CASES.items()}, **SITES}
+
+
 @pytest.mark.usefixtures("trainer_crds")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", JOBS)
 def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> None:
-    job = kubernetes_job(**CASES[case])
+    job = JOBS[case]
     row = kind_of(job)
     *beside, wanted = list(yaml.safe_load_all(manifest(job)))
     options: dict[str, Any] = {"dry_run": "All", "field_validation": "Strict"}
@@ -67,7 +72,7 @@ def test_the_api_server_accepts_every_variant(case: str, cluster: Cluster) -> No
 
 
 def serves_jobsets(cluster: Cluster) -> bool:
-    """Whether JobSet's own kind is there: the hand-written definitions have none."""
+    """Returns whether JobSet's own kind is there: the hand-written definitions have none."""
     return JOBSETS[0] in {group.name for group in client.ApisApi(cluster.api).get_api_versions().groups}
 
 
