@@ -195,6 +195,41 @@ def test_a_change_in_the_trainer_builds_neither_wheels_nor_horovod_again(
     assert size <= LARGEST
 
 
+def test_what_the_jobs_own_commands_make_is_in_their_stage_s_layer(
+    default_image: Built, bookworm: str, tmp_path: Path
+) -> None:
+    """Steps before theirs come from the cache; a later step changes a file that an earlier one made."""
+    commands = (
+        "mkdir /opt/own && echo first >/opt/own/list",
+        "echo second >>/opt/own/list && touch '/opt/own/a name' && rm -f /opt/own/none",
+        "printf %s 'a <<EOF $HOME' >/opt/own/text; echo changed >>/etc/hosts.allow",
+    )
+    job = write_job(tmp_path, default_image.tag, bookworm, "debian-12", run=commands)
+    build_stage("own", job, "clipship-test:own")
+    look = "cd /layer/opt/own && cat list && ls && cat text && echo && find /layer -type f | wc -l"
+    found = in_image("clipship-test:own", "sh", "-c", look, options=("--user=0",))
+    assert found.stdout.splitlines() == [
+        "first",
+        "second",
+        "a name",
+        "list",
+        "text",
+        "a <<EOF $HOME",
+        "4",
+    ], found.stderr
+
+
+def test_a_build_for_another_processor_ends_at_its_first_step(
+    default_image: Built, bookworm: str, tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, "clipship-test:arm64", bookworm, "debian-12", platform="linux/arm64")
+    done = clipship("image", "build", str(job), "--any-disk")
+    assert done.returncode == 1
+    assert "image.platform is linux/arm64, but this build is for amd64" in done.stderr + done.stdout, (
+        done.stderr[-3000:]
+    )
+
+
 def test_an_older_stack_s_horovod_is_built_on_debian_13_with_its_own_cuda(
     docker_folder: Path, tmp_path: Path
 ) -> None:
