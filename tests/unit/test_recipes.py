@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tests.support.jobs import RESNET, tiny_job
 from tests.support.thread_ranks import run_ranks
-from trainer.checkpoint.files import WEIGHTS
 from trainer.checkpoint.state import Snapshot, contents_of, load, put_optimizer, put_weights
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -34,6 +33,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "rates of towers and layers": {
         "optim": {"image_lr": 3e-4, "text_lr": 2e-3, "image_layer_decay": 0.7, "text_layer_decay": 0.9}
     },
+    "ema": {"optim": {"ema_decay": 0.8, "ema_from_step": 1}},
     "linear": {"optim": {"schedule": "linear", "warmup_steps": 2}},
     "constant with cooldown": {"optim": {"schedule": "constant", "cooldown_share": 0.6, "warmup_steps": 1}},
     "patch dropout": {"model": {"patch_dropout": 0.5}},
@@ -87,22 +87,33 @@ def trained(step: TrainStep, job: Job, comm: Comm, first: int, last: int) -> Non
 
 def outputs(step: TrainStep) -> Tensor:
     """Features of a batch: what attention ignores (the bias of its keys) may differ in its weights."""
-    with torch.no_grad():
+    with torch.no_grad(), step.ema.in_place():
         image, text, *_ = step.model.eval()(*samples(step, STEPS))
     return torch.cat([image, text])
 
 
-def weights(step: TrainStep) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+def state(step: TrainStep) -> dict[str, Tensor]:
+    """Returns copies of all tensors of a checkpoint: weights, their average, the optimizer's values."""
+    tensors: dict[str, Tensor] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{name} {key}", inner)
+        elif isinstance(value, Tensor):
+            tensors[name] = value
+
+    add("", Snapshot(contents_of(step, 0, 1)).get())
+    return tensors
 
 
 def saved(step: TrainStep, folder: Path) -> list[str]:
-    """Writes the files of a checkpoint; returns the names of those with the optimizer's state."""
+    """Writes the files of a checkpoint; returns their names."""
     folder.mkdir()
     contents = Snapshot(contents_of(step, 0, 1)).get()
     for name, content in contents.items():
         torch.save(content, folder / name)
-    return [name for name in contents if name != WEIGHTS]
+    return list(contents)
 
 
 def restored(step: TrainStep, folder: Path, names: list[str]) -> None:
@@ -124,7 +135,7 @@ def test_a_recipe_goes_on_from_a_checkpoint_with_the_same_bits(
     restored(resumed, tmp_path / "checkpoint", names)
     resumed._job = job
     trained(resumed, job, alone, SAVED, STEPS)
-    expected, found = weights(whole), weights(resumed)
+    expected, found = state(whole), state(resumed)
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
@@ -138,7 +149,7 @@ def test_a_recipe_computes_the_same_on_two_ranks(recipe: str, alone: Comm) -> No
         own = job_of(recipe, 2)
         step = begun(own, comm)
         trained(step, own, comm, 0, STEPS)
-        return weights(step), outputs(step)
+        return state(step), outputs(step)
 
     (first, found), (second, _) = run_ranks(2, rank_main)
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
@@ -153,6 +164,6 @@ def test_a_recipe_is_not_what_is_trained_without_it(recipe: str, alone: Comm) ->
     results = []
     for job in (job_of("adamw", 1), job_of(recipe, 1)):
         step = begun(job, alone)
-        trained(step, job, alone, 0, 2)
+        trained(step, job, alone, 0, 3)
         results.append(outputs(step))
     assert not torch.equal(*results)

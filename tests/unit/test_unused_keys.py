@@ -125,6 +125,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"optim": {"optimizer": "lion"}},
     ),
     ("optim.eps", {"optim": {"optimizer": "lion", "eps": 1e-8}}, {"optim": {"optimizer": "adamw"}}),
+    ("optim.ema_from_step", {"optim": {"ema_from_step": 1}}, {"optim": {"ema_decay": 0.99}}),
     (
         "optim.no_decay",
         {"optim": {"weight_decay": 0.0, "no_decay": ["*pos*"]}},

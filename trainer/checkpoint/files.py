@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from trainer.run.checkpoints import EMA_WEIGHTS as EMA_WEIGHTS
 from trainer.run.checkpoints import MANIFEST as MANIFEST
 from trainer.run.checkpoints import WEIGHTS as WEIGHTS
 from trainer.safe_io.atomic import write_json, write_whole

@@ -72,7 +72,7 @@ class MemoryKeeper:
         self._copy: _Between | _Beside | None = None
         self._waited_s = 0.0
         self._step_at: float | None = None
-        self._hook = train.optimizer.register_step_pre_hook(self._before_update)
+        self._hook = train.optimizer.register_step_pre_hook(lambda *_: self.before_change())
 
     @property
     def bytes(self) -> int:
@@ -114,6 +114,13 @@ class MemoryKeeper:
             self.cadence.record(step_s, self._step_at - began + self._waited_s + stalled_s)
         self._waited_s = 0.0
 
+    def before_change(self) -> None:
+        """Makes the next change of the parameters wait for a copy that still reads them."""
+        if self._copy is not None:
+            began = time.perf_counter()
+            self._copy.before_update()
+            self._waited_s += time.perf_counter() - began
+
     def close(self) -> None:
         """Waits until the last step is complete. Not collective."""
         self._hook.remove()
@@ -148,13 +155,6 @@ class MemoryKeeper:
             if device.type == "cuda"
             else _Between(self._writer, self._tensors)
         )
-
-    def _before_update(self, *_: object) -> None:
-        """Makes the optimizer's step wait for a copy that still reads the parameters."""
-        if self._copy is not None:
-            began = time.perf_counter()
-            self._copy.before_update()
-            self._waited_s += time.perf_counter() - began
 
     def _give_up(self, reason: str) -> None:
         self._gone = True

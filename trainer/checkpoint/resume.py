@@ -167,7 +167,7 @@ def _read_here(
     if folder is None:
         return Start(0, None), None
     _refuse_another_run(folder, manifest, job, samples)
-    whole = state.load(folder, [name for name in manifest["files"] if state.is_optimizer_file(name)])
+    whole = state.load(folder, manifest["files"].keys())
     try:
         state.put_weights(whole.weights, train)
     except RuntimeError as error:

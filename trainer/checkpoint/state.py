@@ -5,7 +5,7 @@ functions of seed, epoch and position, the learning rate is a function of the st
 data position.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.checkpoint.files import WEIGHTS, BrokenCheckpoint
+from trainer.checkpoint.files import EMA_WEIGHTS, WEIGHTS, BrokenCheckpoint
 from trainer.checkpoint.weights import cause
 from trainer.comm.host_memory import HostCopy
 from trainer.comm.shards import Shards
 
 State = dict[str, Any]
+EMA = "ema"
+"""Key of the moving average among the optimizer's values of a parameter; on disk it has a file of its own."""
 
 
 class TrainState(Protocol):
@@ -33,6 +35,15 @@ class TrainState(Protocol):
     scaler: torch.amp.GradScaler
     shards: Shards
     """The model's parameters as this rank holds them."""
+
+
+def shared_files(train: TrainState) -> list[str]:
+    """Returns the names of the files that hold all parameters: the weights, and their moving average if any.
+
+    Part 0 writes them.
+    """
+    has_ema = any(EMA in values for values in train.optimizer.state.values())
+    return [WEIGHTS, EMA_WEIGHTS] if has_ema else [WEIGHTS]
 
 
 def optimizer_file(part: int, parts: int) -> str:
@@ -119,9 +130,11 @@ def contents_of(train: TrainState, part: int, parts: int) -> dict[str, State]:
     wanted = range(parts) if train.shards.split else range(part, part + 1)
     files: dict[str, State] = {}
     if 0 in wanted:
-        files[WEIGHTS] = {
-            name: _leaf(name, tensor, train.shards) for name, tensor in train.shards.state().items()
-        }
+        tensors = train.shards.state()
+        files = {file: _leaves(tensors, train.shards) for file in shared_files(train)}
+        if EMA_WEIGHTS in files:
+            averages = {name: values[EMA] for name, values in _values(train).items() if EMA in values}
+            files[EMA_WEIGHTS] |= _leaves(averages, train.shards)
     for number in wanted:
         files[optimizer_file(number, parts)] = _optimizer_part(train, number, parts)
     return files
@@ -129,18 +142,27 @@ def contents_of(train: TrainState, part: int, parts: int) -> dict[str, State]:
 
 def _optimizer_part(train: TrainState, part: int, parts: int) -> State:
     """Returns one part of the optimizer's state by parameter name; every part has the scaler."""
-    states = {
-        name: train.optimizer.state[parameter]
-        for name, parameter in train.shards.parameters.items()
-        if parameter in train.optimizer.state
-    }
+    states = _values(train)
     return {
         "state": {
-            name: {key: _leaf(name, value, train.shards) for key, value in states[name].items()}
+            name: {key: _leaf(name, value, train.shards) for key, value in states[name].items() if key != EMA}
             for name in list(states)[part::parts]
         },
         "scaler": dict(train.scaler.state_dict()),
     }
+
+
+def _values(train: TrainState) -> dict[str, State]:
+    """Returns the optimizer's values by the name of their parameter."""
+    return {
+        name: train.optimizer.state[parameter]
+        for name, parameter in train.shards.parameters.items()
+        if parameter in train.optimizer.state
+    }
+
+
+def _leaves(tensors: Mapping[str, Any], shards: Shards) -> State:
+    return {name: _leaf(name, tensor, shards) for name, tensor in tensors.items()}
 
 
 def _leaf(name: str, value: Any, shards: Shards) -> Any:
@@ -149,17 +171,21 @@ def _leaf(name: str, value: Any, shards: Shards) -> Any:
     return Split(name, value, shards) if is_split else value
 
 
-def load(folder: Path, optimizer_files: Sequence[str]) -> WholeState:
-    """Returns the contents of a checkpoint, of which any number of ranks may have written parts.
+def load(folder: Path, names: Collection[str]) -> WholeState:
+    """Returns the contents of a checkpoint's files, of which any number of ranks may have written parts.
 
     Raises BrokenCheckpoint for a file that cannot be loaded.
     """
     scaler: Mapping[str, Any] = {}
     merged: State = {}
-    for name in optimizer_files:
+    for name in filter(is_optimizer_file, names):
         part = _load(folder / name)
         merged.update(part["state"])
         scaler = part["scaler"]
+    if EMA_WEIGHTS in names:
+        averages = _load(folder / EMA_WEIGHTS)
+        for name, values in merged.items():
+            values[EMA] = averages[name]
     return WholeState(_load(folder / WEIGHTS), merged, scaler)
 
 

@@ -80,13 +80,14 @@ class CheckpointWriter:
         if not writes and not train.shards.split:
             return
         contents = state.contents_of(train, self._rank, self._parts)
-        own = {state.optimizer_file(self._rank, self._parts), *([files.WEIGHTS] if self._rank == 0 else [])}
+        shared = state.shared_files(train)
+        own = {state.optimizer_file(self._rank, self._parts), *(shared if self._rank == 0 else [])}
         snapshot = state.Snapshot(contents, others=contents.keys() - own)
         if not writes:
             return
         folder = Folder(self._checkpoints, step)
         self._size = snapshot.nbytes
-        write = partial(self._write, folder, snapshot, about, best)
+        write = partial(self._write, folder, snapshot, shared, about, best)
         self._thread = threading.Thread(target=self._guarded, args=(folder, write), name="checkpoint")
         self._thread.start()
 
@@ -156,6 +157,7 @@ class CheckpointWriter:
         self,
         folder: Folder,
         snapshot: state.Snapshot,
+        shared: list[str],
         about: Mapping[str, Any],
         best: tuple[str, float] | None,
     ) -> None:
@@ -166,7 +168,7 @@ class CheckpointWriter:
             return
         for name, text in self._model_files.items():
             folder.write(name, partial(_write_bytes, text))
-        names = [files.WEIGHTS, *self._model_files]
+        names = [*shared, *self._model_files]
         names += (state.optimizer_file(part, self._parts) for part in range(self._parts))
         final = folder.publish(names, about, self._timeout_s)
         self._keep(folder, best)

@@ -51,7 +51,9 @@ def checkpoint_rows(job: Job, disk: Disk | None) -> Iterator[tuple[str, str]]:
         text = f"{kept}; {config if known_models() else 'without open_clip here their size is not known'}"
         room = f"; {in_gb(disk.free)} are free in {disk.folder}" if disk else ""
     else:
-        text = f"{in_gb(size.total)} each (weights {in_gb(size.weights)}, optimizer {in_gb(size.optimizer)})"
+        parts = f"weights {in_gb(size.weights)}, optimizer {in_gb(size.optimizer)}"
+        parts += f", EMA {in_gb(size.ema)}" if size.ema else ""
+        text = f"{in_gb(size.total)} each ({parts})"
         text = f"{text}, {kept}"
         room = (
             f"; {disk.free // size.total:,} fit the {in_gb(disk.free)} free in {disk.folder}" if disk else ""

@@ -90,6 +90,8 @@ PLAIN_NUMBERS = {
     "optim.image_lr",
     "optim.text_lr",
     "optim.image_layer_decay",
+    "optim.ema_decay",
+    "optim.ema_from_step",
     "optim.text_layer_decay",
     "optim.cooldown_share",
     "optim.cooldown_power",

@@ -185,6 +185,9 @@ UNUSED_KEYS = (
         for key in ("beta1", "beta2", "eps")
     ),
     UnusedKeys(
+        ("optim.ema_from_step",), lambda job: job.optim.ema_decay is None, "optim.ema_decay is not set"
+    ),
+    UnusedKeys(
         ("optim.no_decay",), lambda job: not job.optim.weight_decay, "optim.weight_decay = 0 decays nothing"
     ),
     UnusedKeys(

@@ -15,7 +15,7 @@ from trainer.config.image import Image, Stack
 from trainer.config.keys import MAY_CHANGE
 from trainer.config.recovery import Recovery
 from trainer.config.resources import Resources
-from trainer.config.results import Checkpoint, Eval, Logging
+from trainer.config.results import EMA, Checkpoint, Eval, Logging
 from trainer.config.schedulers import SCHEDULERS
 from trainer.config.timeouts import Timeouts
 from trainer.config.training import Model, Optim
@@ -103,11 +103,13 @@ class Job(Section):
     @model_validator(mode="after")
     def _best_is_measured(self) -> "Job":
         best = self.checkpoint.best
-        if best and not (self.eval.retrieval if best.startswith("retrieval") else self.eval.zero_shot):
-            raise ValueError(
-                f"checkpoint.best = {best} needs "
-                f"eval.{'retrieval' if best.startswith('retrieval') else 'zero_shot'}"
-            )
+        if best is None:
+            return self
+        measured = "retrieval" if "retrieval" in best else "zero_shot"
+        if not getattr(self.eval, measured):
+            raise ValueError(f"checkpoint.best = {best} needs eval.{measured}")
+        if best.startswith(EMA) and self.optim.ema_decay is None:
+            raise ValueError(f"checkpoint.best = {best} needs optim.ema_decay")
         return self
 
     @property

@@ -7,6 +7,8 @@ from pydantic import field_validator, model_validator
 from trainer.config.keys import JobPath
 from trainer.config.types import AboveZero, Positive, Section, Text, is_stream
 
+EMA = "ema_"
+"""Begin of the names of metrics of the weights' moving average."""
 BestMetric = Literal[
     "zero_shot_top1",
     "zero_shot_top5",
@@ -16,6 +18,14 @@ BestMetric = Literal[
     "retrieval_t2i_r1",
     "retrieval_t2i_r5",
     "retrieval_t2i_r10",
+    "ema_zero_shot_top1",
+    "ema_zero_shot_top5",
+    "ema_retrieval_i2t_r1",
+    "ema_retrieval_i2t_r5",
+    "ema_retrieval_i2t_r10",
+    "ema_retrieval_t2i_r1",
+    "ema_retrieval_t2i_r5",
+    "ema_retrieval_t2i_r10",
 ]
 """Metrics of the evaluation for which more is better."""
 

@@ -264,6 +264,13 @@ class Optim(Section):
     then 1. None: 100 for the clip loss (arXiv 2103.00020, section 2.5), and no limits for siglip, whose
     released weights exceed 100."""
 
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average (EMA) of the weights: with 0.9999 it reaches back some 10,000
+    steps. Checkpoints have it in a file of its own, `ema.pt`, and evaluations measure it, too: their metrics
+    begin with ema_. None: none is kept."""
+    ema_from_step: Annotated[int, Field(ge=0)] = 0
+    """Step until which the EMA is the weights themselves."""
+
     @property
     def logit_scale_limit(self) -> float | None:
         """The logit scale's limit: `max_logit_scale`, or the value in the loss's paper; None for no limit."""
@@ -271,8 +278,8 @@ class Optim(Section):
 
     @property
     def state_values(self) -> int:
-        """Values that are kept for each trained parameter besides its own: those of the optimizer."""
-        return OPTIMIZERS[self.optimizer].state_values
+        """Values that are kept for each trained parameter besides its own: the optimizer's, and the EMA."""
+        return OPTIMIZERS[self.optimizer].state_values + (self.ema_decay is not None)
 
     @model_validator(mode="after")
     def _lengths(self) -> "Optim":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
+from trainer.config.results import EMA
 from trainer.data.source import open_images, open_labelled
 from trainer.evaluate.board import board
 from trainer.evaluate.inputs import class_names, templates
@@ -47,21 +48,26 @@ class Evaluation:
             for cause, count in source.left_out.by_cause.items() if source else ():
                 log.info("%-12s %s not used: %s", "evaluation", many(count, "sample"), cause)
 
-    def __call__(self, clip: Clip, stop: Callable[[], bool] = never) -> Metrics:
+    def __call__(self, clip: Clip, stop: Callable[[], bool] = never, *, ema: bool = False) -> Metrics:
         """Collective: returns the metrics under the names of result.json; empty if the job asks for none.
 
         Raises Preempted on all ranks if `stop` is true on any; it is called before each round of blocks.
+        `ema` says that the model has the moving average of its weights: names and log lines tell, and the
+        retrieval board stays that of the weights.
         """
-        return {**self._zero_shot(clip, stop), **self._retrieval(clip, stop)}
+        label = " (EMA)" if ema else ""
+        show = None if ema else self._show
+        metrics = {**self._zero_shot(clip, stop, label), **self._retrieval(clip, stop, show, label)}
+        return {f"{EMA}{name}": value for name, value in metrics.items()} if ema else metrics
 
-    def _zero_shot(self, clip: Clip, stop: Callable[[], bool]) -> Metrics:
+    def _zero_shot(self, clip: Clip, stop: Callable[[], bool], label: str) -> Metrics:
         if self._labelled is None:
             return {}
         result = zero_shot(
             clip, self._labelled, self._class_names, self._templates, self._job, self._comm, stop
         )
         shares = f"top-1 {result.top1 / result.samples:.2%}, top-5 {result.top5 / result.samples:.2%}"
-        log.info("%-12s %s of %d images", "zero-shot", shares, result.samples)
+        log.info("%-12s %s of %d images%s", "zero-shot", shares, result.samples, label)
         return result.metrics()
 
     def _show(self, pairs: Pairs) -> None:
@@ -73,17 +79,20 @@ class Evaluation:
         except OSError as error:  # a full disk ends no run
             log.warning("%-12s the retrieval board is NOT WRITTEN: %s", "evaluation", error)
 
-    def _retrieval(self, clip: Clip, stop: Callable[[], bool]) -> Metrics:
+    def _retrieval(
+        self, clip: Clip, stop: Callable[[], bool], show: Callable[[Pairs], None] | None, label: str
+    ) -> Metrics:
         if self._captioned is None:
             return {}
-        metrics = retrieval(clip, self._captioned, self._job, self._comm, self._show, stop).metrics()
+        metrics = retrieval(clip, self._captioned, self._job, self._comm, show, stop).metrics()
         for way, name in (("image to text", "i2t"), ("text to image", "t2i")):
             recalls = ", ".join(f"R@{k} {metrics[f'retrieval_{name}_r{k}']:.2%}" for k in RECALLS)
             log.info(
-                "%-12s %s: %s, median rank %g",
+                "%-12s %s: %s, median rank %g%s",
                 "retrieval",
                 way,
                 recalls,
                 metrics[f"retrieval_{name}_median_rank"],
+                label,
             )
         return metrics

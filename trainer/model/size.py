@@ -10,15 +10,17 @@ _FLOAT32, _FLOAT64 = 4, 8
 
 @dataclass(frozen=True)
 class CheckpointBytes:
-    """Bytes of a checkpoint's two parts."""
+    """Bytes of a checkpoint's parts."""
 
     weights: int
     optimizer: int
+    ema: int = 0
+    """The moving average of the weights; 0 if there is none."""
 
     @property
     def total(self) -> int:
         """Bytes of the whole checkpoint; a few kilobytes of records are left out."""
-        return self.weights + self.optimizer
+        return self.weights + self.optimizer + self.ema
 
 
 def parameters(model: Model) -> int | None:
@@ -46,4 +48,9 @@ def checkpoint_bytes(job: Job) -> CheckpointBytes | None:
     if shape is None:
         return None
     each = _FLOAT64 if job.model.precision == "fp64" else _FLOAT32
-    return CheckpointBytes(each * shape.parameters, each * job.optim.state_values * shape.trained_parameters)
+    has_ema = job.optim.ema_decay is not None
+    return CheckpointBytes(
+        each * shape.parameters,
+        each * (job.optim.state_values - has_ema) * shape.trained_parameters,
+        each * shape.parameters * has_ema,
+    )

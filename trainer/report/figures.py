@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainer.config.results import EMA
 from trainer.report.charts import Chart, Series, line_chart
 from trainer.report.folder import Numbers
 from trainer.report.shares import share_chart
@@ -93,7 +94,8 @@ def metric_text(name: str, value: float, evaluations: Sequence[Numbers]) -> str:
 def metric_title(name: str) -> str:
     """Returns a readable title: `retrieval_i2t_r5` becomes `retrieval image to text R@5`."""
     title = (
-        name.replace("zero_shot", "zero-shot")
+        re.sub(r"^ema_", "EMA ", name)
+        .replace("zero_shot", "zero-shot")
         .replace("i2t", "image to text")
         .replace("t2i", "text to image")
         .replace("_", " ")
@@ -105,7 +107,7 @@ def _families(evaluations: Sequence[Numbers]) -> Iterator[tuple[str, list[str]]]
     """Yields families of metrics, each with its title; each family is one chart.
 
     Shares whose names differ in their last word belong together, and so do the two directions of a retrieval
-    metric. Constant counts are left out.
+    metric, and those of the weights and of their moving average. Constant counts are left out.
     """
     names = [
         name
@@ -120,9 +122,10 @@ def _families(evaluations: Sequence[Numbers]) -> Iterator[tuple[str, list[str]]]
 
 
 def _family(name: str, evaluations: Sequence[Numbers]) -> str:
+    plain = name.removeprefix(EMA)
     if is_share(name, evaluations):
-        return name.rpartition("_")[0] or name
-    return re.sub(r"_(i2t|t2i)(?=_)", "", name)
+        return plain.rpartition("_")[0] or plain
+    return re.sub(r"_(i2t|t2i)(?=_)", "", plain)
 
 
 def _changes(name: str, evaluations: Sequence[Numbers]) -> bool:

@@ -18,6 +18,9 @@ from trainer.text.masking import masked
 WEIGHTS = "model.pt"
 """Name of the weights file, a plain state dict: `open_clip.create_model(name, pretrained=PATH)` and
 `torch.load(weights_only=True)` load it."""
+EMA_WEIGHTS = "ema.pt"
+"""Name of the file with the moving average of the weights, in the same format, where `optim.ema_decay` is
+set."""
 MANIFEST = "manifest.json"
 MODEL_CONFIG = "model.json"
 """Name of the model's config in a checkpoint, in open_clip's format. The tokenizer of a text tower of Hugging
@@ -51,11 +54,8 @@ def find_trained(given: str) -> TrainedModel:
     if path.is_dir():
         return _from_run(_newest(path))
     if path.is_file():
-        return (
-            _from_run(path.parent)
-            if path.name == WEIGHTS and (path.parent / MANIFEST).is_file()
-            else _from_open_clip(path)
-        )
+        is_ours = path.name in (WEIGHTS, EMA_WEIGHTS) and (path.parent / MANIFEST).is_file()
+        return _from_run(path.parent, path.name) if is_ours else _from_open_clip(path)
     if given.startswith(_HUB):
         return TrainedModel(given, None)
     model, colon, tag = given.partition(":")
@@ -122,12 +122,12 @@ def _newest(folder: Path) -> Path:
     return checkpoints[-1]
 
 
-def _from_run(folder: Path) -> TrainedModel:
+def _from_run(folder: Path, weights: str = WEIGHTS) -> TrainedModel:
     try:
         job = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["job"]
         if (folder / TEXT_CONFIG).is_file():
             job = {**job, "model": {**job["model"], "text": str(folder.absolute())}}
-        return TrainedModel(_name(job["model"]["name"], folder), str((folder / WEIGHTS).absolute()), job)
+        return TrainedModel(_name(job["model"]["name"], folder), str((folder / weights).absolute()), job)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise InputError(
             f"{folder}: its {MANIFEST} cannot be read ({type(problem).__name__}: {problem}): give "

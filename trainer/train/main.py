@@ -17,6 +17,7 @@ import click
 import torch
 
 from trainer.checkpoint.files import saved_ago_s
+from trainer.checkpoint.memory_keeper import MemoryKeeper
 from trainer.checkpoint.memory_restore import node_memory
 from trainer.checkpoint.resume import best_value, expects_state, restore
 from trainer.checkpoint.writer import CheckpointWriter
@@ -182,6 +183,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         clip.files,
     )
     requests = Requests(run.folder, comm.world.rank, comm.heartbeat)
+    keeper = keeper_of(memory, start, step, comm, job.recovery.keep_every_steps)
     return TrainSetup(
         job=job,
         comm=comm,
@@ -192,19 +194,29 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         train_step=step,
         source=source,
         weights=weights,
-        evaluate=partial(_evaluate, evaluation, clip, step, requests),
+        evaluate=partial(_evaluate, evaluation, clip, step, requests, keeper),
         writer=writer,
         requests=requests,
         start=start,
         started=started,
-        keeper=keeper_of(memory, start, step, comm, job.recovery.keep_every_steps),
+        keeper=keeper,
     )
 
 
-def _evaluate(evaluation: Evaluation, clip: Clip, step: TrainStep, requests: Requests) -> Metrics:
-    """Collective: evaluates the model, of which every rank then has all."""
+def _evaluate(
+    evaluation: Evaluation, clip: Clip, step: TrainStep, requests: Requests, keeper: MemoryKeeper | None
+) -> Metrics:
+    """Collective: evaluates the model, of which every rank then has all, and the average of its weights."""
+
+    def asked_to_stop() -> bool:
+        return requests.stop
+
     with step.shards.gathered():
-        return evaluation(clip, lambda: requests.stop)
+        metrics = evaluation(clip, asked_to_stop)
+    if keeper is not None:
+        keeper.before_change()
+    with step.ema.in_place() as has_ema, step.shards.gathered():
+        return {**metrics, **evaluation(clip, asked_to_stop, ema=True)} if has_ema else metrics
 
 
 def _check_shared_memory(job: Job, batch_plan: BatchPlan, clip: Clip, source: Source, comm: Comm) -> None:

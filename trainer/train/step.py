@@ -28,6 +28,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data.order import position_seed
 from trainer.errors import InputError
 from trainer.model.build import clamp_logit_scale, features, half_type, on_image_features, trained_towers
+from trainer.model.ema import Ema
 from trainer.model.layer_numbers import layers_of
 from trainer.model.optimizer import build_optimizer
 from trainer.model.packages import NO_LOSS
@@ -105,6 +106,7 @@ class TrainStep:
         self._reducer: Reducer = comm.reducer(model)
         self.shards = self._reducer.shards
         self.optimizer: torch.optim.Optimizer = build_optimizer(self.shards.parameters, job.optim, layers)
+        self.ema = Ema(self.optimizer, job.optim)
         self.scaler = torch.amp.GradScaler(comm.device.type, enabled=job.model.precision == "fp16")
 
     def __call__(self, batches: Sequence[MicroBatch], step: int) -> StepResult:
@@ -117,6 +119,7 @@ class TrainStep:
         update_if(finite, self.optimizer, self.scaler)
         self._statistics.put_back_unless(finite, statistics)  # the forward pass has changed them
         clamp_logit_scale(self.model, self._job.optim.logit_scale_limit)
+        self.ema.update(step + 1, finite)
         return StepResult(loss_share, grad_norm, self.scaler.is_enabled())
 
     def gradients(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
