@@ -10,9 +10,10 @@ import pytest
 import torch
 from open_clip.transformer import LayerNorm, QuickGELU
 from timm.layers import Attention  # type: ignore[attr-defined]
+from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from tests.support.jobs import VIT, tiny_job
+from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.tf32 import Tf32
 from trainer.comm.protocol import Comm
 from trainer.config import Job
@@ -69,7 +70,7 @@ def captions(longest: int) -> Tensor:
 
 def gradients(job: Job, comm: Comm, clip: Clip, tokens: Tensor) -> dict[str, Tensor]:
     """Returns the gradient of each parameter, of the loss of one global batch."""
-    model = clip.model.train()
+    model: Any = clip.model.train()
     with torch.no_grad():  # at their first values, gains round to themselves
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -77,7 +78,8 @@ def gradients(job: Job, comm: Comm, clip: Clip, tokens: Tensor) -> dict[str, Ten
             assert name in model.state_dict()
     step = TrainStep(job, plan(job, 1), comm, model)
     generator = torch.Generator().manual_seed(2)
-    images = torch.randn(SAMPLES, 3, 32, 32, generator=generator, dtype=torch.float64)
+    sides = to_2tuple(model.visual.image_size)
+    images = torch.randn(SAMPLES, 3, *sides, generator=generator, dtype=torch.float64)
     size = plan(job, 1).micro_batch_size
     step.gradients(
         [
@@ -210,9 +212,18 @@ def test_a_compiler_gets_the_plain_quick_gelu(alone: Comm, tmp_path: Path) -> No
     assert "QuickGELU" not in str(built(compiled, alone, "fast").kernels)
 
 
-@pytest.mark.parametrize("config", ["clip", "custom text", "quick gelu"])
-def test_in_bfloat16_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one(
-    alone: Comm, tmp_path: Path, config: str
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    [
+        ("clip", "bf16"),
+        ("custom text", "bf16"),
+        ("quick gelu", "bf16"),
+        ("clip", "fp16"),
+        ("quick gelu", "fp16"),
+    ],
+)
+def test_in_half_precision_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one(
+    alone: Comm, tmp_path: Path, config: str, precision: str
 ) -> None:
     tokens = captions(CONTEXT - 1)
     exact = gradients(
@@ -221,13 +232,22 @@ def test_in_bfloat16_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one
         built(job, alone, "plain"),
         tokens,
     )
-    half = job_of(tmp_path, config, model={"precision": "bf16"})
+    half = job_of(tmp_path, config, model={"precision": precision})
     fast = built(half, alone, "fast")
-    assert "bfloat16 layer norm" in str(fast.kernels)
+    assert "half-precision layer norms" in str(fast.kernels)
     norms = [module for module in fast.model.modules() if isinstance(module, nn.LayerNorm)]
     assert LayerNorm not in map(type, norms)
     plain = error(gradients(half, alone, built(half, alone, "plain"), tokens), exact)
-    assert 0 < error(gradients(half, alone, fast, tokens), exact) < 1.2 * plain
+    found = error(gradients(half, alone, fast, tokens), exact)
+    assert 0 < found < 1.2 * plain
+
+
+def test_a_resnet_pools_by_one_query_and_every_weight_has_the_gradient_of_the_plain_one(alone: Comm) -> None:
+    job = tiny_job(config=RESNET, model={"precision": "fp64"}, optim={"global_batch_size": SAMPLES})
+    plain, fast = built(job, alone, "plain"), built(job, alone, "fast")
+    assert "one-query pooling" in str(fast.kernels)
+    tokens = captions(CONTEXT - 1)[:, : fast.model.context_length]
+    assert_equal(gradients(job, alone, fast, tokens), gradients(job, alone, plain, tokens))
 
 
 def test_tiles_in_tf32_are_as_near_to_float64_in_bfloat16_as_tiles_in_float32(

@@ -6,13 +6,14 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
 - Attention is one call of torch's fused attention on views of the joint projection, whose gradients meet in
   one tensor again. `nn.MultiheadAttention` copies them between two layouts, and adds three gradients of which
   each is two thirds zeros. A causal mask is a flag of that call and no matrix.
-- Layer norms of bfloat16 read and write bfloat16 and compute in float32 inside. Under autocast, the plain
-  ones make float32 copies of input and output. Gain and bias are rounded to bfloat16 for it, as autocast
-  rounds the weights of linear layers: this is the one rounding that the plain form does not have.
+- Layer norms of half precision read and write it and compute in float32 inside. Under autocast, the plain
+  ones make float32 copies of input and output. Gain and bias are rounded, too, as autocast rounds the weights
+  of linear layers: this is the one rounding that the plain form does not have.
 - A block rounds all its parameters for autocast in one kernel, and so their gradients. Autocast takes one for
   each parameter.
 - QuickGELU, x sigmoid(1.702 x), keeps z = 1.702 x alone. Its derivative is that of z sigmoid(z), for which
   torch has a kernel. The plain one keeps x and the sigmoid, and takes five kernels backward.
+- The attention that pools a ResNet's features asks for the one query that is used, not for all of them.
 - Text towers take captions that are cut behind the last token that is pooled (`caption_length.py`).
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from open_clip.model import CLIP, CustomTextCLIP
+from open_clip.modified_resnet import AttentionPool2d
 from open_clip.transformer import (
     LayerNorm,
     LayerNormFp32,
@@ -43,6 +45,7 @@ from trainer.text.wording import many
 
 _POOLED = ("argmax", "eos")
 _QUICK = 1.702
+_HALF = ("bf16", "fp16")
 _RANDOM = (nn.Dropout, DropPath)
 
 
@@ -202,6 +205,37 @@ class _QuickGELU(QuickGELU):  # type: ignore[misc]
         return _QuickGelu.apply(x)
 
 
+class _AttentionPool(AttentionPool2d):  # type: ignore[misc]
+    """Pools [B, C, H, W] by attention of their mean, the first token, to all of them and itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_TBC = x.flatten(2).permute(2, 0, 1)
+        x_TBC = torch.cat([x_TBC.mean(dim=0, keepdim=True), x_TBC])
+        x_TBC = x_TBC + self.positional_embedding[:, None].to(x.dtype)
+        pooled_1BC, _ = F.multi_head_attention_forward(
+            query=x_TBC[:1],
+            key=x_TBC,
+            value=x_TBC,
+            embed_dim_to_check=x_TBC.shape[-1],
+            num_heads=self.num_heads,
+            in_proj_weight=None,
+            in_proj_bias=torch.cat([self.q_proj.bias, self.k_proj.bias, self.v_proj.bias]),
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=False,
+            dropout_p=0.0,
+            out_proj_weight=self.c_proj.weight,
+            out_proj_bias=self.c_proj.bias,
+            training=self.training,
+            need_weights=False,
+            use_separate_proj_weight=True,
+            q_proj_weight=self.q_proj.weight,
+            k_proj_weight=self.k_proj.weight,
+            v_proj_weight=self.v_proj.weight,
+        )
+        return pooled_1BC[0]
+
+
 class _Clip(CLIP):  # type: ignore[misc]
     """Takes captions of any length up to the context length."""
 
@@ -258,8 +292,8 @@ def _plain_timm(attn: Any, _: Model) -> bool:
     return attn.fused_attn and getattr(attn, "gate", None) is None and hasattr(attn, "norm")
 
 
-def _in_bfloat16(norm: Any, settings: Model) -> bool:
-    return settings.precision == "bf16" and norm.weight is not None and norm.bias is not None
+def _in_half_precision(norm: Any, settings: Model) -> bool:
+    return settings.precision in _HALF and norm.weight is not None and norm.bias is not None
 
 
 def _not_compiled(_: Any, settings: Model) -> bool:
@@ -274,9 +308,10 @@ def _pools_one_token(tower: Any, _: Model) -> bool:
 REPLACEMENTS: dict[type[nn.Module], Replacement] = {
     ResidualAttentionBlock: Replacement(_Block, _usual_block, "fused attention"),
     TimmAttention: Replacement(_TimmAttention, _plain_timm, "fused attention"),
-    LayerNorm: Replacement(_LayerNorm, _in_bfloat16, "bfloat16 layer norm"),
-    LayerNormFp32: Replacement(_LayerNormFp32, _in_bfloat16, "bfloat16 layer norm"),
+    LayerNorm: Replacement(_LayerNorm, _in_half_precision, "half-precision layer norm"),
+    LayerNormFp32: Replacement(_LayerNormFp32, _in_half_precision, "half-precision layer norm"),
     QuickGELU: Replacement(_QuickGELU, _not_compiled, "recomputed QuickGELU"),
+    AttentionPool2d: Replacement(_AttentionPool, lambda *_: True, "one-query pooling"),
     CLIP: Replacement(_Clip, _pools_one_token),
     TextTransformer: Replacement(_TextTower, _pools_one_token),
 }
@@ -303,7 +338,7 @@ def _heads(joint_BTE: Tensor, heads: int) -> Iterator[Tensor]:
 
 
 def _is_half(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and torch.is_autocast_enabled(x.device.type)
+    return x.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(x.device.type)
 
 
 def _rounds(x: Tensor) -> bool:
@@ -336,14 +371,15 @@ def _is_causal(mask: Tensor | None) -> bool:
 def _caption_length(text: Any, settings: Model) -> CaptionLength | None:
     """Returns the rule for the lengths of captions.
 
-    Returns None if shorter ones could have other features, or if each length would be compiled anew.
+    Returns None if shorter ones could have other features, or if each length would be compiled or captured
+    anew.
     """
     blocks = list(text.transformer.modules())
     drops = any(
         isinstance(module, _RANDOM) and any(vars(module).get(name) for name in ("p", "drop_prob"))
         for module in blocks
     )
-    if type(text) not in (_Clip, _TextTower) or drops or settings.compile:
+    if type(text) not in (_Clip, _TextTower) or drops or settings.compile or settings.cuda_graphs:
         return None
     pool, end = (
         (text.text_pool_type, text.text_eos_id) if isinstance(text, CLIP) else (text.pool_type, text.eos_id)
