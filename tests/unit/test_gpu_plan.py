@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.support.jobs import RESNET, VIT, tiny_job
+from trainer.cli import gpu_plan
 from trainer.cli.check import check_without_files
 from trainer.cli.describe import describe
 from trainer.config import Job, Model
@@ -57,8 +58,14 @@ def test_parameters_of_known_models(name: str, millions: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["RN50", "EVA02-B-16", "roberta-ViT-B-32", "coca_ViT-B-32", "hf-hub:a/b"])
-def test_models_whose_config_does_not_say_their_size_have_none(name: str) -> None:
+def test_models_whose_config_does_not_say_their_size_have_none_and_check_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert architecture(Model(name=name)) is None
+    found = [line for line in rows_of(job_of(name)) if line.startswith(("memory", "estimate"))]
+    says = f"not known: the config of {name} does not say its size (docs/performance.md)"
+    assert found == [f"memory      {says}"]
+    monkeypatch.setattr(gpu_plan, "known_models", list)
     assert not any(line.startswith("memory") for line in rows_of(job_of(name)))
 
 

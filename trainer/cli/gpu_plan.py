@@ -7,6 +7,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import GIB, GPUS, Gpu
 from trainer.model.architecture import Architecture, architecture
+from trainer.model.catalog import known_models
 from trainer.model.fit import advice, fits, largest_micro_batch, memory_of
 from trainer.model.step_speed import step_speed
 from trainer.report.wording import span
@@ -19,13 +20,16 @@ _LEAST_GIB = 0.05
 
 
 def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tuple[str, str]]:
-    """Yields the rows about memory and speed of a job on GPUs; nothing for a model of unknown size.
+    """Yields the rows about memory and speed of a job on GPUs.
 
-    `batch_plan` is that of the job with a number in place of "auto". Without `resources.gpu` there is the
-    memory alone. `steps` is the length of the run, None if it is not known.
+    For a model whose size is not known, one row says so. `batch_plan` is that of the job with a number in
+    place of "auto". Without `resources.gpu` there is the memory alone. `steps` is the length of the run, None
+    if it is not known.
     """
     shape = architecture(job.model)
     if shape is None:
+        if known_models():  # without open_clip, on a login node, no model has a size
+            yield "memory", f"not known: the config of {job.model.name} does not say its size ({_PAGE})"
         return
     gpu = GPUS.get(job.resources.gpu or "")
     memory = memory_of(shape, job, batch_plan, gpu.memory if gpu else None)
