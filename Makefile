@@ -192,7 +192,9 @@ bench-gpu: venv ## a step of ours against open_clip_train's on one GPU, in turns
 	@$(PY) -m benchmarks.gpu $(BENCH_ARGS)
 
 test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver that counts (needs gcc); NULLGPU=PATH names it
-	@PYTHON='$(PY)' '$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(TEST_ARGS)
+	@export PYTHON='$(PY)'
+	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(TEST_ARGS)
+	'$(NULLGPU)' $(PY) -m pytest tests/gpu $(TEST_ARGS) # as far as a null GPU can
 
 test-gpu: venv horovod ## the tests that need a GPU
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

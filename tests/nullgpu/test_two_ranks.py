@@ -23,6 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "siglip": {"optim": {"loss": "siglip", "loss_tile": 0}},
     "siglip in tiles": {"optim": {"loss": "siglip", "loss_tile": 4}},
     "micro-batches": {"optim": {"loss_tile": 0, "max_batch_size_per_gpu": 4}},
+    "CUDA graphs": {"optim": {"loss_tile": 0}, "model": {"cuda_graphs": True}},
     "micro-batches in tiles": {"optim": {"loss_tile": 4, "max_batch_size_per_gpu": 4}},
 }
 BATCH_NORM: dict[str, dict[str, Any]] = {"batch norm": {"model": {"name": RESNET}}}
@@ -63,7 +64,7 @@ def fsdp_given(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Give
 def expected(case: str, backend: str) -> Counter[str]:
     """Bytes that a rank gives to each kind of collective in a step, by the arithmetic of `plan scaling`."""
     keys = CASES[case]
-    shape, job = architecture(Model(name=VIT)), tiny_job(**keys, model={"precision": "bf16"})
+    shape, job = architecture(Model(name=VIT)), tiny_job(optim=keys["optim"], model={"precision": "bf16"})
     assert shape is not None
     given = Counter[str]()
     tiles = keys["optim"]["loss_tile"] > 0

@@ -74,6 +74,7 @@ CASES = (
     ),
     Case("checkpointed activations", precision="bf16", model={"grad_checkpointing": True}),
     Case("patch dropout", DROPOUT, "bf16"),
+    Case("CUDA graphs", precision="bf16", model={"cuda_graphs": True}),
     Case("a ResNet in bf16", RESNET, "bf16"),
     Case("EVA in bf16", EVA, "bf16"),
 )

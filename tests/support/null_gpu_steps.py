@@ -4,12 +4,13 @@ from typing import Any
 
 import open_clip
 import torch
+from timm.layers.helpers import to_2tuple
 
 from tests.support.jobs import tiny_job
 from tests.support.null_gpu import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
-from trainer.model.build import features
+from trainer.model.build import features, half_type
 from trainer.model.kernels import use_kernels
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -17,7 +18,7 @@ WARM_STEPS = 2
 
 
 class RealStep:
-    """A step in bf16 of a model by its name, on captions of any length."""
+    """A step of a model by its name, in bf16 unless the keys say otherwise, on captions of any length."""
 
     def __init__(
         self, comm: Comm, name: str, samples: int, micro_batch: int | None = None, **model_keys: Any
@@ -36,7 +37,11 @@ class RealStep:
         self._step = TrainStep(self.job, self._plan, comm, self.model)
         size = self._plan.micro_batch_size
         self._images = torch.empty(
-            size, 3, *self.model.visual.image_size, dtype=torch.bfloat16, device="cuda"
+            size,
+            3,
+            *to_2tuple(self.model.visual.image_size),
+            dtype=half_type(self.job.model.precision),
+            device="cuda",
         )
         self._tokens = torch.empty(size, self.model.context_length, dtype=torch.int64, device="cuda")
         self._number = 0

@@ -54,6 +54,14 @@ def test_a_static_graph_is_refused_where_passes_are_accumulated() -> None:
         plan(limited, 2)
 
 
+def test_cuda_graphs_are_refused_where_passes_are_accumulated() -> None:
+    graphs = {"cuda_graphs": True}
+    assert plan(tiny_job(optim={"global_batch_size": 16}, model=graphs), 2).accumulation == 1
+    limited = tiny_job(optim={"global_batch_size": 16, "max_batch_size_per_gpu": 4}, model=graphs)
+    with pytest.raises(InputError, match=r"cuda_graphs = true .* with 2 ranks each step has 2: "):
+        plan(limited, 2)
+
+
 def test_epochs_become_whole_steps() -> None:
     assert schedule(_job(32, epochs=3), 100).steps == 9
 

@@ -144,6 +144,12 @@ def test_a_machine_without_a_compiler_or_headers_is_told_what_to_install(
     check_compiler(Model())
 
 
+@pytest.mark.parametrize("other", ["compile", "grad_checkpointing"])
+def test_cuda_graphs_exclude_what_changes_a_pass(other: str) -> None:
+    with pytest.raises(ValidationError, match=f"cuda_graphs = true excludes {other} = true"):
+        tiny_job(model={"cuda_graphs": True, other: True})
+
+
 def test_a_job_that_compiles_keeps_the_compiler_in_its_image() -> None:
     assert tiny_job(model={"compile": True}).compiler_in_image
     assert tiny_job(image={"compiler": True}).compiler_in_image

@@ -44,16 +44,17 @@ def test_ranks_that_cannot_be_cut_so_are_refused(setting: Any, nodes: str, said:
 
 
 @pytest.mark.parametrize(
-    ("comm", "said"),
+    ("comm", "model", "said"),
     [
-        ({"find_unused_parameters": True}, "find_unused_parameters = true is not possible"),
-        ({"fsdp": {"shard_degree": 3}}, "shard_degree = 3 does not divide 4 ranks"),
+        ({"find_unused_parameters": True}, {}, "find_unused_parameters = true is not possible"),
+        ({"fsdp": {"shard_degree": 3}}, {}, "shard_degree = 3 does not divide 4 ranks"),
+        ({}, {"cuda_graphs": True}, "cuda_graphs = true is not possible with comm.backend = fsdp"),
     ],
 )
-def test_check_refuses_what_the_ranks_would(comm: dict[str, Any], said: str) -> None:
+def test_check_refuses_what_the_ranks_would(comm: dict[str, Any], model: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        check_without_files(tiny_job(comm={"backend": "fsdp", **comm}), 4)
-    check_without_files(tiny_job(comm={"backend": "torch", **comm}), 4)
+        check_without_files(tiny_job(comm={"backend": "fsdp", **comm}, model=model), 4)
+    check_without_files(tiny_job(comm={"backend": "torch", **comm}, model=model), 4)
 
 
 def test_restarts_of_split_ranks_begin_at_a_checkpoint_and_check_says_so() -> None:

@@ -132,7 +132,14 @@ UNUSED_KEYS = (
     ),
     UnusedKeys(("eval.class_key",), _is_one_folder, "the folders of eval.zero_shot are the classes"),
     UnusedKeys(
-        ("model.cudnn_benchmark", "resources.gpu", "resources.fabric", "resources.bind_cpus", *_NCCL),
+        (
+            "model.cudnn_benchmark",
+            "model.cuda_graphs",
+            "resources.gpu",
+            "resources.fabric",
+            "resources.bind_cpus",
+            *_NCCL,
+        ),
         lambda job: job.resources.on_cpu,
         "[resources] asks for the CPU",
     ),

@@ -152,6 +152,11 @@ def _fsdp_problem(job: Job, ranks: int) -> str:
             f'optim.optimizer = "{job.optim.optimizer}" looks at whole parameters, of which a rank has a '
             "part with comm.backend = fsdp: use comm.backend = torch, or another optimizer"
         )
+    if job.model.cuda_graphs:
+        return (
+            "model.cuda_graphs = true is not possible with comm.backend = fsdp, which gathers parameters "
+            "anew for each pass: leave it out, or use comm.backend = torch"
+        )
     try:
         if ranks > 1:
             shard_degree(job.comm.fsdp.shard_degree, [""] * ranks)

@@ -26,7 +26,7 @@ def plan(job: Job, world_size: int) -> BatchPlan:
 
     "auto" sets no limit here: `trainer.model.fit` puts a number in its place first. Raises InputError if the
     ranks cannot have equal shares, naming sizes that fit, or if accumulation is needed and
-    comm.torch.static_graph forbids it.
+    comm.torch.static_graph or model.cuda_graphs forbids it.
     """
     total = job.optim.global_batch_size
     if total % world_size:
@@ -43,6 +43,12 @@ def plan(job: Job, world_size: int) -> BatchPlan:
             "comm.torch.static_graph = true needs a reduction after every pass, but with "
             f"{many(world_size, 'rank')} each step has {accumulation} passes: leave static_graph out, or use "
             "a larger optim.max_batch_size_per_gpu"
+        )
+    if accumulation > 1 and job.model.cuda_graphs:
+        raise InputError(
+            f"model.cuda_graphs = true needs steps of one micro-batch, but with {many(world_size, 'rank')} "
+            f"each step has {accumulation}: leave cuda_graphs out, or use a larger "
+            "optim.max_batch_size_per_gpu"
         )
     return BatchPlan(world_size, total, per_rank, per_rank // accumulation, accumulation)
 

@@ -107,6 +107,10 @@ class Model(Section):
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile the towers' blocks with torch.compile for training: the first step takes a minute or more
     longer, the others less. Kernels are kept on the node's own disk, for later starts and restarts."""
+    cuda_graphs: Annotated[bool, MAY_CHANGE] = False
+    """On a GPU, replay both passes of the towers as CUDA graphs: less work for the host, which decides the
+    speed of small batches. Captions are then not cut. Needs one micro-batch a step, a model without dropout
+    and batch norm, and more memory: one copy of the gradients. No GPU has run it yet."""
     kernels: Annotated[Literal["fast", "plain"], MAY_CHANGE] = "fast"
     """fast: replace attention, layer norms and the handling of captions by forms that compute the same with
     less memory and fewer kernels; the log names them. On a GPU also fuse the loss in tiles, with its products
@@ -183,6 +187,13 @@ class Model(Section):
         ):
             if getattr(self, unlocked) and not getattr(self, lock):
                 raise ValueError(f"{unlocked} leaves a part of a locked tower open: set {lock} = true, too")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_passes_are_captured(self) -> "Model":
+        for other in ("compile", "grad_checkpointing"):
+            if self.cuda_graphs and getattr(self, other):
+                raise ValueError(f"cuda_graphs = true excludes {other} = true: remove one of the two")
         return self
 
     @model_validator(mode="after")

@@ -154,10 +154,15 @@ def half_type(precision: Precision) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Returns the autocast context of the job's precision for forward passes; parameters stay float32."""
+def autocast(device: torch.device, precision: Precision, *, cache_enabled: bool = True) -> torch.autocast:
+    """Returns the autocast context of the job's precision for forward passes; parameters stay float32.
+
+    Within it, the copy of a parameter in half precision is made once unless `cache_enabled` is false.
+    """
     half = half_type(precision)
-    return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
+    return torch.autocast(
+        device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=cache_enabled
+    )
 
 
 def clamp_logit_scale(model: nn.Module, limit: float | None) -> None:

@@ -78,8 +78,8 @@ def _moments(
         "images": _STEPS_LOADED * _LOADED_CHANNELS * pixels * plan.batch_size_per_rank,
         "workspaces": _WORKSPACES,
     }
-    # Buckets of several ranks, and gradients of earlier micro-batches, are there all the time.
-    always = plan.accumulation > 1 or (plan.world_size > 1 and shards == 1)
+    # Buckets of several ranks, gradients of earlier micro-batches and of CUDA graphs are there all the time.
+    always = plan.accumulation > 1 or (plan.world_size > 1 and shards == 1) or job.model.cuda_graphs
     norms = [_FLOAT if tower.wide_stream else _norm_bytes(job) for tower in towers]
     image, text = (
         n * _kept(tower, value, max(value, norm), checkpointed=checkpointed) if tower.parameters else 0
@@ -138,7 +138,7 @@ def _norm_bytes(job: Job) -> int:
 
     Autocast gives plain ones a copy in float32.
     """
-    return _VALUE_BYTES["bf16"] if job.model.kernels == "fast" and job.model.precision == "bf16" else _FLOAT
+    return min(_VALUE_BYTES[job.model.precision], _FLOAT) if job.model.kernels == "fast" else _FLOAT
 
 
 def _block_kept(tower: Tower, value: int, norm: int) -> int:

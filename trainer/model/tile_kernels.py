@@ -5,11 +5,13 @@ each function, so that a tile is read once and not five times; the plain form is
 too. Letters: a tile has R rows and C columns of logits.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._triton import has_triton
@@ -17,6 +19,7 @@ from torch.utils._triton import has_triton
 from trainer.config import Model
 from trainer.model.host_compiler import missing_parts
 
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _CLOSE = 1e-4
 """Largest difference of both forms on a small tile in float32, relative and absolute."""
 
@@ -83,6 +86,10 @@ def _fusible_siglip(logits_RC: Tensor, bias: Tensor, sums_2: Tensor, match: int)
 
 def fused() -> TileKernels:
     """Returns the functions as torch compiles them, at their first call, for tiles of any shape."""
+    if _THREADS not in os.environ:
+        torch._inductor.config.compile_threads = (
+            1  # a process for each core would be many for three functions
+        )
 
     def compiled(function: Callable[..., Any]) -> Any:
         return torch.compile(function, dynamic=True)

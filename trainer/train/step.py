@@ -28,6 +28,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.data.order import position_seed
 from trainer.errors import InputError
 from trainer.model.build import clamp_logit_scale, features, half_type, on_image_features, trained_towers
+from trainer.model.cuda_graphs import graph_towers
 from trainer.model.ema import Ema
 from trainer.model.layer_numbers import layers_of
 from trainer.model.optimizer import build_optimizer
@@ -101,6 +102,7 @@ class TrainStep:
         self._loss = RankLoss(job, comm)
         self._trained = trained_towers(model)
         self._keys = draw_by_sample(model)
+        graph_towers(model, job, plan, comm.device)
         self._statistics = RunningStatistics(model)
         layers = layers_of(model)
         self._reducer: Reducer = comm.reducer(model)
