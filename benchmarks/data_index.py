@@ -21,7 +21,7 @@ import numpy as np
 from trainer.data.index import Entry, open_index, rows_file, write_catalogue, write_rows
 from trainer.data.order import EpochOrder
 from trainer.data.shards import open_indexed
-from trainer.data.tar import PLACE, Rows, Selection
+from trainer.data.tar import PLACE, Selection
 
 SHARDS, SAMPLES = 10_000, 10_000
 SELECTION = Selection(("jpg",), "txt")
@@ -47,7 +47,7 @@ def generated(parent: Path) -> Iterator[Path]:
         )
         keys = np.frombuffer(b"".join(b"%09d" % number for number in range(SAMPLES)), dtype=np.uint8)
         names = paths(folder)
-        digest = write_rows(rows_file(folder, names[0], SELECTION), Rows(places, keys))
+        digest = write_rows(rows_file(folder, names[0], SELECTION), [places.tobytes(), keys.tobytes()])
         for name in names[1:]:
             rows_file(folder, name, SELECTION).hardlink_to(rows_file(folder, names[0], SELECTION))
         entry = Entry(SAMPLES * 40_000, "0", SAMPLES, digest, {}, {"jpg": SAMPLES, "txt": SAMPLES})
@@ -64,7 +64,7 @@ def most_memory_mb() -> float:
 def main(folder: Path) -> None:
     start = time.perf_counter()
     index = open_index(paths(folder), SELECTION, folder)
-    source = open_indexed(index, "captions")
+    source = open_indexed(index, SELECTION, "captions")
     opened = time.perf_counter() - start
     assert len(source) == SHARDS * SAMPLES
     order = EpochOrder(source.shard_sizes(), seed=0, epoch=0, window=10_000)

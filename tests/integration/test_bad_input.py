@@ -15,8 +15,8 @@ from PIL import Image
 
 from tests.support.runs import TinyRun
 from trainer.data.index import FOLDER as INDEX
+from trainer.data.indexed import LOST
 from trainer.data.shard_files import PackedSample, write_shards
-from trainer.data.shards import LOST
 
 CLIPSHIP = str(Path(sys.executable).with_name("clipship"))
 whatever_the_backend = pytest.mark.parametrize(

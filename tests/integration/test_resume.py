@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from tests.support.runs import TinyRun, kill_tree
 from trainer.data.shard_files import PackedSample, write_shards
@@ -163,6 +165,43 @@ def test_losses_in_float64_agree_across_world_sizes(tmp_path: Path, source: str,
     expected, found = whole.losses(), moved.losses()
     assert list(found) == list(expected) == list(range(1, 51))
     assert max(abs(found[step] - expected[step]) / expected[step] for step in expected) < 1e-9
+
+
+def test_a_killed_run_on_parquet_goes_on_exactly_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """With filters, weighted captions of two columns, row groups of two files, and loader processes."""
+    pictures = [members for _, members in _photographs()]
+    for part in range(2):
+        rows = pictures[part * 45 : (part + 1) * 45]
+        columns = {
+            "image": [row["jpg"] for row in rows],
+            "captions": [row["txt"].decode().split("\n") for row in rows],
+            "alt": [None if number % 3 else f"alt {number}" for number in range(45)],
+            "score": [number / 45 for number in range(45)],
+        }
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"{part}.parquet", row_group_size=10)
+    data = {
+        "format": "auto",
+        "train": [str(tmp_path / "*.parquet")],
+        "caption_column": ["captions[*]", "alt"],
+        "caption_weights": [1.0, 2.0],
+        "filters": ["score >= 0.1", "width >= 80"],
+        "shuffle_window": 30,
+        "max_bad_share": 0.1,
+        "workers": 1,
+    }
+    sections = _job("torch", data=data, model={"precision": "fp64"}, optim={"steps": 20})
+    whole, moved = TinyRun(tmp_path, "whole"), TinyRun(tmp_path, "moved")
+    whole.write(**sections)
+    moved.write(**sections)
+    done = whole.start(1)
+    assert done.returncode == 0, done.stderr
+    moved.start_and_kill(2, at_step=7)
+    assert moved.start(1).returncode == 0
+    expected, found = whole.losses(), moved.losses()
+    assert list(found) == list(expected) == list(range(1, 21))
+    assert max(abs(found[step] - expected[step]) / expected[step] for step in expected) < 1e-9
+    header = "the image's header, which data.filters need, cannot be read"
+    assert whole.result()["left_out"] == {header: 1, "filter score >= 0.1": 10}
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ class _Table:
 
 
 class ThreadComm:
-    """Implements the part of `protocol.Comm` that steps use."""
+    """Implements the part of `protocol.Comm` that steps and the opening of data use."""
 
     def __init__(self, rank: int, size: int, table: _Table) -> None:
         self.world = World(rank, size, rank, size, "here", "test")
@@ -58,6 +58,9 @@ class ThreadComm:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._exchanged(value)
+
+    def broadcast_object(self, value: Any) -> Any:
+        return self._exchanged(value)[0]
 
     def barrier(self, timeout_s: float) -> None:
         self._table.barrier.wait(timeout_s)

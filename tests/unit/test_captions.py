@@ -1,6 +1,7 @@
 """Captions in plain text and JSON: which texts a path names, what makes a sample bad, other encodings."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,27 +9,31 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
 
 from trainer.cli.main import cli
 from trainer.config import Data
-from trainer.config.caption_key import EVERY, parse_caption_key, path_text
-from trainer.data.captions import MOST_JSON_BYTES, CaptionReader
+from trainer.config.caption_key import EVERY, parse_caption_key, parse_caption_keys, path_text
+from trainer.data.captions import MOST_JSON_BYTES, CaptionReader, WeightedCaption
 from trainer.data.index import index_folder, stale
-from trainer.data.sample import BadSample
+from trainer.data.order import position_seed
+from trainer.data.sample import BadSample, RawSample
 from trainer.data.shard_files import write_shard
 from trainer.data.source import open_images, open_source
 from trainer.data.streams import open_streams
 from trainer.data.tar import Selection
+from trainer.errors import InputError
 
 META = {"caption": "a  cat\n on a mat", "captions": ["one", "", None, "two"], "meta": {"texts": ["t0", "t1"]}}
 
 
 def reader(key: str, encoding: str = "utf-8") -> CaptionReader:
-    return CaptionReader(parse_caption_key(key).path, encoding)
+    return CaptionReader(parse_caption_keys([key]).paths, encoding=encoding)
 
 
 def read(key: str, value: Any) -> tuple[str, ...]:
-    return reader(key)(json.dumps(value).encode())
+    return reader(key)(json.dumps(value).encode()).texts
 
 
 def shard(folder: Path, *contents: bytes, ending: str = "json") -> str:
@@ -123,7 +128,7 @@ HOSTILE = {
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_json_is_one_bad_sample(tmp_path: Path, content: bytes) -> None:
     path = shard(tmp_path, content, b'{"caption": "good", "similarity": NaN}')
-    source = open_source(Data(train=(path,), caption_key="json:caption"))
+    source = open_source(Data(train=(path,), caption_key=("json:caption",)))
     with pytest.raises(BadSample, match=r"0\.tar: sample s0: ") as caught:
         source.read(0)
     assert caught.value.cause == "bad captions"
@@ -132,14 +137,14 @@ def test_hostile_json_is_one_bad_sample(tmp_path: Path, content: bytes) -> None:
 
 def test_the_limit_of_a_members_bytes_holds_for_json(tmp_path: Path) -> None:
     path = shard(tmp_path, b'{"caption": "a", "x": "' + b"x" * 1000 + b'"}')
-    source = open_source(Data(train=(path,), caption_key="json:caption", max_member_bytes=500))
+    source = open_source(Data(train=(path,), caption_key=("json:caption",), max_member_bytes=500))
     with pytest.raises(BadSample, match=r"its \.json has 1,025 bytes; data\.max_member_bytes allows 500"):
         source.read(0)
 
 
 def test_shards_retrieval_streams_and_commands_read_the_same_captions(tmp_path: Path) -> None:
     path = shard(tmp_path, json.dumps(META).encode())
-    data = Data(train=(path,), caption_key="json:captions[*]")
+    data = Data(train=(path,), caption_key=("json:captions[*]",))
     stream = open_streams(
         [f"pipe:cat '{path}'"], 1, Selection(("jpg",), "json"), 1, 0, 0, 1, captions=CaptionReader.by(data)
     )
@@ -169,12 +174,10 @@ def test_captions_of_another_encoding_are_read_by_its_name(tmp_path: Path) -> No
     assert open_source(data).read(0).captions == tuple(CHINESE.split("\n"))
     with pytest.raises(ValueError, match=r"captions are not GB18030 .* at byte 1"):
         reader("txt", "gb18030")(b"a\xff")
-    assert reader("json:a", "gb18030")(b'{"a": "\xc3\xa8"}') == ("猫",)
+    assert reader("json:a", "gb18030")(b'{"a": "\xc3\xa8"}').texts == ("猫",)
 
 
 def test_tables_of_another_encoding_are_read_and_packed_by_its_name(tmp_path: Path) -> None:
-    from PIL import Image
-
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "t.csv").write_bytes("image,caption\na.png,一只黑猫\n".encode("gb18030"))
     found = CliRunner().invoke(cli, ["pack", str(tmp_path / "t.csv"), str(tmp_path / "no")])
@@ -188,3 +191,155 @@ def test_tables_of_another_encoding_are_read_and_packed_by_its_name(tmp_path: Pa
     )
     assert run.exit_code == 0, run.output
     assert open_source(Data(train=(run.stdout.strip(),))).read(0).captions == ("一只黑猫",)
+
+
+def test_several_paths_give_a_sample_the_captions_of_all_and_say_how_many_each() -> None:
+    keys = parse_caption_keys(["json:caption", "json:none", "json:captions[*]"])
+    assert keys.ending == "json"
+    found = CaptionReader(keys.paths)(json.dumps({**META, "none": None}).encode())
+    assert found == (("a cat on a mat", "one", "two"), (1, 0, 2))
+
+
+@pytest.mark.parametrize("key", ["caption_key", "caption_column"])
+def test_a_list_without_an_entry_is_refused(key: str) -> None:
+    with pytest.raises(ValidationError, match="must name one place of captions at least"):
+        Data.model_validate({"train": ("a.tar",), key: ()})
+
+
+@pytest.mark.parametrize("keys", [["txt", "json:a"], ["json:a", "meta.json:a"], ["txt", "alt"]])
+def test_captions_of_two_members_are_refused(keys: list[str]) -> None:
+    with pytest.raises(ValidationError, match=f"{keys[0]}, {keys[1]} are several members, and a sample's"):
+        Data(train=("a.tar",), caption_key=tuple(keys))
+
+
+def read_template(template: str, value: Any) -> tuple[str, ...]:
+    data = Data(train=("a.tar",), caption_template=(template,))
+    return CaptionReader.by(data)(json.dumps(value).encode()).texts
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{caption}", "a cat on a mat"),
+        ("A photo: {captions[0]}. {meta.texts[1]}!", "A photo: one. t1!"),
+        ("{{ {year} }}", "{ 1999 }"),
+        ("{captions[0]}\n{caption}", "one a cat on a mat"),
+        ("{caption.__class__}", None),
+        ("{captions[2]}{caption}", None),
+        ("{half} {caption}", None),
+    ],
+)
+def test_a_template_joins_fields_in_one_line(template: str, text: str | None) -> None:
+    value = {**META, "year": 1999, "half": 0.5}
+    if text is None:
+        with pytest.raises(ValueError, match=r"not an object|captions are empty|a number at half"):
+            read_template(template, value)
+    else:
+        assert read_template(template, value) == (text,)
+
+
+def test_a_template_without_one_of_its_fields_gives_no_caption_and_another_may() -> None:
+    data = Data(train=("a.tar",), caption_template=("{title}. {caption}", "{caption}"))
+    assert data.caption_keys.ending == "json"
+    reader = CaptionReader.by(data)
+    assert reader(b'{"title": "T", "caption": "c"}') == (("T. c", "c"), (1, 1))
+    assert reader(b'{"title": null, "caption": "c"}') == (("c",), (0, 1))
+    with pytest.raises(ValueError, match="captions are empty"):
+        reader(b'{"title": "T", "caption": " "}')
+    with pytest.raises(ValueError, match="it has no field title at its top"):
+        reader(b'{"caption": "c"}')
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("a photo", "has no field, or one without a name: write each field in braces"),
+        ("{}", "has no field, or one without a name"),
+        ("{a:>9}", "a field has a name alone"),
+        ("{a!r}", "a field has a name alone"),
+        ("{a", "cannot be read"),
+        ("{a[*]}", r"would be several texts in one caption: name one, such as \[0\]"),
+        ("{a..b}", "the path of the field cannot be read"),
+    ],
+)
+def test_a_malformed_template_is_refused(template: str, problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Data(train=("a.tar",), caption_template=(template,))
+
+
+def test_a_template_takes_the_member_that_caption_key_names() -> None:
+    data = Data(train=("a.tar",), caption_key=("meta.json",), caption_template=("{a}",))
+    assert data.caption_keys == ("meta.json", ())
+    with pytest.raises(ValidationError, match="so caption_key is the ending of a JSON member alone"):
+        Data(train=("a.tar",), caption_key=("json:a",), caption_template=("{a}",))
+
+
+def sample(*texts: str, counts: tuple[int, ...] = ()) -> RawSample:
+    return RawSample("k", "o", b"", texts, caption_counts=counts)
+
+
+def test_weights_draw_keys_as_often_as_they_say_and_their_captions_alike() -> None:
+    choice = WeightedCaption((1.0, 3.0))
+    seeds = [position_seed(0, 0, position, "caption") for position in range(20_000)]
+    drawn = Counter(choice(sample("a", "b", "c", counts=(1, 2)), seed) for seed in seeds)
+    assert drawn["a"] / len(seeds) == pytest.approx(1 / 4, abs=0.02)
+    assert drawn["b"] / len(seeds) == pytest.approx(3 / 8, abs=0.02)
+
+
+def test_a_key_without_captions_is_never_drawn() -> None:
+    choice = WeightedCaption((1.0, 1000.0, 1.0))
+    ends = (0, 2**63 - 1)
+    assert [choice(sample("a", "b", counts=(1, 0, 1)), seed) for seed in ends] == ["a", "b"]
+    assert {choice(sample("a", counts=(0, 0, 1)), seed) for seed in ends} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"caption_weights": (1.0,)}, r"1 number for 2 sources of captions \(json:a, json:b\)"),
+        ({"caption_weights": (1.0, 0.0)}, "greater than 0"),
+        ({"caption_weights": (1.0, 2.0), "caption_choice": "first"}, '"first" draws none'),
+    ],
+)
+def test_weights_that_fit_no_captions_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Data(train=("a.tar",), caption_key=("json:a", "json:b"), **settings)
+
+
+def picture(folder: Path) -> None:
+    Image.new("RGB", (8, 8)).save(folder / "a.png")
+
+
+def test_tables_have_several_caption_columns_and_templates(tmp_path: Path) -> None:
+    picture(tmp_path)
+    table = tmp_path / "t.csv"
+    table.write_text("image,title,caption,alt\na.png,T,c,\na.png,,c,d\n")
+    columns = open_source(Data(train=(str(table),), caption_column=("caption", "alt")))
+    assert [columns.read(row).captions for row in (0, 1)] == [("c",), ("c", "d")]
+    assert columns.read(0).caption_counts == (1, 0)
+    data = Data(train=(str(table),), caption_template=("{title}: {caption}", "{caption}"))
+    assert [open_source(data).read(row).captions for row in (0, 1)] == [("T: c", "c"), ("c",)]
+    with pytest.raises(InputError, match=r"columns 'alt', 'title' are empty in row 2"):
+        open_source(Data(train=(str(table),), caption_template=("{alt}", "{title} {alt}")))
+    with pytest.raises(InputError, match="there is no caption column 'titel'; did you mean 'title'"):
+        open_source(Data(train=(str(table),), caption_template=("{titel}",)))
+
+
+def test_commands_take_templates_and_several_columns(tmp_path: Path) -> None:
+    picture(tmp_path)
+    table = tmp_path / "t.csv"
+    table.write_text("image,title,caption\na.png,T,c\n")
+    packed = CliRunner().invoke(
+        cli, ["pack", str(table), str(tmp_path / "out"), "--caption-template", "{title}: {caption}"]
+    )
+    assert packed.exit_code == 0, packed.output
+    shard = packed.stdout.strip()
+    assert open_source(Data(train=(shard,))).read(0).captions == ("T: c",)
+    of_json = Data(train=(shard,), caption_key=("json:caption", "json:title"))
+    assert open_source(of_json).read(0).captions == ("c", "T")
+    found = CliRunner().invoke(
+        cli, ["data", "stats", shard, "--caption-key", "json:caption", "--caption-key", "json:title"]
+    )
+    assert json.loads(found.stdout)["captions_per_image"]["most"] == 2
+    wrong = CliRunner().invoke(cli, ["data", "stats", shard, "--caption-template", "{a"])
+    assert str(wrong.exception).startswith("--caption-template: '{a' cannot be read")

@@ -311,7 +311,7 @@ def test_check_warns_of_packages_that_the_image_lacks(override: str, said: str, 
     ("override", "said"),
     [
         ("checkpoint.resume=nowhere", "there is no checkpoint at"),
-        ("data.train=x.parquet", "x.parquet is not a shard; `clipship pack"),
+        ("data.train=x.parquet", "x.parquet is a Parquet file among shards: name only files of one format"),
     ],
 )
 def test_check_refuses_what_no_run_can_read(job: str, override: str, said: str, capsys: Capture) -> None:

@@ -19,7 +19,8 @@ from trainer.cli.index import command
 from trainer.config import Data
 from trainer.data.bad_samples import ANY, Allowed, name_left_out
 from trainer.data.index import index_shards, open_index, read_catalogue, write_catalogue
-from trainer.data.shards import LOST, ShardSource, open_indexed, open_shards
+from trainer.data.indexed import LOST
+from trainer.data.shards import ShardSource, open_indexed, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_images, open_source
 from trainer.errors import InputError
 
@@ -163,7 +164,7 @@ def test_an_index_on_disk_remembers_what_is_wrong(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     write_catalogue(folder, SELECTION, index_shards(paths, SELECTION, folder))
     source = open_indexed(
-        open_index(paths, SELECTION, folder), "captions", Allowed(damage=True, max_share=0.01)
+        open_index(paths, SELECTION, folder), SELECTION, "captions", Allowed(damage=True, max_share=0.01)
     )
     in_memory = open_shards(paths, IMAGE_ENDINGS, "txt", "captions", allowed=ANY)
     assert keys(source) == keys(in_memory) == ["0-0", "a"]

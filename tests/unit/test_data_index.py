@@ -67,7 +67,7 @@ def made(paths: list[str], folder: Path) -> ShardSource:
     """Through an index that is brought up to date first."""
     missing = stale(paths, SELECTION, folder)
     write_catalogue(folder, SELECTION, index_shards(missing, SELECTION, folder))
-    return open_indexed(open_index(paths, SELECTION, folder), "captions")
+    return open_indexed(open_index(paths, SELECTION, folder), SELECTION, "captions")
 
 
 def content(source: ShardSource) -> list[tuple[str, object, tuple[str, ...]]]:
@@ -137,7 +137,7 @@ def test_a_damaged_catalogue_is_made_again_and_damaged_rows_are_refused(
     for damaged in (rows.read_bytes(), b""):
         rows.write_bytes(damaged)
         with pytest.raises(InputError, match="is damaged"):
-            open_indexed(open_index(shards, SELECTION, folder), "captions").read(0)
+            open_indexed(open_index(shards, SELECTION, folder), SELECTION, "captions").read(0)
     catalogue = catalogue_file(folder, SELECTION)
     catalogue.write_bytes(catalogue.read_bytes()[:-10])
     assert read_catalogue(folder, SELECTION) == {}

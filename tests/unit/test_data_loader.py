@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.config.batch_plan import BatchPlan
-from trainer.data.captions import CHOICES, Choice, random_caption
+from trainer.data.captions import CHOICES, Choice, WeightedCaption, random_caption
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.loader import Batch, Pixels, batches_per_epoch, train_batches
 from trainer.data.sample import BadSample, LeftOut, RawSample
@@ -37,7 +37,8 @@ class Dots:
 
     def read(self, index: int) -> RawSample:
         image = np.full((1, 1, 3), index, dtype=np.uint8)
-        return RawSample(str(index), "dots", image, (f"{index} one", f"{index} two", f"{index} three"), index)
+        captions = (f"{index} one", f"{index} two", f"{index} three")
+        return RawSample(str(index), "dots", image, captions, index, caption_counts=(1, 2))
 
 
 def to_tensor(picture: Image.Image) -> Tensor:
@@ -242,9 +243,9 @@ def test_epochs_differ_in_order_captions_and_augmentation() -> None:
     assert sum(first[key][1] == second[key][1] for key in first) < 10
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", [*CHOICES, "weights"])
 def test_each_choice_of_captions_is_the_same_on_any_ranks_and_after_a_resume(name: str) -> None:
-    source, choice = Dots(20, 12), CHOICES[name]
+    source, choice = Dots(20, 12), CHOICES.get(name, WeightedCaption((3.0, 0.5)))
     alone = rank_batches(source, make_plan(1, 8), 0, choice=choice)
     two = [rank_batches(source, make_plan(2, 8), rank, choice=choice) for rank in range(2)]
     assert in_order(two) == in_order([alone])
@@ -253,7 +254,9 @@ def test_each_choice_of_captions_is_the_same_on_any_ranks_and_after_a_resume(nam
     ]
     assert in_order(resumed) == in_order([alone[6:]])
     taken = {caption.split()[1] for batch in alone for caption in batch.captions}
-    assert taken == {"random": {"one", "two", "three"}, "first": {"one"}, "longest": {"three"}}[name]
+    assert taken == {"random": {"one", "two", "three"}, "first": {"one"}, "longest": {"three"}}.get(
+        name, {"one", "two", "three"}
+    )
 
 
 def test_without_a_number_of_epochs_loading_never_ends() -> None:

@@ -161,7 +161,7 @@ def test_other_columns_become_json_and_parquet_is_read_too(table: Path, tmp_path
             for name in tar.getnames()
             if name.endswith("json")
         ]
-    assert columns_kept == [{"width": "2", "tag": "x,y"}, {"width": "", "tag": "\u00e9"}]
+    assert columns_kept == [{"width": 2, "tag": "x,y"}, {"width": None, "tag": "\u00e9"}]
 
 
 def test_images_are_made_smaller_and_bad_rows_left_out_and_listed(table: Path, tmp_path: Path) -> None:

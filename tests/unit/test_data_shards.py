@@ -17,7 +17,7 @@ from trainer.data.index import scan
 from trainer.data.sample import Numbering
 from trainer.data.shards import ShardSource, open_shards
 from trainer.data.source import IMAGE_ENDINGS, open_labelled, open_source
-from trainer.data.tar import Selection
+from trainer.data.tar import Content, Selection
 from trainer.errors import InputError
 
 Member = tuple[str, bytes]
@@ -82,6 +82,7 @@ def test_samples_are_grouped_as_webdataset_groups_them(
         assert scan(str(shard), Selection(("jpg",), "txt"))[1].left_out["two members with the same name"]
         return
     ours = scan(str(shard), Selection(("jpg",), "txt"))[1]
+    assert isinstance(ours, Content)
     assert [ours.rows.key(row) for row in range(len(ours))] == [
         s["__key__"] for s in theirs if "jpg" in s and "txt" in s
     ]
@@ -254,7 +255,9 @@ def test_labelled_shards_need_no_captions(tmp_path: Path) -> None:
 def test_a_job_opens_its_shards_by_pattern_and_key(tmp_path: Path) -> None:
     for n in range(3):
         write_tar(tmp_path / f"{n}.tar", [(f"{n}.bmp", b"i"), (f"{n}.caption", b"c")])
-    source = open_source(Data(train=(f"{tmp_path}/{{0..2}}.tar",), image_key=("bmp",), caption_key="caption"))
+    source = open_source(
+        Data(train=(f"{tmp_path}/{{0..2}}.tar",), image_key=("bmp",), caption_key=("caption",))
+    )
     assert [source.read(n).key for n in range(3)] == ["0", "1", "2"]
 
 

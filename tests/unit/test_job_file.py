@@ -118,7 +118,7 @@ def test_captions_are_not_taken_from_json_without_a_field(job_path: Path, ending
     )
     assert f"data.caption_key: {ending} is JSON, and each line of its text would become a caption" in found[0]
     for command in (["index"], ["data", "stats"], ["data", "show"]):
-        with pytest.raises(InputError, match=r"--caption-key .* is JSON"):
+        with pytest.raises(InputError, match=r"--caption-key: .* is JSON"):
             cli.main([*command, "a.tar", "--caption-key", ending], standalone_mode=False)
 
 
@@ -138,7 +138,7 @@ def test_an_unknown_encoding_is_refused_with_those_allowed(job_path: Path) -> No
     found = problems(job_path, SMALLEST.replace('train = "a.tar"', 'train = "a.tar"\nencoding = "utf-7"'))
     assert "data.encoding" in found[0]
     assert "gb18030" in found[0]
-    with pytest.raises(InputError, match=r"--encoding utf-7: give one of utf-8, gb18030, big5"):
+    with pytest.raises(InputError, match=r'--encoding: must be one of "utf-8", "gb18030", "big5"'):
         cli.main(["data", "stats", "a.tar", "--encoding", "utf-7"], standalone_mode=False)
 
 

@@ -101,3 +101,11 @@ def test_a_key_that_an_older_record_lacks_had_its_default() -> None:
         before = {**now, "data": {name: value for name, value in now["data"].items() if name != key}}
         expected = ["data.caption_choice is random there and first here"] if key == "caption_choice" else []
         assert list(differences(before, now)) == expected
+
+
+def test_a_text_of_an_older_record_is_the_same_as_a_list_of_it() -> None:
+    now = tiny_job(data={"caption_key": "json:a"}).model_dump()
+    before = {**now, "data": {**now["data"], "caption_key": "json:a"}}
+    assert list(differences(before, now)) == []
+    before["data"]["caption_key"] = "json:b"
+    assert list(differences(before, now)) == ["data.caption_key is json:b there and ['json:a'] here"]

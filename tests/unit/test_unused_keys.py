@@ -48,9 +48,30 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": {**SHARDS, "caption_choice": "first"}},
     ),
     (
+        "data.caption_weights",
+        {"data": {**SYNTHETIC, "caption_weights": [1.0]}},
+        {"eval": {"retrieval": ["b.tar"]}},
+    ),
+    (
+        "data.filters",
+        {"data": {**SYNTHETIC, "filters": ["a > 1"]}},
+        {"data": {**SHARDS}},
+    ),
+    (
+        "data.row_group_cache_mb",
+        {"data": {**SHARDS, "row_group_cache_mb": 9}},
+        {"eval": {"retrieval": ["b.parquet"]}},
+    ),
+    (
         "data.encoding",
         {"data": {**SYNTHETIC, "encoding": "gb18030"}},
         {"eval": {"retrieval": ["b.csv"]}},
+    ),
+    ("data.image_column", {"data": {**SHARDS, "image_column": "i"}}, {"eval": {"retrieval": ["b.csv"]}}),
+    (
+        "data.caption_column",
+        {"data": {"train": ["a.csv"], "caption_column": "c", "caption_template": "{t}"}},
+        {"data": {"caption_template": []}},
     ),
     ("data.separator", {"data": {**SHARDS, "separator": ";"}}, {"eval": {"retrieval": ["b.csv"]}}),
     ("data.index", {"data": {"train": ["a.csv"], "index": "i"}}, {"data": {**SHARDS}}),

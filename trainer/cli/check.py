@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
+from trainer.config.formats import FORMATS
 from trainer.config.world_sizes import check_nodes
 from trainer.data.sample_counts import check_data, check_streams
 from trainer.data.shard_names import expand_shards
@@ -87,7 +88,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
     if not _runs_elsewhere(job):
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]
     _refuse(checks)
-    return job.data.synthetic_samples if job.data.kind == "synthetic" else None
+    return None if FORMATS[job.data.kind].unit else job.data.synthetic_samples
 
 
 def _runs_elsewhere(job: Job) -> bool:

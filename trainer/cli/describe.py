@@ -18,6 +18,7 @@ from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.unused_keys import unused_keys
 from trainer.config import Data, Job, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
+from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import words
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
@@ -84,7 +85,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         (
             "data",
             _data(job.data, samples)
-            if files or job.data.kind == "synthetic"
+            if files or not FORMATS[job.data.kind].unit
             else f"not checked: {_named(job.data.train)}",
         ),
         ("world", _world(job, world_size, local=local)),
@@ -188,10 +189,10 @@ def _model(job: Job) -> str:
 
 
 def _data(data: Data, samples: int | None) -> str:
-    if data.kind == "synthetic":
+    unit = FORMATS[data.kind].unit
+    if not unit:
         return f"synthetic, {many(data.synthetic_samples, 'sample')} per epoch"
     files = expand_shards(data.train)
-    unit = "table" if data.kind == "table" else "shard"
     counted = "samples are counted at the start" if samples is None else many(samples, "sample")
     return f"{many(len(files), unit)}, {counted}: {files[0]}" + (
         f" ... {files[-1]}" if len(files) > 1 else ""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import caption_key_option, image_key_option, processes_option
+from trainer.cli.data_options import DataOf, data_options
+from trainer.cli.options import processes_option
 from trainer.sysinfo.parent import end_with_parent
 from trainer.text.wording import many
 
@@ -25,41 +26,42 @@ Examples:
     type=click.Path(path_type=Path),
     help="Folder of the index. [default: .clipship-index beside the first shard]",
 )
-@image_key_option
-@caption_key_option
+@data_options("image_key", "caption_key", "image_column", "caption_column", "filters")
 @processes_option("read headers")
 def command(
     shards: tuple[str, ...],
     to: Path | None,
-    image_key: tuple[str, ...],
-    caption_key: str,
+    data: DataOf,
     processes: int | None,
 ) -> None:
     """Read the headers of SHARDS (names, braces, globs, URLs) and write where each sample is.
 
-    A run then opens the shards at once; without an index it makes one itself. Only shards that are new or
-    have changed are read. The index's folder goes to stdout.
+    SHARDS may be Parquet or Arrow files, too. A run then opens them at once; without an index it makes one
+    itself. Only files that are new or have changed are read. The index's folder goes to stdout.
     """
     from rich.console import Console
     from rich.progress import Progress
 
-    from trainer.config.caption_key import parse_caption_key
+    from trainer.config.formats import FORMATS
     from trainer.data.bad_samples import ANY
     from trainer.data.index import index_folder, index_shards, open_index, raise_all, stale, write_catalogue
-    from trainer.data.shard_names import expand_seekable
-    from trainer.data.shards import damages, open_indexed
-    from trainer.data.source import IMAGE_ENDINGS
-    from trainer.data.tar import Selection
+    from trainer.data.shard_names import expand_shards, refuse_streams
+    from trainer.data.shards import damages
+    from trainer.data.source import open_with_index, selection_of
     from trainer.errors import InputError
 
-    paths = expand_seekable(shards)
+    refuse_streams(shards)
+    named = data(shards)
+    row, selection = FORMATS[named.kind], selection_of(named)
+    if selection is None:
+        raise InputError(f"{shards[0]}: a {row.unit} needs no index: it is read whole when a run starts")
+    paths = expand_shards(shards)
     folder = to or index_folder(paths)
     if folder is None:
         raise InputError(
             f"{paths[0]}: no index can be written beside it: name a folder for the index with --to, and as "
             "data.index in the job file"
         )
-    selection = Selection(image_key or IMAGE_ENDINGS, parse_caption_key(caption_key).ending)
     missing = stale(paths, selection, folder.absolute())
     console = Console(stderr=True)
     if missing:
@@ -76,12 +78,12 @@ def command(
             )
         write_catalogue(folder.absolute(), selection, entries)
     index = open_index(paths, selection, folder.absolute())
-    source = open_indexed(index, "captions", ANY)
+    source = open_with_index(index, named, ANY)
     console.print(
-        f"{len(missing):,} of {many(len(paths), 'shard')} read; {many(len(source), 'sample')}",
+        f"{len(missing):,} of {many(len(paths), row.unit)} read; {many(len(source), 'sample')}",
         highlight=False,
     )
-    for cause, count in source.left_out.by_cause.items():
+    for cause, count in source.left_out.every.items():
         console.print(f"{many(count, 'sample')} not used: {cause}", highlight=False)
     damaged = damages(index)
     if damaged:

@@ -11,10 +11,10 @@ import click
 import tomli_w
 
 from trainer.cli.presets import preset_text
+from trainer.config.formats import SHARDS, row_of
 from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
 
-_TABLES = (".csv", ".tsv", ".parquet")
 _MADE_UP = re.compile(r'(format = "synthetic"|synthetic_samples = |# Your own data instead|# train = )')
 """Beginnings of a preset's lines on made-up pictures, which own data take the place of."""
 _DOORS = ("here", "slurm", "kubernetes")
@@ -57,7 +57,7 @@ def data_pattern(given: str, job_path: Path) -> str:
                 "a table of images and captions"
             )
         given = os.path.join(given, "*.tar")
-    elif path.suffix in _TABLES and not path.is_file():
+    elif row_of(given) is not SHARDS and not path.is_file():
         raise InputError(f"--data {given}: no such file")
     if "://" in given or given == "-" or given.startswith(("/", "~", "pipe:")):
         return given

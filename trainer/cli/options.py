@@ -42,36 +42,11 @@ nproc_option: Decorator = click.option(
 hosts_option: Decorator = click.option(
     "--hosts", metavar="HOST:N,...", help="Hosts to start ranks on over ssh, each with its number of ranks."
 )
-image_key_option: Decorator = click.option(
-    "--image-key",
-    multiple=True,
-    metavar="ENDING",
-    help="As data.image_key in a job file; may be repeated.",
-)
 
 weights_model_option: Decorator = click.option(
     "--model",
     metavar="NAME",
     help="Model of the weights: a name of open_clip, or a config file; Clipship's checkpoints know theirs.",
-)
-image_column_option: Decorator = click.option(
-    "--image-column",
-    default="image",
-    show_default=True,
-    metavar="NAME",
-    help="Tables: column with the image file's path.",
-)
-caption_column_option: Decorator = click.option(
-    "--caption-column",
-    default="caption",
-    show_default=True,
-    metavar="NAME",
-    help="Tables: column with the caption.",
-)
-separator_option: Decorator = click.option(
-    "--separator",
-    metavar="CHARACTER",
-    help="Tables: character between columns. [default: a comma for .csv, a tab for .tsv]",
 )
 
 
@@ -97,42 +72,3 @@ def given_hosts(nproc: int | None, hosts: str | None) -> "Sequence[Host] | None"
             "give either --nproc or --hosts: --nproc starts ranks on this machine, --hosts on the named hosts"
         )
     return None if hosts is None else parse_hosts(hosts)
-
-
-def _caption_key(_context: click.Context, _option: click.Parameter, key: str) -> str:
-    from trainer.config.caption_key import parse_caption_key
-
-    try:
-        parse_caption_key(key)
-    except ValueError as problem:
-        raise InputError(f"--caption-key {problem}") from None
-    return key
-
-
-def _encoding(_context: click.Context, _option: click.Parameter, name: str) -> str:
-    from typing import get_args
-
-    from trainer.config.data import Encoding
-
-    known = get_args(Encoding)
-    if name.lower() not in known:
-        raise InputError(f"--encoding {name}: give one of {', '.join(known)}")
-    return name.lower()
-
-
-encoding_option: Decorator = click.option(
-    "--encoding",
-    default="utf-8",
-    show_default=True,
-    metavar="NAME",
-    callback=_encoding,
-    help="As data.encoding in a job file.",
-)
-caption_key_option: Decorator = click.option(
-    "--caption-key",
-    default="txt",
-    show_default=True,
-    metavar="KEY",
-    callback=_caption_key,
-    help="As data.caption_key in a job file.",
-)

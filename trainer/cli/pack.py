@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.options import caption_column_option, encoding_option, image_column_option, processes_option
+from trainer.cli.data_options import DataOf, data_options
+from trainer.cli.options import processes_option
 from trainer.text.wording import many
 
 
@@ -25,14 +26,7 @@ Examples:
     metavar="N",
     help="Samples per shard.",
 )
-@image_column_option
-@caption_column_option
-@click.option(
-    "--separator",
-    metavar="CHARACTER",
-    help="Character between columns; without it, a tab for .tsv and a comma for others.",
-)
-@encoding_option
+@data_options("image_column", "caption_column", "caption_template", "separator", "encoding")
 @click.option(
     "--shard-mb",
     type=click.FloatRange(min=0, min_open=True),
@@ -56,20 +50,17 @@ def command(
     table: Path,
     out: Path,
     samples_per_shard: int,
-    image_column: str,
-    caption_column: str,
-    separator: str | None,
-    encoding: str,
+    data: DataOf,
     shard_mb: float | None,
     resize: int | None,
     skip_bad_rows: bool,
     processes: int | None,
     force: bool,
 ) -> None:
-    """Pack TABLE (.csv, .tsv or .parquet) into WebDataset shards in the folder OUT, with their index.
+    """Pack TABLE (.csv, .tsv, .parquet or .arrow) into WebDataset shards in the folder OUT, with their index.
 
-    A row of TABLE has one image and caption. Image paths are relative to TABLE; its other columns become each
-    sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
+    A row of TABLE has one image and its captions. Image paths are relative to TABLE; its other columns become
+    each sample's JSON. OUT appears when it is complete; after an interruption the same command continues. The
     pattern for data.train goes to stdout.
     """
     from rich.console import Console
@@ -84,10 +75,7 @@ def command(
             table,
             out,
             samples_per_shard=samples_per_shard,
-            image_column=image_column,
-            caption_column=caption_column,
-            separator=separator,
-            encoding=encoding,
+            data=data([str(table)]),
             shard_mb=shard_mb,
             recipe=Recipe(resize, skip_bad_rows),
             processes=processes or cpu_count() or 1,

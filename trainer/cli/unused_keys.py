@@ -13,6 +13,7 @@ from typing import Any
 from trainer.comm.backends import row_of
 from trainer.config import Data, Job
 from trainer.config.comm import TorchComm
+from trainer.config.formats import FORMATS
 from trainer.config.loader import own_keys
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
@@ -31,14 +32,15 @@ class UnusedKeys:
     """
 
 
-def _trains_on(job: Job, kind: str) -> bool:
-    return job.data.kind == kind
+def _trains_with(job: Job, key: str) -> bool:
+    """Returns whether the format of the training data reads the key of `[data]`."""
+    return key in FORMATS[job.data.kind].reads
 
 
-def _reads(job: Job, kind: str) -> bool:
-    """Returns whether training or retrieval reads data of the kind."""
+def _reads(job: Job, key: str) -> bool:
+    """Returns whether a format that training or retrieval reads has the key of `[data]`."""
     retrieval: tuple[Data, ...] = (job.retrieval_data,) if job.eval.retrieval else ()
-    return any(data.kind == kind for data in (job.data, *retrieval))
+    return any(key in FORMATS[data.kind].reads for data in (job.data, *retrieval))
 
 
 def _evaluates(job: Job) -> bool:
@@ -69,48 +71,73 @@ _DDP = tuple(f"comm.torch.{name}" for name in TorchComm.model_fields if name != 
 UNUSED_KEYS = (
     UnusedKeys(
         ("data.synthetic_samples",),
-        lambda job: not _trains_on(job, "synthetic"),
+        lambda job: not _trains_with(job, "synthetic_samples"),
         'data.format is not "synthetic"',
     ),
     UnusedKeys(
         ("data.max_bad_share", "data.on_bad_sample"),
-        lambda job: _trains_on(job, "synthetic"),
+        lambda job: not _trains_with(job, "on_bad_sample"),
         'data.format = "synthetic" has no bad samples',
     ),
     UnusedKeys(
         ("data.max_image_pixels", "data.max_member_bytes"),
-        lambda job: _trains_on(job, "synthetic") and not _evaluates(job),
+        lambda job: not _trains_with(job, "max_member_bytes") and not _evaluates(job),
         'data.format = "synthetic" reads no file',
     ),
     UnusedKeys(
         ("data.image_key",),
-        lambda job: not (_reads(job, "webdataset") or job.eval.zero_shot),
+        lambda job: not (_reads(job, "image_key") or job.eval.zero_shot),
         "the job reads no shards",
     ),
     UnusedKeys(
         ("data.caption_key",),
-        lambda job: not _reads(job, "webdataset"),
+        lambda job: not _reads(job, "caption_key"),
         "neither training nor retrieval reads shards",
     ),
     UnusedKeys(
-        ("data.image_column", "data.caption_column", "data.separator"),
-        lambda job: not _reads(job, "table"),
+        ("data.image_column", "data.caption_column"),
+        lambda job: not _reads(job, "image_column"),
         "neither training nor retrieval reads a table",
     ),
     UnusedKeys(
+        ("data.separator",),
+        lambda job: not _reads(job, "separator"),
+        "neither training nor retrieval reads a .csv or .tsv table",
+    ),
+    UnusedKeys(
+        ("data.row_group_cache_mb",),
+        lambda job: not _reads(job, "row_group_cache_mb"),
+        "neither training nor retrieval reads Parquet or Arrow",
+    ),
+    UnusedKeys(
+        ("data.caption_column",),
+        lambda job: bool(job.data.caption_template),
+        "data.caption_template names the columns",
+    ),
+    UnusedKeys(
         ("data.caption_choice",),
-        lambda job: _trains_on(job, "table"),
+        lambda job: job.data.kind == "table" and len(job.data.caption_entries) == 1,
         "a row of a table has one caption",
     ),
     UnusedKeys(
+        ("data.filters",),
+        lambda job: not _trains_with(job, "filters"),
+        'data.format = "synthetic" has no sample to leave out',
+    ),
+    UnusedKeys(
+        ("data.caption_weights", "data.caption_template"),
+        lambda job: not _reads(job, "caption_template"),
+        'data.format = "synthetic" has captions of its own',
+    ),
+    UnusedKeys(
         ("data.encoding",),
-        lambda job: not (_reads(job, "webdataset") or _reads(job, "table")),
-        "the job reads no captions from files",
+        lambda job: not _reads(job, "encoding"),
+        "the job reads no text that may have another encoding",
     ),
     UnusedKeys(
         ("data.index",),
-        lambda job: not _trains_on(job, "webdataset") or job.data.streams,
-        "only shards in files are indexed",
+        lambda job: not _trains_with(job, "index") or job.data.streams,
+        "the training data have no index",
     ),
     UnusedKeys(
         ("data.stream_samples",), lambda job: not job.data.streams, "data.train names no stream (pipe:, -)"

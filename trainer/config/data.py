@@ -1,11 +1,19 @@
 """`[data]`: the training data and the order of its samples. Opens no file."""
 
-from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from trainer.config.caption_key import parse_caption_key
+from trainer.config.caption_key import (
+    PLAIN,
+    CaptionKeys,
+    column_path,
+    one_column_path,
+    parse_caption_keys,
+)
+from trainer.config.caption_template import check_fields, parse_template
+from trainer.config.filters import check_in_shards, parse_filter
+from trainer.config.formats import FORMATS, format_of
 from trainer.config.keys import MAY_CHANGE, JobPath
 from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream
 from trainer.text.wording import many
@@ -21,28 +29,43 @@ class Data(Section):
     """Training data: what is read, in what order, and what happens to samples that cannot be read."""
 
     train: Annotated[tuple[Text, ...], JobPath("patterns")] = ()
-    """Shards (`data/{0000..0099}.tar`: braces, globs and lists) or tables (.csv, .tsv). Only format =
-    "synthetic" needs none. Streams (`pipe:COMMAND`, or `-` for standard input, once and with one rank) work
-    too, with fewer guarantees on order and resuming."""
-    format: Literal["auto", "webdataset", "table", "synthetic"] = "auto"
-    """Format of `train`; auto decides by the names' endings."""
+    """Shards (`data/{0000..0099}.tar`: braces, globs and lists) or tables (.csv, .tsv, .parquet,
+    .arrow). Only format = "synthetic" needs none. Streams (`pipe:COMMAND`, or `-` for standard input, once
+    and with one rank) work too, with fewer guarantees on order and resuming."""
+    format: Literal["auto", "webdataset", "table", "parquet", "arrow", "synthetic"] = "auto"
+    """Format of `train`; auto decides by the names' endings: .csv and .tsv are tables, .parquet, .arrow and
+    .feather are what they say, all others are shards."""
     image_key: tuple[Text, ...] = ("jpg", "jpeg", "png", "webp")
     """Shards: endings of the member that holds the image; the first one that a sample has is taken."""
-    caption_key: Text = "txt"
+    caption_template: tuple[Text, ...] = ()
+    """Captions made of several fields: "{title}. {caption}". Fields are paths into the sample's JSON (member
+    .json, or the one that caption_key names), or columns of a table, then instead of caption_column. A
+    template of which a field is null or empty gives no caption."""
+    caption_key: tuple[Text, ...] = PLAIN
     """Shards: ending of the member that holds the captions, one per line. JSON needs a colon and the path of
-    the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list."""
+    the field: "json:caption", "json:meta.texts[0]", or "json:captions[*]" for every text of a list. Several
+    paths into one JSON give a sample the captions of all: ["json:caption", "json:alt"]."""
     caption_choice: Literal["random", "first", "longest"] = "random"
     """Caption that training takes of a sample with several. random: one is drawn for each epoch, by the
     seed and the position; first; longest: that with the most characters. Retrieval counts all of them."""
+    caption_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
+    """One weight for each entry of caption_key, of caption_column or of caption_template: how often
+    training draws a caption of this entry, among those of which the sample has one. None: each caption of
+    the sample is as likely as another."""
     encoding: Encoding = "utf-8"
     """Encoding of captions, in members of shards (JSON too) and in .csv and .tsv tables. gb18030 also reads
     GBK and GB2312."""
     image_column: Text = "image"
-    """Tables: column with the image file's path, relative to the table."""
-    caption_column: Text = "caption"
-    """Tables: column with the caption."""
+    """Tables: column with the image file's path, relative to the table. In Parquet and Arrow it may hold the
+    image's bytes, or a URL, and may lie in a column: "sample.image"."""
+    caption_column: tuple[Text, ...] = ("caption",)
+    """Tables: column with the caption. A row has one caption of each of several columns. In Parquet and Arrow
+    a path as after the colon of caption_key: "captions[*]", "meta.title"."""
     separator: Annotated[str, StringConstraints(min_length=1, max_length=1)] | None = None
     """Tables: the character between columns. None: a comma for .csv and a tab for .tsv."""
+    row_group_cache_mb: Annotated[Positive, MAY_CHANGE] = 512
+    """Parquet and Arrow: memory of one loader process for the row groups that it has read last. It must hold
+    those of shuffle_window samples, or they are read again and again."""
     shuffle_window: Positive = 10_000
     """Largest distance, in samples, that shuffling moves a sample within an epoch's sequence; shards are
     shuffled before."""
@@ -60,6 +83,11 @@ class Data(Section):
     weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] | None = None
     """One weight for each entry of `train`: how often an epoch contains its samples. 1 is once, 2 twice; with
     0.5 an epoch has one half of them and the next epoch the other half."""
+    filters: tuple[Text, ...] = ()
+    """Conditions that a sample must fulfil: "min_side >= 256", "max_aspect <= 3" (longer side divided by
+    the shorter one), "clip_score >= 0.28". width, height, min_side, max_side, max_aspect and pixels are those
+    of the image; other names are fields of the sample's JSON, or columns of a table. They are decided when
+    the data are indexed; samples that a filter leaves out are counted, and are not bad."""
     on_bad_sample: Annotated[Literal["skip", "fail"], MAY_CHANGE] = "skip"
     """skip: replace a sample that cannot be decoded by another one, count it and name it; fail: end the run.
     Samples without image or caption, and those behind a damaged place, show in the shards' headers: skip
@@ -77,7 +105,7 @@ class Data(Section):
     synthetic_samples: Positive = 1024
     """Samples in an epoch with format = "synthetic"."""
 
-    @field_validator("train", mode="before")
+    @field_validator("train", "caption_key", "caption_column", "caption_template", "filters", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
@@ -89,11 +117,74 @@ class Data(Section):
             raise ValueError("must be two numbers, 0 < smallest <= largest <= 1")
         return value
 
+    @field_validator("caption_template")
+    @classmethod
+    def _templates(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for template in value:
+            parse_template(template)
+        return value
+
+    @field_validator("filters")
+    @classmethod
+    def _filters(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_filter(text)
+        return value
+
+    @field_validator("caption_key", "caption_column")
+    @classmethod
+    def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("must name one place of captions at least")
+        return value
+
     @field_validator("caption_key")
     @classmethod
-    def _readable(cls, value: str) -> str:
-        parse_caption_key(value)
+    def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        parse_caption_keys(value, templates=bool(info.data.get("caption_template")))
         return value
+
+    @model_validator(mode="after")
+    def _captions(self) -> "Data":
+        fields = FORMATS[self.kind].fields
+        if fields != "columns":
+            check_fields(self.caption_template)
+        if fields == "nested columns":
+            for name in self.caption_column:
+                column_path("caption_column", name)
+            one_column_path("image_column", self.image_column)
+        if self.caption_weights is not None:
+            self._check_caption_weights(self.caption_weights)
+        return self
+
+    def _check_caption_weights(self, weights: tuple[float, ...]) -> None:
+        entries = self.caption_entries
+        if len(weights) != len(entries):
+            raise ValueError(
+                f"caption_weights has {many(len(weights), 'number')} for {many(len(entries), 'source')} of "
+                f"captions ({', '.join(entries)}): give one number for each"
+            )
+        if self.caption_choice != "random":
+            raise ValueError(
+                f'caption_weights draw a caption, and caption_choice = "{self.caption_choice}" draws none: '
+                "remove one of the two"
+            )
+
+    @model_validator(mode="after")
+    def _filterable(self) -> "Data":
+        row = FORMATS[self.kind]
+        for condition in map(parse_filter, self.filters):
+            if condition.measures and row.endings and not row.measures_images:
+                raise ValueError(
+                    f"filters: {condition.name} needs the headers of images, which are not read for "
+                    f"{', '.join(row.endings)}: pack the {row.unit} into shards with `clipship pack`, or "
+                    "name a column with the size"
+                )
+            if row.fields == "json":
+                check_in_shards(condition)
+            elif row.fields == "nested columns" and not condition.measures:
+                one_column_path("filters", condition.name)
+        return self
 
     @model_validator(mode="after")
     def _named(self) -> "Data":
@@ -126,6 +217,11 @@ class Data(Section):
             )
         if streams and self.weights is not None:
             raise ValueError("weights need shards or tables; train names streams, which cannot be weighted")
+        if streams and self.filters:
+            raise ValueError(
+                "filters are decided when data are indexed, and streams, which train names, are not: filter "
+                "in the command of the stream"
+            )
         if STANDARD_INPUT in streams and len(streams) > 1:
             raise ValueError(
                 "train names standard input (-) and other streams: standard input can be read only once, the "
@@ -134,14 +230,22 @@ class Data(Section):
         return self
 
     @property
+    def caption_keys(self) -> CaptionKeys:
+        """The member of a shard's sample that has the captions, and the paths in it."""
+        return parse_caption_keys(self.caption_key, templates=bool(self.caption_template))
+
+    @property
+    def caption_entries(self) -> tuple[str, ...]:
+        """The keys, columns or templates that captions come from."""
+        keys = self.caption_key if "caption_key" in FORMATS[self.kind].reads else self.caption_column
+        return self.caption_template or keys
+
+    @property
     def streams(self) -> bool:
         """True if `train` names streams, which can only be read from the beginning."""
         return any(map(is_stream, self.train))
 
     @property
-    def kind(self) -> Literal["webdataset", "table", "synthetic"]:
-        """The format, with `auto` decided: tables end in .csv or .tsv, everything else is shards."""
-        if self.format != "auto":
-            return self.format
-        tables = [PurePosixPath(name).suffix in (".csv", ".tsv") for name in self.train]
-        return "table" if all(tables) else "webdataset"
+    def kind(self) -> str:
+        """The name of the format, in FORMATS, with `auto` decided by the endings of `train`."""
+        return self.format if self.format != "auto" else format_of(self.train).name

@@ -70,7 +70,9 @@ class Job(Section):
     @property
     def retrieval_data(self) -> Data:
         """The retrieval set of [eval], as a section [data] would describe it."""
-        return self.data.model_copy(update={"train": self.eval.retrieval, "format": "auto", "weights": None})
+        return self.data.model_copy(
+            update={"train": self.eval.retrieval, "format": "auto", "weights": None, "filters": ()}
+        )
 
     @property
     def in_image(self) -> bool:

@@ -28,8 +28,9 @@ def may_change_keys() -> frozenset[str]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yields `key is old there and new here` for each key that matters and differs, in the order of `now`.
 
-    Both arguments are dumped jobs. A key that `before` lacks, because an older Clipship wrote it, has its
-    default. The length matters unless `now` has `checkpoint.longer`.
+    Both arguments are dumped jobs. An older Clipship may have written `before`: a key that it lacks has its
+    default, and a value is the same as a list of that one value. The length matters unless `now` has
+    `checkpoint.longer`.
     """
     free = may_change_keys() | (LENGTH if now["checkpoint"]["longer"] else frozenset())
     return _differences(before, now, free, "")
@@ -45,7 +46,7 @@ def _differences(
             continue
         if isinstance(new, Mapping):
             yield from _differences(old if isinstance(old, Mapping) else {}, new, free, f"{name}.")
-        elif _plain(old) != _plain(new):
+        elif _plain(old) != _plain(new) and [_plain(old)] != _plain(new):
             yield f"{name} is {_shown(old)} there and {_shown(new)} here"
 
 

@@ -1,15 +1,18 @@
 """Reads captions from the bytes of a sample's member, plain text or JSON, and chooses one. No torch."""
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
-from typing import Any
+from itertools import accumulate, chain, islice
+from typing import Any, NamedTuple
 
 from trainer.config import Data
-from trainer.config.caption_key import EVERY, Step, parse_caption_key, path_text
+from trainer.config.caption_key import EVERY, Path, path_text
+from trainer.config.caption_template import Template, field_path, filled, parse_template
+from trainer.data.sample import RawSample
 from trainer.text.wording import many
 
 MOST_JSON_BYTES = 2**24
@@ -19,6 +22,14 @@ _SHOWN_LETTERS = 60
 _KINDS = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}
 
 
+class Captions(NamedTuple):
+    """The captions of a sample, in the order of the keys that they come from."""
+
+    texts: tuple[str, ...]
+    counts: tuple[int, ...] = ()
+    """Number of texts of each key; empty if there is one key."""
+
+
 @dataclass(frozen=True)
 class CaptionReader:
     """Function from the bytes of a member to its captions.
@@ -26,32 +37,49 @@ class CaptionReader:
     Raises ValueError if they hold none; the message follows shard and sample.
     """
 
-    path: tuple[Step, ...] | None = None
-    """Steps to the field, if the member is JSON; None for plain text with one caption per line."""
+    paths: tuple[Path, ...] | None = None
+    """Paths of the fields, if the member is JSON; None for plain text with one caption per line."""
+    templates: tuple[Template, ...] = ()
+    """Captions made of several fields, instead of the paths."""
     encoding: str = "utf-8"
 
     @classmethod
     def by(cls, data: Data) -> "CaptionReader":
         """Returns the reader that the job asks for."""
-        return cls(parse_caption_key(data.caption_key).path, data.encoding)
+        return cls(data.caption_keys.paths, tuple(map(parse_template, data.caption_template)), data.encoding)
 
-    def __call__(self, content: bytes) -> tuple[str, ...]:
-        if self.path is not None and len(content) > MOST_JSON_BYTES:
+    def __call__(self, content: bytes) -> Captions:
+        if self.paths is not None and len(content) > MOST_JSON_BYTES:
             raise ValueError(
                 f"its JSON has {many(len(content), 'byte')}, and at most {MOST_JSON_BYTES:,} are parsed"
             )
         text = decoded(content, self.encoding)
-        if self.path is None:
-            captions = tuple(line.strip() for line in text.split("\n") if line.strip())
-        else:
-            captions = tuple(_texts(_parsed(text), self.path))
-        if not captions:
-            raise ValueError("captions are empty")
-        return captions
+        if self.paths is None:
+            return gathered([[line.strip() for line in text.split("\n")]])
+        return captions_in(_parsed(text), self.paths, self.templates)
 
 
 LINES = CaptionReader()
 """Reader of plain UTF-8 text with one caption per line."""
+
+
+def captions_in(value: Any, paths: Sequence[Path], templates: Sequence[Template]) -> Captions:
+    """Returns the captions at the paths of a JSON value, or those that the templates make of its fields.
+
+    Raises ValueError if a field is missing or of another kind, and if no text is left.
+    """
+    return gathered(
+        [[filled(template, lambda field: _field(value, field))] for template in templates]
+        or [list(_texts(value, path)) for path in paths]
+    )
+
+
+def gathered(by_key: Sequence[Sequence[str]]) -> Captions:
+    """Returns the texts of all keys that are not empty. Raises ValueError if there is none."""
+    texts = [[text for text in of_key if text] for of_key in by_key]
+    if not any(texts):
+        raise ValueError("captions are empty")
+    return Captions(tuple(chain.from_iterable(texts)), tuple(map(len, texts)) if len(texts) > 1 else ())
 
 
 def decoded(content: bytes, encoding: str) -> str:
@@ -65,29 +93,60 @@ def decoded(content: bytes, encoding: str) -> str:
         ) from error
 
 
-def random_caption(captions: Sequence[str], seed: int) -> str:
+def random_caption(sample: RawSample, seed: int) -> str:
     """Returns a caption that the seed draws."""
-    return captions[seed % len(captions)]
+    return sample.captions[seed % len(sample.captions)]
 
 
-def first_caption(captions: Sequence[str], seed: int) -> str:
+def first_caption(sample: RawSample, seed: int) -> str:
     """Returns the first caption, whatever the seed."""
-    return captions[0]
+    return sample.captions[0]
 
 
-def longest_caption(captions: Sequence[str], seed: int) -> str:
+def longest_caption(sample: RawSample, seed: int) -> str:
     """Returns the first of those with the most characters."""
-    return max(captions, key=len)
+    return max(sample.captions, key=len)
 
 
-Choice = Callable[[Sequence[str], int], str]
-"""Function from a sample's captions and a seed to one of them."""
+@dataclass(frozen=True)
+class WeightedCaption:
+    """Draws a key by its weight among those that the sample has captions of, and one of these captions."""
+
+    weights: tuple[float, ...]
+    """Weight of each key, above 0."""
+
+    def __call__(self, sample: RawSample, seed: int) -> str:
+        counts = sample.caption_counts or (len(sample.captions),)  # made-up samples know one key alone
+        held = (weight * bool(count) for weight, count in zip(self.weights, counts, strict=False))
+        ends = list(accumulate(held))
+        # The upper bits of the seed, which has 63, draw the key, and the lower ones the caption.
+        key = bisect_right(ends, (seed >> 10) / 2**53 * ends[-1])
+        return sample.captions[sum(counts[:key]) + seed % counts[key]]
+
+
+Choice = Callable[[RawSample, int], str]
+"""Function from a sample and a seed to one of its captions; picklable."""
 CHOICES: Mapping[str, Choice] = {
     "random": random_caption,
     "first": first_caption,
     "longest": longest_caption,
 }
 """Functions by the values of data.caption_choice."""
+
+
+def choice_by(data: Data) -> Choice:
+    """Returns the choice that the job asks for."""
+    return WeightedCaption(data.caption_weights) if data.caption_weights else CHOICES[data.caption_choice]
+
+
+def parsed_json(content: bytes) -> Any:
+    """Returns the JSON value of a member in UTF-8. Raises ValueError, as for captions."""
+    return _parsed(decoded(content, "utf-8"))
+
+
+def field_value(value: Any, path: Path) -> Any:
+    """Returns the one value at a path without EVERY. Raises ValueError, which says where the path ends."""
+    return next(_values(value, path, 0))
 
 
 def _parsed(text: str) -> Any:
@@ -112,24 +171,32 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _texts(value: Any, path: tuple[Step, ...]) -> Iterator[str]:
+def _texts(value: Any, path: Path) -> Iterator[str]:
     """Yields the texts at the path, each in one line; null and empty texts are passed over."""
     for found in _values(value, path, 0):
         if found is None:
             continue
         if not isinstance(found, str):
             advice = f": {path_text(path)}[*] takes every text of it" if isinstance(found, list) else ""
-            raise ValueError(f"its JSON has {_kind(found)} at {path_text(path)}, not a text{advice}")
+            raise ValueError(f"it has {_kind(found)} at {path_text(path)}, not a text{advice}")
         line = " ".join(found.split())
         try:
             line.encode()
         except UnicodeEncodeError:
             raise ValueError(f"the text at {path_text(path)} has half a character (a surrogate)") from None
-        if line:
-            yield line
+        yield line
 
 
-def _values(value: Any, path: tuple[Step, ...], done: int) -> Iterator[Any]:
+def _field(value: Any, field: str) -> str:
+    """Returns the text of a template's field; empty for null. Whole numbers are texts, too."""
+    path = field_path(field)
+    found = field_value(value, path)
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    return next(_texts(value, path), "")
+
+
+def _values(value: Any, path: Path, done: int) -> Iterator[Any]:
     """Yields the values at the path. Raises ValueError, which says where it ends too early."""
     if done == len(path):
         yield value
@@ -137,20 +204,20 @@ def _values(value: Any, path: tuple[Step, ...], done: int) -> Iterator[Any]:
     step, here = path[done], path_text(path[:done]) or "its top"
     if isinstance(step, str):
         if not isinstance(value, dict):
-            raise ValueError(f"its JSON has {_kind(value)} at {here}, not an object with the field {step}")
+            raise ValueError(f"it has {_kind(value)} at {here}, not an object with the field {step}")
         if step not in value:
             raise ValueError(_no_field(value, here, step))
         yield from _values(value[step], path, done + 1)
         return
     if not isinstance(value, list):
-        raise ValueError(f"its JSON has {_kind(value)} at {here}, not a list")
+        raise ValueError(f"it has {_kind(value)} at {here}, not a list")
     if step is EVERY:
         for element in value:
             yield from _values(element, path, done + 1)
     elif step < len(value):
         yield from _values(value[step], path, done + 1)
     else:
-        raise ValueError(f"its JSON has a list of {len(value)} at {here}, so there is no [{step}]")
+        raise ValueError(f"it has a list of {len(value)} at {here}, so there is no [{step}]")
 
 
 def _no_field(value: Mapping[str, Any], here: str, step: str) -> str:
@@ -158,7 +225,7 @@ def _no_field(value: Mapping[str, Any], here: str, step: str) -> str:
     hint = f"; did you mean {near[0]}?" if near else ""
     names = ", ".join(_short(name) for name in list(value)[:_SHOWN_FIELDS]) or "none"
     more = f" and {len(value) - _SHOWN_FIELDS} more" if len(value) > _SHOWN_FIELDS else ""
-    return f"its JSON has no field {step} at {here}{hint} (its fields: {names}{more})"
+    return f"it has no field {step} at {here}{hint} (its fields: {names}{more})"
 
 
 def _short(name: str) -> str:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
-from trainer.config.caption_key import parse_caption_key
 from trainer.data.bad_samples import Allowed
 from trainer.data.captions import CaptionReader
 from trainer.data.index import (
     Entry,
+    Index,
+    Selects,
     index_folder,
     index_shards,
     open_index,
@@ -25,9 +26,7 @@ from trainer.data.index import (
 )
 from trainer.data.sample import Source
 from trainer.data.shard_names import expand_shards
-from trainer.data.shards import open_indexed
-from trainer.data.source import open_source
-from trainer.data.tar import Selection
+from trainer.data.source import open_source, open_with_index, selection_of, shard_selection
 from trainer.errors import EncodedError, InputError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX
@@ -36,17 +35,22 @@ log = logging.getLogger("clipship")
 
 
 def open_together(job: Job, comm: Comm) -> Source:
-    """Collective: returns the samples that `[data]` names; for shards, through an index on disk.
+    """Collective: returns the samples that `[data]` names, through an index on disk for files that have one.
 
     Raises InputError on all ranks alike.
     """
-    data = job.data
-    if data.kind != "webdataset":
+    data, selection = job.data, selection_of(job.data)
+    if data.streams:
+        return _open_streams(job, comm, expand_shards(data.train))
+    if selection is None:
         return open_source(data)
     paths = expand_shards(data.train)
-    selection = Selection(tuple(data.image_key), parse_caption_key(data.caption_key).ending)
-    if data.streams:
-        return _open_streams(job, comm, paths, selection)
+    index = _index_together(job, comm, paths, selection)
+    return open_with_index(index, data, Allowed.by(data))
+
+
+def _index_together(job: Job, comm: Comm, paths: Sequence[str], selection: Selects) -> Index:
+    """Collective: returns the index on disk, brought up to date by all ranks."""
     folder_name, missing, encoded = comm.broadcast_object(
         _plan(job, paths, selection) if comm.world.rank == 0 else None
     )
@@ -54,16 +58,10 @@ def open_together(job: Job, comm: Comm) -> Source:
         raise problem
     folder = Path(folder_name)
     fresh = _index(comm, missing, selection, folder) if missing else {}
-    return open_indexed(
-        open_index(paths, selection, folder, fresh),
-        "captions",
-        Allowed.by(data),
-        data.max_member_bytes,
-        CaptionReader.by(data),
-    )
+    return open_index(paths, selection, folder, fresh)
 
 
-def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[str, list[str], EncodedError | None]:
+def _plan(job: Job, paths: Sequence[str], selection: Selects) -> tuple[str, list[str], EncodedError | None]:
     """Returns the index's folder, the shards that it lacks, and the problem if any.
 
     They are values that can be sent to the other ranks.
@@ -89,17 +87,18 @@ def _plan(job: Job, paths: Sequence[str], selection: Selection) -> tuple[str, li
     return str(folder), missing, None
 
 
-def _open_streams(job: Job, comm: Comm, paths: Sequence[str], selection: Selection) -> Source:
+def _open_streams(job: Job, comm: Comm, paths: Sequence[str]) -> Source:
     from trainer.data.streams import PROMISES, open_streams
 
     log.warning("%-12s %s", "streams", PROMISES)
     samples = job.data.stream_samples or 0
     window, most_bytes = job.data.shuffle_window, job.data.max_member_bytes
     rank, ranks, captions = comm.world.rank, comm.world.size, CaptionReader.by(job.data)
+    selection = shard_selection(job.data)
     return open_streams(paths, samples, selection, window, job.seed, rank, ranks, most_bytes, captions)
 
 
-def _index(comm: Comm, missing: Sequence[str], selection: Selection, folder: Path) -> dict[str, Entry]:
+def _index(comm: Comm, missing: Sequence[str], selection: Selects, folder: Path) -> dict[str, Entry]:
     """Collective: indexes the shards that are missing and returns the entries of all ranks.
 
     Each rank reads its part of the shards, and rank 0 writes the catalogue.

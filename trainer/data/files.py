@@ -227,12 +227,21 @@ def stamp(path: str) -> Stamp:
 
 
 def opened(path: str) -> "closing[BinaryIO]":
-    """Opens a file to be read from beginning to end, with seeks forward."""
+    """Opens a file to be read from beginning to end, with seeks forward; it is closed with the context."""
+    return closing(open_file(path))
+
+
+def open_file(path: str) -> BinaryIO:
+    """Opens a file that can seek; what is read forward from a URL is requested in larger parts."""
     if not is_remote(path):
-        return closing(open(path, "rb"))  # closed by the caller
-    return closing(
-        cast(BinaryIO, _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead"))
-    )
+        return open(path, "rb")  # the caller closes it
+    return cast(BinaryIO, _remote(path).open(path, "rb", block_size=READ_AHEAD, cache_type="readahead"))
+
+
+def fetch(url: str, most_bytes: int) -> bytes:
+    """Returns the content behind a URL, at most `most_bytes` + 1. Raises what fsspec's client raises."""
+    with _remote(url).open(url, "rb", block_size=READ_AHEAD, cache_type="readahead") as file:
+        return cast(bytes, file.read(most_bytes + 1))
 
 
 def _remote(path: str) -> Any:

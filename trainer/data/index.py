@@ -13,16 +13,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from trainer.config import is_remote
 from trainer.data.files import opened, persistent, persistent_each, stamp
-from trainer.data.tar import PLACE, Content, Rows, Selection, read_headers
+from trainer.data.tar import PLACE, Rows
 from trainer.errors import InputError, StorageError
 from trainer.safe_io.atomic import replacing
 from trainer.safe_io.plain import open_plain
@@ -35,6 +35,41 @@ MAGIC = b"clipship index 1\n"
 DIGEST_BYTES = 16
 THREADS = 16
 """Number of threads that read headers; on a network file system each header is a round trip."""
+
+
+class Scanned(Protocol):
+    """The part of an index that comes from one file."""
+
+    @property
+    def payload(self) -> Sequence[bytes]:
+        """The bytes that are stored of the file, in parts."""
+
+    @property
+    def left_out(self) -> Mapping[str, int]: ...
+    @property
+    def endings(self) -> Mapping[str, int]: ...
+    @property
+    def flaws(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def damage(self) -> str: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def filtered(self) -> Mapping[str, int]: ...
+    @property
+    def groups(self) -> Sequence[int]: ...
+    def __len__(self) -> int: ...
+
+
+class Selects(Protocol):
+    """Says which samples of a file an index has, and finds them."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Values by which an index knows it."""
+
+    def scan(self, file: BinaryIO, path: str) -> Scanned:
+        """Returns what the file holds. Raises OSError if reading fails, and InputError, which names it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +87,10 @@ class Entry:
     """Keys and causes of the first samples that were left out."""
     damage: str = ""
     lost: int = 0
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Samples that a filter has left out, counted by it."""
+    groups: Sequence[int] = ()
+    """Samples of each row group, if the file has row groups."""
 
     def __len__(self) -> int:
         return self.samples
@@ -62,14 +101,18 @@ class Index:
     """Catalogue of some shards, in the order asked for."""
 
     folder: Path
-    selection: Selection
+    selection: Selects
     paths: tuple[str, ...]
     entries: tuple[Entry, ...]
 
     def rows(self, number: int) -> Rows:
-        """Maps the rows of one shard into memory.
+        """Maps the rows of one shard into memory. Raises as `payload` does."""
+        return rows_of(self.payload(number), self.entries[number].samples)
 
-        Raises InputError if they are damaged or differ from the catalogue, and StorageError if the file stays
+    def payload(self, number: int) -> memoryview:
+        """Maps what the index has stored of one file into memory.
+
+        Raises InputError if it is damaged or differs from the catalogue, and StorageError if the file stays
         unreadable.
         """
         path, entry = self.paths[number], self.entries[number]
@@ -84,16 +127,19 @@ class Index:
                 )
 
         content = persistent(str(file), mapped, was_there=True)
-        keys_at = len(MAGIC) + entry.samples * PLACE.itemsize
-        whole = (
-            content is not None and content[: len(MAGIC)] == MAGIC and len(MAGIC) <= keys_at <= len(content)
+        if content is not None and content[: len(MAGIC)] == MAGIC:
+            payload = memoryview(content)[len(MAGIC) :]
+            if _digest(payload) == entry.digest:
+                return payload
+        raise InputError(
+            f"{file}: the index of {path} is damaged: remove the file and run `clipship index` again"
         )
-        if content is None or not whole or _digest(memoryview(content)[len(MAGIC) :]) != entry.digest:
-            raise InputError(
-                f"{file}: the index of {path} is damaged: remove the file and run `clipship index` again"
-            )
-        places = np.frombuffer(content, dtype=PLACE, count=entry.samples, offset=len(MAGIC))
-        return Rows(places, np.frombuffer(content, dtype=np.uint8, offset=keys_at))
+
+
+def rows_of(payload: memoryview | bytes, samples: int) -> Rows:
+    """Returns a shard's rows by what `Content.payload` stored of them."""
+    places = np.frombuffer(payload, dtype=PLACE, count=samples)
+    return Rows(places, np.frombuffer(payload, dtype=np.uint8, offset=samples * PLACE.itemsize))
 
 
 def index_folder(paths: Sequence[str]) -> Path | None:
@@ -108,7 +154,7 @@ def index_folder(paths: Sequence[str]) -> Path | None:
     return folder if os.access(folder if folder.exists() else beside, os.W_OK) or folder.exists() else None
 
 
-def stale(paths: Sequence[str], selection: Selection, folder: Path) -> list[str]:
+def stale(paths: Sequence[str], selection: Selects, folder: Path) -> list[str]:
     """Returns the shards that the index lacks or that have changed since.
 
     Raises InputError, which lists the shards whose state cannot be read.
@@ -129,7 +175,7 @@ def stale(paths: Sequence[str], selection: Selection, folder: Path) -> list[str]
 
 def index_shards(
     paths: Sequence[str],
-    selection: Selection,
+    selection: Selects,
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
     pool: Executor | None = None,
@@ -162,7 +208,7 @@ def index_shards(
     return entries
 
 
-def write_catalogue(folder: Path, selection: Selection, entries: Mapping[str, Entry]) -> None:
+def write_catalogue(folder: Path, selection: Selects, entries: Mapping[str, Entry]) -> None:
     """Adds the entries to the catalogue, all or none.
 
     Jobs that do so at the same time wait for each other.
@@ -192,7 +238,7 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-def read_catalogue(folder: Path, selection: Selection) -> dict[str, Entry]:
+def read_catalogue(folder: Path, selection: Selects) -> dict[str, Entry]:
     """Returns the catalogue; empty if there is none or it is damaged, so that all shards are read again."""
     try:
         digest, _, text = catalogue_file(folder, selection).read_bytes().partition(b"\n")
@@ -225,12 +271,13 @@ def _entry(values: dict[str, Any]) -> Entry:
 
 _KINDS: Mapping[str, type] = {
     "size": int, "changed": str, "samples": int, "digest": str,
-    "left_out": dict, "endings": dict, "flaws": list, "damage": str, "lost": int
+    "left_out": dict, "endings": dict, "flaws": list, "damage": str, "lost": int,
+    "filtered": dict, "groups": Sequence
 }  # fmt: skip
 
 
 def open_index(
-    paths: Sequence[str], selection: Selection, folder: Path, fresh: Mapping[str, Entry] | None = None
+    paths: Sequence[str], selection: Selects, folder: Path, fresh: Mapping[str, Entry] | None = None
 ) -> Index:
     """Returns the index of shards that `index_shards` and `write_catalogue` have indexed.
 
@@ -250,17 +297,15 @@ def open_index(
     return Index(folder, selection, tuple(paths), tuple(known[name] for name in names))
 
 
-def catalogue_file(folder: Path, selection: Selection) -> Path:
+def catalogue_file(folder: Path, selection: Selects) -> Path:
     """Returns the path of the catalogue for this selection of members."""
-    return folder / f"catalogue-{_digest(repr(tuple(selection)).encode())[:8]}.json"
+    return folder / f"catalogue-{_digest(repr(selection.identity).encode())[:8]}.json"
 
 
-def rows_file(folder: Path, path: str, selection: Selection) -> Path:
+def rows_file(folder: Path, path: str, selection: Selects) -> Path:
     """Returns the path of the rows of one shard."""
-    return (
-        folder
-        / f"{Path(masked(path)).stem}-{_digest(repr((_name(folder, path), *selection)).encode())[:12]}.rows"
-    )
+    digest = _digest(repr((_name(folder, path), *selection.identity)).encode())[:12]
+    return folder / f"{Path(masked(path)).stem}-{digest}.rows"
 
 
 def _name(folder: Path, path: str) -> str:
@@ -274,17 +319,16 @@ def _name(folder: Path, path: str) -> str:
     return path if kept == path else f"{kept}#{_digest(path.encode())[:12]}"
 
 
-def write_rows(file: Path, rows: Rows) -> str:
-    """Writes the rows; returns their digest, which the catalogue keeps."""
-    payload = [rows.places.tobytes(), rows.keys.tobytes()]
+def write_rows(file: Path, payload: Sequence[bytes]) -> str:
+    """Writes what is stored of a file; returns its digest, which the catalogue keeps."""
     _write_whole(file, [MAGIC, *payload])
     return _digest(b"".join(payload))
 
 
-def _index_or_problem(path: str, selection: Selection, folder: Path) -> Entry | InputError:
+def _index_or_problem(path: str, selection: Selects, folder: Path) -> Entry | InputError:
     try:
         version, content = scan(path, selection)
-        digest = write_rows(rows_file(folder, path, selection), content.rows)
+        digest = write_rows(rows_file(folder, path, selection), content.payload)
         return Entry(
             *version,
             len(content),
@@ -294,21 +338,23 @@ def _index_or_problem(path: str, selection: Selection, folder: Path) -> Entry | 
             content.flaws,
             content.damage,
             content.lost,
+            dict(content.filtered),
+            list(content.groups),
         )
     except InputError as error:
         return error
 
 
-def scan(path: str, selection: Selection) -> tuple[tuple[int, str], Content]:
-    """Returns a shard's version, as (size, time), and the content that its headers describe.
+def scan(path: str, selection: Selects) -> tuple[tuple[int, str], Scanned]:
+    """Returns a file's version, as (size, time), and what the selection finds in it.
 
-    Raises InputError, which names the shard, if it cannot be read.
+    Raises InputError, which names the file, if it cannot be read.
     """
 
-    def read() -> tuple[tuple[int, str], Content]:
+    def read() -> tuple[tuple[int, str], Scanned]:
         version = stamp(path)
         with opened(path) as file:
-            return version, read_headers(file, selection)
+            return version, selection.scan(file, path)
 
     return persistent(path, read)
 

@@ -37,7 +37,7 @@ def statistics(source: Source, samples: int) -> dict[str, Any]:
         "shards": len(shards),
         "samples": len(source),
         "samples_per_shard": _range(shards),
-        "not_usable": dict(source.left_out.by_cause),
+        "not_usable": source.left_out.every,
         "inspected": len(sides) + bad.total(),
         "bad": dict(bad),
         "width": _range([width for width, _ in sides]),

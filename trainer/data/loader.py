@@ -215,9 +215,7 @@ class TrainBatches(Dataset[Batch | InputError]):
             if image is not out:
                 images[place] = image
             captions.append(
-                self._caption_choice(
-                    raw.captions, position_seed(self._seed, request.epoch, position, "caption")
-                )
+                self._caption_choice(raw, position_seed(self._seed, request.epoch, position, "caption"))
             )
             keys.append(raw.key)
         return Batch(

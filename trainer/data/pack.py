@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,13 +20,14 @@ from pathlib import Path
 
 from PIL import Image
 
+from trainer.config import Data
 from trainer.data.files import read_file
+from trainer.data.image_cells import image_bytes
 from trainer.data.index import FOLDER, index_shards, write_catalogue
-from trainer.data.pictures import decode
+from trainer.data.pack_rows import IMAGE_ENDINGS, PackRow, Rows, allowed_endings, ending_of, rows_of_table
+from trainer.data.pictures import decode, format_of_bytes
 from trainer.data.sample import MOST_BYTES, BadSample, RawSample, check_file
 from trainer.data.shard_files import SIZES, PackedSample, check_replaceable, sample_sizes, write_shard
-from trainer.data.source import IMAGE_ENDINGS
-from trainer.data.tables import Table, list_rows, missing_images, read_table
 from trainer.data.tar import Selection
 from trainer.errors import InputError
 from trainer.safe_io.atomic import write_json, write_whole
@@ -54,13 +55,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Job:
-    """One shard and its rows.
-
-    Each row has number, image file, place in the table, caption and other columns.
-    """
+    """One shard and its rows."""
 
     path: Path
-    rows: tuple[tuple[int, Path, str, str, str], ...]
+    rows: Iterable[PackRow]
+    count: int
+    """Number of its rows."""
     recipe: Recipe
 
 
@@ -78,10 +78,7 @@ def pack(
     *,
     samples_per_shard: int = 1000,
     shard_mb: float | None = None,
-    image_column: str = "image",
-    caption_column: str = "caption",
-    separator: str | None = None,
-    encoding: str = "utf-8",
+    data: Data | None = None,
     recipe: Recipe | None = None,
     processes: int = 1,
     force: bool = False,
@@ -89,65 +86,50 @@ def pack(
 ) -> Packed:
     """Packs the table's rows, in order, as shards into the folder `out`; if that fails, `out` is as it was.
 
-    A row becomes a sample with one caption, in one line; further columns become its JSON. `shard_mb` cuts by
-    the size of the image files (in MB) instead of by number. `force` replaces shards that were packed before,
-    never other files. `progress` is called with (rows done, rows). Raises InputError before anything is
-    written for rows without caption and for images that are missing or whose ending no job expects.
+    A row becomes a sample; each of its captions is a line, and further columns become its JSON. `data` names
+    the columns; by default they are those of a job. `shard_mb` cuts by the size of the images (in MB) instead
+    of by number. `force` replaces shards that were packed before, never other files. `progress` is called
+    with (rows done, rows). Raises InputError before anything is written for rows of a text table without
+    caption and for images that are missing or whose ending no job expects.
     """
     recipe = recipe or Recipe()
     check_replaceable(out, force)
-    rows = read_table(table, image_column, caption_column, separator, keep_others=True, encoding=encoding)
-    _check_images(rows, recipe)
+    rows = rows_of_table(table, data or Data(train=(str(table),)))
+    if problems := list(rows.problems(any_ending=recipe.resize is not None, skip_bad=recipe.skip_bad)):
+        raise InputError("\n".join(problems))
     beside = out.parent / f".{out.name}.partial"
     jobs = list(_jobs(rows, beside, _cuts(rows, samples_per_shard, shard_mb), recipe))
-    _begin(beside, rows, recipe, [len(job.rows) for job in jobs])
-    bad = _run(jobs, processes, lambda done: progress(done, len(rows.rows)) if progress else None)
+    _begin(beside, rows, recipe, [job.count for job in jobs])
+    bad = _run(jobs, processes, lambda done: progress(done, len(rows)) if progress else None)
     _finish(beside, [job.path for job in jobs], bad)
     _replace(out, beside)
     return Packed([out / job.path.name for job in jobs], bad)
 
 
-def _jobs(table: Table, folder: Path, cuts: Sequence[int], recipe: Recipe) -> Iterator[Job]:
+def _jobs(rows: Rows, folder: Path, cuts: Sequence[int], recipe: Recipe) -> Iterator[Job]:
     for number, (begin, end) in enumerate(pairwise(cuts)):
-        others = table.others or ({},) * len(table.rows)
-        rows = tuple(
-            (
-                row,
-                table.image_path(row).absolute(),
-                table.origin(row),
-                table.captions[row],
-                _json(others[row]),
-            )
-            for row in range(begin, end)
-        )
-        yield Job(folder / f"shard-{number:06d}.tar", rows, recipe)
+        yield Job(folder / f"shard-{number:06d}.tar", rows.part(begin, end), end - begin, recipe)
 
 
-def _json(cells: object) -> str:
-    return json.dumps(cells, ensure_ascii=False, sort_keys=True) if cells else ""
-
-
-def _cuts(table: Table, samples: int, shard_mb: float | None) -> list[int]:
+def _cuts(rows: Rows, samples: int, shard_mb: float | None) -> list[int]:
     """Returns the first row of each shard, then the number of rows."""
     if shard_mb is None:
-        return [*range(0, len(table.rows), samples), len(table.rows)]
+        return [*range(0, len(rows), samples), len(rows)]
     cuts, held = [0], 0
-    for row in range(len(table.rows)):
-        path = table.image_path(row)
-        size = path.stat().st_size if path.is_file() else 0
+    for row, size in enumerate(rows.image_bytes()):
         if held and held + size > shard_mb * 1e6:
             cuts.append(row)
             held = 0
         held += size
-    return [*cuts, len(table.rows)]
+    return [*cuts, len(rows)]
 
 
-def _begin(beside: Path, table: Table, recipe: Recipe, sizes: Sequence[int]) -> None:
+def _begin(beside: Path, rows: Rows, recipe: Recipe, sizes: Sequence[int]) -> None:
     """Continues in the folder of an interrupted run of the same rows and recipe; else begins anew."""
-    content = repr((table.images, table.captions, table.others, sizes, recipe)).encode()
+    content = repr((rows.identity, sizes, recipe)).encode()
     plan = json.dumps(
         {
-            "rows": len(table.rows),
+            "rows": len(rows),
             "recipe": asdict(recipe),
             "digest": blake2b(content, digest_size=16).hexdigest(),
         }
@@ -166,10 +148,10 @@ def _begin(beside: Path, table: Table, recipe: Recipe, sizes: Sequence[int]) -> 
 def _run(jobs: Sequence[Job], processes: int, progress: Callable[[int], None]) -> list[tuple[str, str]]:
     """Makes the shards that are not there yet; returns the bad rows of all shards."""
     wanted = [job for job in jobs if not _report(job).exists()]
-    done = sum(len(job.rows) for job in jobs) - sum(len(job.rows) for job in wanted)
+    done = sum(job.count for job in jobs) - sum(job.count for job in wanted)
     with _mapper(min(processes, len(wanted))) as each:
         for job, _ in zip(wanted, each(_make, wanted), strict=True):
-            done += len(job.rows)
+            done += job.count
             progress(done)
     return [(origin, why) for job in jobs for origin, why in json.loads(_report(job).read_text())]
 
@@ -202,32 +184,44 @@ def _report(job: Job) -> Path:
 
 
 def _samples(job: Job, bad: list[tuple[str, str]]) -> Iterator[PackedSample]:
-    for number, image, origin, caption, other in job.rows:
+    for row in job.rows:
         try:
-            name, content = _image(image, origin, job.recipe)
+            name, content = _image(row, job.recipe)
+            if not row.captions:
+                raise BadSample(row.origin, "", "bad captions", "captions are empty")
         except InputError as error:
             if not job.recipe.skip_bad:
-                raise InputError(
-                    f"{origin}: image {image} cannot be used: {error}; --skip-bad-rows leaves such rows out"
-                ) from error
-            bad.append((origin, error.what if isinstance(error, BadSample) else str(error)))
+                advice = "--skip-bad-rows leaves such rows out"
+                raise InputError(f"{row.origin}: {_named(row)} cannot be used: {error}; {advice}") from error
+            bad.append((row.origin, error.what if isinstance(error, BadSample) else str(error)))
             continue
         yield (
-            f"{number:09d}",
-            {name: content, "txt": caption.encode(), **({"json": other.encode()} if other else {})},
+            f"{row.number:09d}",
+            {
+                name: content,
+                "txt": row.captions.encode(),
+                **({"json": row.other.encode()} if row.other else {}),
+            },
         )
 
 
-def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
+def _named(row: PackRow) -> str:
+    return f"image {row.image}" if isinstance(row.image, Path | str) else "its image"
+
+
+def _image(row: PackRow, recipe: Recipe) -> tuple[str, bytes]:
     """Returns the member's ending and content."""
-    content = read_file(
-        path, str(path), lambda status: check_file(origin, path.name, status, MOST_BYTES), waits_s=()
-    )
+    name, content = _content(row)
+    ending = ending_of(name) or format_of_bytes(content)
+    if recipe.resize is None and ending not in IMAGE_ENDINGS:
+        raise BadSample(
+            row.origin, "", "format", f"the image is none of {allowed_endings()}: --resize converts it"
+        )
     if recipe.resize is None and not recipe.skip_bad:
-        return _ending(path.name), content
-    picture = decode(RawSample(path.name, origin, content, ()))
+        return ending, content
+    picture = decode(RawSample(name, row.origin, content, ()))
     if recipe.resize is None:
-        return _ending(path.name), content
+        return ending, content
     scale = recipe.resize / min(picture.size)
     if scale < 1:
         size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
@@ -235,6 +229,16 @@ def _image(path: Path, origin: str, recipe: Recipe) -> tuple[str, bytes]:
     file = io.BytesIO()
     picture.save(file, "jpeg", quality=QUALITY)
     return "jpg", file.getvalue()
+
+
+def _content(row: PackRow) -> tuple[str, bytes]:
+    """Returns the name of the image, empty if it has none, and its content."""
+    if not isinstance(row.image, Path):
+        return "", image_bytes(row.image, row.table, row.origin, MOST_BYTES)
+    path = row.image
+    return path.name, read_file(
+        path, str(path), lambda status: check_file(row.origin, path.name, status, MOST_BYTES), waits_s=()
+    )
 
 
 def _finish(beside: Path, shards: Sequence[Path], bad: Sequence[tuple[str, str]]) -> None:
@@ -258,29 +262,3 @@ def _replace(out: Path, beside: Path) -> None:
         out.rename(old)
     beside.rename(out)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _check_images(table: Table, recipe: Recipe) -> None:
-    unknown = [
-        row
-        for row, image in zip(table.rows, table.images, strict=True)
-        if _ending(image) not in IMAGE_ENDINGS
-    ]
-    problems = []
-    if missing := [] if recipe.skip_bad else missing_images(table):
-        problems.append(
-            f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
-            f"{table.path.parent.absolute()}"
-        )
-    if unknown and recipe.resize is None:
-        allowed = ", ".join("." + ending for ending in IMAGE_ENDINGS)
-        problems.append(
-            f"{table.path}: an image is none of {allowed} in {list_rows(unknown)}: convert or remove these "
-            "images"
-        )
-    if problems:
-        raise InputError("\n".join(problems))
-
-
-def _ending(name: str) -> str:
-    return Path(name).suffix.removeprefix(".").lower()

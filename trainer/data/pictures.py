@@ -20,6 +20,10 @@ MOST_PIXELS = 50_000_000
 A decoded pixel takes three bytes and more.
 """
 # Samples come from strangers, so PostScript is left out: Pillow would hand it to Ghostscript.
+ORIENTATION = 0x0112
+"""EXIF tag that says how a viewer turns an image."""
+_STARTS = {b"\xff\xd8\xff": "jpg", b"\x89PNG\r\n\x1a\n": "png"}
+"""Endings by the first bytes of a file."""
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
 
 
@@ -31,7 +35,7 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
     if not isinstance(raw.image, bytes):
         return Image.fromarray(raw.image)
     try:
-        with Image.open(io.BytesIO(raw.image), formats=_formats()) as picture:
+        with Image.open(io.BytesIO(raw.image), formats=formats()) as picture:
             check_size(raw, picture.width, picture.height, most_pixels)
             return to_rgb(ImageOps.exif_transpose(picture), known_depth=picture.format == "PPM")
     except UnidentifiedImageError as error:
@@ -48,6 +52,13 @@ def decode(raw: RawSample, most_pixels: int = MOST_PIXELS) -> Image.Image:
         raise BadSample(
             raw.origin, raw.key, "damaged image", f"the image cannot be decoded: {error}"
         ) from error
+
+
+def format_of_bytes(content: bytes) -> str:
+    """Returns the usual ending of an image file with this content; empty if it is of no common format."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "webp"
+    return next((ending for start, ending in _STARTS.items() if content.startswith(start)), "")
 
 
 def check_size(raw: RawSample, width: int, height: int, most_pixels: int) -> None:
@@ -84,7 +95,7 @@ def _bits(grey: NDArray[np.int32]) -> int:
 
 
 @lru_cache
-def _formats() -> tuple[str, ...]:
+def formats() -> tuple[str, ...]:
     """Returns the formats that this Pillow was built with."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)

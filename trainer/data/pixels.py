@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from trainer.data.pictures import MOST_PIXELS, check_size, decode
+from trainer.data.pictures import MOST_PIXELS, ORIENTATION, check_size, decode
 from trainer.data.sample import RawSample
 
 TRIES = 10
@@ -33,7 +33,6 @@ FOUR_BYTES = "RGBX"
 """Red, green, blue and a spare byte, as Pillow and the decoder call it."""
 BYTES_OF_A_PIXEL = len(FOUR_BYTES)
 RGB_COLOURS = ("YCbCr", "RGB", "Gray")
-ORIENTATION = 0x0112
 _resize_into: Callable[..., object] = torch._C._nn._upsample_bicubic2d_aa
 """The function that `interpolate` calls; unlike that, it takes the tensor to write into."""
 

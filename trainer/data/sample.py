@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,21 +89,37 @@ class RawSample:
     """An encoded file, or pixels [height, width, 3]."""
     captions: tuple[str, ...]
     label: int | None = None
+    caption_counts: tuple[int, ...] = ()
+    """Number of captions of each key that they come from, in their order; empty if there is one key."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Samples in the files that cannot be used, as known before any sample is read."""
+    """Samples in the files that are not used, as known before any sample is read."""
 
     by_cause: Mapping[str, int] = field(default_factory=dict)
-    """Number of samples by cause."""
+    """Number of samples that cannot be used, by cause."""
     named: Sequence[BadSample] = ()
     """Some of these samples, shard by shard."""
 
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Number of samples that data.filters leave out, by filter; they are not bad."""
+
     @property
     def count(self) -> int:
-        """Number of samples that are left out."""
+        """Number of samples that cannot be used."""
         return sum(self.by_cause.values())
+
+    @property
+    def every(self) -> dict[str, int]:
+        """All samples that are left out, by cause or filter."""
+        return {**self.by_cause, **{f"filter {text}": count for text, count in self.filtered.items()}}
+
+
+def all_filtered(where: str, filtered: Mapping[str, int]) -> str:
+    """Returns a message: no sample is left, and how many each filter has left out."""
+    counts = ", ".join(f"{text} left out {count:,}" for text, count in filtered.items())
+    return f"{where}: data.filters keep no sample ({counts}): change the filters"
 
 
 class Source(Protocol):
@@ -131,6 +147,15 @@ class Source(Protocol):
         Raises BadSample if only this sample cannot be used, and InputError, which names the file, if that
         cannot be read.
         """
+
+
+@runtime_checkable
+class InUnits(Protocol):
+    """Protocol of a source whose files have several units of order, such as row groups."""
+
+    @property
+    def units(self) -> Sequence[int]:
+        """Number of units of each file."""
 
 
 class Numbering:

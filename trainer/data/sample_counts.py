@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config import Data, is_remote
+from trainer.config.formats import FORMATS, SHARDS, FormatRow, row_of
 from trainer.data.shard_names import expand_key, expand_shards
 from trainer.errors import InputError
-from trainer.text.paste import word
+from trainer.sysinfo.imports import load
 from trainer.text.wording import many
-
-_TABLES = (".csv", ".tsv")
 
 
 def check_data(data: Data, key: str = "data.train") -> int | None:
@@ -23,17 +22,25 @@ def check_data(data: Data, key: str = "data.train") -> int | None:
     `key` is the job file's key that gave `data.train`. Raises InputError, which lists what is missing or
     unreadable.
     """
-    if data.kind == "synthetic":
-        return data.synthetic_samples
-    files = expand_key(key, data.train)
+    row = FORMATS[data.kind]
+    files = expand_key(key, data.train) if row.unit else []
     _check_readable(files, key)
     if data.streams:
         return data.stream_samples
-    if data.kind == "table":
-        return _check_tables(files, data)
-    _check_no_tables(files, key)
-    sizes = recorded_sizes(files)
-    return None if sizes is None else _of_an_epoch(sizes, data)
+    _check_one_format(files, row, key)
+    counted: int | None = load(row.check)(files, data, key)
+    return counted
+
+
+def check_synthetic(_files: Sequence[str], data: Data, _key: str) -> int:
+    """Returns the number of made-up samples: a check of FORMATS."""
+    return data.synthetic_samples
+
+
+def check_shards(files: Sequence[str], data: Data, _key: str) -> int | None:
+    """Returns the number of samples of an epoch if files beside the shards count them: a check of FORMATS."""
+    sizes = None if data.filters else recorded_sizes(files)
+    return None if sizes is None else samples_of_an_epoch(sizes, data)
 
 
 def check_streams(streams: Sequence[str], ranks: int) -> None:
@@ -45,13 +52,18 @@ def check_streams(streams: Sequence[str], ranks: int) -> None:
         )
 
 
-def shard_weights(data: Data) -> list[float] | None:
-    """Returns how many times an epoch contains the samples of each shard or table; None if once for all."""
-    if data.weights is None or data.kind == "synthetic":
+def shard_weights(data: Data, units: Sequence[int] | None = None) -> list[float] | None:
+    """Returns how many times an epoch contains the samples of each shard or table; None if once for all.
+
+    With `units`, the number of row groups of each table, it is a weight for each row group.
+    """
+    if data.weights is None or not data.train:
         return None
-    return [
+    of_files = [
         weight for name, weight in zip(data.train, data.weights, strict=True) for _ in expand_shards([name])
     ]
+    units = [1] * len(of_files) if units is None else units
+    return [weight for weight, count in zip(of_files, units, strict=True) for _ in range(count)]
 
 
 def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
@@ -74,7 +86,7 @@ def recorded_sizes(shards: Sequence[str]) -> list[int] | None:
     return counts
 
 
-def _of_an_epoch(sizes: Sequence[int], data: Data) -> int:
+def samples_of_an_epoch(sizes: Sequence[int], data: Data) -> int:
     """Returns the samples of an epoch, with the job's weights."""
     if data.weights is None:
         return sum(sizes)
@@ -100,43 +112,14 @@ def _check_readable(files: Sequence[str], key: str) -> None:
         )
 
 
-def _check_tables(files: Sequence[str], data: Data) -> int:
-    # It imports numpy, which no other check needs.
-    from trainer.data.tables import list_rows, missing_images, read_table
-
-    rows: list[int] = []
-    problems: list[str] = []
-    for file in files:
-        try:
-            table = read_table(
-                file, data.image_column, data.caption_column, data.separator, encoding=data.encoding
-            )
-        except InputError as problem:
-            problems.append(str(problem))
-            continue
-        rows.append(len(table.rows))
-        missing = missing_images(table)
-        if missing:
-            first = table.image_path(table.rows.index(missing[0]))
-            problems.append(
-                f"{file}: {len(missing)} of {len(table.rows)} image files of column {data.image_column!r} "
-                f"are missing: {list_rows(missing)}; the first is {first} (relative paths start at the "
-                "table's folder)"
-            )
-    if problems:
-        raise InputError("\n".join(problems))
-    return _of_an_epoch(rows, data)
-
-
-def _check_no_tables(files: Sequence[str], key: str) -> None:
-    if parquet := next((file for file in files if file.endswith(".parquet")), None):
+def _check_one_format(files: Sequence[str], row: FormatRow, key: str) -> None:
+    """Raises InputError if a file has the ending of another format than `row`."""
+    if other := next((file for file in files if row_of(file) not in (row, SHARDS)), None):
         raise InputError(
-            f"{key}: {parquet} is not a shard; `clipship pack {word(parquet)} FOLDER` packs its images "
-            "into shards"
+            f"{key}: {other} is {_a(row_of(other).unit)} among {row.unit}s: name only files of one format "
+            f'({", ".join(row.endings) or ".tar"} for data.format = "{row.name}")'
         )
-    tables = [file for file in files if file.endswith(_TABLES)]
-    if tables:
-        raise InputError(
-            f"{key}: {tables[0]} is a table among shards: name only tables or only shards (format = "
-            '"webdataset" takes .tar)'
-        )
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIOU' else 'a'} {noun}"

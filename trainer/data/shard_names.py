@@ -45,14 +45,10 @@ def expand_shards(patterns: Sequence[str]) -> list[str]:
     return names
 
 
-def expand_seekable(patterns: Sequence[str]) -> list[str]:
-    """Runs `expand_shards` for a command that reads by offset.
-
-    Raises InputError if a pattern names a stream.
-    """
+def refuse_streams(patterns: Sequence[str]) -> None:
+    """Raises InputError, for a command that reads by offset, if a pattern names a stream."""
     if streams := list(filter(is_stream, patterns)):
         raise InputError(f"{streams[0]} is a stream, which this command cannot read: name files or URLs")
-    return expand_shards(patterns)
 
 
 def expand_key(key: str, patterns: Sequence[str]) -> list[str]:

@@ -3,48 +3,65 @@
 from collections.abc import Callable, Sequence
 
 from trainer.config import Data, Eval
-from trainer.config.caption_key import parse_caption_key
+from trainer.config.formats import FORMATS
 from trainer.data.bad_samples import WHOLE, Allowed
 from trainer.data.captions import CaptionReader
 from trainer.data.folders import FolderSource
 from trainer.data.image_folder import image_folder
+from trainer.data.index import Selects
+from trainer.data.indexed import FileIndex, index_in_memory
 from trainer.data.sample import MOST_BYTES, RawSample, Source
 from trainer.data.shard_names import expand_shards
-from trainer.data.shards import open_shards
+from trainer.data.shards import open_indexed, open_shards
 from trainer.data.synthetic import SyntheticSource
-from trainer.data.tables import Table, TableSource, by_image, read_table
+from trainer.data.tables import Table, TableColumns, TableSource, by_image, read_table
+from trainer.data.tar import Selection
+from trainer.sysinfo.imports import load
 
 __all__ = ["IMAGE_ENDINGS", "RawSample", "Source", "open_images", "open_labelled", "open_source"]
 
+Progress = Callable[[int, int], None]
 IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
 
 
-def open_source(data: Data, progress: Callable[[int, int], None] | None = None) -> Source:
-    """Returns the captioned samples that `[data]` names.
+def open_source(data: Data, progress: Progress | None = None, allowed: Allowed | None = None) -> Source:
+    """Returns the captioned samples that `[data]` names; as much may be wrong with them as the job allows.
 
     `progress` is called with (shards done, shards) while shards are indexed.
     """
-    if data.kind == "synthetic":
-        return SyntheticSource(data.synthetic_samples)
-    if data.kind == "table":
-        return TableSource(_tables(data), data.max_member_bytes)
-    return _shards(data, progress, Allowed.by(data))
+    selection = selection_of(data)
+    if selection is None:
+        source: Source = load(str(FORMATS[data.kind].source))(data)
+        return source
+    index = index_in_memory(expand_shards(data.train), selection, progress)
+    return open_with_index(index, data, allowed or Allowed.by(data))
 
 
-def open_images(data: Data, progress: Callable[[int, int], None] | None = None) -> Source:
+def selection_of(data: Data) -> Selects | None:
+    """Returns what an index has of the files that `[data]` names; None for a format without an index."""
+    name = FORMATS[data.kind].selection
+    return load(name)(data) if name is not None else None
+
+
+def open_with_index(index: FileIndex, data: Data, allowed: Allowed) -> Source:
+    """Returns the samples of files that are indexed."""
+    source: Source = load(str(FORMATS[data.kind].indexed))(index, data, allowed)
+    return source
+
+
+def open_images(data: Data, progress: Progress | None = None) -> Source:
     """Returns the source for evaluation, with each image once and all of its captions.
 
     Rows of a table that name one image become one sample.
     """
-    if data.kind == "webdataset":
-        return _shards(data, progress, WHOLE)
-    return by_image(_tables(data), data.max_member_bytes) if data.kind == "table" else open_source(data)
+    source: Source = load(FORMATS[data.kind].images)(data, progress)
+    return source
 
 
 def open_labelled(
     evaluation: Eval,
     image_key: Sequence[str] = IMAGE_ENDINGS,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> Source:
     """Returns the labelled samples that `[eval] zero_shot` names.
@@ -53,26 +70,40 @@ def open_labelled(
     """
     if folder := image_folder(evaluation.zero_shot):
         return FolderSource(folder, image_key, most_bytes)
-    shards = expand_shards(evaluation.zero_shot)
-    return open_shards(shards, image_key, evaluation.class_key, "label", progress, most_bytes=most_bytes)
+    names = expand_shards(evaluation.zero_shot)
+    return open_shards(names, image_key, evaluation.class_key, "label", progress, most_bytes=most_bytes)
 
 
-def _shards(data: Data, progress: Callable[[int, int], None] | None, allowed: Allowed) -> Source:
-    shards = expand_shards(data.train)
-    return open_shards(
-        shards,
-        data.image_key,
-        parse_caption_key(data.caption_key).ending,
-        "captions",
-        progress,
-        allowed,
-        data.max_member_bytes,
-        CaptionReader.by(data),
-    )
+def synthetic(data: Data, *_: object) -> Source:
+    """Returns made-up samples: a format of FORMATS."""
+    return SyntheticSource(data.synthetic_samples)
 
 
-def _tables(data: Data) -> list[Table]:
-    return [
-        read_table(file, data.image_column, data.caption_column, data.separator, encoding=data.encoding)
-        for file in expand_shards(data.train)
-    ]
+def shard_selection(data: Data) -> Selection:
+    """Returns the members of shards that the job reads, and its filters: a format of FORMATS."""
+    return Selection(tuple(data.image_key), data.caption_keys.ending, data.filters)
+
+
+def indexed_shards(index: FileIndex, data: Data, allowed: Allowed) -> Source:
+    """Returns the samples of shards: a format of FORMATS."""
+    selection, captions = shard_selection(data), CaptionReader.by(data)
+    return open_indexed(index, selection, "captions", allowed, data.max_member_bytes, captions)
+
+
+def all_shards(data: Data, progress: Progress | None = None) -> Source:
+    """Returns the samples of shards for evaluation, which must be whole."""
+    return open_source(data, progress, WHOLE)
+
+
+def tables(data: Data, *_: object) -> Source:
+    """Returns the rows of tables: a format of FORMATS."""
+    return TableSource(_read_tables(data), data.max_member_bytes)
+
+
+def tables_by_image(data: Data, *_: object) -> Source:
+    """Returns the images of tables, each once."""
+    return by_image(_read_tables(data), data.max_member_bytes)
+
+
+def _read_tables(data: Data) -> list[Table]:
+    return [read_table(file, TableColumns.by(data)) for file in expand_shards(data.train)]

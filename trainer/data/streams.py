@@ -155,7 +155,8 @@ class StreamSource:
             for name, content in zip(names, (image, text), strict=True):
                 if isinstance(content, int):
                     check_bytes(stream, key, f".{name}", content, self._most_bytes)
-            return RawSample(key, stream, image, self._captions(text))
+            captions = self._captions(text)
+            return RawSample(key, stream, image, captions.texts, caption_counts=captions.counts)
         except BadSample as error:
             return error
         except ValueError as error:

@@ -1,21 +1,69 @@
-"""CSV, TSV and Parquet tables of image files and captions. No torch."""
+"""CSV and TSV tables of image files and captions. No torch."""
 
 import csv
 import io
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from trainer.config import Data
+from trainer.config.caption_template import Template, filled, parse_template
+from trainer.config.filters import Filter, parse_filter
+from trainer.data.captions import Captions, gathered
 from trainer.data.files import open_at_once, read_file
-from trainer.data.sample import MOST_BYTES, LeftOut, Numbering, RawSample, check_file, kind_of_file
+from trainer.data.sample import (
+    MOST_BYTES,
+    LeftOut,
+    Numbering,
+    RawSample,
+    all_filtered,
+    check_file,
+    kind_of_file,
+)
+from trainer.data.sample_counts import samples_of_an_epoch
 from trainer.errors import InputError
 
 SHOWN_ROWS = 10
 LONGEST_CELL = 2**24
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Columns of a table that hold images and captions, and how its text is read."""
+
+    image: str = "image"
+    captions: tuple[str, ...] = ("caption",)
+    templates: tuple[Template, ...] = ()
+    """Captions made of several columns, instead of `captions`."""
+    separator: str | None = None
+    """Character between columns; None for a tab if the name ends in .tsv, else a comma."""
+    encoding: str = "utf-8"
+    filters: tuple[Filter, ...] = ()
+    """Conditions on columns that a row must fulfil."""
+
+    @classmethod
+    def by(cls, data: Data) -> "TableColumns":
+        """Returns the columns that the job names."""
+        return cls(
+            data.image_column,
+            data.caption_column,
+            tuple(map(parse_template, data.caption_template)),
+            data.separator,
+            data.encoding,
+            tuple(map(parse_filter, data.filters)),
+        )
+
+    @property
+    def caption_fields(self) -> list[str]:
+        """Names of all columns that captions are made of."""
+        fields = [part.field for template in self.templates for part in template if part.field is not None]
+        return list(dict.fromkeys(fields or self.captions))
 
 
 @dataclass(frozen=True)
@@ -25,16 +73,25 @@ class Table:
     path: Path
     images: tuple[str, ...]
     """Paths as the table gives them; relative ones start at the table's folder."""
-    captions: tuple[str, ...]
-    """One caption for each image, in one line: any run of white space is a single space."""
+    captions: tuple[tuple[str, ...], ...]
+    """For each entry of the columns' captions or templates, a caption for each row, or an empty text.
+
+    Captions are in one line: any run of white space is a single space.
+    """
     rows: tuple[int, ...]
     """Row numbers as a spreadsheet shows them: the header is row 1."""
     others: tuple[Mapping[str, str], ...] = ()
     """Cells of all other columns, by column, if they were asked for."""
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Number of rows that a filter has left out, by filter."""
 
     def image_path(self, number: int) -> Path:
         """Returns the image file of a row, counted from 0 without the header."""
         return self.path.parent / self.images[number]
+
+    def captions_of(self, number: int) -> Captions:
+        """Returns the captions of a row, which has one at least."""
+        return gathered([[texts[number]] for texts in self.captions])
 
     def origin(self, number: int) -> str:
         """Returns table and row, for messages."""
@@ -56,10 +113,9 @@ class Table:
 class TableSource:
     """Source of the samples of several tables; images are files beside the tables."""
 
-    left_out = LeftOut()
-
     def __init__(self, tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> None:
         self._tables, self._most_bytes = tuple(tables), most_bytes
+        self.left_out = LeftOut(filtered=sum((Counter(table.filtered) for table in tables), Counter()))
         self._numbering = Numbering(self.shard_sizes())
 
     def __len__(self) -> int:
@@ -71,11 +127,13 @@ class TableSource:
     def read(self, index: int) -> RawSample:
         table_number, number = self._numbering.locate(index)
         table = self._tables[table_number]
+        captions = table.captions_of(number)
         return RawSample(
             table.images[number],
             table.origin(number),
             table.read_image(number, self._most_bytes),
-            (table.captions[number],),
+            captions.texts,
+            caption_counts=captions.counts,
         )
 
 
@@ -101,7 +159,7 @@ class ImageSource:
 
     def read(self, index: int) -> RawSample:
         table, number = self._rows[index][0]
-        captions = tuple(of.captions[row] for of, row in self._rows[index])
+        captions = tuple(text for of, row in self._rows[index] for text in of.captions_of(row).texts)
         return RawSample(
             table.images[number], table.origin(number), table.read_image(number, self._most_bytes), captions
         )
@@ -117,43 +175,113 @@ def by_image(tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> ImageSour
     return ImageSource(rows, most_bytes)
 
 
-def read_table(
-    path: str | Path,
-    image_column: str,
-    caption_column: str,
-    separator: str | None = None,
-    keep_others: bool = False,
-    encoding: str = "utf-8",
-) -> Table:
+def read_table(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table; opens no image file.
 
-    `separator` None means a tab if the name ends in .tsv, else a comma. Raises InputError for a missing
-    column (the message lists the columns), for text of another encoding, and for rows without image
-    or caption.
+    Raises InputError for a missing column (the message lists the columns), for text of another encoding, and
+    for rows without image or caption.
     """
     path = Path(path)
-    rows = (
-        _parquet_rows(path)
-        if path.suffix == ".parquet"
-        else _rows(path, separator or ("\t" if path.suffix == ".tsv" else ","), encoding)
-    )
+    rows = _rows(path, columns.separator or ("\t" if path.suffix == ".tsv" else ","), columns.encoding)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
-    image_at, caption_at = (
-        _column(path, header, "image", image_column),
-        _column(path, header, "caption", caption_column),
-    )
+    places = _places(path, header, columns)
+    kept, filtered = _filtered(path, rows[1:], columns.filters, places)
+    used = {places[name] for name in [columns.image, *([] if columns.templates else columns.captions)]}
     table = Table(
         path,
-        images=tuple(_cell(row, image_at).strip() for _, row in rows[1:]),
-        # A cell may hold line breaks; in a shard each line would be a caption of its own.
-        captions=tuple(" ".join(_cell(row, caption_at).split()) for _, row in rows[1:]),
-        rows=tuple(number for number, _ in rows[1:]),
-        others=tuple(_others(header, row, {image_at, caption_at}) for _, row in rows[1:])
-        if keep_others and len(header) > 2
+        images=tuple(_cell(row, places[columns.image]).strip() for _, row in kept),
+        captions=_captions([row for _, row in kept], columns, places),
+        rows=tuple(number for number, _ in kept),
+        others=tuple(_others(header, row, used) for _, row in kept)
+        if keep_others and len(header) > len(used)
         else (),
+        filtered=filtered,
     )
-    _check_filled(table, image_column, caption_column)
+    _check_filled(table, columns)
     return table
+
+
+def _places(path: Path, header: Sequence[str], columns: TableColumns) -> dict[str, int]:
+    """Returns the place of each column that is read, by name."""
+    names = {
+        "image": [columns.image],
+        "caption": columns.caption_fields,
+        "filter": [condition.name for condition in columns.filters],
+    }
+    return {name: _column(path, header, kind, name) for kind, of_kind in names.items() for name in of_kind}
+
+
+NumberedRow = tuple[int, list[str]]
+"""A row's number from 1, and its cells."""
+
+
+def _filtered(
+    path: Path, rows: Sequence[NumberedRow], filters: Sequence[Filter], places: Mapping[str, int]
+) -> tuple[Sequence[NumberedRow], Counter[str]]:
+    """Returns the rows that fulfil all filters, and the number of others by the first that they fail.
+
+    Raises InputError for cells that cannot be compared.
+    """
+    kept = list(rows)
+    filtered: Counter[str] = Counter()
+    for condition in filters:
+        before, kept, wrong = kept, [], dict[str, list[int]]()
+        for number, row in before:
+            try:
+                if condition.holds_for_text(_cell(row, places[condition.name])):
+                    kept.append((number, row))
+            except ValueError as error:
+                wrong.setdefault(str(error), []).append(number)
+        if wrong:
+            raise InputError("\n".join(f"{path}: {list_rows(of)}: {what}" for what, of in wrong.items()))
+        if len(kept) < len(before):
+            filtered[condition.text] = len(before) - len(kept)
+    if rows and not kept:
+        raise InputError(all_filtered(str(path), filtered))
+    return kept, filtered
+
+
+def _captions(
+    rows: Sequence[Sequence[str]], columns: TableColumns, places: Mapping[str, int]
+) -> tuple[tuple[str, ...], ...]:
+    """Returns the captions of all rows, for each entry of the columns."""
+
+    def text(row: Sequence[str], column: str) -> str:
+        # A cell may hold line breaks; in a shard each line would be a caption of its own.
+        return " ".join(_cell(row, places[column]).split())
+
+    if columns.templates:
+        return tuple(
+            tuple(filled(template, partial(text, row)) for row in rows) for template in columns.templates
+        )
+    return tuple(tuple(text(row, column) for row in rows) for column in columns.captions)
+
+
+def check_tables(files: Sequence[str], data: Data, key: str) -> int:
+    """Returns the number of samples of an epoch: a check of FORMATS.
+
+    Raises InputError, which lists the tables that cannot be read and the images that are missing.
+    """
+    rows: list[int] = []
+    problems: list[str] = []
+    for file in files:
+        try:
+            table = read_table(file, TableColumns.by(data))
+        except InputError as problem:
+            problems.append(str(problem))
+            continue
+        rows.append(len(table.rows))
+        missing = missing_images(table)
+        if missing:
+            first = table.image_path(table.rows.index(missing[0]))
+            problems.append(
+                f"{file}: {len(missing)} of {len(table.rows)} image files of column {data.image_column!r} "
+                f"are missing: {list_rows(missing)}; the first is {first} (relative paths start at the "
+                "table's folder)"
+            )
+    if problems:
+        raise InputError("\n".join(problems))
+    return samples_of_an_epoch(rows, data)
 
 
 def missing_images(table: Table) -> list[int]:
@@ -169,10 +297,10 @@ def list_rows(rows: Sequence[int]) -> str:
     )
 
 
-def _rows(path: Path, separator: str, encoding: str) -> list[tuple[int, list[str]]]:
+def _rows(path: Path, separator: str, encoding: str) -> list[NumberedRow]:
     """Returns the rows that are not blank, each with its number from 1."""
     csv.field_size_limit(LONGEST_CELL)
-    rows: list[tuple[int, list[str]]] = []
+    rows: list[NumberedRow] = []
     number = 0
     try:
         # Bytes that are not text come through as surrogates and are found in their row, since decoding runs
@@ -217,32 +345,6 @@ def _opened(path: Path) -> BinaryIO:
     return file
 
 
-def _parquet_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Returns the column names, then the rows; each cell as text."""
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise InputError(
-            f"{path}: Parquet needs the package pyarrow: pip install 'clipship[launch]'"
-        ) from error
-    if path.exists() and not path.is_file():
-        raise InputError(
-            f"{path}: not a Parquet file that can be read: it is {kind_of_file(path.stat())}, not a file"
-        )
-    try:
-        columns = parquet.read_table(path).to_pydict()
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise InputError(f"{path}: not a Parquet file that can be read: {error}") from error
-    cells = zip(*columns.values(), strict=True)
-    return [
-        (1, list(columns)),
-        *(
-            (number, ["" if cell is None else str(cell) for cell in row])
-            for number, row in enumerate(cells, start=2)
-        ),
-    ]
-
-
 def _others(header: Sequence[str], row: Sequence[str], known: set[int]) -> dict[str, str]:
     return {name: _cell(row, column) for column, name in enumerate(header) if column not in known}
 
@@ -264,13 +366,15 @@ def _column(path: Path, header: Sequence[str], kind: str, name: str) -> int:
     )
 
 
-def _check_filled(table: Table, image_column: str, caption_column: str) -> None:
+def _check_filled(table: Table, columns: TableColumns) -> None:
     problems = [] if table.rows else [f"{table.path}: no rows below the header"]
-    for column, cells in ((image_column, table.images), (caption_column, table.captions)):
+    captions = [any(texts) for texts in zip(*table.captions, strict=True)]
+    for names, cells in (([columns.image], table.images), (columns.caption_fields, captions)):
         if empty := [row for row, cell in zip(table.rows, cells, strict=True) if not cell]:
             every = "every row" if len(empty) == len(table.rows) > 1 else list_rows(empty)
-            problems.append(
-                f"{table.path}: column {column!r} is empty in {every}: fill in the cells or remove the rows"
+            of = (
+                f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
             )
+            problems.append(f"{table.path}: {of} empty in {every}: fill in the cells or remove the rows")
     if problems:
         raise InputError("\n".join(problems))

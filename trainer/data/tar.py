@@ -1,8 +1,8 @@
 """Reads the samples of a WebDataset shard and their members' offsets from a tar's headers. No torch.
 
 Members belong to one sample if they follow each other and their paths agree up to the first dot of the file's
-name (webdataset's rule). No member's content is read here, however large it is, and at most HEADER_BYTES of
-headers per member.
+name (webdataset's rule). At most HEADER_BYTES of headers are read per member, and no content of a member,
+however large it is, but for what filters need.
 """
 
 import os
@@ -11,12 +11,14 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import compress, groupby
 from operator import attrgetter
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainer.data.sample_filter import Part, SampleFilter, judged
 
 NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<ending>[^/]*)", re.DOTALL)
 META = re.compile(r"__[^/]*__($|/)")
@@ -71,6 +73,17 @@ class Selection(NamedTuple):
 
     images: tuple[str, ...]
     text: str
+    filters: tuple[str, ...] = ()
+    """Conditions that a sample must fulfil, as `data.filters` has them."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Values by which an index knows it; two if there are no filters."""
+        return tuple(self) if self.filters else tuple(self)[:2]
+
+    def scan(self, file: BinaryIO, _path: str) -> "Content":
+        """Returns the samples that the shard's headers describe, up to its end or to the first damage."""
+        return read_headers(file, self)
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,15 @@ class Content:
     """Estimate of the samples after the damage, if they are as large as those before it; 0 if nothing
     follows.
     """
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Samples that a filter has left out, counted by it."""
+    groups: Sequence[int] = ()
+    """Row groups, which a shard has none of."""
+
+    @property
+    def payload(self) -> list[bytes]:
+        """The rows as an index stores them."""
+        return [self.rows.places.tobytes(), self.rows.keys.tobytes()]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -117,11 +139,12 @@ class Content:
 def read_headers(file: BinaryIO, selection: Selection) -> Content:
     """Returns the samples up to the end of the tar, or to the first damage.
 
-    Raises OSError if reading fails.
+    Contents of members are read for the selection's filters only. Raises OSError if reading fails.
     """
+    filters = SampleFilter(selection.filters)
     endings: Counter[str] = Counter()
     flaws: list[Flaw] = []
-    usable = []
+    usable: list[_Usable] = []
     members = _Members(file)
     key = ""
     for key, group in groupby(members, key=attrgetter("key")):
@@ -139,17 +162,35 @@ def read_headers(file: BinaryIO, selection: Selection) -> Content:
         elif text is None:
             flaws.append(Flaw(key, f"no .{selection.text}"))
         else:
-            usable.append((key, image, text))
+            fields = {ending: _part(by_ending[ending]) for ending in filters.members if ending in by_ending}
+            usable.append(_Usable(key, image, text, fields))
     if members.damage and flaws and flaws[-1].key == key:
         flaws.pop()  # its missing member may be behind the damage
-    left_out = Counter(flaw.cause for flaw in flaws)
     lost = round((len(usable) + len(flaws)) * members.bytes_behind / members.end) if members.end else 0
-    return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost)
+    filtered: Mapping[str, int] = {}
+    if selection.filters:
+        kept = judged(file, filters, ((_part(sample.image), sample.fields) for sample in usable))
+        flaws += [Flaw(usable[number].key, cause) for number, cause in kept.flaws]
+        usable, filtered = list(compress(usable, kept.samples)), kept.filtered
+    left_out = Counter(flaw.cause for flaw in flaws)
+    return Content(_rows(usable), left_out, endings, flaws[:NAMED], members.damage, lost, filtered)
 
 
-def _rows(usable: Iterable[tuple[str, Member, Member]]) -> Rows:
+class _Usable(NamedTuple):
+    key: str
+    image: Member
+    text: Member
+    fields: Mapping[str, Part]
+    """Members that filters need, by ending."""
+
+
+def _part(member: Member) -> Part:
+    return Part(member.offset, member.size)
+
+
+def _rows(usable: Iterable[_Usable]) -> Rows:
     places, keys = [], bytearray()
-    for key, image, text in usable:
+    for key, image, text, _ in usable:
         keys += key.encode("utf-8", "surrogateescape")
         places.append(
             (image.offset, min(image.size, LARGEST), text.offset, min(text.size, LARGEST), len(keys))

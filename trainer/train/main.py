@@ -43,7 +43,7 @@ from trainer.data.bad_samples import name_left_out
 from trainer.data.distributed_index import open_together
 from trainer.data.order import epoch_samples
 from trainer.data.processes import start_process_server
-from trainer.data.sample import Source
+from trainer.data.sample import InUnits, Source
 from trainer.data.sample_counts import shard_weights
 from trainer.data.streams import loader_processes
 from trainer.errors import InputError
@@ -137,7 +137,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     check_packages(job)
     source = open_together(job, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
-    weights = shard_weights(job.data)
+    weights = shard_weights(job.data, source.units if isinstance(source, InUnits) else None)
     samples = epoch_samples(source.shard_sizes(), weights)
     length = schedule(job, samples)
     run = open_run(job, comm)
@@ -273,7 +273,7 @@ def _announce(
         f"{many(samples, 'sample')} = {many(length.epoch_steps, 'step')} per epoch{tail}; "
         f"training {many(length.steps, 'step')}",
     )
-    for cause, count in source.left_out.by_cause.items():
+    for cause, count in source.left_out.every.items():
         _say("", f"{many(count, 'sample')} not used: {cause}")
     if world.rank == 0:
         name_left_out(source.left_out)

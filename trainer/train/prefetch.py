@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer.comm.host_memory import to_device
 from trainer.data.bad_samples import Skipped
-from trainer.data.captions import CHOICES
+from trainer.data.captions import choice_by
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
 from trainer.data.streams import loader_processes
@@ -58,7 +58,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         workers=loader_processes(setup.source, job.data.workers),
         weights=setup.weights,
         skip_bad=job.data.on_bad_sample == "skip",
-        caption_choice=CHOICES[job.data.caption_choice],
+        caption_choice=choice_by(job.data),
         start_epoch=epoch,
         start_batch=batch,
         pin_memory=setup.comm.device.type == "cuda",

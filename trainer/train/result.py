@@ -71,7 +71,7 @@ def write_result(setup: TrainSetup, result: TrainResult) -> None:
             "resume": setup.job.checkpoint.resume,
             "device": ", ".join(devices),
             "bad_samples": dict(bad_samples),
-            "left_out": dict(setup.source.left_out.by_cause),
+            "left_out": setup.source.left_out.every,
             **result.metrics,
             **result.summary,
             "world_size": comm.world.size,

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
+
+from trainer.config.formats import row_of
 
 PIPE = "pipe:"
 SOURCES = "::"
@@ -124,4 +125,4 @@ def with_model_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def is_table(name: str) -> bool:
     """Returns whether the ending is a table's, by which the job file tells tables from shards."""
-    return PurePosixPath(name).suffix in (".csv", ".tsv")
+    return row_of(name).name == "table"

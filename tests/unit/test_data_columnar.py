@@ -1,0 +1,362 @@
+"""Parquet and Arrow tables: cells, captions, order, weights, filters, memory, and what is refused."""
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from pyarrow import ipc, parquet
+from pydantic import ValidationError
+from torch import Tensor
+
+from tests.support.jobs import tiny_job
+from tests.support.range_server import serving
+from tests.support.thread_ranks import run_ranks
+from trainer.cli.main import cli
+from trainer.config import Data
+from trainer.config.batch_plan import BatchPlan
+from trainer.config.formats import FORMATS
+from trainer.data.columnar import ColumnarSource
+from trainer.data.distributed_index import open_together
+from trainer.data.loader import train_batches
+from trainer.data.row_groups import GroupCache
+from trainer.data.sample import BadSample, RawSample, Source
+from trainer.data.sample_counts import check_data, shard_weights
+from trainer.data.source import open_images, open_source
+from trainer.errors import InputError
+
+
+def picture(number: int, side: int = 8) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), (number, 0, 0)).save(file, "png")
+    return file.getvalue()
+
+
+def rows(count: int, first: int = 0) -> dict[str, list[Any]]:
+    numbers = range(first, first + count)
+    return {
+        "image": [picture(number) for number in numbers],
+        "caption": [f"caption {number}" for number in numbers],
+        "score": [number / 100 for number in numbers],
+    }
+
+
+def write_parquet(path: Path, columns: dict[str, list[Any]], per_group: int = 4) -> str:
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=per_group)
+    return str(path)
+
+
+def write_arrow(path: Path, columns: dict[str, list[Any]], per_group: int = 4) -> str:
+    table = pyarrow.table(columns)
+    with ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=per_group)
+    return str(path)
+
+
+def write_stream(path: Path, columns: dict[str, list[Any]], per_group: int = 4) -> str:
+    table = pyarrow.table(columns)
+    with ipc.new_stream(path, table.schema) as file:
+        file.write_table(table, max_chunksize=per_group)
+    return str(path)
+
+
+WRITERS: dict[str, tuple[str, Callable[..., str]]] = {
+    "parquet": ("t.parquet", write_parquet),
+    "arrow": ("t.arrow", write_arrow),
+    "arrow stream": ("t.arrow", write_stream),
+}
+
+
+def captions(source: Source) -> list[tuple[str, ...]]:
+    return [source.read(number).captions for number in range(len(source))]
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_each_format_gives_its_rows_in_groups(tmp_path: Path, form: str) -> None:
+    name, write = WRITERS[form]
+    path = write(tmp_path / name, rows(10))
+    data = Data(train=(path,))
+    source = open_source(data)
+    assert data.kind == form.split()[0]
+    assert source.shard_sizes() == [4, 4, 2]
+    assert [source.read(number).image for number in range(10)] == rows(10)["image"]
+    assert captions(source) == [(text,) for text in rows(10)["caption"]]
+    assert (source.read(9).key, source.read(9).origin) == ("2:1", path)
+    again = pickle.loads(pickle.dumps(source))
+    assert captions(again) == captions(source)
+    assert check_data(data) == 10
+
+
+def test_a_cell_holds_bytes_a_path_a_struct_or_a_url(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.png").write_bytes(picture(1))
+    with serving(tmp_path) as (url, _):
+        cells: dict[str, list[Any]] = {
+            "bytes": [picture(1)],
+            "path": ["sub/a.png"],
+            "absolute": [str(tmp_path / "sub/a.png")],
+            "url": [f"{url}/sub/a.png"],
+            "struct": [{"bytes": picture(1), "path": None}],
+            "of a path": [{"bytes": None, "path": "sub/a.png"}],
+            "nested": [{"image": picture(1)}],
+        }
+        path = write_parquet(tmp_path / "t.parquet", {**cells, "caption": ["c"]})
+        for name in cells:
+            column = "nested.image" if name == "nested" else name
+            assert open_source(Data(train=(path,), image_column=column)).read(0).image == picture(1), name
+
+
+@pytest.mark.parametrize(
+    ("cell", "cause", "what"),
+    [
+        (None, "no image", "its image is empty"),
+        (b"", "no image", "its image is empty"),
+        (7, "no image", "neither bytes nor a path but int"),
+        ("file:///etc/passwd", "no image", "an address of none of http://, https://, s3://, gs://"),
+        ("simplecache::http://127.0.0.1:9/a.png", "no image", "an address of none of"),
+        ("http://127.0.0.1:9/a.png", "image not fetched", "cannot be fetched"),
+        (b"x" * 2000, "too large", "2,000 bytes; data.max_member_bytes allows 1,000"),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_one_bad_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: object, cause: str, what: str
+) -> None:
+    monkeypatch.setattr("trainer.data.image_cells.WAITS_S", ())
+    path = write_parquet(tmp_path / "t.parquet", {"image": [cell], "caption": ["c"]})
+    with pytest.raises(BadSample, match=what) as caught:
+        open_source(Data(train=(path,), max_member_bytes=1000)).read(0)
+    assert (caught.value.cause, caught.value.key) == (cause, "0:0")
+
+
+def test_captions_have_paths_templates_and_weights(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {
+        "image": [picture(0)],
+        "caption": ["plain"],
+        "many": [["one", "two", ""]],
+        "meta": [{"title": "T", "year": 1999}],
+    }
+    path = write_parquet(tmp_path / "t.parquet", columns)
+    several = open_source(Data(train=(path,), caption_column=("caption", "many[*]"))).read(0)
+    assert (several.captions, several.caption_counts) == (("plain", "one", "two"), (1, 2))
+    template = Data(train=(path,), caption_template=("{meta.title} ({meta.year}): {many[1]}",))
+    assert open_source(template).read(0).captions == ("T (1999): two",)
+    with pytest.raises(BadSample, match=r"a list at many, not a text: many\[\*\] takes every text"):
+        open_source(Data(train=(path,), caption_column=("many",))).read(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"image_column": "images[*]"}, r"image_column = images\[\*\] names several values"),
+        ({"caption_column": ("a..b",)}, "the path of the field cannot be read"),
+        ({"caption_column": ("[0]",)}, r"caption_column = \[0\] begins with no column"),
+        ({"filters": ("a[*] > 1",)}, r"filters = a\[\*\] names several values"),
+    ],
+)
+def test_a_malformed_path_is_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Data(train=("t.parquet",), **settings)
+
+
+def test_check_names_what_is_wrong_with_the_tables(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "t.parquet", rows(4))
+    with pytest.raises(InputError, match="there is no column 'captoin'; did you mean 'caption'"):
+        check_data(Data(train=(path,), caption_column=("captoin",)))
+    with pytest.raises(InputError, match="there is no column 'scor'; did you mean 'score'"):
+        check_data(Data(train=(path,), filters=("scor > 0",)))
+    (tmp_path / "cut.parquet").write_bytes(Path(path).read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"cut.parquet: cannot be read as a table"):
+        check_data(Data(train=(str(tmp_path / "cut.parquet"),)))
+    (tmp_path / "0.tar").write_bytes(bytes(10240))
+    with pytest.raises(InputError, match=r"is a Parquet file among shards: name only files of one format"):
+        check_data(Data(train=(path, str(tmp_path / "0.tar"))))
+    names = write_arrow(tmp_path / "t.arrow", {"image": ["gone.png", None], "caption": ["a", "b"]})
+    with pytest.raises(
+        InputError, match=r"1 of 2 image files are missing; the first is .*/gone.png in row 1"
+    ):
+        check_data(Data(train=(names,)))
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "t.parquet", {"image": [], "caption": []})
+    with pytest.raises(InputError, match="the tables have no rows"):
+        open_source(Data(train=(path,)))
+
+
+def test_filters_keep_rows_by_columns_and_by_the_images_header(tmp_path: Path) -> None:
+    columns = {**rows(8), "image": [picture(number, 8 + number) for number in range(8)]}
+    path = write_parquet(tmp_path / "t.parquet", columns)
+    data = Data(train=(path,), filters=("min_side >= 10", "score != 0.05"))
+    source = open_source(data)
+    assert captions(source) == [(f"caption {number}",) for number in (2, 3, 4, 6, 7)]
+    assert source.shard_sizes() == [2, 3]
+    assert source.left_out.filtered == {"min_side >= 10": 2, "score != 0.05": 1}
+    assert check_data(data) is None
+    wrong = write_parquet(tmp_path / "w.parquet", {**rows(3), "score": ["high", None, "low"]})
+    with pytest.raises(InputError, match=r"bad samples: 2 of 9 \(2 score is a text"):
+        open_source(Data(train=(wrong, path), filters=("score > 0",), max_bad_share=0.0))
+    with pytest.raises(InputError, match=r"data.filters keep no sample \(score > 9 left out 8\)"):
+        open_source(Data(train=(path,), filters=("score > 9",)))
+
+
+def numbers(raw: RawSample, _seed: int) -> Tensor:
+    assert isinstance(raw.image, bytes)
+    with Image.open(io.BytesIO(raw.image)) as image:
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def lengths(texts: list[str]) -> Tensor:
+    return torch.zeros(len(texts), 2, dtype=torch.int64)
+
+
+def order(source: Source, data: Data, ranks: int, start: int = 0) -> list[str]:
+    """Captions of two epochs in their order, from a global batch on."""
+    weights = shard_weights(data, source.units if isinstance(source, ColumnarSource) else None)
+    of_ranks = []
+    for rank in range(ranks):
+        stream = train_batches(
+            source, plan=BatchPlan(ranks, 4, 4 // ranks, 4 // ranks, 1), rank=rank, seed=1, window=8,
+            pixels=numbers, tokenizer=lengths, workers=0, weights=weights, epochs=2, start_batch=start,
+        )  # fmt: skip
+        of_ranks.append([batch.captions for batch in stream])
+    return [text for batch in zip(*of_ranks, strict=True) for part in batch for text in part]
+
+
+@pytest.mark.parametrize("filters", [(), ("score >= 0.03",)])
+@pytest.mark.parametrize("weights", [None, (1.0, 0.5)])
+def test_order_and_resume_are_the_same_on_any_ranks(
+    tmp_path: Path, filters: tuple[str, ...], weights: tuple[float, ...] | None
+) -> None:
+    paths = (
+        write_parquet(tmp_path / "0.parquet", rows(20)),
+        write_parquet(tmp_path / "1.parquet", rows(12, 20), per_group=5),
+    )
+    index = str(tmp_path / "index")
+    data = {"train": paths, "filters": filters, "weights": weights, "index": index, "format": "auto"}
+    job = tiny_job(data=data)
+    alone = open_source(job.data)
+    together = run_ranks(2, lambda comm: open_together(job, comm))
+    expected = order(alone, job.data, 1)
+    assert order(together[0], job.data, 2) == expected
+    assert order(together[1], job.data, 2, start=2) == expected[8:]
+    if weights is None:
+        assert set(expected) == set(rows(32)["caption"][3 if filters else 0 :])
+    else:
+        assert len(expected) == 2 * 4 * ((20 - 3 * len(filters) + 6) // 4)
+
+
+def test_memory_for_row_groups_is_bounded(tmp_path: Path) -> None:
+    big: dict[str, list[Any]] = {
+        "image": [np.random.default_rng(n).bytes(2**18) for n in range(32)],
+        "caption": ["c"] * 32,
+    }
+    path = write_parquet(tmp_path / "t.parquet", big)
+    cache = GroupCache("parquet", ["image", "caption"], 3 * 2**20)
+    for group in (*range(8), *range(8)):
+        assert cache.row(path, group, 3)["image"] == big["image"][4 * group + 3]
+        assert cache.held_bytes <= 3 * 2**20
+    assert cache.held_bytes > 2**20
+    with pytest.raises(InputError, match=r"row group 0 takes more memory than the 0 MiB .* `clipship pack`"):
+        GroupCache("parquet", ["image"], 2**19).row(path, 0, 0)
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path: Path) -> None:
+    value = pyarrow.array([bytes(2**20)])
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 8192, pyarrow.int32()), value)
+    table = pyarrow.table({"image": column, "caption": ["c"] * 8192})
+    path = tmp_path / "t.parquet"
+    parquet.write_table(table, path, store_schema=False)
+    assert path.stat().st_size < 2**20
+    before = pyarrow.default_memory_pool().max_memory()
+    with pytest.raises(InputError, match="row group 0 takes more memory than the 100 MiB"):
+        open_source(Data(train=(str(path),), row_group_cache_mb=100)).read(0)
+    assert pyarrow.default_memory_pool().max_memory() - before < 400 * 2**20
+
+
+def test_a_damaged_row_group_is_bad_samples_and_the_others_are_read(tmp_path: Path) -> None:
+    path = Path(write_parquet(tmp_path / "t.parquet", rows(12)))
+    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset : column.data_page_offset + 12] = bytes(12)
+    path.write_bytes(content)
+    source = open_source(Data(train=(str(path),)))
+    for number in (*range(4), *range(8, 12)):
+        assert source.read(number).captions == (f"caption {number}",)
+    with pytest.raises(BadSample, match=r"t.parquet: sample 1:1: .* cannot be read as a table") as caught:
+        source.read(5)
+    assert caught.value.cause == "damaged row group"
+
+
+def test_rows_without_an_image_are_bad_when_filters_need_its_size(tmp_path: Path) -> None:
+    columns = {**rows(40), "image": [None, b"text", *rows(38)["image"]]}
+    source = open_source(
+        Data(train=(write_parquet(tmp_path / "t.parquet", columns),), filters=("width > 1",))
+    )
+    assert len(source) == 38
+    assert source.left_out.by_cause == {
+        "no image": 1,
+        "the image's header, which data.filters need, cannot be read": 1,
+    }
+
+
+def test_a_truncated_stream_is_refused_at_once(tmp_path: Path) -> None:
+    path = Path(write_stream(tmp_path / "t.arrow", rows(12)))
+    path.write_bytes(path.read_bytes()[:-600])
+    with pytest.raises(InputError, match=r"t.arrow: cannot be read as a table"):
+        open_source(Data(train=(str(path),)))
+
+
+def test_check_refuses_a_window_that_memory_does_not_hold(tmp_path: Path) -> None:
+    big: dict[str, list[Any]] = {
+        "image": [np.random.default_rng(n).bytes(2**16) for n in range(64)],
+        "caption": ["c"] * 64,
+    }
+    path = write_parquet(tmp_path / "t.parquet", big)
+    with pytest.raises(
+        InputError, match=r"read row groups again and again: .* set shuffle_window = "
+    ) as caught:
+        check_data(Data(train=(path,), row_group_cache_mb=1))
+    window = int(str(caught.value).split("shuffle_window = ")[2].split()[0])
+    assert check_data(Data(train=(path,), row_group_cache_mb=1, shuffle_window=window)) == 64
+    with pytest.raises(InputError, match="row group 0 takes more memory than the 1 MiB"):
+        check_data(Data(train=(write_parquet(tmp_path / "u.parquet", big, 64),), row_group_cache_mb=1))
+
+
+def test_evaluation_has_each_named_image_once_with_the_captions_of_all_its_rows(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(picture(1))
+    columns = {"image": ["a.png", "b.png", "./a.png"], "caption": ["one", "two", "three"]}
+    source = open_images(Data(train=(write_parquet(tmp_path / "t.parquet", columns, 2),)))
+    assert captions(source) == [("one", "three"), ("two",)]
+    held = open_images(Data(train=(write_parquet(tmp_path / "u.parquet", rows(3)),)))
+    assert captions(held) == [("caption 0",), ("caption 1",), ("caption 2",)]
+
+
+def test_commands_read_tables_in_row_groups(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "t.parquet", rows(6))
+    stats = CliRunner().invoke(cli, ["data", "stats", path, "--filters", "score > 0.01"])
+    found = json.loads(stats.stdout)
+    assert (found["samples"], found["samples_per_shard"]["most"]) == (4, 2)
+    assert found["not_usable"] == {"filter score > 0.01": 2}
+
+
+def test_a_table_behind_a_url_is_read_in_parts(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", rows(10))
+    with serving(tmp_path) as (url, _):
+        source = open_source(Data(train=(f"{url}/t.parquet",)))
+        assert captions(source) == [(text,) for text in rows(10)["caption"]]
+
+
+def test_every_format_is_a_value_of_the_key() -> None:
+    for name, row in FORMATS.items():
+        given = () if not row.unit else (f"x{row.endings[0] if row.endings else '.tar'}",)
+        assert Data(train=given, format=name).kind == name  # type: ignore[arg-type]
+        assert Data(train=given).kind == name if given else True

@@ -1,0 +1,119 @@
+"""Table of the formats of training data: one row holds everything that is needed to read one.
+
+Rows name code as "module:attribute", which `trainer.sysinfo.imports.load` imports when it is needed: a
+command that only checks shards imports no numpy. Pure; opens no file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class FormatRow:
+    """One format. Code is named as "module:attribute"."""
+
+    name: str
+    """Value of data.format."""
+    unit: str
+    """Word for one of its files in messages, such as "shard"; empty if it has no files."""
+    endings: tuple[str, ...]
+    """Endings of names by which data.format = "auto" knows it, with a dot; none for the format that takes
+    all other names."""
+    reads: tuple[str, ...]
+    """Keys of `[data]` that only some formats read, those that this one reads; without their section."""
+    check: str
+    """Function (files, data, key) that returns the number of samples, or None if they are not counted yet.
+
+    Raises InputError, which lists every problem of the files. The key named the files.
+    """
+    images: str
+    """Function (data, progress) that opens the samples for evaluation: each image once, with all captions."""
+    source: str | None = None
+    """Function (data) that opens the samples for training; None for a format that is indexed."""
+    selection: str | None = None
+    """Function (data) that returns what an index has of the files: `trainer.data.index.Selects`."""
+    indexed: str | None = None
+    """Function (index, data, allowed) that opens the samples for training through an index."""
+    fields: Literal["json", "columns", "nested columns"] = "columns"
+    """Meaning of the names of fields: paths into a sample's JSON, columns, or paths that begin with one."""
+    measures_images: bool = False
+    """True if its index can tell the size of images, which some of data.filters need."""
+
+
+_IN_FILES = (
+    "max_image_pixels",
+    "max_member_bytes",
+    "max_bad_share",
+    "on_bad_sample",
+    "caption_weights",
+    "caption_template",
+    "filters",
+)
+_IN_TABLES = ("image_column", "caption_column")
+
+SHARDS = FormatRow(
+    name="webdataset",
+    unit="shard",
+    endings=(),
+    reads=(*_IN_FILES, "image_key", "caption_key", "index", "encoding"),
+    check="trainer.data.sample_counts:check_shards",
+    selection="trainer.data.source:shard_selection",
+    indexed="trainer.data.source:indexed_shards",
+    images="trainer.data.source:all_shards",
+    fields="json",
+    measures_images=True,
+)
+_TABLE = FormatRow(
+    name="table",
+    unit="table",
+    endings=(".csv", ".tsv"),
+    reads=(*_IN_FILES, *_IN_TABLES, "separator", "encoding"),
+    check="trainer.data.tables:check_tables",
+    source="trainer.data.source:tables",
+    images="trainer.data.source:tables_by_image",
+)
+
+
+def _columnar(name: str, *endings: str) -> FormatRow:
+    """Returns the row of a format of tables in row groups."""
+    return FormatRow(
+        name=name,
+        unit=f"{name.title()} file",
+        endings=endings,
+        reads=(*_IN_FILES, *_IN_TABLES, "index", "row_group_cache_mb"),
+        check="trainer.data.table_groups:check_row_groups",
+        selection="trainer.data.columnar:row_selection",
+        indexed="trainer.data.columnar:open_columnar",
+        images="trainer.data.table_groups:row_groups_by_image",
+        fields="nested columns",
+        measures_images=True,
+    )
+
+
+_IN_ROW_GROUPS = (_columnar("parquet", ".parquet"), _columnar("arrow", ".arrow", ".feather"))
+_SYNTHETIC = FormatRow(
+    name="synthetic",
+    unit="",
+    endings=(),
+    reads=("synthetic_samples",),
+    check="trainer.data.sample_counts:check_synthetic",
+    source="trainer.data.source:synthetic",
+    images="trainer.data.source:synthetic",
+)
+
+FORMATS: dict[str, FormatRow] = {row.name: row for row in (SHARDS, _TABLE, *_IN_ROW_GROUPS, _SYNTHETIC)}
+"""Rows by name."""
+
+
+def format_of(names: Sequence[str]) -> FormatRow:
+    """Returns the format whose endings all names have; shards if there is none."""
+    rows = {row_of(name) for name in names}
+    return rows.pop() if len(rows) == 1 else SHARDS
+
+
+def row_of(name: str) -> FormatRow:
+    """Returns the format of one file by its ending."""
+    ending = PurePosixPath(name).suffix
+    return next((row for row in FORMATS.values() if ending in row.endings), SHARDS)

@@ -1,0 +1,77 @@
+"""Images in the cells of a table: bytes, the path of a file, or a URL. No torch."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config import is_remote
+from trainer.config.caption_key import Path
+from trainer.data.captions import field_value
+from trainer.data.files import fetch, persistent, read_file
+from trainer.data.sample import BadSample, check_bytes, check_file
+from trainer.errors import InputError
+
+SCHEMES = ("http://", "https://", "s3://", "gs://")
+"""Beginnings of addresses that a table may name; fsspec knows others, which read this machine's files or run
+chains of file systems."""
+WAITS_S = (0.5, 1.0)
+"""Pauses in seconds before an address is asked again: among many, some are dead."""
+
+
+def image_cell(cells: Mapping[str, Any], place: Path) -> object:
+    """Returns the bytes, path or URL of a row's image; None if there is none.
+
+    A cell of Hugging Face's datasets is a struct with `bytes`, `path` or both.
+    """
+    try:
+        cell = field_value(cells, place)
+    except ValueError:
+        return None
+    return cell.get("bytes") or cell.get("path") if isinstance(cell, Mapping) else cell
+
+
+def image_bytes(cell: object, table: str, key: str, most_bytes: int) -> bytes:
+    """Returns the image file that a cell holds or names; relative paths start at the table's folder.
+
+    Raises BadSample, and StorageError if a file stays unreadable.
+    """
+    if cell is None or cell in (b"", ""):
+        raise BadSample(table, key, "no image", "its image is empty")
+    if isinstance(cell, bytes):
+        check_bytes(table, key, "image", len(cell), most_bytes)
+        return cell
+    name = named_image(cell, table)
+    if name is None:
+        kind = type(cell).__name__
+        raise BadSample(table, key, "no image", f"its image is neither bytes nor a path but {kind}")
+    return (_fetched if is_remote(name) else _file)(name, table, key, most_bytes)
+
+
+def named_image(cell: object, table: str) -> str | None:
+    """Returns the URL or the path that a cell names, with the table's folder; None if it names nothing."""
+    if not isinstance(cell, str) or not cell:
+        return None
+    return cell if "://" in cell else os.path.normpath(os.path.join(os.path.dirname(table), cell))
+
+
+def _file(path: str, table: str, key: str, most_bytes: int) -> bytes:
+    if not os.path.exists(path):
+        raise BadSample(table, key, "no image", f"there is no image {path}")
+    return read_file(
+        path,
+        f"{table}: sample {key}: image {path}",
+        lambda status: check_file(table, key, status, most_bytes),
+    )
+
+
+def _fetched(url: str, table: str, key: str, most_bytes: int) -> bytes:
+    if not url.startswith(SCHEMES):
+        raise BadSample(
+            table, key, "no image", f"its image {url} has an address of none of {', '.join(SCHEMES)}"
+        )
+    try:
+        content = persistent(url, lambda: fetch(url, most_bytes), WAITS_S)
+    except InputError as error:
+        raise BadSample(table, key, "image not fetched", f"its image cannot be fetched: {error}") from error
+    check_bytes(table, key, "image", len(content), most_bytes)
+    return content

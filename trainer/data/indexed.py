@@ -1,0 +1,138 @@
+"""Files with an index: what is known of them before any sample is read. An index in memory. No torch."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, islice
+from statistics import median
+from typing import Protocol
+
+from trainer.data.index import THREADS, Scanned, Selects, raise_all, rows_of, scan
+from trainer.data.sample import BadSample, LeftOut
+from trainer.data.tar import Rows
+from trainer.errors import InputError
+
+LOST = "lost in damaged shards, estimated"
+NAMED_IN_ALL = 10_000
+"""Largest number of left-out samples that are named."""
+
+
+class Counted(Protocol):
+    """Counts of a file that are known before any sample is read: its samples and what else it holds."""
+
+    @property
+    def left_out(self) -> Mapping[str, int]: ...
+    @property
+    def flaws(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def damage(self) -> str: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def endings(self) -> Mapping[str, int]: ...
+    @property
+    def filtered(self) -> Mapping[str, int]: ...
+    @property
+    def groups(self) -> Sequence[int]: ...
+    def __len__(self) -> int: ...
+
+
+class FileIndex(Protocol):
+    """Protocol of an index of several files, on disk or in memory."""
+
+    @property
+    def paths(self) -> Sequence[str]: ...
+    @property
+    def entries(self) -> Sequence[Counted]: ...
+    def rows(self, number: int) -> Rows:
+        """Returns the rows of one shard."""
+
+    def payload(self, number: int) -> memoryview:
+        """Returns what is stored of one file, as its `Scanned` has it."""
+
+
+@dataclass(frozen=True)
+class IndexInMemory:
+    """An index that is made now and kept in memory only, for a few files."""
+
+    paths: tuple[str, ...]
+    entries: tuple[Scanned, ...]
+
+    def rows(self, number: int) -> Rows:
+        return rows_of(self.payload(number), len(self.entries[number]))
+
+    def payload(self, number: int) -> memoryview:
+        return memoryview(b"".join(self.entries[number].payload))
+
+
+def index_in_memory(
+    paths: Sequence[str], selection: Selects, progress: Callable[[int, int], None] | None = None
+) -> IndexInMemory:
+    """Scans the files in threads. `progress` is called with (files done, files).
+
+    Raises InputError, which names every file that cannot be read.
+    """
+    found: list[Scanned] = []
+    problems: list[InputError] = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = pool.map(lambda path: _scanned_or_problem(path, selection), paths)
+        for done, result in enumerate(results, start=1):
+            if isinstance(result, InputError):
+                problems.append(result)
+            else:
+                found.append(result)
+            if progress:
+                progress(done, len(paths))
+    raise_all(problems)
+    return IndexInMemory(tuple(paths), tuple(found))
+
+
+def _scanned_or_problem(path: str, selection: Selects) -> Scanned | InputError:
+    try:
+        return scan(path, selection)[1]
+    except InputError as error:
+        return error
+
+
+def left_out_of(index: FileIndex) -> LeftOut:
+    """Returns the samples that are not used.
+
+    The loss in a cut shard is estimated from the whole shards beside it, or from the largest.
+    """
+    counts: Counter[str] = Counter()
+    beside: dict[str, list[Counted]] = {}
+    for path, entry in zip(index.paths, index.entries, strict=True):
+        counts.update(entry.left_out)
+        beside.setdefault(os.path.dirname(path), []).append(entry)
+    usual = {folder: _usual(entries) for folder, entries in beside.items()}
+    damaged = [(path, entry) for path, entry in zip(index.paths, index.entries, strict=True) if entry.damage]
+    for path, entry in damaged:
+        counts[LOST] += max(1, entry.lost or usual[os.path.dirname(path)] - len(entry))
+    named = chain(
+        (BadSample(path, "", LOST, entry.damage) for path, entry in damaged),
+        (
+            BadSample(path, key, cause, cause)
+            for path, entry in zip(index.paths, index.entries, strict=True)
+            for key, cause in entry.flaws
+        ),
+    )
+    return LeftOut(counts, list(islice(named, NAMED_IN_ALL)), filtered_of(index))
+
+
+def filtered_of(index: FileIndex) -> Counter[str]:
+    """Returns the samples that filters have left out, counted by filter."""
+    filtered: Counter[str] = Counter()
+    for entry in index.entries:
+        filtered.update(entry.filtered)
+    return filtered
+
+
+def _usual(entries: Sequence[Counted]) -> int:
+    """Returns the usual number of samples of a shard in one folder.
+
+    It is the median of the whole shards; if there is none, the largest.
+    """
+    whole = [len(entry) for entry in entries if len(entry) and not entry.damage]
+    return round(median(whole)) if whole else max(map(len, entries))

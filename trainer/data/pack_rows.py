@@ -1,0 +1,224 @@
+"""The rows that are packed into shards: of a text table, or of a table in row groups. No torch.
+
+Rows of a text table are in memory, as its images are files. A table in row groups is read again for each
+shard, group by group.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from trainer.config import Data
+from trainer.config.formats import FORMATS, row_of
+from trainer.data.captions import captions_in
+from trainer.data.columnar import Columns, check_columns
+from trainer.data.files import open_file, stamp
+from trainer.data.image_cells import image_cell, named_image
+from trainer.data.row_groups import cells_of, groups_in
+from trainer.data.sample import kind_of_file
+from trainer.data.tables import Table, TableColumns, list_rows, missing_images, read_table
+from trainer.errors import InputError
+
+IMAGE_ENDINGS: tuple[str, ...] = Data.model_fields["image_key"].default
+
+
+class PackRow(NamedTuple):
+    """One row."""
+
+    number: int
+    """Number of the row, from 0, which becomes the key of the sample."""
+    image: object
+    """The path of the image file, or what a cell has in its place: bytes, a path or a URL as text."""
+    origin: str
+    """Table and row, for messages."""
+    captions: str
+    """A caption in each line; empty if the row has none."""
+    other: str
+    """The other columns as JSON; empty if there are none."""
+    table: str = ""
+    """Path of the table, at whose folder a relative path of a cell starts."""
+
+
+class Rows(Protocol):
+    """A table's rows."""
+
+    @property
+    def identity(self) -> object:
+        """Value that changes with the rows."""
+
+    def __len__(self) -> int: ...
+    def part(self, begin: int, end: int) -> Iterable[PackRow]:
+        """Returns the rows from `begin` up to `end`; picklable."""
+
+    def image_bytes(self) -> Iterator[int]:
+        """Yields the size of each row's image."""
+
+    def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
+        """Yields what is wrong with the images, as far as it shows without reading them.
+
+        With `any_ending` they are encoded anew; with `skip_bad` images may be missing.
+        """
+
+
+def rows_of_table(path: Path, data: Data) -> Rows:
+    """Returns the rows of a table that `data` describes, by the ending of its name.
+
+    Raises InputError for a table that cannot be read, and for a missing column.
+    """
+    if FORMATS[row_of(path.name).name].fields != "nested columns":
+        return TextRows(read_table(path, TableColumns.by(data), keep_others=True))
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: the table cannot be read: it is {kind_of_file(path.stat())}, not a file")
+    return GroupRows.of(path, data)
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """Rows of a .csv or .tsv table."""
+
+    table: Table
+
+    @property
+    def identity(self) -> object:
+        return (self.table.images, self.table.captions, self.table.others)
+
+    def __len__(self) -> int:
+        return len(self.table.rows)
+
+    def part(self, begin: int, end: int) -> tuple[PackRow, ...]:
+        others = self.table.others or ({},) * len(self.table.rows)
+        return tuple(
+            PackRow(
+                row,
+                self.table.image_path(row).absolute(),
+                self.table.origin(row),
+                "\n".join(self.table.captions_of(row).texts),
+                _json(others[row]),
+            )
+            for row in range(begin, end)
+        )
+
+    def image_bytes(self) -> Iterator[int]:
+        for row in range(len(self)):
+            path = self.table.image_path(row)
+            yield path.stat().st_size if path.is_file() else 0
+
+    def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
+        table = self.table
+        if missing := [] if skip_bad else missing_images(table):
+            yield (
+                f"{table.path}: image file missing in {list_rows(missing)}; relative paths start at "
+                f"{table.path.parent.absolute()}"
+            )
+        unknown = [
+            row
+            for row, image in zip(table.rows, table.images, strict=True)
+            if ending_of(image) not in IMAGE_ENDINGS
+        ]
+        if unknown and not any_ending:
+            yield (
+                f"{table.path}: an image is none of {allowed_endings()} in {list_rows(unknown)}: convert or "
+                "remove these images"
+            )
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """Rows of a Parquet or Arrow table."""
+
+    path: str
+    form: str
+    sizes: tuple[int, ...]
+    """Rows of each group."""
+    columns: Columns
+    others: tuple[str, ...]
+    """Names of the columns that become JSON."""
+    version: object
+    begin: int = 0
+    end: int = 0
+
+    @classmethod
+    def of(cls, path: Path, data: Data) -> "GroupRows":
+        """Returns all rows of a table."""
+        columns, name = Columns.by(data), str(path.absolute())
+        used = {str(place[0]) for place in (columns.image, *(() if columns.templates else columns.captions))}
+        with open_file(name) as file:
+            groups = groups_in(file, name, row_of(name).name)
+            check_columns(name, groups, columns.names)
+            return cls(
+                name,
+                row_of(name).name,
+                tuple(groups.sizes),
+                columns,
+                tuple(column for column in groups.columns if column not in used),
+                stamp(name),
+                end=sum(groups.sizes),
+            )
+
+    @property
+    def identity(self) -> object:
+        return (self.version, self.columns, self.others)
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def part(self, begin: int, end: int) -> "GroupRows":
+        return GroupRows(
+            self.path, self.form, self.sizes, self.columns, self.others, self.version, begin, end
+        )
+
+    def __iter__(self) -> Iterator[PackRow]:
+        names = list(dict.fromkeys([*self.columns.names, *self.others]))
+        for number, cells in self._cells(names):
+            try:
+                captions = "\n".join(captions_in(cells, self.columns.captions, self.columns.templates).texts)
+            except ValueError:
+                captions = ""
+            other = _json({name: cells[name] for name in self.others})
+            image = image_cell(cells, self.columns.image)
+            yield PackRow(number, image, f"{self.path}: row {number + 1}", captions, other, self.path)
+
+    def image_bytes(self) -> Iterator[int]:
+        for _, cells in self._cells([str(self.columns.image[0])]):
+            cell = image_cell(cells, self.columns.image)
+            name = named_image(cell, self.path)
+            is_file = name is not None and Path(name).is_file()
+            yield (
+                len(cell) if isinstance(cell, bytes) else Path(name).stat().st_size if is_file and name else 0
+            )
+
+    def problems(self, *, any_ending: bool, skip_bad: bool) -> Iterator[str]:
+        return iter(())  # images lie in the table: each shows what is wrong with it when it is read
+
+    def _cells(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields number and cells of each row, read group by group."""
+        with open_file(self.path) as file:
+            groups = groups_in(file, self.path, self.form)
+            for group, last in enumerate(accumulate(self.sizes)):
+                first = last - self.sizes[group]
+                if first < self.end and last > self.begin:
+                    begin, end = max(0, self.begin - first), min(last, self.end) - first
+                    cells = islice(cells_of(groups, group, names), begin, end)
+                    yield from enumerate(cells, start=first + begin)
+
+
+def ending_of(name: str) -> str:
+    """Returns the ending of a file's name, without the dot, in lower case."""
+    return Path(name).suffix.removeprefix(".").lower()
+
+
+def allowed_endings() -> str:
+    """Returns the endings of images that a job expects, for a message."""
+    return ", ".join("." + ending for ending in IMAGE_ENDINGS)
+
+
+def _json(cells: object) -> str:
+    return json.dumps(cells, ensure_ascii=False, sort_keys=True, default=_plain) if cells else ""
+
+
+def _plain(value: object) -> str | None:
+    """Returns a value that JSON does not have, such as a date, as text; None for bytes."""
+    return None if isinstance(value, bytes) else str(value)

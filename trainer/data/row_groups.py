@@ -1,0 +1,249 @@
+"""Files of tables in row groups: Parquet, and Arrow with its record batches. No torch.
+
+A group is what is read and decoded at once. Arrow files may have the file format, or, if they are local, the
+stream format, as Hugging Face's datasets are stored. pyarrow is imported when a file is opened.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+
+from trainer.config import is_remote
+from trainer.data.files import open_file, persistent
+from trainer.errors import InputError
+from trainer.sysinfo.extras import require
+
+ROWS_AT_ONCE = 64
+"""Rows that are decoded before the memory that they take is compared with the limit."""
+OPEN_FILES = 16
+MOST_PACKED_BYTES = 2**26
+"""Largest number of bytes to which the batches of an Arrow stream may unpack."""
+
+
+class DamagedTable(InputError):
+    """Raised for a file, or a row group, that cannot be decoded."""
+
+
+class Groups(Protocol):
+    """An open file in row groups."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Number of rows of each group."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of the columns."""
+
+    def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
+        """Returns the memory in bytes that columns of a group take, as the file says; 0 if it does not."""
+
+    def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+        """Yields the columns of one group as pyarrow.RecordBatch, and the memory of each in bytes.
+
+        They come in the order of the rows, and end with the group.
+        """
+
+
+class ParquetGroups:
+    """Row groups of a Parquet file."""
+
+    def __init__(self, file: BinaryIO, _path: str) -> None:
+        from pyarrow import parquet
+
+        self._file = parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+        metadata = self._file.metadata
+        self.sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        self.columns = list(self._file.schema_arrow.names)
+
+    def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
+        described = self._file.metadata.row_group(group)
+        parts = (described.column(number) for number in range(described.num_columns))
+        return sum(
+            int(part.total_uncompressed_size)
+            for part in parts
+            if part.path_in_schema.partition(".")[0] in columns or part.path_in_schema in columns
+        )
+
+    def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+        batches = self._file.iter_batches(
+            ROWS_AT_ONCE, row_groups=[group], columns=list(columns), use_threads=False
+        )
+        return ((batch, batch.nbytes) for batch in batches)
+
+
+class ArrowGroups:
+    """Record batches of an Arrow file, which is mapped into memory: what is not packed takes none."""
+
+    def __init__(self, _file: BinaryIO, path: str) -> None:
+        import pyarrow
+        from pyarrow import ipc
+
+        if is_remote(path):
+            raise InputError(
+                f"{path}: an Arrow file is mapped into memory, so it must be a local one; Parquet may be "
+                "behind a URL"
+            )
+        mapped = pyarrow.memory_map(path)
+        try:
+            reader = ipc.open_file(mapped)
+            self._batch: Callable[[int], Any] = reader.get_batch
+            self.sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
+        except pyarrow.ArrowInvalid:
+            reader = ipc.open_stream(pyarrow.memory_map(path))
+            batches = list(_unpacked(reader, path))
+            self._batch = batches.__getitem__
+            self.sizes = [batch.num_rows for batch in batches]
+        self.columns = list(reader.schema.names)
+
+    def unpacked_bytes(self, group: int, columns: Sequence[str]) -> int:
+        return 0
+
+    def read(self, group: int, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+        from pyarrow import total_allocated_bytes
+
+        before = total_allocated_bytes()
+        batch = self._batch(group).select(list(columns))
+        size = max(0, total_allocated_bytes() - before)
+        for begin in range(0, batch.num_rows, ROWS_AT_ONCE):
+            yield batch.slice(begin, ROWS_AT_ONCE), size
+            size = 0
+
+
+def _unpacked(reader: Any, path: str) -> Iterator[Any]:
+    """Yields the batches of a stream. Raises InputError if they are compressed, as all would be in memory."""
+    from pyarrow import total_allocated_bytes
+
+    before = total_allocated_bytes()
+    for batch in reader:
+        if total_allocated_bytes() - before > MOST_PACKED_BYTES:
+            raise InputError(
+                f"{path}: a compressed Arrow stream can only be read as a whole: write it as Parquet, or as "
+                "an Arrow file"
+            )
+        yield batch
+
+
+OPENERS: Mapping[str, Callable[[BinaryIO, str], Groups]] = {"parquet": ParquetGroups, "arrow": ArrowGroups}
+"""Functions from an open file and its path to its groups, by the values of data.format."""
+
+
+def groups_in(file: BinaryIO, path: str, form: str) -> Groups:
+    """Returns the groups of an open file. Raises InputError, which names the file, if it has none."""
+    require("pyarrow")
+    with readable(path):
+        return OPENERS[form](file, path)
+
+
+def cells_of(groups: Groups, group: int, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the cells of each row of a group by column, as Python values."""
+    for batch, _ in groups.read(group, columns):
+        values = [batch.column(name).to_pylist() for name in columns]
+        yield from (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turns pyarrow's errors for a malformed file into DamagedTable, which names the file."""
+    import pyarrow
+
+    try:
+        yield
+    except InputError:
+        raise
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        # pyarrow raises OSError without a number for what it cannot decode, and with one if reading fails.
+        if isinstance(error, OSError) and (error.errno is not None or is_remote(path)):
+            raise
+        raise DamagedTable(f"{path}: cannot be read as a table: {' '.join(str(error).split())}") from error
+
+
+class _Held(NamedTuple):
+    """A row group in memory."""
+
+    batches: list[Any]
+    ends: list[int]
+    """Number of the row behind each batch."""
+    size: int
+    """Bytes."""
+
+
+class GroupCache:
+    """The row groups that a process has read last, at most `limit_bytes` of them; pickled without them."""
+
+    def __init__(self, form: str, columns: Sequence[str], limit_bytes: int) -> None:
+        self._form, self._columns, self._limit = form, tuple(columns), limit_bytes
+        self._files: OrderedDict[str, tuple[Any, Groups]] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self.held_bytes = 0
+        """Memory of the groups that are held, in bytes."""
+
+    def row(self, path: str, group: int, row: int) -> dict[str, Any]:
+        """Returns the cells of one row by column, as Python values.
+
+        Raises InputError if the group cannot be read or is larger than the limit, and StorageError if the
+        file stays unreadable.
+        """
+        held = self._group(path, group)
+        number = bisect_right(held.ends, row)
+        batch = held.batches[number]
+        place = row - held.ends[number] + batch.num_rows
+        return {name: batch.column(name)[place].as_py() for name in self._columns}
+
+    def _group(self, path: str, group: int) -> _Held:
+        key = (path, group)
+        if key not in self._groups:
+            read = persistent(path, lambda: self._read(path, group), was_there=True)
+            self._groups[key] = read
+            self.held_bytes += read.size
+            while self.held_bytes > self._limit and len(self._groups) > 1:
+                self.held_bytes -= self._groups.popitem(last=False)[1].size
+        self._groups.move_to_end(key)
+        return self._groups[key]
+
+    def _read(self, path: str, group: int) -> _Held:
+        batches: list[Any] = []
+        held = 0
+        try:
+            with readable(path):
+                for batch, size in self._open(path).read(group, self._columns):
+                    batches.append(batch)
+                    held += size
+                    if held > self._limit:
+                        raise InputError(too_large(path, group, self._limit))
+        except OSError:
+            self._files.pop(path, None)  # a stale handle of a network file system stays stale
+            raise
+        return _Held(batches, list(accumulate(batch.num_rows for batch in batches)), held)
+
+    def _open(self, path: str) -> Groups:
+        if path not in self._files:
+            file = open_file(path) if is_remote(path) else _local(path)
+            self._files[path] = file, groups_in(file, path, self._form)
+            if len(self._files) > OPEN_FILES:
+                self._files.popitem(last=False)[1][0].close()
+        self._files.move_to_end(path)
+        return self._files[path][1]
+
+    def __getstate__(self) -> dict[str, object]:
+        empty = {"_files": OrderedDict(), "_groups": OrderedDict(), "held_bytes": 0}
+        return {**self.__dict__, **empty}
+
+
+def too_large(path: str, group: int, limit_bytes: int) -> str:
+    """Returns a message: a row group that does not fit the memory for row groups."""
+    return (
+        f"{path}: row group {group} takes more memory than the {limit_bytes / 2**20:,.0f} MiB of "
+        "data.row_group_cache_mb: allow more, write the file with smaller row groups, or pack it into shards "
+        "with `clipship pack`"
+    )
+
+
+def _local(path: str) -> BinaryIO:
+    """Opens a local file, which is closed when nothing uses it any more."""
+    import pyarrow
+
+    return cast(BinaryIO, pyarrow.OSFile(path))

@@ -1,0 +1,129 @@
+"""Decides by the job's filters which samples of a shard are kept: by JSON and the images' headers. No torch.
+
+It reads as little as it needs: a sample's JSON, and of an image the beginning.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from PIL import Image, UnidentifiedImageError
+
+from trainer.config.filters import MEASURES, filter_place, parse_filter
+from trainer.data.captions import MOST_JSON_BYTES, field_value, parsed_json
+from trainer.data.pictures import ORIENTATION, formats
+
+HEAD_BYTES = 2**16
+"""Bytes of an image that are read first; the size stands in them unless long metadata come before."""
+MOST_HEAD_BYTES = 2**24
+"""Largest number of bytes of an image that are read for its size."""
+_TURNED = (5, 6, 7, 8)
+"""EXIF orientations that swap width and height."""
+
+
+class Part(NamedTuple):
+    """Place of a member in a shard, in bytes."""
+
+    offset: int
+    size: int
+
+
+class SampleFilter:
+    """The filters of a job, for the samples of shards."""
+
+    def __init__(self, filters: Sequence[str]) -> None:
+        self._filters = tuple(map(parse_filter, filters))
+        fields = [each for each in self._filters if not each.measures]
+        self.members = tuple(dict.fromkeys(filter_place(each.name)[0] for each in fields))
+        """Endings of the members that have fields of the filters."""
+
+    def failed(self, file: BinaryIO, image: Part, members: Mapping[str, Part]) -> str | None:
+        """Returns the first filter that the sample fails, as text; None if it is kept.
+
+        Raises ValueError, in words that are the same for many samples, if a filter cannot be decided, and
+        OSError if reading fails.
+        """
+        size: tuple[int, int] | None = None
+        values: dict[str, Any] = {}
+        for each in self._filters:
+            if each.measures:
+                size = size or image_size(file, image)
+                found: object = float(MEASURES[each.name](*size))
+            else:
+                found = _field(file, each.name, members, values)
+            if not each.holds(found):
+                return each.text
+        return None
+
+
+def image_size(file: BinaryIO, image: Part) -> tuple[int, int]:
+    """Returns width and height of an image as it is shown. Raises ValueError if its header cannot be read."""
+    for most in (HEAD_BYTES, MOST_HEAD_BYTES):
+        size = size_of(_read(file, image, most))
+        if size is not None:
+            return size
+        if image.size <= most:
+            break
+    raise ValueError("the image's header, which data.filters need, cannot be read")
+
+
+def size_of(content: bytes) -> tuple[int, int] | None:
+    """Returns width and height by the beginning of an image file; None if they cannot be read."""
+    try:
+        with Image.open(io.BytesIO(content), formats=formats()) as picture:
+            turned = picture.getexif().get(ORIENTATION) in _TURNED
+            return (picture.height, picture.width) if turned else (picture.width, picture.height)
+    except (UnidentifiedImageError, Image.DecompressionBombError):
+        return None
+    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, MemoryError):
+        return None  # decoders raise any of these for damaged and for cut files
+
+
+def _field(file: BinaryIO, name: str, members: Mapping[str, Part], values: dict[str, Any]) -> object:
+    ending, path = filter_place(name)
+    if ending not in members:
+        raise ValueError(f"no .{ending}, which data.filters need")
+    if members[ending].size > MOST_JSON_BYTES:
+        raise ValueError(f".{ending}, which data.filters need, is too large")
+    if ending not in values:
+        try:
+            values[ending] = parsed_json(_read(file, members[ending], MOST_JSON_BYTES))
+        except ValueError:
+            raise ValueError(f".{ending}, which data.filters need, cannot be read") from None
+    try:
+        return field_value(values[ending], path)
+    except ValueError:
+        raise ValueError(f"no field {name}, which data.filters need") from None
+
+
+def _read(file: BinaryIO, part: Part, most: int) -> bytes:
+    file.seek(part.offset)
+    return file.read(min(part.size, most))
+
+
+class Kept(NamedTuple):
+    """Result of the filters for a shard."""
+
+    samples: list[bool]
+    """For each sample whether it is kept."""
+    filtered: Counter[str]
+    """Samples that a filter has left out, counted by it."""
+    flaws: list[tuple[int, str]]
+    """Samples that cannot be judged, each by its place with the cause."""
+
+
+def judged(file: BinaryIO, filters: SampleFilter, samples: Iterable[tuple[Part, Mapping[str, Part]]]) -> Kept:
+    """Judges samples, each given by its image and its members, in the order of the file."""
+    kept = Kept([], Counter(), [])
+    for number, (image, members) in enumerate(samples):
+        try:
+            failed = filters.failed(file, image, members)
+        except ValueError as error:
+            kept.flaws.append((number, str(error)))
+            kept.samples.append(False)
+            continue
+        if failed is not None:
+            kept.filtered[failed] += 1
+        kept.samples.append(failed is None)
+    return kept

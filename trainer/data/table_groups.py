@@ -1,0 +1,134 @@
+"""Checks Parquet and Arrow tables, and opens them for evaluation: a format of FORMATS. No torch."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+
+from trainer.config import Data, is_remote
+from trainer.data.bad_samples import WHOLE
+from trainer.data.columnar import ColumnarSource, RowSelection, open_columnar, row_selection
+from trainer.data.files import opened
+from trainer.data.image_cells import image_cell, named_image
+from trainer.data.indexed import index_in_memory
+from trainer.data.order import epoch_samples
+from trainer.data.row_groups import Groups, cells_of, groups_in, too_large
+from trainer.data.sample import LeftOut, RawSample, Source
+from trainer.data.sample_counts import shard_weights
+from trainer.data.shard_names import expand_shards
+from trainer.errors import InputError
+from trainer.text.wording import many
+
+Progress = Callable[[int, int], None]
+
+
+def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
+    """Returns the images of tables, each once, with the captions of all rows that name it by path or URL."""
+    index = index_in_memory(expand_shards(data.train), row_selection(data), progress)
+    source = open_columnar(index, data, WHOLE)
+    rows: dict[object, list[int]] = {}
+    for number, name in enumerate(_image_names(data)):
+        rows.setdefault(number if name is None else name, []).append(number)
+    return source if len(rows) == len(source) else _ByImage(source, list(rows.values()))
+
+
+class _ByImage:
+    """Source of the images of tables whose rows name some of them more than once."""
+
+    left_out = LeftOut()
+
+    def __init__(self, source: ColumnarSource, rows: Sequence[Sequence[int]]) -> None:
+        self._source, self._rows = source, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def shard_sizes(self) -> list[int]:
+        return [len(self._rows)]
+
+    def read(self, index: int) -> RawSample:
+        first, *others = self._rows[index]
+        sample = self._source.read(first)
+        captions = [text for row in others for text in self._source.captions(row).texts]
+        return RawSample(sample.key, sample.origin, sample.image, (*sample.captions, *captions))
+
+
+def check_row_groups(files: Sequence[str], data: Data, key: str) -> int | None:
+    """Returns the number of samples of an epoch; None with filters, which are decided at the start.
+
+    Raises InputError, which lists what is malformed or missing, and row groups that memory does not hold.
+    """
+    selection = row_selection(data)
+    index = index_in_memory(files, selection.with_all_rows())
+    sizes = [rows for entry in index.entries for rows in entry.groups]
+    problems: list[str] = []
+    unpacked = 0
+    for file in files:
+        with opened(file) as content:
+            groups = groups_in(content, file, data.kind)
+            unpacked_of = [
+                groups.unpacked_bytes(group, selection.columns) for group in range(len(groups.sizes))
+            ]
+            most = data.row_group_cache_mb * 2**20
+            problems += [
+                too_large(file, group, most) for group, size in enumerate(unpacked_of) if size > most
+            ]
+            unpacked += sum(unpacked_of)
+            problems += list(_missing_images(file, groups, selection))
+    problems += list(_window_too_large(key, data, sizes, unpacked))
+    if problems:
+        raise InputError("\n".join(problems))
+    if data.filters:
+        return None
+    return epoch_samples(sizes, shard_weights(data, [len(entry.groups) for entry in index.entries]))
+
+
+def _window_too_large(key: str, data: Data, sizes: Sequence[int], unpacked: int) -> Iterator[str]:
+    """Yields what is wrong if the row groups of a shuffle window do not fit the memory for them.
+
+    `sizes` are the rows of all groups, and `unpacked` is the memory that they take together in bytes.
+    """
+    rows, largest = max(1, sum(sizes)), max(sizes, default=0)
+    of_a_row = unpacked / rows / 2**20
+    needed = of_a_row * min(rows, data.shuffle_window + largest)
+    if needed > data.row_group_cache_mb:
+        fitting = max(1, int(data.row_group_cache_mb / of_a_row) - largest)
+        yield (
+            f"{key}: each loader process would read row groups again and again: those of "
+            f"data.shuffle_window = {data.shuffle_window:,} take {needed:,.0f} MiB, more than "
+            f"data.row_group_cache_mb = {data.row_group_cache_mb:,}: set shuffle_window = {fitting} or "
+            f"row_group_cache_mb = {math.ceil(needed)}, or pack the table into shards with `clipship pack`"
+        )
+
+
+def _missing_images(file: str, groups: Groups, selection: RowSelection) -> Iterator[str]:
+    """Yields what is wrong if image files that a table names do not exist."""
+    rows = [
+        (number, name)
+        for number, name in enumerate(_names_in(groups, file, selection))
+        if name is not None and not is_remote(name) and not os.path.isfile(name)
+    ]
+    if rows:
+        yield (
+            f"{file}: {len(rows):,} of {many(sum(groups.sizes), 'image file')} are missing; the first is "
+            f"{rows[0][1]} in row {rows[0][0] + 1} (relative paths start at the table's folder)"
+        )
+
+
+def _image_names(data: Data) -> Iterator[str | None]:
+    """Yields for each row the path or the URL of its image; None for an image that the table holds."""
+    selection = row_selection(data)
+    for file in expand_shards(data.train):
+        with opened(file) as content:
+            yield from _names_in(groups_in(content, file, data.kind), file, selection)
+
+
+def _names_in(groups: Groups, file: str, selection: RowSelection) -> Iterator[str | None]:
+    for group, size in enumerate(groups.sizes):
+        cells = cells_of(groups, group, [str(selection.image[0])])
+        for row, cell in enumerate(cells):
+            name = named_image(image_cell(cell, selection.image), file)
+            if row == 0 and name is None:  # a group holds images or names them, but for rows without any
+                yield from repeat(None, size)
+                break
+            yield name
