@@ -1,16 +1,19 @@
 """The quick tokenizer gives open_clip's tokens, whatever the text."""
 
 import pickle
+import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip import get_tokenizer
+from open_clip import tokenizer as open_clip_tokenizer
 from open_clip.tokenizer import SimpleTokenizer
 
 from trainer.data import tokens
-from trainer.data.tokens import QuickTokenizer, quick
+from trainer.data.tokens import MASKS, Masks, QuickTokenizer, quick, with_mask
+from trainer.errors import InputError
 
 THEIRS = get_tokenizer("ViT-B-32")
 OURS = quick(get_tokenizer("ViT-B-32"))
@@ -53,3 +56,51 @@ def test_other_tokenizers_are_left_alone() -> None:
     assert quick(other) is other
     masked = SimpleTokenizer(reduction_mask="random")
     assert quick(masked) is masked
+
+
+def long_texts(count: int) -> list[str]:
+    return [f"{' '.join(f'word{number + part} of' for part in range(30))} end" for number in range(count)]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_take_what_open_clips_take_with_the_same_draws(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = SimpleTokenizer(context_length=16, reduction_mask=kind)
+    ours = with_mask(QuickTokenizer(SimpleTokenizer(context_length=16)), kind)
+    assert isinstance(ours, Masks)
+    for seed, text in enumerate([*long_texts(8), "short one"]):
+        draw = random.Random(seed)
+        monkeypatch.setattr(
+            open_clip_tokenizer.torch,
+            "randperm",
+            lambda count, draw=draw: torch.tensor(sorted(range(count), key=lambda _: draw.random())),
+        )
+        monkeypatch.setattr(
+            open_clip_tokenizer.random,
+            "randint",
+            lambda low, high, draw=draw: low + int(draw.random() * (high - low + 1)),
+        )
+        assert torch.equal(ours.masked([text], [seed]), theirs([text]))
+
+
+def test_masks_draw_anew_for_each_seed_and_alike_for_the_same() -> None:
+    (text,) = long_texts(1)
+    quick_one = QuickTokenizer(SimpleTokenizer(context_length=16))
+    for kind in MASKS:
+        masked = with_mask(quick_one, kind)
+        assert isinstance(masked, Masks)
+        drawn = masked.masked([text] * 20, [*range(10), *range(10)])
+        assert torch.equal(drawn[:10], drawn[10:])
+        assert len({tuple(row) for row in drawn.tolist()}) >= 8
+        assert torch.equal(masked([text]), quick_one([text])), "evaluation takes the beginning"
+        assert torch.equal(pickle.loads(pickle.dumps(masked)).masked([text], [3]), drawn[3:4])
+
+
+def test_a_mask_needs_open_clips_own_tokenizer() -> None:
+    def other(texts: list[str]) -> torch.Tensor:
+        return torch.zeros(len(texts), 4)
+
+    with pytest.raises(InputError, match=r'data\.text_mask = "random" shortens texts of open_clip'):
+        with_mask(other, "random")
+    assert with_mask(other, None) is other

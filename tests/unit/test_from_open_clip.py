@@ -258,6 +258,28 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        (
+            "color_jitter=(0.32,0.32,0.32,0.08) color_jitter_prob=0.8 gray_scale_prob=0.2",
+            {"color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2},
+        ),
+        (
+            "use_timm=True color_jitter=0.4 ratio=(0.5,2)",
+            {"color_jitter": (0.4, 0.4, 0.4, 0.0), "color_jitter_prob": 1.0, "crop_ratio": (0.5, 2.0)},
+        ),
+        ("use_timm=True", {}),
+    ],
+)
+def test_augmentation_becomes_that_of_open_clip_train(
+    flags: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    line = f"{BASE} --aug-cfg {flags}"
+    assert not job_file(shlex.split(line))[1].refused
+    assert job_of(line, tmp_path).data.augment.model_dump(exclude_defaults=True) == settings
+
+
+@pytest.mark.parametrize(
     ("line", "why"),
     [
         ("--train-data a.tar --lock-text-unlocked-layers 3", "no effect without --lock-text"),
@@ -274,7 +296,15 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
         ("--train-data a.tar --device cuda:1", "CUDA_VISIBLE_DEVICES"),
         ("--train-data a.tar --logs none", "always has a folder"),
         ("--train-data a.tar --horovod --dist-backend hccl", "no effect with --horovod"),
-        ("--train-data a.tar --aug-cfg color_jitter=0.4", "does not use color_jitter"),
+        (
+            "--train-data a.tar --aug-cfg color_jitter=0.4",
+            "without use_timm, open_clip_train does not use col",
+        ),
+        ("--train-data a.tar --aug-cfg ratio=(0.5,2)", "does not use ratio"),
+        (
+            "--train-data a.tar --aug-cfg use_timm=True gray_scale_prob=1",
+            "with use_timm, open_clip_train does",
+        ),
     ],
 )
 def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str) -> None:
@@ -292,7 +322,7 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
         ("--train-data a.tar --lr-scheduler const-cooldown", "needs --epochs-cooldown"),
         ("--train-data a.tar --lr-scheduler const-cooldown --epochs-cooldown 99", "99 of 32 epochs"),
         ("--train-data a.tar --model coca_ViT-B-32", "CoCa"),
-        ("--train-data a.tar --aug-cfg use_timm=True", "use_timm"),
+        ("--train-data a.tar --aug-cfg use_timm=True re_prob=0.2", "random erasing"),
         ("--train-data a.tar --image-interpolation random", "timm's augmentation"),
         ("--train-data a.csv --csv-separator ab", "one character"),
         ("--train-data a.tar --val-data 'pipe:cat v.tar' --dataset-type webdataset", "cannot share a stream"),
@@ -335,6 +365,7 @@ def test_what_a_job_cannot_express_is_refused_unless_partial(line: str, why: str
         ("--train-data a.tar --precision half", "invalid choice: 'half'"),
         ("--train-data a.tar --batch-size 0", "must be at least 1"),
         ("--train-data a.tar --aug-cfg scale", "expected key=value"),
+        ("--train-data a.tar --aug-cfg color_jitter_prob=1 color_jitter=0.4", "asks for color_jitter"),
         ("--train-data a.tar --train-data-upsampling-factors 1::x", "expected numbers"),
         ("--train-data a.tar --lr 0", "optim.lr: must be greater than 0"),
         ("--train-data a.tar --name a/b", "name of a folder"),

@@ -63,6 +63,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"eval": {"retrieval": ["b.parquet"]}},
     ),
     (
+        "data.augment.rand_augment_magnitude",
+        {"data": {**SHARDS, "augment": {"rand_augment_magnitude": 5}}},
+        {"data": {"augment": {"rand_augment_ops": 1}}},
+    ),
+    (
+        "data.augment.color_jitter",
+        {"data": {**SHARDS, "augment": {"color_jitter": [0.1, 0.1, 0.1, 0.1]}}},
+        {"data": {"augment": {"color_jitter_prob": 0.5}}},
+    ),
+    (
         "data.encoding",
         {"data": {**SYNTHETIC, "encoding": "gb18030"}},
         {"eval": {"retrieval": ["b.csv"]}},

@@ -21,7 +21,7 @@ from trainer.launch.local import KEEPING_GOING, launcher_for
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag
 from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
-from trainer.model.packages import check_packages, check_trained
+from trainer.model.packages import check_packages, check_text_mask, check_trained
 from trainer.run.checkpoints import check_resume
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -45,6 +45,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_init(job.model),
         lambda: check_tag(job.model.name, job.model.pretrained),
+        lambda: check_text_mask(job),
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),
         lambda: None if elsewhere else check_installed(job.logging),

@@ -105,6 +105,16 @@ UNUSED_KEYS = (
         "neither training nor retrieval reads a .csv or .tsv table",
     ),
     UnusedKeys(
+        ("data.augment.rand_augment_magnitude",),
+        lambda job: not job.data.augment.rand_augment_ops,
+        "data.augment.rand_augment_ops is 0",
+    ),
+    UnusedKeys(
+        ("data.augment.color_jitter",),
+        lambda job: not job.data.augment.color_jitter_prob,
+        "data.augment.color_jitter_prob is 0",
+    ),
+    UnusedKeys(
         ("data.row_group_cache_mb",),
         lambda job: not _reads(job, "row_group_cache_mb"),
         "neither training nor retrieval reads Parquet or Arrow",

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from trainer.config.augment import Augment
 from trainer.config.caption_key import (
     PLAIN,
     CaptionKeys,
@@ -15,7 +16,7 @@ from trainer.config.caption_template import check_fields, parse_template
 from trainer.config.filters import check_in_shards, parse_filter
 from trainer.config.formats import FORMATS, format_of
 from trainer.config.keys import MAY_CHANGE, JobPath
-from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream
+from trainer.config.types import STANDARD_INPUT, Positive, Section, Text, is_stream, optional_section
 from trainer.text.wording import many
 
 Encoding = Literal[
@@ -55,6 +56,10 @@ class Data(Section):
     encoding: Encoding = "utf-8"
     """Encoding of captions, in members of shards (JSON too) and in .csv and .tsv tables. gb18030 also reads
     GBK and GB2312."""
+    text_mask: Literal["random", "shuffle", "simple"] | None = None
+    """Shortens captions that are too long for the model, in training, by the seed and the position. random:
+    some tokens are left out; shuffle: and the others are shuffled; simple: a part in one piece is taken.
+    None: the beginning is taken. Only for open_clip's own tokenizer."""
     image_column: Text = "image"
     """Tables: column with the image file's path, relative to the table. In Parquet and Arrow it may hold the
     image's bytes, or a URL, and may lie in a column: "sample.image"."""
@@ -71,6 +76,7 @@ class Data(Section):
     shuffled before."""
     crop_scale: tuple[float, float] = (0.9, 1.0)
     """Smallest and largest share of the image's area that the random crop in training keeps."""
+    augment: Augment = optional_section(Augment)
     workers: Annotated[int, Field(ge=0, le=256), MAY_CHANGE] = 2
     """Loader processes per rank; 0 loads in the rank itself."""
     stream_samples: Positive | None = None

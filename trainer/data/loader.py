@@ -20,7 +20,7 @@ from trainer.data.captions import Choice, random_caption
 from trainer.data.order import EpochOrder, Samples, epoch_samples, position_seed
 from trainer.data.processes import empty_to_send, load, received, to_send
 from trainer.data.sample import BadSample, RawSample, Source
-from trainer.data.tokens import Tokenizer
+from trainer.data.tokens import Masks, Tokenizer
 from trainer.errors import InputError
 
 Pixels = Callable[[RawSample, int], Tensor]
@@ -220,13 +220,22 @@ class TrainBatches(Dataset[Batch | InputError]):
             keys.append(raw.key)
         return Batch(
             images,
-            self._tokenizer(captions),
+            self._tokens(captions, request),
             *request[:3],
             torch.from_numpy(request.positions),
             captions,
             keys,
             tuple(bad),
         )
+
+    def _tokens(self, captions: list[str], request: TrainRequest) -> Tensor:
+        if not isinstance(self._tokenizer, Masks):
+            return self._tokenizer(captions)
+        seeds = [
+            position_seed(self._seed, request.epoch, position, "text")
+            for position in request.positions.tolist()
+        ]
+        return self._tokenizer.masked(captions, seeds)
 
     def _usable(
         self, sample: int, epoch: int, position: int, bad: list[BadSample], out: Tensor | None

@@ -61,6 +61,8 @@ class RandomCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width divided by height, before the crop becomes `size`."""
     most_pixels: int = MOST_PIXELS
+    change: Callable[[Image.Image, int], Image.Image] | None = None
+    """Function from the resized crop in RGB and the seed to other pixels of the same size."""
 
     def __call__(self, raw: RawSample, seed: int) -> Tensor:
         out = torch.empty((*self.size, BYTES_OF_A_PIXEL), dtype=torch.uint8).permute(2, 0, 1)
@@ -70,6 +72,9 @@ class RandomCrop:
     def into(self, raw: RawSample, seed: int, out: Tensor) -> None:
         """Writes the crop into `out`, uint8 [4, height, width], the bytes of a pixel together in memory."""
         resize(self._crop(raw, seed), out)
+        if self.change is not None:
+            pixels = out[:3].permute(1, 2, 0).numpy()
+            pixels[...] = np.asarray(self.change(Image.fromarray(pixels), seed))
 
     def _crop(self, raw: RawSample, seed: int) -> NDArray[np.uint8]:
         if isinstance(raw.image, bytes) and upright_jpeg(raw.image):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model, Precision
 from trainer.config.batch_plan import BatchPlan
+from trainer.data.augment import augmentation
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
@@ -244,7 +245,13 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     return Clip(
         model,
         quick(tokenizer),
-        RandomCrop(size, scale=job.data.crop_scale, most_pixels=job.data.max_image_pixels),
+        RandomCrop(
+            size,
+            scale=job.data.crop_scale,
+            ratio=job.data.augment.crop_ratio,
+            most_pixels=job.data.max_image_pixels,
+            change=augmentation(job.data.augment),
+        ),
         preprocess.mean,
         preprocess.std,
         open_clip.image_transform(

@@ -80,6 +80,18 @@ def check_packages(job: Job) -> None:
         )
 
 
+def check_text_mask(job: Job) -> None:
+    """Raises InputError for data.text_mask if the model's tokenizer is another library's.
+
+    A config that cannot be read is left to the ranks.
+    """
+    if job.data.text_mask is not None and (need := needed(job.model)).packages:
+        raise InputError(
+            f'data.text_mask = "{job.data.text_mask}" is for open_clip\'s own tokenizer, and '
+            f"{job.model.name} needs {_listed(list(need.packages))} ({need.reason}): remove the key"
+        )
+
+
 def check_trained(model: Model) -> None:
     """Raises InputError for a model that can be evaluated but not trained.
 

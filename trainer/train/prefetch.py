@@ -15,6 +15,7 @@ from trainer.data.captions import choice_by
 from trainer.data.loader import Batch, train_batches
 from trainer.data.pixels import normalised
 from trainer.data.streams import loader_processes
+from trainer.data.tokens import with_mask
 from trainer.model.caption_length import CaptionLength
 from trainer.train.setup import TrainSetup
 from trainer.train.step import MicroBatch
@@ -54,7 +55,7 @@ def _loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         seed=job.seed,
         window=job.data.shuffle_window,
         pixels=setup.clip.crop,
-        tokenizer=setup.clip.tokenizer,
+        tokenizer=with_mask(setup.clip.tokenizer, job.data.text_mask),
         workers=loader_processes(setup.source, job.data.workers),
         weights=setup.weights,
         skip_bad=job.data.on_bad_sample == "skip",

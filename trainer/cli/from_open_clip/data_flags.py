@@ -1,7 +1,7 @@
 """Translates flags about data and evaluation."""
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.cli.from_open_clip.imagenet import imagenet_words
@@ -85,15 +85,46 @@ def separator(flag: Flag, line: Line, result: Translation) -> None:
 
 
 def augmentation(flag: Flag, line: Line, result: Translation) -> None:
-    """Takes the crop's scale; what else changes pictures is refused, the rest has no effect there, either."""
-    settings: dict[str, Any] = line[flag.name]
+    """Takes what open_clip_train would change in pictures; the rest has no effect there, either."""
+    settings: dict[str, Any] = {name: value for name, value in line[flag.name].items() if value}
     if scale := settings.get("scale"):
         result.set("data.crop_scale", [float(share) for share in scale])
-    acting = [name for name in ("use_timm", "color_jitter_prob", "gray_scale_prob") if settings.get(name)]
-    if acting:
-        result.refused[flag.name] = f"not supported yet: {', '.join(acting)}; pictures are only cropped"
-    elif unused := [name for name in settings if name != "scale"]:
-        result.dropped[flag.name] = f"without use_timm, open_clip_train does not use {', '.join(unused)}"
+    used = {"scale", "use_timm"} | (_with_timm if settings.get("use_timm") else _without)(settings, result)
+    if settings.get("use_timm") and settings.get("re_prob"):
+        result.refused[flag.name] = "not supported yet: re_prob (timm's random erasing)"
+    elif unused := [name for name in settings if name not in used]:
+        timm = "with" if settings.get("use_timm") else "without"
+        result.dropped[flag.name] = f"{timm} use_timm, open_clip_train does not use {', '.join(unused)}"
+
+
+def _without(settings: Mapping[str, Any], result: Translation) -> set[str]:
+    """Translates the settings of open_clip's own augmentation; returns the names of those that it uses."""
+    used: set[str] = set()
+    if probability := settings.get("color_jitter_prob"):
+        jitter = settings.get("color_jitter")
+        if not isinstance(jitter, tuple | list) or len(jitter) != 4:
+            raise InputError("--aug-cfg color_jitter_prob: open_clip_train asks for color_jitter=(b,c,s,h)")
+        result.set("data.augment.color_jitter", [float(each) for each in jitter])
+        result.set("data.augment.color_jitter_prob", float(probability))
+        used |= {"color_jitter", "color_jitter_prob"}
+    if probability := settings.get("gray_scale_prob"):
+        result.set("data.augment.gray_scale_prob", float(probability))
+        used |= {"gray_scale_prob"}
+    return used
+
+
+def _with_timm(settings: Mapping[str, Any], result: Translation) -> set[str]:
+    """Translates the settings of timm's augmentation; returns the names of those that it uses."""
+    used = {"re_count"} if settings.get("re_prob") else set()
+    if ratio := settings.get("ratio"):
+        result.set("data.augment.crop_ratio", [float(each) for each in ratio])
+        used |= {"ratio"}
+    if jitter := settings.get("color_jitter"):
+        values = [float(each) for each in jitter] if isinstance(jitter, tuple | list) else [float(jitter)] * 3
+        result.set("data.augment.color_jitter", [*values, 0.0][:4], "timm changes every picture")
+        result.set("data.augment.color_jitter_prob", 1.0)
+        used |= {"color_jitter"}
+    return used
 
 
 def literal_pairs(texts: list[str]) -> dict[str, Any]:

@@ -135,9 +135,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _key(
             "--aug-cfg",
             {"nargs": "*", "default": {}},
-            "data.crop_scale",
+            "data.crop_scale data.augment.crop_ratio data.augment.color_jitter "
+            "data.augment.color_jitter_prob data.augment.gray_scale_prob",
             data_flags.augmentation,
-            "Only `scale`. Colour jitter, gray scale and `use_timm` are not supported yet.",
+            "`scale`, `color_jitter`, `color_jitter_prob`, `gray_scale_prob`; with `use_timm` also `ratio`. "
+            "Random erasing (`re_prob`) is not supported yet.",
         ),
         _key(
             "--image-mean",

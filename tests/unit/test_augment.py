@@ -1,0 +1,159 @@
+"""Augmentation after the crop: torchvision's and open_clip's own functions are what it must equal."""
+
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from torchvision.transforms import ColorJitter, RandAugment
+
+from trainer.config.augment import Augment
+from trainer.data.augment import _OWN_STREAM, Augmentation, augmentation, jittered, seeded
+from trainer.data.order import position_seed
+from trainer.data.pixels import RandomCrop
+from trainer.data.sample import RawSample
+
+JITTER = (0.4, 0.3, 0.2, 0.1)
+
+
+@pytest.fixture(scope="module")
+def picture() -> Image.Image:
+    noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def seeds(count: int) -> list[int]:
+    return [position_seed(0, 0, position, "augmentation") for position in range(count)]
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    return np.array_equal(np.asarray(one), np.asarray(other))
+
+
+class Drawn(ColorJitter):  # type: ignore[misc]
+    """torchvision's class with the values and the order that ours draws from a seed."""
+
+    def __init__(self, values: tuple[float, float, float, float], draw: random.Random) -> None:
+        super().__init__(*values)
+        self._values, self._draw = values, draw
+
+    def forward(self, img: Image.Image) -> Any:
+        factors = [self._draw.uniform(max(0.0, 1 - each), 1 + each) for each in self._values[:3]]
+        factors.append(self._draw.uniform(-self._values[3], self._values[3]))
+        order = sorted(range(4), key=lambda _: self._draw.random())
+        limits = (self.brightness, self.contrast, self.saturation, self.hue)
+        for factor, limit in zip(factors, limits, strict=True):
+            assert limit is None or limit[0] <= factor <= limit[1], "within what torchvision draws from"
+        drawn = [None if limit is None else factor for factor, limit in zip(factors, limits, strict=True)]
+        self.get_params = lambda *_: (torch.tensor(order), *drawn)
+        return super().forward(img)
+
+
+@pytest.mark.parametrize("values", [JITTER, (0.5, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.5), (2.0, 2.0, 2.0, 0.5)])
+def test_colours_are_changed_as_torchvision_changes_them(
+    picture: Image.Image, values: tuple[float, float, float, float]
+) -> None:
+    changed = 0
+    for seed in seeds(12):
+        ours = jittered(picture, values, random.Random(seed))
+        assert same(ours, Drawn(values, random.Random(seed))(picture))
+        changed += not same(ours, picture)
+    assert changed >= 11
+
+
+def test_the_order_of_changes_differs_from_one_picture_to_the_next(picture: Image.Image) -> None:
+    draws = [random.Random(seed) for seed in seeds(60)]
+    for draw in draws:
+        for _ in range(4):
+            draw.random()
+    orders = {tuple(sorted(range(4), key=lambda _, draw=draw: draw.random())) for draw in draws}  # type: ignore[misc]
+    assert len(orders) > 15
+
+
+def test_open_clips_classes_do_the_same_with_the_same_draws(
+    picture: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = [open_clip.transform.color_jitter(*JITTER, p=0.5), open_clip.transform.gray_scale(p=0.5)]
+    ours = Augmentation(Augment(color_jitter=JITTER, color_jitter_prob=0.5, gray_scale_prob=0.5))
+    kinds = set()
+    for seed in seeds(40):
+        draw = random.Random(seed + _OWN_STREAM)
+        monkeypatch.setattr(open_clip.transform.random, "random", draw.random)
+        theirs[0].transf = Drawn(JITTER, draw)
+        expected = theirs[1](theirs[0](picture))
+        assert same(ours(picture, seed), expected)
+        kinds.add((same(expected, picture), np.ptp(np.asarray(expected), axis=2).max() == 0))
+    assert len(kinds) == 3, "unchanged, changed, and gray"
+
+
+def test_rand_augment_is_torchvisions(picture: Image.Image) -> None:
+    ours = Augmentation(Augment(rand_augment_ops=2, rand_augment_magnitude=12))
+    pictures = []
+    for seed in seeds(20):
+        with seeded(seed):
+            expected = RandAugment(2, 12)(picture)
+        pictures.append(ours(picture, seed))
+        assert same(pictures[-1], expected)
+    assert len({np.asarray(each).tobytes() for each in pictures}) > 10
+
+
+def test_torchs_generators_go_on_as_if_nothing_had_been_drawn(picture: Image.Image) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    Augmentation(Augment(rand_augment_ops=3))(picture, 1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.fixture
+def crop() -> RandomCrop:
+    settings = Augment(color_jitter=JITTER, color_jitter_prob=0.7, gray_scale_prob=0.3, rand_augment_ops=1)
+    return RandomCrop((16, 20), change=augmentation(settings))
+
+
+def test_the_crop_and_its_change_follow_from_the_seed_alone(crop: RandomCrop, picture: Image.Image) -> None:
+    raw = RawSample("k", "o", np.asarray(picture), ("c",))
+    first = {seed: crop(raw, seed) for seed in seeds(10)}
+    torch.manual_seed(99)
+    again = pickle.loads(pickle.dumps(crop))
+    for seed in reversed(seeds(10)):
+        assert torch.equal(again(raw, seed)[:3], first[seed][:3])
+    plain = RandomCrop((16, 20))
+    changed = crop.change
+    assert changed is not None
+    for seed, pixels in first.items():
+        before = Image.fromarray(plain(raw, seed)[:3].permute(1, 2, 0).numpy())
+        assert np.array_equal(pixels[:3].permute(1, 2, 0).numpy(), np.asarray(changed(before, seed)))
+
+
+def test_probabilities_are_kept(picture: Image.Image) -> None:
+    gray = Augmentation(Augment(gray_scale_prob=0.25))
+    found = [np.ptp(np.asarray(gray(picture, seed)), axis=2).max() == 0 for seed in seeds(2000)]
+    assert sum(found) / len(found) == pytest.approx(0.25, abs=0.04)
+
+
+def test_without_settings_nothing_is_changed() -> None:
+    assert augmentation(Augment()) is None
+    assert augmentation(Augment(crop_ratio=(0.5, 2.0))) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"crop_ratio": (2.0, 1.0)}, "0 < smallest <= largest"),
+        ({"crop_ratio": (0.0, 1.0)}, "0 < smallest <= largest"),
+        ({"color_jitter": (0.1, 0.1, 0.1, 0.6)}, "the hue's shift, the last number, must be at most 0.5"),
+        ({"color_jitter_prob": 0.5}, "has no effect without color_jitter"),
+        ({"color_jitter": (-0.1, 0.0, 0.0, 0.0)}, "greater than or equal to 0"),
+        ({"gray_scale_prob": 1.5}, "less than or equal to 1"),
+        ({"rand_augment_magnitude": 31}, "less than or equal to 30"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Augment(**settings)
