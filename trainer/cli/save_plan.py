@@ -33,8 +33,9 @@ _STEPS = 2
 NOTICES: Mapping[str, Callable[[Job], float | None]] = {
     "slurm.signal_lead_s": lambda job: None if job.slurm is None else job.slurm.signal_lead_s,
     "kubernetes.grace_s": lambda job: None if job.kubernetes is None else job.kubernetes.grace_s,
+    "timeouts.checkpoint_s": lambda job: job.timeouts.checkpoint_s,
 }
-"""Keys that say how many seconds a run has after a request to stop; None where that is long enough anyway."""
+"""Keys that say how many seconds a run has after a request to stop; None for one that says nothing."""
 
 
 @dataclass(frozen=True)
