@@ -13,6 +13,7 @@ figures of each. The exit code is 1 if a figure misses its limit; a sentence on 
 
 import json
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -61,9 +62,12 @@ class Bench:
     job: Path
 
     def nodes(self, name: str) -> Nodes:
-        """Returns the nodes of a new run."""
-        (self.folder / name).mkdir(parents=True, exist_ok=True)
-        return Nodes(self.folder / name, secrets.token_hex(8))
+        """Returns the nodes of a run; what is left of one that was cut off is removed."""
+        place = self.folder / name
+        if not (place / STORY_FILE).exists():
+            shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True, exist_ok=True)
+        return Nodes(place, secrets.token_hex(8))
 
     def ours(self, name: str, backend: str, steps: int, *settings: str, spare: bool = False) -> Ours:
         """Returns our side of a run in the folder NAME-BACKEND."""
