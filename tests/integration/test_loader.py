@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from open_clip.transform import image_transform
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from tests.support.loader_rank import load as load_rank
 from tests.support.loader_rank import samples
@@ -28,7 +29,7 @@ from trainer.config import Data, Eval
 from trainer.config.batch_plan import BatchPlan
 from trainer.data.eval_blocks import eval_blocks
 from trainer.data.loader import Batch
-from trainer.data.processes import start_process_server
+from trainer.data.processes import LOOK_S, start_process_server
 from trainer.data.sample import Source
 from trainer.data.source import open_labelled, open_source
 from trainer.demo.data import DigitSet, pack_digits
@@ -112,6 +113,7 @@ def test_the_death_of_a_loader_process_is_told(digits: DigitSet) -> None:
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(MachineError, match=r"a loader process died .*out-of-memory"):
         list(stream)
+    assert _MultiProcessingDataLoaderIter._try_get_data.__defaults__ == (LOOK_S,), "torch looks that often"
 
 
 def test_loader_processes_end_with_their_iterator(digits: DigitSet) -> None:

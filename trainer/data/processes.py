@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from trainer.data.shared_buffers import Borrowed, BufferPool, Lent
 from trainer.errors import InputError, MachineError
@@ -28,6 +30,8 @@ from trainer.sysinfo.forks import can_fork
 from trainer.sysinfo.parent import end_with_parent
 
 Loaded = TypeVar("Loaded")
+LOOK_S = 0.5
+"""Seconds after which a rank that waits for a batch looks whether its loader processes are alive."""
 _spawn = multiprocessing.util.spawnv_passfds
 _loader_numbers = count()
 _borrowed = Borrowed()
@@ -122,6 +126,7 @@ def load(
     An InputError travels as a value and is raised here: torch would wrap it in a worker's traceback.
     """
     number = next(_loader_numbers)
+    _look_every(LOOK_S)
     loader = DataLoader(
         dataset,
         sampler=requests,
@@ -137,6 +142,16 @@ def load(
     loaded = iter(loader)
     weakref.finalize(loaded, _borrowed.forget, number).atexit = False
     return _unwrapped(loaded, workers)
+
+
+def _look_every(seconds: float) -> None:
+    """Lets torch look that often whether a loader process that sends nothing is still alive.
+
+    It looks every 5 s by itself: a loader process is no child of its rank, so no signal tells of its end.
+    """
+    look = _MultiProcessingDataLoaderIter._try_get_data
+    if look.__defaults__ == (MP_STATUS_CHECK_INTERVAL,):  # as in torch 2.6 to 2.15
+        look.__defaults__ = (seconds,)
 
 
 def empty_to_send(samples: int, channels: int, height: int, width: int) -> Tensor:
