@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.support.jobs import RESNET, VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
-from tests.unit.test_step import SAMPLES, _accumulating, _gradients, _step, _with_model
+from tests.unit.test_step import SAMPLES, _accumulating, _batches, _gradients, _step, _with_model
 from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
@@ -116,3 +116,44 @@ def test_a_part_of_a_tower_has_the_blocks_that_learn() -> None:
     assert [tower.last(groups).layers for groups in range(6)] == [0, 0, 1, 2, 3, 3]
     assert [tower.last(groups).parameters for groups in range(6)] == [0, 50, 250, 450, 650, 1000]
     assert tower.last(None) is tower
+
+
+def test_a_tower_that_is_unlocked_later_learns_from_the_step_after() -> None:
+    job = tiny_job(model={"lock_image": True, "unlock_after_step": 2})
+    assert learning(built(job)) == learning(built(tiny_job()))
+    image = {name for name in learning(built(job)) if name.startswith("visual.")}
+
+    def changed(comm: Comm) -> list[set[str]]:
+        step = _step(job, comm)
+        names = []
+        for number in range(3):
+            before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
+            step(_batches(step.model, SAMPLES), number)
+            names.append(
+                {name for name, p in step.model.named_parameters() if not torch.equal(p, before[name])}
+            )
+        return names
+
+    [(first, second, third)] = run_ranks(1, changed)
+    assert not (first | second) & image
+    assert first
+    assert third >= image
+
+
+def test_a_locked_tower_with_batch_norm_stays_locked() -> None:
+    job = tiny_job(config=RESNET, model={"lock_image": True, "unlock_after_step": 2})
+    with pytest.raises(InputError, match="image tower has batch norm"):
+        run_ranks(1, lambda comm: _step(job, comm))
+
+
+def test_nothing_can_be_unlocked_that_is_not_locked() -> None:
+    with pytest.raises(ValueError, match="unlock_after_step unlocks nothing"):
+        tiny_job(model={"unlock_after_step": 2})
+
+
+def test_memory_and_checkpoints_count_a_tower_that_is_unlocked_later() -> None:
+    whole = architecture(Model(name=VIT))
+    later = architecture(Model(name=VIT, lock_image=True, unlock_after_step=9))
+    assert whole is not None
+    assert later is not None
+    assert later.trained_parameters == whole.trained_parameters

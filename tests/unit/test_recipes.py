@@ -38,6 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "constant with cooldown": {"optim": {"schedule": "constant", "cooldown_share": 0.6, "warmup_steps": 1}},
     "patch dropout": {"model": {"patch_dropout": 0.5}},
     "locked but the last block": {"model": {"lock_image": True, "lock_image_unlocked_groups": 2}},
+    "unlocked after two steps": {"model": {"lock_image": True, "unlock_after_step": 2}},
     "siglip": {"optim": {"loss": "siglip"}},
     "batch norm": {"config": RESNET},
 }

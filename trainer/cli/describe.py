@@ -179,9 +179,12 @@ def _known_bad(job: Job) -> Iterator[str]:
 
 def _model(job: Job) -> str:
     start = f", from {job.model.pretrained}" if job.model.pretrained else ""
+    until = job.model.unlock_after_step
     towers = "".join(
-        f", {tower} tower locked" + (f" but its last {many(groups, 'group')} of layers" if groups else "")
-        for tower, groups in zip(("image", "text"), job.model.unlocked, strict=True)
+        f", {tower} tower locked"
+        + (f" but its last {many(groups, 'group')} of layers" if groups else "")
+        + (f" until step {until:,}" if until else "")
+        for tower, groups in zip(("image", "text"), job.model.locked, strict=True)
         if groups is not None
     )
     compiled = ", compiled" if job.model.compile else ""

@@ -93,6 +93,7 @@ PLAIN_NUMBERS = {
     "optim.image_layer_decay",
     "optim.ema_decay",
     "optim.ema_from_step",
+    "model.unlock_after_step",
     "optim.text_layer_decay",
     "optim.cooldown_share",
     "optim.cooldown_power",

@@ -99,6 +99,9 @@ class Model(Section):
     lock_text_unlocked_layers: Count = 0
     """With lock_text: groups of layers at the text tower's end that are trained: the projection, then each
     block, then the embeddings."""
+    unlock_after_step: Positive | None = None
+    """Step after which what lock_image and lock_text lock is trained, too. The memory and the time of a step
+    are those of an unlocked model from the begin. None: it stays locked."""
     sync_batch_norm: bool = True
     """Compute batch norm statistics over the global batch, so that the gradient does not depend on the number
     of ranks."""
@@ -130,12 +133,20 @@ class Model(Section):
     reach no hub."""
 
     @property
-    def unlocked(self) -> tuple[int | None, int | None]:
-        """Groups of the image tower and of the text tower that are trained, from its end; None: all."""
+    def locked(self) -> tuple[int | None, int | None]:
+        """Groups of the image tower and of the text tower, from its end, that are trained from the begin.
+
+        None: all are.
+        """
         return (
             self.lock_image_unlocked_groups if self.lock_image else None,
             self.lock_text_unlocked_layers if self.lock_text else None,
         )
+
+    @property
+    def unlocked(self) -> tuple[int | None, int | None]:
+        """Groups of both towers, from the end, that are trained at some time; None: all are."""
+        return self.locked if self.unlock_after_step is None else (None, None)
 
     @property
     def tower_changes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -187,6 +198,8 @@ class Model(Section):
         ):
             if getattr(self, unlocked) and not getattr(self, lock):
                 raise ValueError(f"{unlocked} leaves a part of a locked tower open: set {lock} = true, too")
+        if self.unlock_after_step is not None and not (self.lock_image or self.lock_text):
+            raise ValueError("unlock_after_step unlocks nothing: set lock_image or lock_text = true, too")
         return self
 
     @model_validator(mode="after")

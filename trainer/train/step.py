@@ -31,6 +31,7 @@ from trainer.model.build import clamp_logit_scale, features, half_type, on_image
 from trainer.model.cuda_graphs import graph_towers
 from trainer.model.ema import Ema
 from trainer.model.layer_numbers import layers_of
+from trainer.model.locking import locked_first
 from trainer.model.optimizer import build_optimizer
 from trainer.model.packages import NO_LOSS
 from trainer.model.rank_loss import RankLoss
@@ -93,7 +94,7 @@ class TrainStep:
     def __init__(self, job: Job, plan: BatchPlan, comm: Comm, model: nn.Module) -> None:
         """Makes the optimizer, too; `comm` may split the model's parameters over the ranks, in place.
 
-        Raises InputError for a model that no loss here trains.
+        Raises InputError for a model that no loss here trains, and for towers that cannot be locked as asked.
         """
         if isinstance(model, CoCa):
             raise InputError(f"model.name: {job.model.name} {NO_LOSS}")
@@ -104,6 +105,7 @@ class TrainStep:
         self._keys = draw_by_sample(model)
         graph_towers(model, job, plan, comm.device)
         self._statistics = RunningStatistics(model)
+        self._locked_first = locked_first(model, job.model)
         layers = layers_of(model)
         self._reducer: Reducer = comm.reducer(model)
         self.shards = self._reducer.shards
@@ -132,6 +134,9 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         whole = self._at_once(batches[0], step) if len(batches) == 1 else self._accumulated(batches, step)
         self._reducer.finish()
+        if step < (self._job.model.unlock_after_step or 0):
+            for name in self._locked_first:
+                self.shards.parameters[name].grad = None
         return whole
 
     def _at_once(self, batch: MicroBatch, step: int) -> Tensor:
