@@ -9,7 +9,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/clipship/wheels
 PINS := docker/requirements.txt docker/torch/$(shell sed -n 's/^default = "\(.*\)"/\1/p' docker/stacks.toml).txt docker/requirements-mpi.txt docker/requirements-build.txt \
-	docker/requirements-launch.txt docker/requirements-text.txt tests/requirements.txt
+	docker/requirements-launch.txt docker/requirements-text.txt docker/requirements-onnx.txt tests/requirements.txt
 
 # The first Python that can make an environment; the pins were made for 3.11.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \

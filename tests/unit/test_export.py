@@ -109,6 +109,27 @@ def test_features_are_equal_where_clipship_is_not(tmp_path: Path, form: str, tow
         torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("tower", ["own", "bert"])
+def test_onnx_gives_equal_features_for_any_number_of_samples(tmp_path: Path, tower: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = {"text": str(make_tower(tmp_path / "bert"))} if tower == "bert" else {}
+    source, clip = checkpoint(tmp_path / "step", tiny_job(model=model))
+    done = export(source, tmp_path / "out", "onnx")
+    assert done.exception is None, done.exception
+    clip.model.eval()
+    texts = [*TEXTS, "three"]
+    inputs = {"images": torch.randn(3, 3, 32, 32), "tokens": clip.tokenizer(texts)}
+    with torch.no_grad():
+        ours = {
+            "images": clip.model.encode_image(inputs["images"], normalize=True),
+            "tokens": clip.model.encode_text(inputs["tokens"], normalize=True),
+        }
+    for name, given in inputs.items():
+        session = runtime.InferenceSession(tmp_path / "out" / f"{name}.onnx")
+        (there,) = session.run(None, {name: given.numpy()})
+        torch.testing.assert_close(torch.from_numpy(there), ours[name], rtol=0, atol=1e-5)
+
+
 def test_the_card_has_license_steps_metrics_and_job(tmp_path: Path) -> None:
     source, _ = checkpoint(tmp_path / "step", tiny_job())
     export(source, tmp_path / "out", "safetensors", "--license", "apache-2.0")

@@ -12,7 +12,7 @@ from trainer.cli.options import weights_model_option
 from trainer.errors import EXIT_DONE, InputError
 from trainer.text.terminal import one_line, say
 
-_FORMATS = ("open_clip", "hf", "safetensors")
+_FORMATS = ("open_clip", "hf", "safetensors", "onnx")
 
 
 @click.command(
@@ -31,7 +31,8 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
 
     CHECKPOINT is what `clipship eval` takes. open_clip: a folder for `local-dir:`; hf: CLIPModel or
     ChineseCLIPModel of transformers, for the models that it has; safetensors: weights under open_clip's
-    names. The card has data, steps, metrics and the job file, without secrets.
+    names; onnx: a graph for each tower (needs the extra onnx). The card has data, steps, metrics and the
+    job file, without secrets.
     """
     from trainer.cli.check import check_evaluated
     from trainer.config.loader import job_from_table

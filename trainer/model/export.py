@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
+import torch
 from open_clip.transformer import VisionTransformer
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.config import Job
 from trainer.errors import InputError
@@ -21,6 +22,7 @@ from trainer.model.build import Clip, untrained
 from trainer.model.key_names import Format, from_open_clip
 from trainer.model.text_tower import TextTower
 from trainer.run.checkpoints import MODEL_CONFIG
+from trainer.sysinfo.extras import require
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
@@ -222,9 +224,46 @@ def _special(word: str) -> str:
     return {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}.get(word, word)
 
 
+def _onnx(made: Export) -> None:
+    """Two graphs, images to features and tokens to features, of unit length and for any number of samples."""
+    for module in ("onnx", "onnxscript"):
+        require(module)
+    height, width = made.clip.crop.size
+    towers = {
+        "images": (_Tower(made.clip.model, "encode_image"), torch.zeros(2, 3, height, width)),
+        "tokens": (_Tower(made.clip.model, "encode_text"), made.clip.tokenizer(["a", "b"])),
+    }
+    for name, (tower, example) in towers.items():
+        torch.onnx.export(
+            tower.eval(),
+            (example,),
+            made.folder / f"{name}.onnx",
+            input_names=[name],
+            output_names=["features"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    made.write(MODEL_CONFIG, made.config)
+    _text_files(made)
+
+
+class _Tower(nn.Module):
+    """One tower as a model of its own."""
+
+    def __init__(self, model: Any, encode: str) -> None:
+        super().__init__()
+        self.model, self._encode = model, encode
+
+    def forward(self, samples: Tensor) -> Tensor:
+        features: Tensor = getattr(self.model, self._encode)(samples, normalize=True)
+        return features
+
+
 FORMATS: Mapping[str, Callable[[Export], None]] = {
     "open_clip": _open_clip,
     "hf": _transformers,
     "safetensors": _safetensors,
+    "onnx": _onnx,
 }
 """Function that writes a form, by the form's name."""

@@ -16,12 +16,16 @@ tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")""",
 
 model = AutoModel.from_pretrained("FOLDER")
 processor = AutoProcessor.from_pretrained("FOLDER")""",
+    "onnx": """import onnxruntime
+
+session = onnxruntime.InferenceSession("FOLDER/images.onnx")  # tokens.onnx is the text tower
+features = session.run(None, {"images": pixels})[0]  # float32 [n, 3, height, width], normalised""",
     "safetensors": """from safetensors.torch import load_file
 
 weights = load_file("FOLDER/model.safetensors")  # open_clip's names; model.json is its config""",
 }
 """Lines of Python that load each form."""
-_LIBRARY = {"open_clip": "open_clip", "hf": "transformers", "safetensors": "open_clip"}
+_LIBRARY = {"open_clip": "open_clip", "hf": "transformers", "safetensors": "open_clip", "onnx": "onnx"}
 
 
 def model_card(name: str, to: str, license_name: str, manifest: Mapping[str, Any]) -> str:

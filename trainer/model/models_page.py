@@ -58,8 +58,8 @@ trains a small one from nothing.
 ## Out of here
 
 `clipship export runs/NAME out --to open_clip` writes a folder that open_clip loads as
-`local-dir:out`, `--to hf` one for transformers, `--to safetensors` weights alone, each with a model
-card.
+`local-dir:out`, `--to hf` one for transformers, `--to onnx` a graph for each tower, `--to
+safetensors` weights alone, each with a model card.
 
 ## All models
 

@@ -22,6 +22,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "pyarrow",
     ),
     "launch": ("docker", "kubernetes"),
+    "onnx": ("onnx", "onnxscript"),
     "s3": ("s3fs",),
     "text": ("transformers", "sentencepiece", "google.protobuf"),
     "wandb": ("wandb",),
