@@ -59,7 +59,7 @@ def make_tower(folder: Path, kind: str = "bert", *, weights: bool = True, **chan
     library: Any = transformers
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = _tokenizer(folder, kind)
-    config = library.AutoConfig.for_model(kind, vocab_size=vocabulary, **{**CASES[kind], **changes})
+    config = library.AutoConfig.for_model(kind, **{"vocab_size": vocabulary, **CASES[kind], **changes})
     if weights:
         torch.manual_seed(0)
         library.AutoModel.from_config(config).save_pretrained(folder)

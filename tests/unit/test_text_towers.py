@@ -11,6 +11,8 @@ from torch import nn
 
 from tests.support.jobs import VIT, tiny_job
 from tests.support.text_towers import CASES, make_tower
+from tests.unit.test_step import SAMPLES, _accumulating, _gradients, _step
+from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.model.build import Clip, untrained
@@ -82,6 +84,17 @@ def test_training_draws_the_same_for_a_sample_in_any_micro_batch_and_whatever_to
     assert keys.used is (kind != "m2m_100")  # all of its dropout is in functions
     if keys.used:
         assert not torch.allclose(whole, clip.model.encode_text(tokens))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_micro_batches_give_the_gradient_of_the_whole_batch_with_dropout(
+    tmp_path: Path, kind: str, alone: Comm
+) -> None:
+    keys = {"precision": "fp64", "text": str(make_tower(tmp_path / kind, kind, vocab_size=49408))}
+    whole, parts = (_gradients(_step(_accumulating(size, model=keys), alone), size) for size in (SAMPLES, 4))
+    assert any("embeddings" in name for name in whole)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_the_log_says_which_dropout_is_off(towers: dict[str, Path]) -> None:

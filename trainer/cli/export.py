@@ -57,6 +57,11 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
         (folder / "README.md").write_text(model_card(name, form, license_name, manifest), encoding="utf-8")
     except OSError as problem:
         raise InputError(f"{folder} cannot be written: {problem.strerror}") from None
+    if form == "open_clip" and job.model.text:
+        say(
+            "open_clip finds the text tower by the path of the folder, in open_clip_config.json: correct it "
+            "there if you move the folder"
+        )
     say(f"wrote {form} to {one_line(str(folder))}; its README.md says how to load it")
     return EXIT_DONE
 
