@@ -11,16 +11,15 @@ from typing import Any
 from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.config.fabric_fit import fabric_of, nccl_problems, nccl_unknown
+from trainer.config.fabric_fit import nccl_problems
 from trainer.config.keys import rank_paths
 from trainer.config.kubernetes import object_name
 from trainer.config.kubernetes_values import Mount
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
-from trainer.launch.fabric import conflicts, pins_memory, plugin_advice
 from trainer.launch.kubernetes.kinds import KINDS, can_start, kind_of
-from trainer.launch.kubernetes.node_network import NETWORKS, lacks_interface, on_host_network
+from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
 from trainer.text.wording import many
 
 _CONFIG_MAP_BYTES = 1024 * 1024
@@ -38,7 +37,7 @@ def validate(job: Job) -> None:
         _run_folder,
         _resources,
         nccl_problems,
-        _annotations,
+        missing_annotations,
         _variables,
         _size,
         _batch,
@@ -56,54 +55,9 @@ def warnings(job: Job) -> Iterator[str]:
             f"kubernetes.grace_s = {k8s.grace_s} is less than timeouts.checkpoint_s = "
             f"{limits.checkpoint_s:g}: a pod may be killed while its checkpoint is written"
         )
-    if (k8s.rdma or pins_memory(job)) and not k8s.is_root:
-        yield (
-            f"kubernetes.run_as_user = {k8s.run_as_user}: RDMA needs locked memory, and only root gets the "
-            "capability IPC_LOCK. The nodes' container runtime must not limit it (LimitMEMLOCK=infinity), or "
-            "set run_as_user = 0"
-        )
-    if lacks_interface(job):
-        yield (
-            f'resources.fabric = "{job.resources.fabric}": with host_network = false the pods need an '
-            'interface of their own, such as worker_annotations."k8s.v1.cni.cncf.io/networks" = "rail-0"'
-        )
-    yield from nccl_unknown(job)
-    yield from plugin_advice(job)
-    yield from conflicts(job)
-    row = fabric_of(job)
-    if row and row.device and not any(_same_name(name, row.device.value) for name in k8s.rdma):
-        yield (
-            f'resources.fabric = "{row.name}": no container gets an adapter without {row.device.name}, such '
-            f'as "{row.device.value}" = 1; {row.device.why}'
-        )
-    if k8s.network_policy and on_host_network(job):
-        yield (
-            "workers on the nodes' network have no NetworkPolicy: anything that reaches the nodes may "
-            "connect to the ports of this job; kubernetes.network_policy = false accepts this"
-        )
-    networks = [name for name in k8s.annotations if name.startswith(NETWORKS)]
-    if networks:
-        yield (
-            f"kubernetes.annotations: {', '.join(networks)} also applies to the launcher; networks belong "
-            "in worker_annotations"
-        )
+    yield from network_warnings(job)
     for path in _outside(job):
         yield f"{path} is on no volume of [kubernetes.mounts]: the image must contain it"
-
-
-def _annotations(job: Job) -> Iterator[str]:
-    row, given = fabric_of(job), job.kubernetes.annotations | job.kubernetes.worker_annotations
-    for line in row.asked_annotations if row else ():
-        if line.name not in given:
-            yield (
-                f'resources.fabric = "{job.resources.fabric}" needs '
-                f"kubernetes.worker_annotations.\"{line.name}\" = '{line.value}': {line.why}"
-            )
-
-
-def _same_name(name: str, wanted: str) -> bool:
-    """Returns whether a resource has the wanted name, of which NAME stands for any."""
-    return wanted.endswith("/NAME") or name == wanted
 
 
 def summary(job: Job) -> str:
