@@ -135,6 +135,8 @@ def test_check_says_what_will_run_and_writes_nothing(
         "backend     torch, ranks started by clipship (auto)\n"
         "steps       64 = 2 epochs x 32 steps\n"
         "learning    lr 0.0005 after 0 warm-up steps, then a cosine to 0\n"
+        "optimizer   adamw, beta1 0.9, beta2 0.98, eps 1e-06; weight decay 0.2, not on gains, biases "
+        "and the logit scale\n"
         "evaluation  none ([eval] names no data)\n"
         f"run folder  {tmp_path}/runs/two words\n"
         f"checkpoints 519 MB each (weights 173 MB, optimizer 346 MB), 3 kept; ... fit in {tmp_path}\n"
