@@ -46,7 +46,7 @@ def test_each_line_has_its_reason_and_source(name: str, capsys: pytest.CaptureFi
         for line in lines:
             assert line.why
             assert line.source
-            assert f"{line.name} = {line.value}\n              {line.why}\n" in text
+            assert f"{line.name} = {line.value}\n{'':14}{line.why}\n{'':14}source: {line.source}\n" in text
 
 
 def test_the_list_names_every_fabric(capsys: pytest.CaptureFixture[str]) -> None:
