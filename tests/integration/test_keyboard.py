@@ -80,6 +80,17 @@ def test_ctrl_c_before_the_first_step_leaves_with_nothing_saved(
     assert not steps_logged(tmp_path)
 
 
+def test_ctrl_c_while_the_job_is_checked_says_that_nothing_was_started(
+    tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    terminal = start()
+    terminal.shows("clipship: reading .*job.toml", END_S)
+    terminal.press(CTRL_C)
+    terminal.shows("clipship: Ctrl-C: nothing was started", AT_ONCE_S)
+    assert terminal.end() == 128 + signal.SIGINT, terminal.text
+    assert not (tmp_path / "runs").exists()
+
+
 def test_ctrl_c_twice_leaves_at_once_though_a_checkpoint_is_being_saved(
     tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:

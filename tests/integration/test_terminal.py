@@ -55,6 +55,24 @@ def test_lines_of_a_run_fit_the_terminal(job: Path, columns: int) -> None:
         assert {"loss", "samples/s", "ETA"} <= {*parts} < {*STEP_PARTS}
 
 
+def test_a_start_says_what_it_does_and_the_next_one_how_long_that_takes(job: Path, tmp_path: Path) -> None:
+    def text() -> str:
+        command = [*CLIPSHIP, "run", str(job), "--nproc", "2", "--fresh"]
+        terminal = Terminal(command, 80, env={**os.environ, "TERM": "xterm", "XDG_CACHE_HOME": str(tmp_path)})
+        try:
+            assert terminal.end() == 0, terminal.text
+        finally:
+            terminal.close()
+        assert not [line for line in terminal.lines() if re.match(r"loading torch|first step ", line)]
+        return terminal.text
+
+    first = text()
+    assert re.search(r"\x1b\[Kloading torch  \d+ s\r", first)
+    assert re.search(r"\r\x1b\[Krun folder  ", first), "rank 0 erases the line before it prints"
+    assert "first step done in" not in first
+    assert re.search(r"\x1b\[Kloading torch  .*, first step done in about \d+ s\r", text())
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize(
     "words",

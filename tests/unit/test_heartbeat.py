@@ -89,6 +89,16 @@ def test_supervisor_reads_the_moments_of_the_rank_s_start(tmp_path: Path) -> Non
     assert heartbeat.read(memory).step == 5
 
 
+def test_people_see_the_stage_of_a_rank_s_start(tmp_path: Path) -> None:
+    memory = heartbeat.make(tmp_path)
+    before = heartbeat.read(memory)
+    assert (before.phase, before.stage) == ("init", "loading torch")
+    Heartbeat.open({RANK_DIR: str(tmp_path)}).begin_stage("restoring state")
+    state = heartbeat.peek(tmp_path / heartbeat.HEARTBEAT_FILE)
+    assert (state.phase, state.stage) == ("init", "restoring state")
+    assert before.stage_began <= state.stage_began <= time.monotonic()
+
+
 def test_request_to_stop_reaches_the_rank(tmp_path: Path) -> None:
     memory = heartbeat.make(tmp_path)
     rank = Heartbeat.open({RANK_DIR: str(tmp_path)})

@@ -1,19 +1,28 @@
 """The line that `clipship run` rewrites in a terminal while rank 0 prints nothing."""
 
 import io
+import json
 import time
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from trainer.config.phases import SILENT
+from tests.support.jobs import tiny_job
+from trainer.config.phases import SILENT, Stage
 from trainer.launch import live_line
-from trainer.launch.live_line import LiveLine, words
+from trainer.launch.live_line import ENDING, START, LiveLine, Part, words
+from trainer.launch.start_times import StartTimes
 from trainer.supervise.heartbeat import RankState
+from trainer.text import live
+from trainer.text.live import waiting
+
+LAST = {"data index": 1.0, "preflight": 5.0, "restoring state": 2.0, "first step": 3.4, "evaluation": 200.0}
 
 
-def state(phase: str, began: float) -> RankState:
-    return RankState(phase, 60.0, 3, began, 0, "", False)
+def state(phase: str, began: float, step: int = 3, stage: str = "", stage_began: float = 0.0) -> RankState:
+    return RankState(phase, 60.0, step, began, 0, "", False, stage=stage, stage_began=stage_began)
 
 
 class Terminal(io.StringIO):
@@ -21,42 +30,154 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def xterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def lines(
+    shown: Sequence[tuple[float, RankState | None]], *, begun: bool = True, **options: Any
+) -> list[str]:
+    """Returns what the line says at each of these times, in which rank 0 is in that state."""
+    states: Iterator[RankState | None] = iter([each for _, each in shown])
+    line = LiveLine(lambda: (next(states), begun), 2, out=io.StringIO(), **options)
+    return [line.line(now) for now, _ in shown]
+
+
+def test_a_start_names_its_stages_from_its_first_second_on() -> None:
+    assert lines([(10.0, None), (10.9, None), (12.0, None)], begun=False) == ["", "", "starting ranks  2 s"]
+    loading, index = (
+        state("init", 0.0, stage="loading torch", stage_began=10.5),
+        state("init", 0.0, stage="data index", stage_began=14.0),
+    )
+    assert lines([(10.0, loading), (12.0, loading), (14.1, index)]) == [
+        "",
+        "loading torch  1 s",
+        "data index  0 s",  # the line stays, as the start goes on
+    ]
+
+
 @pytest.mark.parametrize(
-    ("rank", "begun", "now", "said"),
+    ("rank", "now", "said"),
     [
-        (None, False, 10.9, ""),
-        (None, False, 12.0, "starting  2 s"),
-        (state("init", 11.9), True, 12.0, "starting  2 s"),  # the start counts from the command
-        (state("first step", 14.0), True, 17.2, "first step  3 s"),
-        (state("checkpoint", 17.0), True, 17.5, ""),
-        (state("evaluation", 17.0), True, 137.0, "evaluation  120 s"),
-        (state("step", 14.0), True, 90.0, ""),  # steps have lines of their own
-        (state("shutdown", 90.0), True, 92.0, "ending  2 s"),
-        (None, True, 99.0, ""),
+        (state("first step", 14.0), 17.2, "first step  3 s"),
+        (state("checkpoint", 17.0), 17.5, ""),
+        (state("evaluation", 17.0), 137.0, "evaluation  2 min 0 s"),
+        (state("shutdown", 90.0), 92.0, "ending  2 s"),
+        (None, 99.0, ""),
     ],
 )
-def test_the_line_says_what_lasts(rank: RankState | None, begun: bool, now: float, said: str) -> None:
-    assert words(rank, begun=begun, since=10.0, now=now) == said
+def test_the_line_says_what_lasts(rank: RankState | None, now: float, said: str) -> None:
+    assert lines([(now, rank)]) == [said]
 
 
-def test_the_line_is_covered_by_any_line_of_a_rank() -> None:
-    longest = max(len(words(state(phase, 0.0), begun=True, since=0.0, now=999.0)) for phase in SILENT)
-    assert longest <= len("run folder   /runs/a")
+def test_steps_show_their_number_where_they_have_no_line_of_their_own() -> None:
+    steps = [(now, state("step", now - 0.1, step)) for now, step in ((20.0, 11), (20.5, 12), (21.5, 14))]
+    assert lines(steps, every_steps=10) == ["", "", "step 14"]
+    printed = (21.6, state("step", 21.6, 21))
+    assert lines([*steps, printed], every_steps=10)[-1] == ""
+    assert lines(steps, every_steps=1) == ["", "", ""]
+    assert lines([(24.0, state("step", 20.0, 5))], every_steps=1) == ["step 5  4 s"]
+    assert lines([(24.0, state("data", 20.0, 5))]) == ["step 5, waiting for data  4 s"]
+
+
+@pytest.mark.parametrize(
+    ("part", "taken", "said"),
+    [
+        ("preflight", 2.0, "preflight  2 s of about 5 s, first step done in about 8 s"),
+        ("preflight", 7.0, "preflight  7 s (5 s last time), first step done in about 5 s"),
+        ("first step", 1.0, "first step  1 s of about 3 s"),
+        ("evaluation", 3.0, "evaluation  3 s of about 3 min 20 s"),
+        ("building model", 3.0, "building model  3 s"),  # no earlier start is known to have had it
+    ],
+)
+def test_the_line_says_how_long_it_took_the_last_time(part: str, taken: float, said: str) -> None:
+    assert words(Part(part, 10.0), 10.0 + taken, LAST) == said
+
+
+def test_the_short_line_is_covered_by_any_line_of_a_rank() -> None:
+    parts = [*START, *SILENT, ENDING, *(f"step {step:,}" for step in (1, 999_999))]
+    longest = max(len(words(Part(part, 0.0), 99.0, {part: 99.0}, short=True)) for part in parts)
+    assert longest <= len("run folder   /runs/a1")
+
+
+def test_each_stage_has_room_in_the_heartbeat() -> None:
+    assert max(map(len, get_args(Stage))) <= 16
+
+
+def test_the_times_of_a_start_are_known_at_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    states = iter(
+        [
+            state("init", 0.0, stage="preflight", stage_began=10.0),
+            state("first step", 15.0),
+            state("step", 18.0),
+            state("evaluation", 20.0),
+            state("step", 24.0),
+            state("evaluation", 30.0),
+            state("step", 50.0),  # a longer one later does not count
+        ]
+    )
+    line = LiveLine(lambda: (next(states), True), 2, out=io.StringIO())
+    for now in range(7):
+        line.line(float(now))
+    assert line.times == {"preflight": 5.0, "first step": 3.0, "evaluation": 4.0}
+    job = tiny_job()
+    assert StartTimes(job, 2).read() == {}
+    StartTimes(job, 2).keep(line.times)
+    StartTimes(job, 2).keep({"first step": 2.5})
+    assert StartTimes(job, 2).read() == {"preflight": 5.0, "first step": 2.5, "evaluation": 4.0}
+    assert StartTimes(job, 4).read() == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"KIND": 3}', '{"KIND": {"preflight": "x"}}'])
+def test_a_broken_file_of_times_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    times = StartTimes(tiny_job(), 2)
+    times.keep({"preflight": 1.0})
+    (file,) = tmp_path.rglob("*.json")
+    (kind,) = json.loads(file.read_text())
+    file.write_text(text.replace("KIND", kind))
+    assert times.read() == {}
+    times.keep({"preflight": 2.0})
+    assert times.read() == {"preflight": 2.0}
+
+
+def test_a_cache_that_cannot_be_written_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clipship").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    StartTimes(tiny_job(), 2).keep({"preflight": 2.0})
+    assert StartTimes(tiny_job(), 2).read() == {}
 
 
 def shown(out: Any, seconds: float, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(live_line, "FROM_S", 0.0)
-    with LiveLine(lambda: (state("init", 0.0), True), 2, out):
+    init = state("init", 0.0, stage="loading torch", stage_began=time.monotonic())
+    with LiveLine(lambda: (init, True), 2, out=out):
         time.sleep(seconds)
     text: str = out.getvalue()
     return text
 
 
 def test_a_terminal_has_the_line_and_no_trace_of_it_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
     text = shown(Terminal(), 0.8, monkeypatch)
-    assert text.startswith("\r\x1b[Kstarting")
+    assert text.startswith("\r\x1b[Kloading torch")
     assert text.endswith("\r\x1b[K")
+
+
+def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "FROM_S", 0.0)
+    terminal, file = Terminal(), io.StringIO()
+    with waiting("checking job.toml", terminal), waiting("checking job.toml", file):
+        time.sleep(0.6)
+    assert terminal.getvalue() == "\r\x1b[Kchecking job.toml  0 s\r\r\x1b[K"
+    assert file.getvalue() == ""
 
 
 def test_a_file_gets_whole_lines_without_control_characters(

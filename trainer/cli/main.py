@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FI
 from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
 from trainer.text.fitting import fit_to
+from trainer.text.live import waiting
 from trainer.text.paste import command as paste
 from trainer.text.terminal import say, shown
 
@@ -263,10 +265,11 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
     the checkpoint); for GPUs gpu_bytes, samples_per_s and hours, which are estimates; warnings; no_effect
     (key -> reason); and rows, the lines of the table by topic. What is not known is null.
     """
-    from trainer.cli.describe import describe
-
     try:
-        job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
+        with waiting(f"checking {job_path}"):
+            from trainer.cli.describe import describe
+
+            job, world_size, samples = _checked(job_path, overrides, nproc, image=True, files=not no_data)
     except InputError as problem:
         if not as_json:
             raise
@@ -278,7 +281,8 @@ def check(job_path: Path, overrides: tuple[str, ...], nproc: int | None, no_data
 
         print_json({"ok": True, **check_fields(job, world_size, samples, local=local, files=not no_data)})
     else:
-        text = shown(describe(job, world_size, samples, local=local, files=not no_data))
+        with waiting(f"checking {job_path}"):
+            text = shown(describe(job, world_size, samples, local=local, files=not no_data))
         click.echo(fit_to(sys.stdout, text), nl=False)
     return EXIT_DONE
 
@@ -313,26 +317,23 @@ def run(
     name: str | None = None,
 ) -> int:
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
-    say(f"reading {job_path}")  # before the imports, which take longer than this
-    from trainer.cli.describe import warnings
-    from trainer.cli.spare_plan import no_spares_here
-    from trainer.launch import local
-    from trainer.run.folder import run_folder
-
     began = time.time()
-    named_hosts = given_hosts(nproc, hosts)
-    if fresh and longer:
-        raise InputError(
-            "give either --longer or --fresh: the one goes on with the run, the other begins anew"
-        )
-    overrides = (*overrides, *longer)
-    if name is not None:
-        overrides = (*overrides, f"name={name}")
-    try:
+    with _nothing_started(), waiting(f"checking {job_path}"):
+        say(f"reading {job_path}")  # before the imports, which take longer than this
+        named_hosts = given_hosts(nproc, hosts)
+        if fresh and longer:
+            raise InputError(
+                "give either --longer or --fresh: the one goes on with the run, the other begins anew"
+            )
+        overrides = (*overrides, *longer)
+        if name is not None:
+            overrides = (*overrides, f"name={name}")
+        from trainer.cli.describe import warnings
+        from trainer.cli.spare_plan import no_spares_here
+        from trainer.launch import local
+        from trainer.run.folder import run_folder
+
         job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
-    except KeyboardInterrupt:
-        click.echo("\nclipship: Ctrl-C: nothing was started", err=True)
-        raise
     if longer:
         say_what_changes(job, run_folder(job), samples)
     if fresh:
@@ -395,6 +396,16 @@ def checkpoint(run: str) -> None:
         f"requested; the log names the checkpoint once it is written: {run_folder / LOGS / rank_log(0)}",
         err=True,
     )
+
+
+@contextmanager
+def _nothing_started() -> Iterator[None]:
+    """Lets Ctrl-C in the block say that nothing was started."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("\nclipship: Ctrl-C: nothing was started", err=True)
+        raise
 
 
 def _set_aside(job: "Job") -> None:

@@ -34,6 +34,7 @@ def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat
     """
     device = rank_device(job, world, env)
     heartbeat = heartbeat or Heartbeat.open(env)
+    heartbeat.begin_stage("connecting")
     heartbeat.begin_collective("connecting the ranks")
     comm = _backend(job, world, device, env, heartbeat)
     heartbeat.set_waiting(False)

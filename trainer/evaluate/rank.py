@@ -61,7 +61,9 @@ def evaluate(job: Job, comm: Comm) -> dict[str, float | int]:
     """
     log.info("%-12s %s with %s", "model", job.model.name, job.model.pretrained or "its own weights")
     log.info("%-12s %s, %s on %s", "world", many(comm.world.size, "rank"), comm.name, comm.device)
+    comm.heartbeat.begin_stage("data index")
     evaluation = Evaluation(job, comm)
+    comm.heartbeat.begin_stage("building model")
     job = with_loss_of_weights(job, comm)
     clip = build_model(job, plan(job, comm.world.size), comm)
     check_hub_weights(job)

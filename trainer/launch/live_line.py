@@ -1,83 +1,155 @@
 """The line that `clipship run` rewrites in a terminal while rank 0 works and prints nothing. No torch.
 
-It is short and ends at the first column, so that the next line of a rank covers it. Elsewhere than in a
-terminal one whole line says that the start takes its time, and log files get no more than that.
+It says what rank 0 does, for how long, and how long that took the last time. Elsewhere than in a terminal one
+whole line says that the start takes its time, and log files get no more than that.
 """
 
-import os
 import sys
 import threading
-import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TextIO, get_args
 
-from trainer.config.phases import SILENT
+from trainer.config.phases import SILENT, Stage
 from trainer.supervise.heartbeat import RankState
+from trainer.text.live import FROM_S, LiveText, seconds
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
-FROM_S = 1.0
-"""Seconds of silence after which the line appears."""
-_EVERY_S = 0.25
-_SHUTDOWN = "shutdown"
-_ERASE = "\r\x1b[K"
-_WORDS = {"init": "starting", _SHUTDOWN: "ending"}
+STARTING, FIRST_STEP, ENDING = "starting ranks", "first step", "ending"
+START = (STARTING, *get_args(Stage), FIRST_STEP)
+"""Parts of a start in their order, up to the line of the first step."""
+_LEAST_S = 1.0
+"""Shorter times are not shown."""
 
 
-def words(state: RankState | None, *, begun: bool, since: float, now: float) -> str:
-    """Returns what the line says now; "" if ranks speak for themselves.
+@dataclass(frozen=True)
+class Part:
+    """What rank 0 does: its name for people, and the time at which it began."""
 
-    `since` is when the launcher began, on the clock of `time.monotonic`, as `now` and the state's `began`.
-    `begun` says that rank 0's supervisor has been seen.
+    name: str
+    began: float
+    step: int | None = None
+    """Number of the step, if it is one."""
+    waits_for_data: bool = False
+
+
+def part_of(state: RankState | None, *, begun: bool, since: float) -> Part | None:
+    """Returns what rank 0 does; None if its supervisor has ended.
+
+    `since` is when the launcher began. `begun` says that rank 0's supervisor has been seen.
     """
     if state is None:
-        phase, began = (_SHUTDOWN, now) if begun else ("init", since)
-    else:
-        phase, began = state.phase, since if state.phase == "init" else state.began
-    if phase not in (*SILENT, _SHUTDOWN) or now - began < FROM_S:
-        return ""
-    return f"{_WORDS.get(phase, phase)}  {now - began:.0f} s"
+        return None if begun else Part(STARTING, since)
+    if state.phase == "init":
+        return Part(state.stage or STARTING, state.stage_began or since)
+    if state.phase in SILENT:
+        return Part(state.phase, state.began)
+    if state.phase == "shutdown":
+        return Part(ENDING, state.began)
+    return Part(f"step {state.step:,}", state.began, state.step, state.phase == "data")
+
+
+def words(part: Part, now: float, last: Mapping[str, float], *, short: bool = False) -> str:
+    """Returns the line for a part; `last` has the seconds of the parts the last time.
+
+    Times are on the clock of `time.monotonic`. `short` leaves out all but the part and its seconds.
+    """
+    taken, expected = now - part.began, last.get(part.name, 0.0)
+    if part.step is not None:
+        doing = ", waiting for data" if part.waits_for_data and not short else ""
+        return f"{part.name}{doing}  {seconds(taken)}" if taken >= _LEAST_S else part.name
+    line = f"{part.name}  {seconds(taken)}"
+    if short or part.name not in last:
+        return line
+    if expected >= _LEAST_S:
+        line += f" of about {seconds(expected)}" if taken <= expected else f" ({seconds(expected)} last time)"
+    later = START[START.index(part.name) + 1 :] if part.name in START else ()
+    if not later or FIRST_STEP not in last:
+        return line
+    left = max(0.0, expected - taken) + sum(last.get(name, 0.0) for name in later)
+    return f"{line}, first step done in about {seconds(left)}"
 
 
 class LiveLine:
-    """Shows the line from `with` to its end, in a thread of its own."""
+    """Shows the line from `with` to its end."""
 
     def __init__(
-        self, state: Callable[[], tuple[RankState | None, bool]], ranks: int, out: TextIO | None = None
+        self,
+        state: Callable[[], tuple[RankState | None, bool]],
+        ranks: int,
+        *,
+        every_steps: int = 1,
+        last: Mapping[str, float] | None = None,
+        short: bool = False,
+        out: TextIO | None = None,
     ) -> None:
-        """`state` returns rank 0's state and whether its supervisor has begun; see `published_state`."""
-        self._state, self._ranks, self._out = state, ranks, out or sys.stderr
+        """`state` returns rank 0's state and whether its supervisor has begun; see `published_state`.
+
+        Rank 0 prints a line after `every_steps` steps. `last` has the seconds of each part the last time.
+        `short` is for ranks that cannot erase the line before they print.
+        """
+        self._state, self._ranks, self._every_steps = state, ranks, every_steps
+        self._last, self._short = dict(last or {}), short
+        self._since: float | None = None
+        self._part: Part | None = None
+        self._spoken: tuple[object, float] = (None, 0.0)
+        """What is silent since when."""
+        self.times: dict[str, float] = {}
+        """Seconds of the parts that have ended, of each the first one."""
         self._over = threading.Event()
-        in_terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
-        self._thread = threading.Thread(target=self._rewrite if in_terminal else self._say_once, daemon=True)
+        self._live = LiveText(self.line, out or sys.stderr)
+        self._thread = threading.Thread(target=self._say_once, daemon=True)
+
+    @property
+    def moves(self) -> bool:
+        """True if the line is shown, in a terminal."""
+        return self._live.moves
 
     def __enter__(self) -> "LiveLine":
-        self._since = time.monotonic()
-        self._thread.start()
+        if self.moves:
+            self._live.__enter__()
+        else:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        if self.moves:
+            self._live.__exit__()
+        else:
+            self._thread.join()
+
+    def line(self, now: float) -> str:
+        """Returns what the line says at this time; "" if ranks speak for themselves."""
+        since = self._since = now if self._since is None else self._since
+        state, begun = self._state()
+        part = part_of(state, begun=begun, since=since)
+        self._time(part)
+        if part is None or now - self._silent_since(part, since) < FROM_S:
+            return ""
+        return words(part, now, self._last, short=self._short)
+
+    def _time(self, part: Part | None) -> None:
+        """Records how long the part took that has ended, if another one has begun."""
+        before, self._part = self._part, part
+        if before is None or part is None or before == part or before.step is not None:
+            return
+        self.times.setdefault(before.name, part.began - before.began)
+        self._last.setdefault(before.name, part.began - before.began)
+
+    def _silent_since(self, part: Part, since: float) -> float:
+        """Returns when rank 0 last printed: at the begin of a part, and after each `every_steps` steps.
+
+        The parts of a start count as one, so that the line stays from the begin to the first step.
+        """
+        if part.name in START[:-1]:
+            return since
+        what = part.name if part.step is None else (part.step - 1) // self._every_steps
+        if what != self._spoken[0]:
+            self._spoken = what, part.began
+        return self._spoken[1]
 
     def _say_once(self) -> None:
         if not self._over.wait(FROM_S):
             say(f"starting {many(self._ranks, 'rank')}: importing torch, connecting")
-
-    def _rewrite(self) -> None:
-        shown = ""
-        while not self._over.wait(_EVERY_S):
-            state, begun = self._state()
-            text = words(state, begun=begun, since=self._since, now=time.monotonic())
-            if text != shown:
-                self._write(f"{_ERASE}{text}\r")
-            shown = text
-        if shown:
-            self._write(_ERASE)
-
-    def _write(self, text: str) -> None:
-        try:
-            self._out.write(text)
-            self._out.flush()
-        except OSError:
-            self._over.set()  # the terminal is gone

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from trainer.launch.live_line import LiveLine
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import is_asked_for, run_generations, wait_for_hosts
+from trainer.launch.start_times import StartTimes
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
 from trainer.run.folder import run_folder
@@ -46,7 +47,7 @@ from trainer.sysinfo.addresses import free_port, loopback_interface
 from trainer.sysinfo.extras import require
 from trainer.sysinfo.shortage import raise_open_files_limit
 from trainer.text.paste import word
-from trainer.text.terminal import say, shown
+from trainer.text.terminal import LIVE, say, shown
 from trainer.text.wording import many
 
 
@@ -186,8 +187,7 @@ def start_ranks(
                 one_record_ends=not keeps_going,
             )
 
-        live = LiveLine(partial(published_state, start.folder), start.ranks) if start.here else nullcontext()
-        with live:
+        with _live_line(start, job, launcher, environment, is_run=folder is not None):
             code = run_generations(
                 start_once,
                 lambda generation: not requests and asked_for(generation),
@@ -200,6 +200,33 @@ def start_ranks(
         if end is None and hosts is not None:
             request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
         return _report_end(code, end, folder)
+
+
+@contextmanager
+def _live_line(
+    start: Start, job: Job, launcher: Launcher, environment: dict[str, str], *, is_run: bool
+) -> Iterator[None]:
+    """Shows what rank 0 does if it runs here; tells the ranks by their environment that the line is there.
+
+    `is_run` says that the ranks train, so that the times are those of a run.
+    """
+    if not start.here:
+        yield
+        return
+    known = StartTimes(job, start.ranks)
+    live = LiveLine(
+        partial(published_state, start.folder),
+        start.ranks,
+        every_steps=job.logging.every_steps,
+        last=known.read() if is_run else {},
+        short=launcher == "mpirun",  # it reads what the ranks print, which therefore see no terminal
+    )
+    if live.moves:
+        environment[LIVE] = "1"
+    with live:
+        yield
+    if is_run:
+        known.keep(live.times)
 
 
 def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:

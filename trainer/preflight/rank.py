@@ -65,7 +65,10 @@ def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, a
     if job.optim.max_batch_size_per_gpu == "auto":
         job = with_micro_batch(job, world.size, smallest_gpu_bytes(comm))
     batch_plan = plan(job, world.size)
-    report = preflight(job, comm, batch_plan, build_model(job, batch_plan, comm), folder)
+    heartbeat.begin_stage("building model")
+    clip = build_model(job, batch_plan, comm)
+    heartbeat.begin_stage("preflight")
+    report = preflight(job, comm, batch_plan, clip, folder)
     if world.rank == 0:
         output = (
             (report.as_json(),)

@@ -26,7 +26,7 @@ from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.text.fitting import fit_to
-from trainer.text.terminal import ShownFormatter, say, shown
+from trainer.text.terminal import ShownFormatter, erased, say, shown
 
 log = logging.getLogger("clipship")
 
@@ -88,14 +88,17 @@ def _with_generation(world: World, before: str = "") -> str:
 
 
 class _FittedFormatter(ShownFormatter):
-    """Formats lines of the console as `rank_formatter`, short enough for a terminal."""
+    """Formats lines of the console as `rank_formatter`, short enough for a terminal.
+
+    They erase the line that `clipship run` rewrites there.
+    """
 
     def __init__(self, stream: TextIO, world: World) -> None:
         super().__init__(_with_generation(world))
         self._stream = stream
 
     def format(self, record: logging.LogRecord) -> str:
-        return fit_to(self._stream, super().format(record))
+        return erased(self._stream) + fit_to(self._stream, super().format(record))
 
 
 def exit_now(exit_code: int) -> NoReturn:

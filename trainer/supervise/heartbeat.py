@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from trainer.config.phases import LIMIT_KEYS, Phase
+from trainer.config.phases import LIMIT_KEYS, Phase, Stage
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
 from trainer.supervise.learned_limits import LEARNED, WAIT, Basis, Limit, LimitLearner
 
@@ -35,7 +35,10 @@ _STOP_AT = _BLOCK.size
 _MOMENTS_AT = (_STOP_AT + 8) // 8 * 8
 _LEASE = struct.Struct("=dd")  # time of the last renewal; seconds for which it holds, 0 if there is no lease
 _LEASE_AT = _MOMENTS_AT + 8 * len(get_args(Moment))
-_SIZE = _LEASE_AT + _LEASE.size
+_STAGE = struct.Struct("=16sd")  # name of the stage of init, and its begin
+_STAGE_AT = _LEASE_AT + _LEASE.size
+_SIZE = _STAGE_AT + _STAGE.size
+_FIRST_STAGE: Stage = "loading torch"
 _TRIES = 1000
 
 
@@ -71,6 +74,9 @@ class RankState:
     """Durations that the rank has seen so far, for each of `LEARNED`."""
     ranks: int = 0
     """Number of ranks with which it has learned that."""
+    stage: str = ""
+    """What the rank does or did last in the phase init; see `Stage`."""
+    stage_began: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -197,6 +203,10 @@ class Heartbeat:
         """Records that this moment of the rank's start is now."""
         struct.pack_into("=d", self._memory, _moment_at(moment), time.monotonic())
 
+    def begin_stage(self, stage: Stage) -> None:
+        """Records what the rank does in the phase init from now on, for people who wait."""
+        _write_stage(self._memory, stage)
+
     def begin_collective(self, name: str, *, waiting: bool = True) -> None:
         """Records that one more collective has begun; every rank counts the same ones.
 
@@ -279,6 +289,7 @@ def make(folder: Path) -> mmap.mmap:
     memory[: _BLOCK.size] = _BLOCK.pack(
         0, b"init", math.inf, 0, time.monotonic(), 0, b"", False, *limits, *_NOTHING_LEARNED
     )
+    _write_stage(memory, _FIRST_STAGE)
     return memory
 
 
@@ -351,7 +362,17 @@ def _unpack(memory: mmap.mmap) -> RankState:
         wait_limit_s,
         learned,
         ranks,
+        *_stage(memory),
     )
+
+
+def _stage(memory: mmap.mmap) -> tuple[str, float]:
+    name, began = _STAGE.unpack_from(memory, _STAGE_AT)
+    return _text(name), began
+
+
+def _write_stage(memory: mmap.mmap, stage: Stage) -> None:
+    _STAGE.pack_into(memory, _STAGE_AT, stage.encode(), time.monotonic())
 
 
 def _moment_at(moment: Moment) -> int:

@@ -5,10 +5,17 @@ Control characters are escaped and secrets are masked. Imports no torch.
 
 import json
 import logging
+import os
 import re
 import sys
+from typing import TextIO
 
 from trainer.text.masking import masked
+
+ERASE = "\r\x1b[K"
+"""Moves a terminal's cursor to the first column and erases the line."""
+LIVE = "CLIPSHIP_LIVE_LINE"
+"""Variable that says that another process rewrites a line in the terminal; see `trainer.text.live`."""
 
 _ACTING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, except line feed and tab
@@ -42,7 +49,17 @@ def shown(text: object) -> str:
 
 def say(text: object) -> None:
     """Print one message of Clipship on stderr, as `shown` returns it."""
-    print(f"clipship: {shown(text)}", file=sys.stderr, flush=True)
+    print(f"{erased(sys.stderr)}clipship: {shown(text)}", file=sys.stderr, flush=True)
+
+
+def can_move(stream: TextIO) -> bool:
+    """Returns whether the stream ends in a terminal in which a line can be rewritten."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def erased(stream: TextIO) -> str:
+    """Returns what erases the line that another process rewrites there; "" if none does."""
+    return ERASE if LIVE in os.environ and can_move(stream) else ""
 
 
 class ShownFormatter(logging.Formatter):

@@ -135,6 +135,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     check_installed(job.logging)
     check_compiler(job.model)
     check_packages(job)
+    comm.heartbeat.begin_stage("data index")
     source = open_together(job, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
     weights = shard_weights(job.data, source.units if isinstance(source, InUnits) else None)
@@ -150,12 +151,15 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
         torch.use_deterministic_algorithms(True)
     splits = row_of(job).splits_model
     has_state = not splits and expects_state(job, comm, run.checkpoints)
+    comm.heartbeat.begin_stage("building model")
     clip = build_model(job, batch_plan, comm, initial_weights=not has_state, on_host=splits)
     _check_shared_memory(job, batch_plan, clip, source, comm)
+    comm.heartbeat.begin_stage("preflight")
     if job.health.preflight and has_passed(comm, run.preflight):
         _say("preflight", check_again(comm))
     elif job.health.preflight:
         _report_findings(preflight(job, comm, batch_plan, clip, run.folder), run, comm)
+    comm.heartbeat.begin_stage("restoring state")
     for note in clip.notes:
         _say("model", note)
     _say("kernels", str(clip.kernels))

@@ -1,0 +1,80 @@
+"""A line that is rewritten in a terminal while a person waits. Elsewhere nothing is shown. No torch.
+
+The line ends at the first column, so that the next line covers it; programs that print beside it begin their
+lines with `trainer.text.terminal.erased`.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from trainer.text.terminal import ERASE, can_move
+
+FROM_S = 1.0
+"""Seconds of silence after which the line appears."""
+_EVERY_S = 0.25
+
+
+class LiveText:
+    """Shows what `text` returns, from `with` to its end, in a thread of its own; "" shows nothing.
+
+    `text` gets the time on the clock of `time.monotonic`, a few times a second.
+    """
+
+    def __init__(self, text: Callable[[float], str], out: TextIO | None = None) -> None:
+        self._text, self._out = text, out or sys.stderr
+        self.moves = can_move(self._out)
+        """True if the line is shown, in a terminal."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._rewrite, daemon=True)
+
+    def __enter__(self) -> "LiveText":
+        if self.moves:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self.moves:
+            self._thread.join()
+
+    def _rewrite(self) -> None:
+        shown = ""
+        while not self._over.wait(_EVERY_S):
+            text = self._text(time.monotonic())[: _columns(self._out)]
+            if text != shown:
+                self._write(f"{ERASE}{text}\r")
+            shown = text
+        if shown:
+            self._write(ERASE)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except OSError:
+            self._over.set()  # the terminal is gone
+
+
+def waiting(what: str, out: TextIO | None = None) -> LiveText:
+    """Shows what this process does, with its seconds, if that takes longer than a second."""
+    began = time.monotonic()
+    return LiveText(lambda now: f"{what}  {seconds(now - began)}" if now - began >= FROM_S else "", out)
+
+
+def seconds(count: float) -> str:
+    """Returns whole seconds as `7 s`, from two minutes on as `2 min 7 s`."""
+    minutes, rest = divmod(int(count), 60)
+    return f"{minutes:,} min {rest} s" if minutes > 1 else f"{int(count)} s"
+
+
+def _columns(out: TextIO) -> int | None:
+    """Returns how many columns the line may have: one less than the terminal; None if it does not say."""
+    try:
+        columns = os.get_terminal_size(out.fileno()).columns
+    except (OSError, ValueError):
+        return None
+    return columns - 1 if columns > 1 else None
