@@ -13,7 +13,8 @@ from tests.support.null_gpu_steps import RealStep
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.model.build import build_model, features
+from trainer.model.build import build_model
+from trainer.model.outputs import features
 from trainer.train.step import TrainStep
 
 KERNELS = ("launches", "blas_calls", "cudnn_calls", "memsets", "graph_kernels")

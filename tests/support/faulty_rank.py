@@ -221,13 +221,13 @@ def spoil_loss() -> None:
     """Once."""
     from trainer.train.step import TrainStep
 
-    whole = TrainStep._loss_share
+    whole = TrainStep._contrast
 
     def spoiled(self: TrainStep, out: object) -> object:
-        TrainStep._loss_share = whole  # type: ignore[method-assign]
+        TrainStep._contrast = whole  # type: ignore[method-assign]
         return whole(self, out) * float("nan")  # type: ignore[arg-type]
 
-    TrainStep._loss_share = spoiled  # type: ignore[method-assign, assignment]
+    TrainStep._contrast = spoiled  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

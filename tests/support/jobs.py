@@ -6,6 +6,7 @@ from typing import Any
 from trainer.config import Job
 
 MODELS = Path(__file__).parents[1] / "models"
+COCA = str(MODELS / "tiny-coca.json")
 VIT = str(MODELS / "tiny-vit.json")
 RESNET = str(MODELS / "tiny-resnet.json")
 

@@ -10,8 +10,8 @@ from tests.support.jobs import tiny_job
 from tests.support.null_gpu import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
-from trainer.model.build import features, half_type
 from trainer.model.kernels import use_kernels
+from trainer.model.outputs import features, half_type
 from trainer.train.step import MicroBatch, TrainStep
 
 WARM_STEPS = 2

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from trainer.cli.check import check_job, check_without_files
-from trainer.config import Data, Eval, Job, Model
+from trainer.config import Data, Eval, Job
 from trainer.config.loader import dump_job, load_job
 from trainer.data.sample_counts import check_data, recorded_sizes
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, class_names, templates
 from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
-from trainer.model.packages import check_trained
+from trainer.model.packages import check_loss
 from trainer.model.tags import clean_tag, known_tags
 from trainer.run.folder import check_run_folder, run_folder
 
@@ -260,18 +260,24 @@ def test_tags_that_open_clip_accepts_are_accepted(name: str) -> None:
     check_tag(name, "OpenAI")
 
 
-def test_a_model_that_writes_captions_is_refused_for_training_and_not_for_evaluation(folder: Path) -> None:
-    assert "coca_ViT-B-32 also writes captions (CoCa)" in problem(
-        check_job, job_in(folder, "model.name=coca_ViT-B-32"), 1
-    )
-    check_model("coca_ViT-B-32")
+def test_the_loss_of_captions_is_for_models_that_write_them_alone(folder: Path) -> None:
+    coca = "model.name=coca_ViT-B-32"
+    assert "coca_ViT-B-32 also writes captions (CoCa)" in problem(check_job, job_in(folder, coca), 1)
+    assert "ViT-B-32 writes no captions" in problem(check_job, job_in(folder, "optim.loss=coca"), 1)
+    check_job(job_in(folder, coca, "optim.loss=coca"), 1)
+    locked = job_in(folder, coca, "optim.loss=coca", "model.lock_text=true")
+    assert "model.lock_text: coca_ViT-B-32 writes captions" in problem(check_job, locked, 1)
+    captured = job_in(folder, coca, "optim.loss=coca", "model.cuda_graphs=true")
+    assert "cannot be captured one by one" in problem(check_job, captured, 1)
     config = {"embed_dim": 1, "vision_cfg": {}, "text_cfg": {}, "multimodal_cfg": {}}
     (folder / "mine.json").write_text(json.dumps(config))
-    assert "mine.json also writes captions" in problem(check_trained, Model(name=f"{folder}/mine.json"))
+    assert "mine.json also writes captions" in problem(
+        check_loss, job_in(folder, f"model.name={folder}/mine.json")
+    )
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-    assert "also writes captions" in problem(check_trained, Model(name=f"local-dir:{folder}"))
+    assert "also writes captions" in problem(check_loss, job_in(folder, f"model.name=local-dir:{folder}"))
     for name in ("ViT-B-32", "hf-hub:org/model", "no-such-model", f"{folder}/none.json"):
-        check_trained(Model(name=name))
+        check_loss(job_in(folder, f"model.name={name}"))
 
 
 def evaluation(folder: Path, **values: object) -> Eval:

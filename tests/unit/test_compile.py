@@ -20,9 +20,10 @@ from trainer.comm.protocol import Comm
 from trainer.config import Job, Model
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
-from trainer.model.build import build_model, features
+from trainer.model.build import build_model
 from trainer.model.compile import compile_blocks
 from trainer.model.host_compiler import check_compiler
+from trainer.model.outputs import features
 from trainer.model.sync_batch_norm import synchronise_batch_norm
 from trainer.train.step import MicroBatch, TrainStep
 

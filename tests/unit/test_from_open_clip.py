@@ -150,6 +150,8 @@ EFFECTS = {
     "--force-quick-gelu": f"{BASE} --force-quick-gelu",
     "--torchcompile": f"{BASE} --torchcompile",
     "--siglip": f"{BASE} --siglip",
+    "--coca-caption-loss-weight": f"{BASE} --model coca_ViT-B-32 --coca-caption-loss-weight 1",
+    "--coca-contrastive-loss-weight": f"{BASE} --model coca_ViT-B-32 --coca-contrastive-loss-weight 3",
     "--batch-size": f"{BASE} --batch-size 32",
     "--accum-freq": f"{BASE} --accum-freq 4",
     "--epochs": f"{BASE} --epochs 64",
@@ -188,6 +190,8 @@ OTHERS = {
     "--dataset-type": {"optim.epochs", "eval.every_steps", "checkpoint.every_steps"}
     | {"data.image_column", "data.caption_column", "data.separator", "optim.steps"},
     "--model": {"name"},
+    "--coca-caption-loss-weight": {"name", "model.name", "optim.loss"},
+    "--coca-contrastive-loss-weight": {"name", "model.name", "optim.loss"},
     "--opt": {"optim.lr", "optim.beta1", "optim.beta2"},
     "--momentum": {"optim.lr", "optim.optimizer", "optim.no_decay"},
     "--pretrained-image": {"name", "model.name", "optim.eps", "optim.beta2"},
@@ -239,7 +243,6 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
         "--lock-image-": "--lock-image",
         "--lock-text-": "--lock-text",
         "--remote-sync-": "--remote-sync r",
-        "--coca-": "--model coca_ViT-B-32",
         "--distill-": "--distill-model ViT-B-16 --distill-pretrained openai",
     }
     context = next((text for start, text in needed.items() if name.startswith(start)), "")
@@ -321,7 +324,6 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
         ("--train-data a.tar --precision pure_bf16", "weights in half precision"),
         ("--train-data a.tar --lr-scheduler const-cooldown", "needs --epochs-cooldown"),
         ("--train-data a.tar --lr-scheduler const-cooldown --epochs-cooldown 99", "99 of 32 epochs"),
-        ("--train-data a.tar --model coca_ViT-B-32", "CoCa"),
         ("--train-data a.tar --aug-cfg use_timm=True re_prob=0.2", "random erasing"),
         ("--train-data a.tar --image-interpolation random", "timm's augmentation"),
         ("--train-data a.csv --csv-separator ab", "one character"),

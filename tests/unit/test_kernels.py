@@ -18,10 +18,11 @@ from tests.support.tf32 import Tf32
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.model.build import Clip, build_model, features
+from trainer.model.build import Clip, build_model
 from trainer.model.caption_length import CaptionLength
 from trainer.model.kernels import use_kernels
 from trainer.model.loss_tiles import Tiles
+from trainer.model.outputs import features
 from trainer.model.rank_loss import RankLoss
 from trainer.train.step import MicroBatch, TrainStep
 

@@ -17,6 +17,7 @@ from trainer.model.rank_loss import RankLoss
 
 REFERENCES = {"clip": open_clip.loss.ClipLoss(), "siglip": open_clip.loss.SigLipLoss()}
 SAMPLES = 12
+SMOOTHING = 0.15
 NAMES = ("image", "text", "scale", "bias")
 FAR = 300.0
 """A scale whose logits overflow float32's exponential function."""
@@ -53,21 +54,22 @@ def _assert_exact(actual: Tensor | None, expected: Tensor | None) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-15)
 
 
-def _share(kind: str, tile: int, comm: Any, inputs: list[Tensor]) -> Tensor:
+def _share(kind: str, tile: int, comm: Any, inputs: list[Tensor], smoothing: float = 0.0) -> Tensor:
     image, text, scale, *bias = inputs
-    loss = RankLoss(tiny_job(optim={"loss": kind, "loss_tile": tile}), comm)
+    keys = {"loss": kind, "loss_tile": tile, "label_smoothing": smoothing}
+    loss = RankLoss(tiny_job(optim=keys), comm)
     return loss(image, text, scale, bias[0] if bias else None)
 
 
 def _together(
-    kind: str, batch: Sequence[Tensor], ranks: int, tile: int, frozen: str
+    kind: str, batch: Sequence[Tensor], ranks: int, tile: int, frozen: str, smoothing: float = 0.0
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The same of ranks: shares are added, gradients of features put together, others added."""
     rows = SAMPLES // ranks
 
     def rank_main(comm: Any) -> tuple[Tensor, list[Tensor | None]]:
         inputs = _inputs(batch, slice(comm.world.rank * rows, (comm.world.rank + 1) * rows), frozen)
-        share = _share(kind, tile, comm, inputs)
+        share = _share(kind, tile, comm, inputs, smoothing)
         share.backward()
         return share.detach(), [tensor.grad for tensor in inputs]
 
@@ -92,6 +94,34 @@ def test_shares_of_all_ranks_have_the_loss_and_gradient_of_the_whole_batch(
     assert len(gradients) == len(batch)
     for gradient, wanted in zip(gradients, expected, strict=True):
         _assert_exact(gradient, wanted)
+
+
+def _smoothed(batch: Sequence[Tensor], frozen: str) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss of one process with smoothed targets as a matrix, from the definition of cross-entropy."""
+    inputs = _inputs(batch, slice(None), frozen)
+    image, text, scale = inputs
+    target = torch.eye(SAMPLES, dtype=torch.float64) * (1 - SMOOTHING) + SMOOTHING / SAMPLES
+    logits = scale * image @ text.T
+    loss = -(target * (logits.log_softmax(0) + logits.log_softmax(1))).sum() / (2 * SAMPLES)
+    loss.backward()
+    return loss.detach(), [tensor.grad for tensor in inputs]
+
+
+@pytest.mark.parametrize("frozen", ["", "image", "text"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("tile", [0, 1, 5, 64])
+def test_smoothed_targets_give_the_loss_and_gradient_of_their_definition(
+    tile: int, ranks: int, frozen: str
+) -> None:
+    batch = _batch("clip")
+    loss, gradients = _together("clip", batch, ranks, tile, frozen, SMOOTHING)
+    expected_loss, expected = _smoothed(batch, frozen)
+    assert loss != _whole("clip", batch, frozen)[0]
+    _assert_exact(loss, expected_loss)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert (gradient is None) == (wanted is None)
+        if gradient is not None:
+            _assert_exact(gradient, wanted)
 
 
 @pytest.mark.parametrize("frozen", ["image", "text", "image text", "scale bias"])

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Model
 from trainer.model.catalog import known_models
 from trainer.model.models_page import PAGE, page, row
-from trainer.model.packages import needed
 
-SAMPLE = ("RN50", "ViT-B-16-SigLIP", "xlm-roberta-base-ViT-B-32", "vit_relpos_medium_patch16_cls_224")
-AT_LEAST = 140
+SAMPLE = (
+    "RN50",
+    "coca_ViT-B-32",
+    "ViT-B-16-SigLIP",
+    "xlm-roberta-base-ViT-B-32",
+    "vit_relpos_medium_patch16_cls_224",
+)
 
 
 def rows_there() -> list[str]:
@@ -22,7 +25,7 @@ def test_the_page_has_a_row_for_each_model_and_its_counts() -> None:
     names = known_models()
     assert [line.split(" | ")[0].removeprefix("| ") for line in rows_there()] == names
     assert page(rows_there()) == PAGE.read_text(encoding="utf-8")
-    assert sum(needed(Model(name=name)).use == "trains" for name in names) >= AT_LEAST
+    assert all("trains" in line for line in rows_there())
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.jobs import RESNET, tiny_job
+from tests.support.jobs import COCA, RESNET, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint.state import Snapshot, contents_of, load, put_optimizer, put_weights
 from trainer.comm.protocol import Comm
@@ -20,6 +20,7 @@ from trainer.config.batch_plan import plan
 from trainer.config.learning_rate import learning_rate
 from trainer.model.build import build_model
 from trainer.model.optimizer import set_learning_rate
+from trainer.model.outputs import features
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, STEPS, SAVED = 8, 5, 2
@@ -40,6 +41,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "locked but the last block": {"model": {"lock_image": True, "lock_image_unlocked_groups": 2}},
     "unlocked after two steps": {"model": {"lock_image": True, "unlock_after_step": 2}},
     "siglip": {"optim": {"loss": "siglip"}},
+    "label smoothing": {"optim": {"label_smoothing": 0.1}},
+    "coca": {"config": COCA, "optim": {"loss": "coca", "caption_weight": 1.5}},
     "batch norm": {"config": RESNET},
 }
 
@@ -47,7 +50,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 def job_of(recipe: str, ranks: int) -> Job:
     sections: dict[str, Any] = dict(RECIPES[recipe])
     sections["model"] = {**sections.get("model", {}), "precision": "fp64"}
-    accumulation = 1 if "config" in sections else 2
+    accumulation = 1 if sections.get("config") == RESNET else 2
     sections["optim"] = {
         "global_batch_size": SAMPLES,
         "max_batch_size_per_gpu": SAMPLES // ranks // accumulation,
@@ -89,7 +92,7 @@ def trained(step: TrainStep, job: Job, comm: Comm, first: int, last: int) -> Non
 def outputs(step: TrainStep) -> Tensor:
     """Features of a batch: what attention ignores (the bias of its keys) may differ in its weights."""
     with torch.no_grad(), step.ema.in_place():
-        image, text, *_ = step.model.eval()(*samples(step, STEPS))
+        image, text, *_ = features(step.model.eval(), *samples(step, STEPS), "fp64")
     return torch.cat([image, text])
 
 

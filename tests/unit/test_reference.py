@@ -64,7 +64,7 @@ def test_the_schema_says_type_default_range_unit_and_more() -> None:
     assert (seconds["type"], seconds["x-unit"], seconds["default"]) == ("number", "seconds", 300.0)
     assert (seconds["exclusiveMinimum"], seconds["maximum"]) == (0, 7 * 86400)
     assert seconds["x-resumed-run-may-change"]
-    assert schema_of("optim.loss")["enum"] == ["clip", "siglip"]
+    assert schema_of("optim.loss")["enum"] == ["clip", "siglip", "coca"]
     assert not schema_of("optim.lr")["x-resumed-run-may-change"]
     assert schema_of("data.index")["x-path"] == "folder"
     assert schema_of("comm.nccl.debug")["description"] == description(("comm", "nccl", "debug"))

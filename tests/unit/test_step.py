@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.jobs import RESNET, VIT, tiny_job
+from tests.support.jobs import COCA, RESNET, VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.protocol import Comm
@@ -22,7 +22,8 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.data.pixels import normalised
 from trainer.errors import InputError
-from trainer.model.build import build_model, features, untrained
+from trainer.model.build import build_model, untrained
+from trainer.model.outputs import features
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES = 16
@@ -309,16 +310,11 @@ def test_batch_norm_with_accumulation_is_refused(alone: Comm) -> None:
         _step(_accumulating(4, config=RESNET), alone)
 
 
-def test_a_model_that_writes_captions_is_refused_wherever_its_config_was(alone: Comm, tmp_path: Path) -> None:
-    config = json.loads(Path(VIT).read_text())
-    captions = {**config["text_cfg"], "attn_pooler_heads": 2}
-    towers = {name: {**config[name], "output_tokens": True} for name in ("vision_cfg", "text_cfg")}
-    towers["vision_cfg"] |= {"attentional_pool": True, "attn_pooler_heads": 2}
-    towers["text_cfg"]["embed_cls"] = True
-    path = tmp_path / "tiny-coca.json"
-    path.write_text(json.dumps({**config, **towers, "multimodal_cfg": captions, "custom_text": True}))
+def test_a_model_and_a_loss_that_do_not_fit_are_refused_wherever_the_config_was(alone: Comm) -> None:
     with pytest.raises(InputError, match=r"tiny-coca\.json also writes captions \(CoCa\)"):
-        _step(tiny_job(config=str(path)), alone)
+        _step(tiny_job(config=COCA), alone)
+    with pytest.raises(InputError, match=r"tiny-vit\.json writes no captions"):
+        _step(tiny_job(optim={"loss": "coca"}), alone)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from trainer.comm.protocol import Comm
 from trainer.config import Job
+from trainer.config.losses import LOSSES
 from trainer.errors import InputError
 from trainer.run.checkpoints import MANIFEST
 
@@ -46,11 +47,10 @@ def with_loss_alone(job: Job) -> Job:
 
 
 def _with_loss(job: Job, siglip: bool | None) -> Job:
-    if siglip is None:
+    if siglip is None or LOSSES[job.optim.loss].has_bias == siglip:
         return job
-    return job.model_copy(
-        update={"optim": job.optim.model_copy(update={"loss": "siglip" if siglip else "clip"})}
-    )
+    loss = "siglip" if siglip else "clip"
+    return job.model_copy(update={"optim": job.optim.model_copy(update={"loss": loss})})
 
 
 def _has_bias(path: Path) -> bool:

@@ -21,7 +21,7 @@ from trainer.launch.local import KEEPING_GOING, launcher_for
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag
 from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
-from trainer.model.packages import check_packages, check_text_mask, check_trained
+from trainer.model.packages import check_loss, check_packages, check_text_mask
 from trainer.run.checkpoints import check_resume
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -41,7 +41,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: _check_recovery(job),
         lambda: check_nodes(job),
         lambda: check_model(job.model.name),
-        lambda: check_trained(job.model),
+        lambda: check_loss(job),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_init(job.model),
         lambda: check_tag(job.model.name, job.model.pretrained),
@@ -84,7 +84,7 @@ def check_without_files(job: Job, world_size: int) -> int | None:
         lambda: check_nodes(job),
     ]
     if not os.path.isabs(job.model.name):
-        checks += [lambda: check_model(job.model.name), lambda: check_trained(job.model)]
+        checks += [lambda: check_model(job.model.name), lambda: check_loss(job)]
         checks.append(lambda: check_tag(job.model.name, job.model.pretrained))
     if not _runs_elsewhere(job):
         checks += [lambda: _check_packages(job), lambda: check_storage(job)]

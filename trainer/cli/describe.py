@@ -20,6 +20,7 @@ from trainer.config import Data, Job, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
 from trainer.config.learning_rate import words
+from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
 from trainer.config.stack_table import table
@@ -134,7 +135,7 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
     A local run has nothing to do with the image and the schedulers of its job.
     """
     optim = job.optim
-    if optim.loss == "clip" and optim.global_batch_size < _SMALL_CONTRAST:
+    if LOSSES[optim.loss].contrast == "clip" and optim.global_batch_size < _SMALL_CONTRAST:
         yield (
             f"a global batch of {optim.global_batch_size} compares each pair with few others: a model learns "
             "better with hundreds or more"

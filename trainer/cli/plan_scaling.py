@@ -12,6 +12,7 @@ from trainer.cli.options import job_argument, set_option
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
 from trainer.config.loss_tile import TILE
+from trainer.config.losses import LOSSES
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -121,5 +122,5 @@ def _lines(job: "Job", rows: list[_Row], each: int, gpu: str, fabric: str) -> It
         times = [f"{seconds * 1e3:.1f}" for seconds in (one.step_s, one.exposed_s, one.loss_s)]
         shares = [percent(one.efficiency), percent(one.communication)]
         yield row.backend, "".join(f"{cell:>15}" for cell in (f"{one.gpus:,}", *times, *shares))
-    if not rows[-1].scaling.tiles and job.optim.loss == "clip":
+    if not rows[-1].scaling.tiles and LOSSES[job.optim.loss].contrast == "clip":
         yield "hint", f"--set optim.loss_tile={TILE} lets ranks exchange half of what the loss does now"

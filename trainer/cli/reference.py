@@ -85,6 +85,9 @@ UNITS = {
 }
 """Unit of a key by the ending of its name; of several endings that fit the longest counts."""
 PLAIN_NUMBERS = {
+    "optim.label_smoothing",
+    "optim.contrast_weight",
+    "optim.caption_weight",
     "seed",
     "optim.lr",
     "optim.min_lr",

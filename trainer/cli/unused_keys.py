@@ -15,6 +15,7 @@ from trainer.config import Data, Job
 from trainer.config.comm import TorchComm
 from trainer.config.formats import FORMATS
 from trainer.config.loader import own_keys
+from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
 
@@ -69,6 +70,11 @@ _NCCL = ("comm.nccl.algo", "comm.nccl.ib_hca", "comm.nccl.debug")
 _DDP = tuple(f"comm.torch.{name}" for name in TorchComm.model_fields if name != "device_backend")
 
 UNUSED_KEYS = (
+    UnusedKeys(
+        ("optim.contrast_weight", "optim.caption_weight"),
+        lambda job: not LOSSES[job.optim.loss].captions,
+        'optim.loss is not "coca"',
+    ),
     UnusedKeys(
         ("data.synthetic_samples",),
         lambda job: not _trains_with(job, "synthetic_samples"),

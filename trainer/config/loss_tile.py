@@ -3,6 +3,7 @@
 Pure arithmetic; imports no torch. n: samples of this rank; N: samples of all ranks; D: width of the features.
 """
 
+from trainer.config.losses import Contrast
 from trainer.text.wording import many
 
 TILE = 2048
@@ -22,13 +23,13 @@ def plain_bytes(n: int, N: int, D: int, value_bytes: int = 4) -> int:
     return (_LOGITS * n * N + 2 * N * D) * value_bytes
 
 
-def spares_network(loss: str, nodes: int) -> bool:
+def spares_network(contrast: Contrast, nodes: int) -> bool:
     """Returns whether tiles spare the network between nodes.
 
     CLIP's send no gradient of features, which are half of what the plain loss sends. SigLIP's send as much as
     the plain one, in more and smaller messages.
     """
-    return loss == "clip" and nodes > 1
+    return contrast == "clip" and nodes > 1
 
 
 def tile_rows(setting: int | None, plain: int, memory: int | None, *, spares: bool) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config.keys import MAY_CHANGE, JobPath
+from trainer.config.losses import LOSSES, LossName
 from trainer.config.optimizers import OPTIMIZERS, OptimizerName
 from trainer.config.types import AboveZero, NonNegative, Positive, Section, Share, Text
 
@@ -231,9 +232,18 @@ class Optim(Section):
     """Passes over the data. Give either epochs or steps."""
     steps: Positive | None = None
     """Optimizer steps. Give either epochs or steps."""
-    loss: Literal["clip", "siglip"] = "clip"
+    loss: LossName = "clip"
     """clip: softmax over the global batch (arXiv 2103.00020); siglip: a sigmoid for each pair (arXiv
-    2303.15343)."""
+    2303.15343); coca: clip, and the model learns to write the captions, which takes one of open_clip's CoCa
+    models (arXiv 2205.01917)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the softmax's target that goes to all samples of the global batch alike, the rest to the
+    sample's own pair. For the losses clip and coca."""
+    contrast_weight: NonNegative = 1.0
+    """Factor of the contrastive part of the coca loss."""
+    caption_weight: NonNegative = 2.0
+    """Factor of the other part: the cross-entropy of each token of a caption with what the model would write
+    there, as the mean over the tokens of the global batch; padding is left out."""
     loss_tile: Annotated[Annotated[int, Field(ge=0)] | None, MAY_CHANGE] = None
     """Rows and columns of the blocks in which the loss computes its logits; the result is the same, in less
     memory. 0: all logits at once. None: blocks of 2,048 for clip on several nodes, where they spare the
@@ -285,7 +295,7 @@ class Optim(Section):
     """Largest norm of the whole gradient, after reduction over the ranks."""
     max_logit_scale: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Largest factor that similarities are multiplied by (the inverse of the temperature); the smallest is
-    then 1. None: 100 for the clip loss (arXiv 2103.00020, section 2.5), and no limits for siglip, whose
+    then 1. None: 100 for clip and coca (arXiv 2103.00020, section 2.5), and no limits for siglip, whose
     released weights exceed 100."""
 
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -298,7 +308,7 @@ class Optim(Section):
     @property
     def logit_scale_limit(self) -> float | None:
         """The logit scale's limit: `max_logit_scale`, or the value in the loss's paper; None for no limit."""
-        return self.max_logit_scale or (100.0 if self.loss == "clip" else None)
+        return self.max_logit_scale or LOSSES[self.loss].logit_scale_limit
 
     @property
     def state_values(self) -> int:
@@ -313,6 +323,10 @@ class Optim(Section):
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}")
         if self.steps is not None and self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} is longer than the run of {self.steps} steps")
+        if self.label_smoothing and self.loss == "siglip":
+            raise ValueError(
+                "label_smoothing changes the target of a softmax, and the siglip loss has none: remove it"
+            )
         if self.cooldown_share and self.schedule != "constant":
             raise ValueError(
                 f'cooldown_share belongs to schedule = "constant": a {self.schedule} decay has no cooldown'

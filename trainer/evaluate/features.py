@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Precision
-from trainer.model.build import Clip, autocast
+from trainer.model.build import Clip
+from trainer.model.outputs import autocast
 
 
 @contextmanager

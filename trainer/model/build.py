@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.protocol import Comm
-from trainer.config import Job, Model, Precision
+from trainer.config import Job, Model
 from trainer.config.batch_plan import BatchPlan
+from trainer.config.losses import LOSSES, LossName
 from trainer.data.augment import augmentation
 from trainer.data.pixels import RandomCrop
 from trainer.data.tokens import Tokenizer, quick
 from trainer.errors import InputError, StorageError
+from trainer.model.captioning import initialise_decoder
 from trainer.model.catalog import HUB, weights_file
 from trainer.model.gpu_math import choose_gpu_math, is_convolutional
 from trainer.model.init import TIMM, init_from
@@ -34,8 +36,6 @@ from trainer.model.text_tower import check_caption_length, text_notes, use_our_t
 from trainer.run.checkpoints import MODEL_CONFIG
 
 use_our_text_towers()
-
-_ENCODE_IMAGE = "encode_image"
 
 
 @dataclass(frozen=True)
@@ -101,45 +101,6 @@ def build_alone(job: Job, device: torch.device) -> Clip:
     return replace(clip, kernels=use_kernels(clip.model, job.model))
 
 
-def features(
-    model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Returns unit vectors [n, D] of images and of tokens, the logit scale, and the logit bias or None.
-
-    Images are [n, 3, H, W], tokens [n, L]. All are float32 or wider.
-    """
-    with autocast(images.device, precision):
-        out = model(images, tokens)
-    image, text, scale, *bias = (_wide(tensor) for tensor in out)
-    return image, text, scale, bias[0] if bias else None
-
-
-@contextmanager
-def on_image_features(model: nn.Module, call: Callable[[Tensor], None]) -> Iterator[None]:
-    """Calls a function with the images' features as soon as a forward pass in the block has them.
-
-    They are as `features` returns them, without a graph. The text tower begins afterwards. `model` is the
-    model itself, which another module may wrap.
-    """
-    own = vars(model)
-    before = own.get(_ENCODE_IMAGE)  # fully_shard puts one there
-    encode: Callable[..., Tensor] = getattr(model, _ENCODE_IMAGE)
-
-    def encode_image(*inputs: Any, **named: Any) -> Tensor:
-        image = encode(*inputs, **named)
-        call(_wide(image.detach()))
-        return image
-
-    own[_ENCODE_IMAGE] = encode_image
-    try:
-        yield
-    finally:
-        if before is None:
-            del own[_ENCODE_IMAGE]
-        else:
-            own[_ENCODE_IMAGE] = before
-
-
 def trained_towers(model: nn.Module) -> tuple[bool, bool]:
     """Returns whether the image tower and the text tower have parameters that are trained.
 
@@ -148,22 +109,6 @@ def trained_towers(model: nn.Module) -> tuple[bool, bool]:
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     image = {name for name in trained if name.startswith("visual.")}
     return bool(image), bool(trained - image - {"logit_scale", "logit_bias"})
-
-
-def half_type(precision: Precision) -> torch.dtype | None:
-    """Returns the type in which autocast computes most layers; None without autocast."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-
-
-def autocast(device: torch.device, precision: Precision, *, cache_enabled: bool = True) -> torch.autocast:
-    """Returns the autocast context of the job's precision for forward passes; parameters stay float32.
-
-    Within it, the copy of a parameter in half precision is made once unless `cache_enabled` is false.
-    """
-    half = half_type(precision)
-    return torch.autocast(
-        device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=cache_enabled
-    )
 
 
 def clamp_logit_scale(model: nn.Module, limit: float | None) -> None:
@@ -175,10 +120,6 @@ def clamp_logit_scale(model: nn.Module, limit: float | None) -> None:
     if limit is not None and isinstance(scale, Tensor):
         with torch.no_grad():
             scale.clamp_(0, math.log(limit))
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def give_initial_weights(job: Job, model: nn.Module) -> None:
@@ -195,10 +136,10 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
     torch.manual_seed(job.seed)
     notes: list[str] = []
     pretrained = job.model.pretrained and weights_file(job.model.pretrained)
-    if check_weights(pretrained) and job.optim.loss != "siglip":
+    if check_weights(pretrained) and not LOSSES[job.optim.loss].has_bias:
         raise InputError(
             f"model.pretrained: {pretrained} was trained with optim.loss = siglip "
-            "and has a bias, which a model for optim.loss = clip lacks: "
+            f"and has a bias, which a model for optim.loss = {job.optim.loss} lacks: "
             "set optim.loss = siglip, or choose other weights"
         )
     _check_init(job)
@@ -226,11 +167,13 @@ def untrained(job: Job, *, initial_weights: bool = True) -> Clip:
             **_initial_logits(job.optim.loss),
             **(text.model_arguments if text else {}),
         )
+        if begins:
+            initialise_decoder(model)
         if initial_weights and job.model.init not in (None, TIMM):
             notes += init_from(model, Path(weights_file(str(job.model.init))), job.model.init_max_missing)
     if text is not None:
         check_caption_length(model, text.config["context_length"])
-    if job.optim.loss == "siglip" and initial_weights:
+    if LOSSES[job.optim.loss].has_bias and initial_weights:
         notes += _give_bias(model, pretrained)
     torch.manual_seed(job.seed)  # what follows draws the same values, however many the model drew
     with loading(job, None):
@@ -266,7 +209,7 @@ def _check_init(job: Job) -> None:
     """Raises InputError for weights to begin with that were trained with the other loss."""
     if job.model.init in (None, TIMM):
         return
-    if check_weights(weights_file(str(job.model.init))) and job.optim.loss != "siglip":
+    if check_weights(weights_file(str(job.model.init))) and not LOSSES[job.optim.loss].has_bias:
         raise InputError(
             f"model.init: {job.model.init} was trained with optim.loss = siglip: set the same loss, or "
             "choose other weights"
@@ -356,13 +299,13 @@ def registered(name: str) -> str:
     return name
 
 
-def _initial_logits(loss: str) -> dict[str, float]:
+def _initial_logits(loss: LossName) -> dict[str, float]:
     """Returns the initial logit scale and bias.
 
     SigLIP starts with a smaller scale, and with a bias that makes most pairs negative (arXiv 2303.15343,
     section 3.2).
     """
-    return {"init_logit_scale": math.log(10), "init_logit_bias": -10.0} if loss == "siglip" else {}
+    return {"init_logit_scale": math.log(10), "init_logit_bias": -10.0} if LOSSES[loss].has_bias else {}
 
 
 def _place(model: nn.Module, settings: Model, device: torch.device, place: torch.device) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.errors import InputError
-from trainer.model.build import autocast, half_type
+from trainer.model.outputs import autocast, half_type
 from trainer.model.sync_batch_norm import has_batch_norm
 
 log = logging.getLogger("clipship")

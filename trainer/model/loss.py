@@ -16,15 +16,22 @@ from torch import Tensor
 
 Gather = Callable[[Tensor], Tensor]
 """Gathers all ranks' rows, rank after rank, with their gradient: [n, D] -> [N, D]. Collective."""
-Share = Callable[[Tensor, Tensor, Tensor, Tensor | None, Gather, int], Tensor]
+Share = Callable[[Tensor, Tensor, Tensor, Tensor | None, Gather, int, float], Tensor]
 
 
 def clip_share(
-    image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None, gather: Gather, first: int
+    image_nD: Tensor,
+    text_nD: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    gather: Gather,
+    first: int,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Returns this rank's share of the softmax cross-entropy in both directions (arXiv 2103.00020), a scalar.
 
-    `first` is the place of this rank's first sample among the N. Collective.
+    `first` is the place of this rank's first sample among the N. The share `smoothing` of a row's target goes
+    to all N alike. Collective.
     """
     image_ND, text_ND = gather(image_nD), gather(text_nD)
     place_n = torch.arange(first, first + len(image_nD), device=scale.device)
@@ -32,19 +39,27 @@ def clip_share(
     text_logits_nN = scale * text_nD @ image_ND.T
     if bias is not None:
         image_logits_nN, text_logits_nN = image_logits_nN + bias, text_logits_nN + bias
-    both = F.cross_entropy(image_logits_nN, place_n, reduction="sum") + F.cross_entropy(
-        text_logits_nN, place_n, reduction="sum"
+    of_images, of_texts = (
+        F.cross_entropy(logits_nN, place_n, reduction="sum", label_smoothing=smoothing)
+        for logits_nN in (image_logits_nN, text_logits_nN)
     )
-    return both / (2 * len(image_ND))
+    return (of_images + of_texts) / (2 * len(image_ND))
 
 
 def siglip_share(
-    image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None, gather: Gather, first: int
+    image_nD: Tensor,
+    text_nD: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    gather: Gather,
+    first: int,
+    _smoothing: float = 0.0,
 ) -> Tensor:
     """Returns this rank's share of the sigmoid loss, a scalar (arXiv 2303.15343).
 
     Each pair has a sigmoid; the loss is summed over pairs and averaged over images. A rank takes the pairs of
-    its own images, so only texts are gathered. Raises ValueError if the model has no logit bias. Collective.
+    its own images, so only texts are gathered. There is no softmax to smooth.
+    Raises ValueError if the model has no logit bias. Collective.
     """
     text_ND = gather(text_nD)
     logits_nN = scale * image_nD @ text_ND.T + needed_bias(bias)

@@ -14,6 +14,8 @@ The gradient of x_i follows from all texts, r_i and every c_j; that of y_j from 
 So ranks gather the features once, without a graph, and then the normalisers r and c, 2 N values. Each then
 computes the whole gradient of its own features from a second look at its logits: no gradient of N x D values
 travels. The plain form has as many products: it computes its part of the gradient of all ranks' features.
+With the share e of each target smoothed over all samples, 2 z_ii becomes 2 (1 - e) z_ii + 2 e mean_j z_ij:
+what is added is a product with the sum of all rows, and no look at single logits.
 
 SigLIP has a term for each pair and no normaliser. The texts go round the ring of ranks (arXiv 2303.15343,
 section 3.3), their gradient with them, and each rank adds the pairs with its own images. No rank holds more
@@ -49,6 +51,8 @@ class Tiles:
     kernels: TileKernels = PLAIN
     tf32: bool = False
     """True if products on a GPU round their factors to TF32, as `precision = "tf32"` lets all do."""
+    smoothing: float = 0.0
+    """Share of a softmax's target that goes to all samples alike."""
 
 
 def clip_share_in_tiles(
@@ -183,7 +187,10 @@ def _in_graph(
 
 def _clip(task: _Task) -> _Known:
     own, other, own_norm_n, other_norm_n, match_n = _gathered_and_normalised(task)
-    share = (own_norm_n - match_n + other_norm_n - match_n).sum() / (2 * task.total)
+    target_n = 2 * (1 - task.tiles.smoothing) * match_n
+    if task.tiles.smoothing:
+        target_n += _mean_logits(task, task.own_nD, other) + _mean_logits(task, task.other_nD, own)
+    share = (own_norm_n + other_norm_n - target_n).sum() / (2 * task.total)
     if not task.graded:
         return _Known(share)
     norms_N2 = task.comm.all_gather(torch.stack([own_norm_n, other_norm_n], 1))
@@ -281,9 +288,22 @@ def _gradient(
             there = slice(column, column + len(columns_CD))
             weights_RC = task.tiles.kernels.clip_weights(logits_RC, own_norm_n[here], other_norm_N[there])
             if (matches := _matches(weights_RC, task.first + row, column)) is not None:
-                matches.sub_(2)
+                matches.sub_(2 * (1 - task.tiles.smoothing))
             out_nD[here].addmm_(weights_RC, columns_CD)
+    if task.tiles.smoothing:
+        out_nD.sub_(_mean_row(task, others), alpha=2 * task.tiles.smoothing)
     out_nD.mul_(task.scale / (2 * task.total))
+
+
+def _mean_row(task: _Task, others: _Gathered) -> Tensor:
+    """Returns the mean of all ranks' rows, [D]."""
+    sums = [part_CD.sum(0) for _, part_CD in others.blocks(task.columns)]
+    return torch.stack(sums).sum(0) / task.total
+
+
+def _mean_logits(task: _Task, own_nD: Tensor, others: _Gathered) -> Tensor:
+    """Returns the mean of each own row's logits, times the share that is smoothed, [n]."""
+    return task.tiles.smoothing * task.scale * (own_nD @ _mean_row(task, others))
 
 
 def _siglip(task: _Task) -> _Known:

@@ -6,7 +6,6 @@ for two steps, and fails if one that is said to train does not.
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +23,7 @@ _INTRO = """# Models
 
 <!-- Written by `make models-table` from the configs of open_clip; changes here are overwritten. -->
 
-open_clip {release} has configs of {count} models: {trains} train here, {evaluates} can be evaluated only.
+open_clip {release} has configs of {count} models, and all of them train here.
 A row is what `clipship check` knows of a model before it starts: what it needs besides Clipship's
 own packages, and what Clipship does with it. `text` is an extra, `pip install 'clipship[text]'`; an
 image that is built from a job has it if the job's model needs it. Parameters are in millions, of
@@ -71,7 +70,7 @@ safetensors` weights alone, each with a model card.
 def row(name: str, steps: int = _STEPS) -> str:
     """Returns the model's line of the table, after training it; what is raised says why it does not train."""
     need, config = needed(Model(name=name)), _config(name)
-    done = trial(name, steps if need.use == "trains" else 0)
+    done = trial(name, steps)
     sizes = f"{done.image_parameters / 1e6:.1f} + {done.other_parameters / 1e6:.1f}"
     needs = "`text`" if need.packages else ""
     return f"| {name} | {_image(config)} | {_text(config)} | {sizes} | {needs} | {_use(need)} |"
@@ -80,12 +79,9 @@ def row(name: str, steps: int = _STEPS) -> str:
 def page(rows: Iterable[str]) -> str:
     """Returns the whole page."""
     lines = list(rows)
-    uses = Counter(needed(Model(name=name)).use for name in known_models())
     intro = _INTRO.format(
         release=version("open_clip_torch"),
-        count=sum(uses.values()),
-        trains=uses["trains"],
-        evaluates=uses["evaluates"],
+        count=len(known_models()),
     )
     return intro + "".join(f"{line}\n" for line in lines)
 
@@ -125,7 +121,7 @@ def _text(config: Mapping[str, Any]) -> str:
 
 
 def _use(need: Need) -> str:
-    return "trains" if need.use == "trains" else f"evaluates: it {need.why}"
+    return 'trains: `optim.loss = "coca"`' if need.captions else "trains"
 
 
 if __name__ == "__main__":

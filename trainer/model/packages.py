@@ -9,18 +9,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainer.config import Job, Model
+from trainer.config.losses import LOSSES
 from trainer.errors import InputError
 from trainer.model.catalog import read_config
 
 TEXT_PACKAGES = ("transformers", "sentencepiece", "protobuf")
 """Packages of the extra `text`, which docker/requirements-text.txt pins."""
-NO_LOSS = (
-    "also writes captions (CoCa), and Clipship has no loss for them: choose a model with two towers; "
-    "`clipship eval` can evaluate this one"
-)
+NOT_ITS_LOSS = {
+    False: 'also writes captions (CoCa): set optim.loss = "coca", or choose a model with two towers alone',
+    True: 'writes no captions, which optim.loss = "coca" is for: set "clip", or choose a CoCa model',
+}
+"""Predicates of a sentence about a model, by whether the loss is one of captions."""
 _IMPORTED_AS = {"protobuf": "google.protobuf"}
 
 
@@ -32,9 +34,8 @@ class Need:
     """Packages by their names for pip."""
     reason: str = ""
     """Reason for the packages, which becomes part of a sentence."""
-    use: Literal["trains", "evaluates"] = "trains"
-    why: str = ""
-    """Reason why it does not train, the predicate of a sentence about it."""
+    captions: bool = False
+    """True if it also writes captions, which a loss of its own trains (CoCa)."""
 
 
 def needed(model: Model) -> Need:
@@ -45,9 +46,8 @@ def needed(model: Model) -> Need:
     with siglip.
     """
     config = read_config(model.name)
-    use = {"use": "evaluates", "why": NO_LOSS} if "multimodal_cfg" in config else {}
     reason = _text_reason(model, config)
-    return Need(TEXT_PACKAGES if reason else (), reason, **use)  # type: ignore[arg-type]
+    return Need(TEXT_PACKAGES if reason else (), reason, "multimodal_cfg" in config)
 
 
 def _text_reason(model: Model, config: Mapping[str, Any]) -> str:
@@ -92,13 +92,26 @@ def check_text_mask(job: Job) -> None:
         )
 
 
-def check_trained(model: Model) -> None:
-    """Raises InputError for a model that can be evaluated but not trained.
+def check_loss(job: Job) -> None:
+    """Raises InputError if the loss does not fit the model: one of captions is for those that write them.
 
     A config that cannot be read is left to the ranks.
     """
-    if (need := needed(model)).use != "trains":
-        raise InputError(f"model.name: {model.name} {need.why}")
+    writes = LOSSES[job.optim.loss].captions
+    if read_config(job.model.name) and needed(job.model).captions != writes:
+        raise InputError(f"model.name: {job.model.name} {NOT_ITS_LOSS[writes]}")
+    check_captions(job)
+
+
+def check_captions(job: Job) -> None:
+    """Raises InputError for keys of a model that writes captions which open_clip's CoCa does not have."""
+    settings = job.model
+    locks = [name for name in ("lock_image", "lock_text") if getattr(settings, name)]
+    if LOSSES[job.optim.loss].captions and (keys := [*locks, *["cuda_graphs"] * settings.cuda_graphs]):
+        raise InputError(
+            f"model.{keys[0]}: {settings.name} writes captions (CoCa), and its parts cannot be "
+            f"{'locked' if locks else 'captured'} one by one: remove the key"
+        )
 
 
 def image_has_text(job: Job) -> bool:

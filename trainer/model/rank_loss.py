@@ -9,6 +9,7 @@ from trainer.comm.autograd import gather_with_grad
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows, tile_text
+from trainer.config.losses import LOSSES
 from trainer.model.loss import SHARES
 from trainer.model.loss_tiles import TILED_SHARES, Gathered, Tiles
 from trainer.model.tile_kernels import kernels_for
@@ -18,10 +19,11 @@ log = logging.getLogger("clipship")
 
 
 class RankLoss:
-    """Computes this rank's share of the job's loss. Collective, and so is its construction."""
+    """Computes this rank's share of the job's contrastive loss. Collective, and so is its construction."""
 
     def __init__(self, job: Job, comm: Comm) -> None:
-        self._name, self._setting, self._comm = job.optim.loss, job.optim.loss_tile, comm
+        self._name, self._setting, self._comm = LOSSES[job.optim.loss].contrast, job.optim.loss_tile, comm
+        self._smoothing = job.optim.label_smoothing
         self._model = job.model
         # The forms communicate differently, so all ranks must choose by the same numbers.
         self._memory, self._nodes = _smallest_memory(comm)
@@ -50,7 +52,7 @@ class RankLoss:
             return gather_with_grad(self._comm, features_nD, images if features_nD is image_nD else None)
 
         first = self._comm.world.rank * len(image_nD)
-        return SHARES[self._name](image_nD, text_nD, scale, bias, gather, first)
+        return SHARES[self._name](image_nD, text_nD, scale, bias, gather, first, self._smoothing)
 
     def _choose(self, image_nD: Tensor) -> Tiles:
         n, width = image_nD.shape
@@ -64,7 +66,7 @@ class RankLoss:
         clauses = [tile_text(self._setting, rows, plain, self._memory, self._nodes), clause]
         clauses += ["products in TF32"] * tf32
         log.info("%-12s %s", "loss", ", ".join(filter(None, clauses)))
-        return Tiles(rows, kernels, tf32)
+        return Tiles(rows, kernels, tf32, self._smoothing)
 
 
 def _smallest_memory(comm: Comm) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from trainer.config.batch_plan import BatchPlan
 from trainer.config.fabric_rates import FabricRate
 from trainer.config.gpus import Gpu
 from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_rows
+from trainer.config.losses import LOSSES, Contrast
 from trainer.model.architecture import Architecture
 from trainer.model.step_speed import step_speed, text_forward_share
 
@@ -29,7 +30,7 @@ _FLOAT = 4
 _HALF = 2
 _MIB = 2**20
 _HALF_PRECISIONS = ("bf16", "fp16")
-_LOSS_PRODUCTS = {"clip": 6, "siglip": 3}
+_LOSS_PRODUCTS: dict[Contrast, int] = {"clip": 6, "siglip": 3}
 """Products of n x N x D in the loss, both passes; the tiles have as many and look at CLIP's logits twice."""
 
 
@@ -84,7 +85,7 @@ def _of_loss(shape: Architecture, job: Job, plan: BatchPlan, *, tiles: bool) -> 
     hops = plan.world_size - 1
     if hops == 0:
         return []
-    if job.optim.loss == "siglip":
+    if LOSSES[job.optim.loss].contrast == "siglip":
         if tiles:
             return [
                 Collective("shift", "loss", hops * own, hops, hidden=False),
@@ -211,7 +212,7 @@ def weak_scaling(
 def in_tiles(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> bool:
     """Returns whether the ranks compute the loss in tiles."""
     plain = plain_bytes(plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim)
-    spares = spares_network(job.optim.loss, -(-plan.world_size // NODE_GPUS))
+    spares = spares_network(LOSSES[job.optim.loss].contrast, -(-plan.world_size // NODE_GPUS))
     return tile_rows(job.optim.loss_tile, plain, gpu.memory, spares=spares) > 0
 
 
@@ -222,7 +223,7 @@ def _loss_type(job: Job, *, tiles: bool) -> str:
 
 
 def _loss_flops(shape: Architecture, job: Job, plan: BatchPlan) -> float:
-    products = _LOSS_PRODUCTS[job.optim.loss]
+    products = _LOSS_PRODUCTS[LOSSES[job.optim.loss].contrast]
     return 2.0 * products * plan.batch_size_per_rank * plan.global_batch_size * shape.embed_dim
 
 

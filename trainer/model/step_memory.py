@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.loss_tile import plain_bytes, spares_network, tile_rows
+from trainer.config.losses import LOSSES
 from trainer.model.architecture import Architecture, Tower
 
 _FLOAT = 4
@@ -188,7 +189,7 @@ def _loss(shape: Architecture, job: Job, plan: BatchPlan, gpu_bytes: int | None)
     """Returns what the loss takes: all logits of the rank at once, or tiles of them."""
     n, everybody, width = plan.batch_size_per_rank, plan.global_batch_size, shape.embed_dim
     plain = plain_bytes(n, everybody, width)
-    spares = spares_network(job.optim.loss, job.resources.nodes)
+    spares = spares_network(LOSSES[job.optim.loss].contrast, job.resources.nodes)
     rows = tile_rows(job.optim.loss_tile, plain, gpu_bytes, spares=spares)
     if not rows:
         return plain

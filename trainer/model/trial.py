@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from trainer.config import Model
 from trainer.model.build import quiet
+from trainer.model.captioning import caption_share
 from trainer.model.hub import CONFIG
 from trainer.model.hub_towers import HUB_TOWERS
 from trainer.model.loss import SHARES
+from trainer.model.outputs import named
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.text_config import text_config
 
@@ -89,15 +91,17 @@ def _image_tower(model: nn.Module) -> Any:
 
 
 def _loss(model: nn.Module) -> Tensor:
-    """Returns the contrastive loss of made-up pairs; that of SigLIP for models with a bias."""
+    """Returns the loss of made-up pairs: SigLIP's for models with a bias, and that of captions if written."""
     height, width = _pair(_image_tower(model).image_size)
     length = getattr(model, "context_length", None) or 77
     images = torch.zeros(_BATCH, 3, height, width, device=_META)
     tokens = torch.zeros(_BATCH, min(int(length), 77), dtype=torch.int64, device=_META)
-    image, text, scale, *others = model(images, tokens)
-    bias = others[0] if others and others[0].ndim < _BATCH else None
-    share = SHARES["clip" if bias is None else "siglip"]
-    return share(image, text, scale, bias, lambda rows: rows, 0)
+    out = named(model(images, tokens))
+    share = SHARES["clip" if out.bias is None else "siglip"]
+    contrast = share(out.image, out.text, out.scale, out.bias, lambda rows: rows, 0, 0.0)
+    if out.written is None:
+        return contrast
+    return contrast + caption_share(out.written, tokens, -1, torch.tensor(tokens.numel(), device=_META))
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -4,7 +4,8 @@ The result is the same on any number of ranks.
 
 With accumulation the gradient is still that of the whole contrastive batch (arXiv 2101.06983): all
 micro-batches pass forward once without a graph, the loss gives the gradient of their features, then each
-micro-batch passes again with its graph to carry that gradient back. Randomness inside the model is seeded by
+micro-batch passes again with its graph to carry that gradient back. A loss of captions needs no other sample:
+it joins in that second pass. Randomness inside the model is seeded by
 sample (`sample_dropout.py`), so that the second pass repeats the first, a resumed run repeats the
 uninterrupted one, and the number of ranks changes nothing.
 
@@ -18,28 +19,28 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-from open_clip.coca_model import CoCa
 from torch import Tensor, nn
 
 from trainer.comm.host_memory import HostCopy
 from trainer.comm.protocol import Comm, Reducer
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
+from trainer.config.losses import LOSSES
 from trainer.data.order import position_seed
 from trainer.errors import InputError
-from trainer.model.build import clamp_logit_scale, features, half_type, on_image_features, trained_towers
+from trainer.model.build import clamp_logit_scale, trained_towers
+from trainer.model.captioning import caption_share, padding_id, writes_captions, written_tokens
 from trainer.model.cuda_graphs import graph_towers
 from trainer.model.ema import Ema
 from trainer.model.layer_numbers import layers_of
 from trainer.model.locking import locked_first
 from trainer.model.optimizer import build_optimizer
-from trainer.model.packages import NO_LOSS
+from trainer.model.outputs import Outputs, half_type, on_image_features, outputs
+from trainer.model.packages import NOT_ITS_LOSS
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
 from trainer.model.update import clip_gradients, update_if
-
-Features = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,12 @@ class TrainStep:
     def __init__(self, job: Job, plan: BatchPlan, comm: Comm, model: nn.Module) -> None:
         """Makes the optimizer, too; `comm` may split the model's parameters over the ranks, in place.
 
-        Raises InputError for a model that no loss here trains, and for towers that cannot be locked as asked.
+        Raises InputError for a model that the loss does not fit, and for towers that cannot be locked as
+        asked.
         """
-        if isinstance(model, CoCa):
-            raise InputError(f"model.name: {job.model.name} {NO_LOSS}")
+        self._captions = LOSSES[job.optim.loss].captions
+        if self._captions != writes_captions(model):
+            raise InputError(f"model.name: {job.model.name} {NOT_ITS_LOSS[self._captions]}")
         self.model = model
         self._job, self._plan, self._comm = job, plan, comm
         self._loss = RankLoss(job, comm)
@@ -140,16 +143,21 @@ class TrainStep:
         return whole
 
     def _at_once(self, batch: MicroBatch, step: int) -> Tensor:
+        total = self._tokens_to_write([batch])
         with on_image_features(self.model, self._loss.image_features_ready):
             out = self._forward(self._reducer.module, batch, step, 0)
-        share = self._loss_share(out)
-        self._backward_of(share)
+        share = self._contrast(out)
+        if total is not None:
+            share = share + self._written_share(out, batch, total)
+        self._scaled(share).backward()
         return share.detach()
 
     def _accumulated(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
+        total = self._tokens_to_write(batches)
         leaves, logits = self._leaves(batches, step)
-        share = self._loss_share((leaves[0], leaves[1], logits[0], logits[1] if len(logits) > 1 else None))
-        self._backward_of(share)
+        share = self._contrast(Outputs(*leaves, *logits))
+        self._scaled(share).backward()
+        whole = share.detach()
         wanted = [
             [None] * len(batches) if leaf.grad is None else leaf.grad.split(self._plan.micro_batch_size)
             for leaf in leaves
@@ -161,8 +169,14 @@ class TrainStep:
             logit_grads = [leaf.grad if last else torch.zeros_like(leaf) for leaf in logits]
             with nullcontext() if last else self._reducer.accumulate():
                 out = self._forward(self._reducer.module, batch, step, number)
-                _carry(out, [wanted[0][number], wanted[1][number], *logit_grads])
-        return share.detach()
+                carried = _carried(out, [wanted[0][number], wanted[1][number], *logit_grads])
+                if total is not None:
+                    written = self._written_share(out, batch, total)
+                    carried.append((self._scaled(written), None))
+                    whole = whole + written.detach()
+                begins, gradients = zip(*carried, strict=True)
+                torch.autograd.backward(begins, gradients)
+        return whole
 
     def _leaves(self, batches: Sequence[MicroBatch], step: int) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the features of all micro-batches, and logit scale and bias; all have no graph yet.
@@ -170,16 +184,20 @@ class TrainStep:
         Features of a locked tower ask for no gradient.
         """
         with torch.no_grad():
-            cached = [self._forward(self.model, batch, step, number) for number, batch in enumerate(batches)]
-        towers = zip(*[(image, text) for image, text, _, _ in cached], strict=True)
+            cached = [
+                self._forward(self.model, batch, step, number)._replace(written=None)
+                for number, batch in enumerate(batches)
+            ]
+        towers = zip(*[(out.image, out.text) for out in cached], strict=True)
         leaves = [
             torch.cat(parts).requires_grad_(trained)
             for parts, trained in zip(towers, self._trained, strict=True)
         ]
-        logits = [tensor.detach().clone().requires_grad_() for tensor in cached[0][2:] if tensor is not None]
+        scale_and_bias = (tensor for tensor in (cached[0].scale, cached[0].bias) if tensor is not None)
+        logits = [tensor.detach().clone().requires_grad_() for tensor in scale_and_bias]
         return leaves, logits
 
-    def _forward(self, module: nn.Module, batch: MicroBatch, step: int, number: int) -> Features:
+    def _forward(self, module: nn.Module, batch: MicroBatch, step: int, number: int) -> Outputs:
         first = self._comm.world.rank * self._plan.batch_size_per_rank + number * self._plan.micro_batch_size
         # This seeds the randomness that `sample_dropout.py` cannot reach.
         torch.manual_seed(position_seed(self._job.seed, step, first, "model"))
@@ -188,7 +206,7 @@ class TrainStep:
             (position_seed(self._job.seed, step, position, "dropout") for position in positions),
             self._comm.device,
         )
-        return features(module, self._images(batch), batch.tokens, self._job.model.precision)
+        return outputs(module, self._images(batch), batch.tokens, self._job.model.precision)
 
     def _images(self, batch: MicroBatch) -> Tensor:
         """Returns what the model takes.
@@ -200,22 +218,30 @@ class TrainStep:
         half = half_type(self._job.model.precision)
         return images.to(half) if half is not None and images.dtype == torch.float32 else images
 
-    def _loss_share(self, out: Features) -> Tensor:
-        return self._loss(*out)
+    def _contrast(self, out: Outputs) -> Tensor:
+        share = self._loss(out.image, out.text, out.scale, out.bias)
+        return share * self._job.optim.contrast_weight if self._captions else share
 
-    def _backward_of(self, share: Tensor) -> None:
-        # Reducers average over the ranks, but shares add up: hence the factor, the number of ranks.
-        self.scaler.scale(share * self._comm.world.size).backward()
+    def _tokens_to_write(self, batches: Sequence[MicroBatch]) -> Tensor | None:
+        """Collective: returns the tokens of all ranks that the model has to write; None if it writes none."""
+        if not self._captions:
+            return None
+        return written_tokens(self._comm, [batch.tokens for batch in batches], padding_id(self.model))
+
+    def _written_share(self, out: Outputs, batch: MicroBatch, total: Tensor) -> Tensor:
+        assert out.written is not None
+        share = caption_share(out.written, batch.tokens, padding_id(self.model), total)
+        return share * self._job.optim.caption_weight
+
+    def _scaled(self, share: Tensor) -> Tensor:
+        """Returns where a backward pass begins.
+
+        Reducers average over the ranks, but shares add up: hence the factor, the number of ranks.
+        """
+        return self.scaler.scale(share * self._comm.world.size)
 
 
-def _carry(out: Features, grads: Sequence[Tensor | None]) -> None:
-    """Runs the backward pass from features and logit parameters with known gradients.
-
-    Locked towers have no graph.
-    """
-    pairs = [
-        (tensor, grad)
-        for tensor, grad in zip([t for t in out if t is not None], grads, strict=True)
-        if tensor.requires_grad
-    ]
-    torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
+def _carried(out: Outputs, grads: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor | None]]:
+    """Returns features and logit parameters with their known gradients; locked towers have no graph."""
+    known = [tensor for tensor in out[:4] if tensor is not None]
+    return [pair for pair in zip(known, grads, strict=True) if pair[0].requires_grad]

@@ -11,16 +11,18 @@ PRECISIONS = {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32":
 def model(flag: Flag, line: Line, result: Translation) -> None:
     """Names the model; --force-quick-gelu is the name of a variant."""
     name = line[flag.name]
-    if "coca" in name.lower():
-        result.refused[flag.name] = (
-            "not wanted: CoCa also learns to write captions, for which there is no loss here; `clipship "
-            "eval` takes such models"
-        )
+    if is_coca(line):
+        result.set("optim.loss", "coca")
     variant = f"{name.replace('/', '-')}-quickgelu"
     if line["--force-quick-gelu"] and variant in known_models():
         result.set("model.name", variant, "--force-quick-gelu is this variant")
     else:
         result.set("model.name", name, named=flag.name in line.named)
+
+
+def is_coca(line: Line) -> bool:
+    """Returns whether open_clip_train takes CoCa's loss: it goes by the model's name."""
+    return "coca" in line["--model"].lower()
 
 
 def quick_gelu(flag: Flag, line: Line, result: Translation) -> None:

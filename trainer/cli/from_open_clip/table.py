@@ -76,6 +76,10 @@ def _not_with_horovod(line: Line) -> str:
     return "it has no effect with --horovod" if line["--horovod"] else ""
 
 
+def _only_coca(line: Line) -> str:
+    return "" if model_flags.is_coca(line) else "only CoCa models use it"
+
+
 def _only_distilling(line: Line) -> str:
     return "" if line.is_distilled else "only --distill-model with --distill-pretrained trains from a teacher"
 
@@ -174,9 +178,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _key(
             "--model",
             _text("RN50"),
-            "model.name",
+            "model.name optim.loss",
             model_flags.model,
-            "The same names. CoCa is not trained here.",
+            "The same names; `optim.loss` becomes `coca` for CoCa models, as there.",
         ),
         _key(
             "--pretrained",
@@ -324,17 +328,21 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "all of its ways give the same loss; here features are gathered once, or go round a ring "
             "(`optim.loss_tile` with the SigLIP loss)",
         ),
-        _missing(
+        _key(
             "--coca-caption-loss-weight",
             _number(2.0),
-            "CoCa is not trained here",
-            idle=lambda line: "" if "coca" in line["--model"].lower() else "only CoCa models use it",
+            "optim.caption_weight",
+            copy(),
+            "Here the mean is over the tokens of all ranks; there, each rank has a mean of its own.",
+            idle=_only_coca,
         ),
-        _missing(
+        _key(
             "--coca-contrastive-loss-weight",
             _number(1.0),
-            "CoCa is not trained here",
-            idle=lambda line: "" if "coca" in line["--model"].lower() else "only CoCa models use it",
+            "optim.contrast_weight",
+            copy(),
+            "The same.",
+            idle=_only_coca,
         ),
         _missing("--distill-model", {}, "there is no training from a teacher model", idle=_only_distilling),
         _missing(

@@ -1,0 +1,105 @@
+"""CoCa's loss on ranks and in micro-batches, against open_clip's own loss on the whole batch."""
+
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.jobs import COCA, tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.model.build import untrained
+from trainer.model.captioning import caption_share, padding_id
+from trainer.model.kernels import use_kernels
+from trainer.train.step import MicroBatch, TrainStep
+
+SAMPLES, LENGTH = 8, 16
+CONTRAST, CAPTION = 0.7, 1.5
+
+
+def _job(micro: int = SAMPLES, **optim: Any) -> Job:
+    keys = {"loss": "coca", "global_batch_size": SAMPLES, "max_batch_size_per_gpu": micro}
+    keys |= {"contrast_weight": CONTRAST, "caption_weight": CAPTION, "steps": 4, **optim}
+    return tiny_job(config=COCA, model={"precision": "fp64"}, optim=keys)
+
+
+def _samples() -> tuple[Tensor, Tensor]:
+    """Images, and captions of different lengths with padding behind them."""
+    draw = torch.Generator().manual_seed(1)
+    images = torch.randn(SAMPLES, 3, 32, 32, generator=draw, dtype=torch.float64)
+    tokens = torch.randint(1, 1000, (SAMPLES, LENGTH), generator=draw)
+    for row, length in zip(tokens, [16, 3, 9, 5, 2, 12, 7, 4], strict=True):
+        row[length:] = 0
+    return images, tokens
+
+
+def _open_clips(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
+    """open_clip's loss of the whole batch in one process, and the gradient of each parameter."""
+    model = untrained(job).model.double().train()
+    loss = open_clip.loss.CoCaLoss(CAPTION, CONTRAST)
+    out = model(*_samples())
+    contrast, captions = loss(
+        out["image_features"], out["text_features"], out["logits"], out["labels"], out["logit_scale"]
+    )
+    whole: Tensor = contrast + captions
+    whole.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return whole.detach(), gradients
+
+
+def _ours(job: Job, ranks: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The same of ranks, each with its micro-batches."""
+    batch_plan = plan(job, ranks)
+    models = [untrained(job).model.double().train() for _ in range(ranks)]
+    for model in models:
+        use_kernels(model, job.model)
+
+    def rank_main(comm: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        own = slice(*(SAMPLES * at // ranks for at in (comm.world.rank, comm.world.rank + 1)))
+        parts = [tensor[own].split(batch_plan.micro_batch_size) for tensor in _samples()]
+        step = TrainStep(job, batch_plan, comm, models[comm.world.rank])
+        share = step.gradients([MicroBatch(*part) for part in zip(*parts, strict=True)], 0)
+        return share, {n: p.grad.clone() for n, p in step.model.named_parameters() if p.grad is not None}
+
+    done = run_ranks(ranks, rank_main)
+    return torch.stack([share for share, _ in done]).sum(), done[0][1]
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2)])
+def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(ranks: int, micro: int) -> None:
+    loss, gradients = _ours(_job(micro), ranks)
+    expected_loss, expected = _open_clips(_job())
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-14)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-13, msg=name)
+
+
+def test_without_tokens_to_write_the_share_is_zero() -> None:
+    written = torch.randn(2, 3, 5, requires_grad=True)
+    share = caption_share(written, torch.zeros(2, 4, dtype=torch.int64), 0, torch.zeros(()))
+    share.backward()
+    assert share == 0
+    assert written.grad is not None
+    assert not written.grad.any()
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    written = torch.randn(2, 3, 5).to(torch.bfloat16)
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 4, 0, 0]])
+    share = caption_share(written, tokens, 0, torch.tensor(4.0))
+    assert share.dtype == torch.float32
+    torch.testing.assert_close(share, caption_share(written.double(), tokens, 0, torch.tensor(4.0)).float())
+
+
+def test_all_parameters_begin_with_defined_values_that_follow_from_the_seed() -> None:
+    job = _job()
+    first, second = (untrained(job).model for _ in range(2))
+    for (name, one), (_, other) in zip(first.named_parameters(), second.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    projection = first.get_parameter("text_decoder.text_projection")
+    assert projection.std().item() == pytest.approx(projection.shape[0] ** -0.5, rel=0.02)
+    assert padding_id(first) == 0

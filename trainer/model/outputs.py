@@ -1,0 +1,102 @@
+"""What a forward pass gives, by name, whatever the kind of model; and the precision in which it runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import Precision
+
+_ENCODE_IMAGE = "encode_image"
+_NAMES = {"image_features": "image", "text_features": "text", "logit_scale": "scale", "logit_bias": "bias"}
+"""Names of this module by those of open_clip's."""
+_WRITTEN = "logits"
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Outputs(NamedTuple):
+    """Outputs of a model for n images and n texts; each is float32 or wider, but for `written`.
+
+    A model has a logit bias for the SigLIP loss alone.
+    """
+
+    image: Tensor
+    """Unit vectors [n, D]."""
+    text: Tensor
+    """Unit vectors [n, D]."""
+    scale: Tensor
+    bias: Tensor | None = None
+    written: Tensor | None = None
+    """Logits of each caption's next token, [n, L - 1, vocabulary], of a model that writes captions. They
+    stay in the precision of the pass: they are larger than all the rest.
+    """
+
+
+def outputs(model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision) -> Outputs:
+    """Returns the outputs for images [n, 3, H, W] and tokens [n, L]."""
+    with autocast(images.device, precision):
+        return named(model(images, tokens))
+
+
+def named(out: Any) -> Outputs:
+    """Returns what a model of open_clip has returned: a tuple, or a dictionary if it writes captions."""
+    if not isinstance(out, dict):
+        return Outputs(*(_wide(tensor) for tensor in out))
+    known = {ours: _wide(out[theirs]) for theirs, ours in _NAMES.items() if theirs in out}
+    return Outputs(**known, written=out.get(_WRITTEN))
+
+
+def features(
+    model: nn.Module, images: Tensor, tokens: Tensor, precision: Precision
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns the image features, the text features, the logit scale, and the logit bias or None."""
+    return outputs(model, images, tokens, precision)[:4]
+
+
+@contextmanager
+def on_image_features(model: nn.Module, call: Callable[[Tensor], None]) -> Iterator[None]:
+    """Calls a function with the images' features as soon as a forward pass in the block has them.
+
+    They are as `outputs` returns them, without a graph. The text tower begins afterwards. `model` is the
+    model itself, which another module may wrap. One that writes captions has them in no such place, and the
+    function is not called.
+    """
+    own = vars(model)
+    before = own.get(_ENCODE_IMAGE)  # fully_shard puts one there
+    encode: Callable[..., Tensor] = getattr(model, _ENCODE_IMAGE)
+
+    def encode_image(*inputs: Any, **named: Any) -> Tensor:
+        image = encode(*inputs, **named)
+        call(_wide(image.detach()))
+        return image
+
+    own[_ENCODE_IMAGE] = encode_image
+    try:
+        yield
+    finally:
+        if before is None:
+            del own[_ENCODE_IMAGE]
+        else:
+            own[_ENCODE_IMAGE] = before
+
+
+def half_type(precision: Precision) -> torch.dtype | None:
+    """Returns the type in which autocast computes most layers; None without autocast."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
+def autocast(device: torch.device, precision: Precision, *, cache_enabled: bool = True) -> torch.autocast:
+    """Returns the autocast context of the job's precision for forward passes; parameters stay float32.
+
+    Within it, the copy of a parameter in half precision is made once unless `cache_enabled` is false.
+    """
+    half = half_type(precision)
+    return torch.autocast(
+        device.type, dtype=half or torch.bfloat16, enabled=half is not None, cache_enabled=cache_enabled
+    )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
