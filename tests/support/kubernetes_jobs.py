@@ -93,6 +93,10 @@ FABRIC_STACKS = {"tcpxo": {"torch": "2.11.0"}}
 CASES: dict[str, dict[str, Any]] = {
     "job": {"kubernetes": {"kind": None}},
     "job-recovery": {"kubernetes": {"kind": "job"}, "recovery": RECOVERY},
+    "job-open": {
+        "resources": {"device": "cpu", "cpus_per_gpu": 12},
+        "kubernetes": {"kind": "job", "read_only_root": False, "network_policy": False},
+    },
     "job-everything": {"env": {"NOTE": HOSTILE}, "kubernetes": {**WITHOUT_LAUNCHER, "kind": "job"}},
     "trainjob": {"kubernetes": {"kind": "trainjob"}},
     "trainjob-everything": {
@@ -130,6 +134,7 @@ CASES: dict[str, dict[str, Any]] = {
             "launcher_node_selector": {"pool": "cpu"},
             "patch": {
                 "both": {"spec": {"runtimeClassName": "nvidia"}},
+                "launcher": {"spec": {"hostAliases": [{"ip": "10.0.0.9", "hostnames": ["filer"]}]}},
                 "job": {"metadata": {"labels": {"team": "a"}}},
             },
         }

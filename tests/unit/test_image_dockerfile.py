@@ -77,59 +77,72 @@ def unquoted(value: str) -> str:
     return result
 
 
-@pytest.mark.parametrize(
-    ("name", "job"),
-    [
-        ("dockerfile-default", image_job()),
-        (
-            "dockerfile-everything",
-            image_job(
-                stack={"archs": ("8.0", "9.0", "10.0"), "driver": 580},
-                base="debian:12-slim@sha256:" + "0" * 64,
-                mpi="pypi",
-                compiler=True,
-                apt_packages=("numactl",),
-                pip_packages=("einops==0.8.1",),
-                env={"NOTE": 'a "quoted" $value'},
-                run=("ldconfig", "printf '%s\\n' \"$HOME\" >/opt/note"),
-                labels={"org.opencontainers.image.vendor": 'Team "A"'},
-                site={
-                    "certificates": ("ca.pem",),
-                    "apt_mirror": "http://mirror.example/debian",
-                    "apt_auth": "auth.conf",
-                },
-            ),
-        ),
-        ("dockerfile-arm64", image_job(stack={"archs": ("9.0", "10.0")}, platform="linux/arm64")),
-        (
-            "dockerfile-plugins",
-            image_job(plugins=("aws-ofi-nccl",), apt_packages=("numactl",), site={"sources": "/sources"}),
-        ),
-        ("dockerfile-older", image_job(stack={"torch": "2.6.0"}, base="debian:13")),
-        (
-            "dockerfile-own-torch",
-            image_job(
-                stack={"torch": "base", "nccl": "2.27.7"},
-                base="nvcr.io/nvidia/pytorch:25.09-py3",
-                os="ubuntu-24.04",
-                mpi="base",
-            ),
-        ),
-        (
-            "dockerfile-own-toolkit",
-            image_job(
-                stack={"torch": "2.8.0"},
-                base="registry.example/hpc/cuda:12.8",
-                os="ubuntu-24.04",
-                toolkit="base",
-                mpi="base",
-            ),
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_dockerfile_golden(golden: Callable[[str, str], None], name: str, job: Job) -> None:
-    golden(f"{name}.txt", dockerfile(job))
+CASES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "everything": {
+        "stack": {"archs": ("8.0", "9.0", "10.0"), "driver": 580},
+        "base": "debian:12-slim@sha256:" + "0" * 64,
+        "mpi": "pypi",
+        "compiler": True,
+        "apt_packages": ("numactl",),
+        "pip_packages": ("einops==0.8.1",),
+        "env": {"NOTE": 'a "quoted" $value'},
+        "run": ("ldconfig", "printf '%s\\n' \"$HOME\" >/opt/note"),
+        "labels": {"org.opencontainers.image.vendor": 'Team "A"'},
+        "site": {
+            "certificates": ("ca.pem",),
+            "apt_mirror": "http://mirror.example/debian",
+            "apt_auth": "auth.conf",
+        },
+    },
+    "passwords": {
+        "builder": "buildkit",
+        "site": {
+            "certificates": ("ca.pem",),
+            "apt_mirror": "http://mirror.example/debian",
+            "apt_security_mirror": "http://mirror.example/debian-security",
+            "pip_conf": "pip.conf",
+        },
+    },
+    "index": {
+        "stack": {"cuda": "13.0", "nccl": "2.30.7", "open_clip": "3.3.0"},
+        "site": {"index_url": "https://index.example/simple", "wheelhouse": "/wheels"},
+    },
+    "arm64": {"stack": {"archs": ("9.0", "10.0")}, "platform": "linux/arm64"},
+    "plugins": {
+        "plugins": ("aws-ofi-nccl",),
+        "apt_packages": ("numactl",),
+        "site": {"sources": "/sources"},
+    },
+    "older": {"stack": {"torch": "2.6.0"}, "base": "debian:13"},
+    "own-torch": {
+        "stack": {"torch": "base", "nccl": "2.27.7"},
+        "base": "nvcr.io/nvidia/pytorch:25.09-py3",
+        "os": "ubuntu-24.04",
+        "mpi": "base",
+    },
+    "own-sharp": {
+        "stack": {"torch": "base"},
+        "base": "nvcr.io/nvidia/pytorch:25.09-py3",
+        "os": "ubuntu-24.04",
+        "mpi": "base",
+        "cuda_home": "/opt/cuda-13.0",
+        "plugins": ("nccl-rdma-sharp",),
+    },
+    "own-toolkit": {
+        "stack": {"torch": "2.8.0"},
+        "base": "registry.example/hpc/cuda:12.8",
+        "os": "ubuntu-24.04",
+        "toolkit": "base",
+        "mpi": "base",
+    },
+}
+"""Keys of [image], and with them those of [stack]."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dockerfile_golden(golden: Callable[[str, str], None], name: str) -> None:
+    golden(f"dockerfile-{name}.txt", dockerfile(image_job(**CASES[name])))
 
 
 def test_apptainer_golden(golden: Callable[[str, str], None]) -> None:

@@ -230,8 +230,9 @@ def test_no_gpu_comes_to_a_pod_that_asks_for_none() -> None:
     launcher, worker = pods(kubernetes_job())
     assert variables(launcher)["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert "NVIDIA_VISIBLE_DEVICES" not in variables(worker)
-    on_cpus = pods(kubernetes_job(kubernetes={"gpu_resource": "none"}))[1]
-    assert variables(on_cpus)["NVIDIA_VISIBLE_DEVICES"] == "void"
+    for sections in ({"kubernetes": {"gpu_resource": "none"}}, {"resources": {"device": "cpu"}}):
+        on_cpus = pods(kubernetes_job(**sections))[1]
+        assert variables(on_cpus)["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 def test_networks_of_the_workers_do_not_reach_the_launcher() -> None:

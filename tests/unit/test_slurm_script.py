@@ -64,6 +64,7 @@ EVERYTHING: dict[str, Any] = {
     "gres": ["nvme:1", "craynetwork:1"],
     "output": "/scratch/out/%x-%j.out",
     "retries": 2,
+    "max_restarts": 5,
     "extra": {
         "licenses": "matlab:1",
         "mem-bind": "verbose,local",
@@ -108,7 +109,12 @@ CASES: dict[str, dict[str, Any]] = {
             "container_flags": ["--fakeroot", f"--overlay={HOSTILE}"],
         }
     },
-    "every-option": {"slurm": EVERYTHING},
+    "every-option": {
+        "slurm": EVERYTHING,
+        "resources": {"cpus_per_gpu": 12, "bind_cpus": False, "gpu": "A100-80GB"},
+    },
+    "memory": {"resources": {"mem_gb_per_gpu": 60}},
+    "on-cpu": {"resources": {"device": "cpu"}},
     "hostile": {
         "name": HOSTILE,
         "env": {"A": HOSTILE, "LINES": "one\ntwo\nEND_OF_JOB\n", "EMPTY": ""},

@@ -180,7 +180,7 @@ class Pods:
         """Variables of the pods that have ranks. Device plugins add others."""
         store = {"MASTER_ADDR": self.first_pod, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
         backend = store if row_of(self.job).uses_master_address else {}
-        devices = NO_GPU if self.k8s.gpu_resource == "none" else {}
+        devices = NO_GPU if self._without_gpus else {}
         ranks = {
             name: value
             for name, value in cluster_environment(self.job, self.members).items()
@@ -210,15 +210,16 @@ class Pods:
     # Resources and placement
 
     @property
+    def _without_gpus(self) -> bool:
+        """True if the workers ask for no GPU."""
+        return self.k8s.without_gpus or self.job.resources.on_cpu
+
+    @property
     def worker_resources(self) -> Yaml:
         asked, k8s = self.job.resources, self.k8s
         cpus = float(asked.cpus_per_gpu * asked.ranks_per_node)
         mem_gb = None if asked.mem_gb_per_gpu is None else asked.mem_gb_per_gpu * asked.ranks_per_node
-        gpus = (
-            {}
-            if k8s.gpu_resource == "none" or asked.on_cpu
-            else {k8s.gpu_resource: str(asked.ranks_per_node)}
-        )
+        gpus = {} if self._without_gpus else {k8s.gpu_resource: str(asked.ranks_per_node)}
         devices = gpus | {name: str(count) for name, count in k8s.rdma.items()}
         requests = {"cpu": cores(k8s.cpu_request or cpus)} | memory(k8s.mem_request_gb or mem_gb)
         limits = ({"cpu": cores(cpus)} if k8s.cpu_limit else {}) | memory(mem_gb)
