@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import field_validator, model_validator
 
 from trainer.config.keys import JobPath
-from trainer.config.types import AboveZero, Positive, Section, Text, is_stream
+from trainer.config.suite import Suite
+from trainer.config.types import AboveZero, Positive, Section, Text, is_stream, optional_section
 
 EMA = "ema_"
 """Begin of the names of metrics of the weights' moving average."""
@@ -97,6 +98,7 @@ class Eval(Section):
     Their features are averaged."""
     batch_size: Positive = 64
     """Images, or texts, in one forward pass."""
+    suite: Suite = optional_section(Suite)
 
     @field_validator("zero_shot", "retrieval", mode="before")
     @classmethod

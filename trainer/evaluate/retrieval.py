@@ -33,6 +33,8 @@ class Retrieval:
     """Rank of the nearest of an image's own texts among all texts, [images]."""
     of_images: Tensor
     """Rank of a text's own image among all images, [texts]."""
+    captions: Tensor | None = None
+    """Digests of the texts' captions, int64 [texts] on the CPU; equal captions have equal ones."""
 
     def metrics(self) -> dict[str, float | int]:
         """Returns the metrics under the names of result.json.
@@ -47,6 +49,17 @@ class Retrieval:
             metrics |= {f"retrieval_{name}_r{k}": int((ranks <= k).sum()) / len(ranks) for k in RECALLS}
             metrics[f"retrieval_{name}_median_rank"] = median(ranks)
         return metrics
+
+    def of_queries(self) -> Tensor:
+        """Returns the rank of the nearest of each different caption's own images, [different captions].
+
+        A query that several images answer is found if one of them is.
+        """
+        if self.captions is None:
+            return self.of_images
+        different, query_T = self.captions.unique(return_inverse=True)
+        last = torch.full((len(different),), int(self.of_images.max()))
+        return last.scatter_reduce(0, query_T, self.of_images, "amin")
 
 
 def retrieval(
@@ -63,11 +76,12 @@ def retrieval(
     true on any.
     """
     with evaluating(clip.model):
-        pairs = _encoded(clip, source, job, comm, stop)
+        pairs, digest_T = _encoded(clip, source, job, comm, stop)
         if show is not None and comm.world.rank == 0:
             show(pairs)
         texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(source), comm, stop))
-    return Retrieval(1 + comm.all_reduce(texts_ahead).cpu(), 1 + comm.all_reduce(images_ahead).cpu())
+    of_texts, of_images = (1 + comm.all_reduce(ahead_of).cpu() for ahead_of in (texts_ahead, images_ahead))
+    return Retrieval(of_texts, of_images, digest_T.cpu())
 
 
 def _row_blocks(images: int, comm: Comm, stop: Callable[[], bool]) -> Iterator[int]:
@@ -98,14 +112,17 @@ class _Features(NamedTuple):
     """Number of each text's image in the set and digest of its caption, int64 [texts, 2]."""
 
 
-def _encoded(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]) -> Pairs:
-    """Collective: returns the features of the whole set, on every rank."""
+def _encoded(
+    clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]
+) -> tuple[Pairs, Tensor]:
+    """Collective: returns the features of the whole set and the captions' digests, on every rank."""
     parts = list(_parts(clip, source, job, comm, stop))
     images_ND = torch.cat([features.images for features in parts])
     about = torch.cat([features.about for features in parts])
     texts = [features.texts for features in parts]
     parts.clear()
-    return Pairs(images_ND, _same_for_same_captions(torch.cat(texts), about[:, 1]), about[:, 0].contiguous())
+    texts_TD = _same_for_same_captions(torch.cat(texts), about[:, 1])
+    return Pairs(images_ND, texts_TD, about[:, 0].contiguous()), about[:, 1].contiguous()
 
 
 def _parts(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]) -> Iterator[_Features]:

@@ -31,6 +31,9 @@ class ZeroShot:
     samples: int
     top1: int
     top5: int
+    by_class: Tensor
+    """Samples of each class, samples taken for it, and those of them that are right: int64 [3, classes] on
+    the CPU."""
 
     def metrics(self) -> dict[str, float | int]:
         """Returns the metrics under the names of result.json."""
@@ -39,6 +42,31 @@ class ZeroShot:
             "zero_shot_top1": self.top1 / self.samples,
             "zero_shot_top5": self.top5 / self.samples,
         }
+
+    def mean_per_class_recall(self) -> float:
+        """Returns the mean of the classes' own accuracies; a class without samples does not count."""
+        own, _, right = self._of_present()
+        return float((right / own).mean())
+
+    def macro_f1(self) -> float:
+        """Returns the mean of the classes' F1 scores; a class without samples does not count."""
+        own, taken, right = self._of_present()
+        return float((2 * right / (own + taken)).mean())
+
+    def _of_present(self) -> Tensor:
+        """Returns the counts of the classes that have samples: float64 [3, classes]."""
+        return self.by_class[:, self.by_class[0] > 0].double()
+
+
+@dataclass(frozen=True)
+class LabelKeys:
+    """Names of what gives the samples and the class names, for messages."""
+
+    samples: str = "eval.zero_shot"
+    names: str = "eval.class_names"
+
+
+OF_JOB = LabelKeys()
 
 
 def zero_shot(
@@ -54,10 +82,25 @@ def zero_shot(
 
     Names stand in the sentences of `templates`. Raises Preempted on all ranks if `stop` is true on any.
     """
-    progress = Progress("zero-shot", len(source), "images seen")
     with evaluating(clip.model):
         classes_CD = class_features(clip, names, templates, job.model.precision, comm, stop)
-        counts = torch.zeros(3, dtype=torch.int64, device=comm.device)
+    return classify(clip, source, classes_CD, job, comm, stop)
+
+
+def classify(
+    clip: Clip,
+    source: Source,
+    classes_CD: Tensor,
+    job: Job,
+    comm: Comm,
+    stop: Callable[[], bool] = never,
+    keys: LabelKeys = OF_JOB,
+) -> ZeroShot:
+    """Collective: does as `zero_shot`, with the features that `class_features` returned."""
+    progress = Progress("zero-shot", len(source), "images seen")
+    counts = torch.zeros(2, dtype=torch.int64, device=comm.device)
+    by_class = torch.zeros(3, len(classes_CD), dtype=torch.int64, device=comm.device)
+    with evaluating(clip.model):
         blocks = eval_blocks(
             source,
             rank=comm.world.rank,
@@ -70,33 +113,36 @@ def zero_shot(
         for begin in rounds(len(source), job.eval.batch_size, comm, stop):
             block = next(blocks, None)
             if block is not None:
-                _check_labels(source, block, len(names))
-                counts += _hits(clip, block, classes_CD, job.model.precision)
+                _check_labels(source, block, len(classes_CD), keys)
+                hits, of_classes = _hits(clip, block, classes_CD, job.model.precision)
+                counts += hits
+                by_class += of_classes
             progress.done(begin + comm.world.size * job.eval.batch_size)
-    samples, top1, top5 = comm.all_reduce(counts).tolist()
-    return ZeroShot(samples, top1, top5)
+    samples, top5 = comm.all_reduce(counts).tolist()
+    by_class = comm.all_reduce(by_class).cpu()
+    return ZeroShot(samples, int(by_class[2].sum()), top5, by_class)
 
 
-def _check_labels(source: Source, block: EvalBlock, classes: int) -> None:
+def _check_labels(source: Source, block: EvalBlock, classes: int, keys: LabelKeys) -> None:
     """Raises InputError, which names the first sample of a class that has no name."""
     for index in (block.labels >= classes).nonzero()[:1, 0].tolist():
         raw = source.read(block.first + index)
         raise InputError(
-            f"eval.zero_shot: {raw.origin}: sample {raw.key} has class number {raw.label}, "
-            f"but eval.class_names gives {classes} names, for the numbers from 0 to {classes - 1}"
+            f"{keys.samples}: {raw.origin}: sample {raw.key} has class number {raw.label}, "
+            f"but {keys.names} gives {classes} names, for the numbers from 0 to {classes - 1}"
         )
 
 
-def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> Tensor:
-    """Returns the samples, the hits of the nearest class and those of the nearest five: int64 [3]."""
-    device = classes_CD.device
-    labels = block.labels[: block.valid]
+def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Returns samples and hits of the nearest five classes, int64 [2], and `ZeroShot.by_class` of a block."""
+    device, classes = classes_CD.device, len(classes_CD)
+    labels = block.labels[: block.valid].to(device)
     images_BD = image_features(clip, block.images, precision, device)
-    nearest = (
-        (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, len(classes_CD))).indices[: block.valid]
-    )
-    hits = nearest == labels[:, None].to(device)
-    return torch.stack([torch.tensor(block.valid, device=device), hits[:, 0].sum(), hits.any(1).sum()])
+    nearest = (images_BD.to(classes_CD.dtype) @ classes_CD.T).topk(min(5, classes)).indices[: block.valid]
+    hits = nearest == labels[:, None]
+    counts = torch.stack([torch.tensor(block.valid, device=device), hits.any(1).sum()])
+    own, taken = labels.bincount(minlength=classes), nearest[:, 0].bincount(minlength=classes)
+    return counts, torch.stack([own, taken, labels[hits[:, 0]].bincount(minlength=classes)])
 
 
 def class_features(
