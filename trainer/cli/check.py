@@ -17,6 +17,7 @@ from trainer.data.shard_names import expand_shards
 from trainer.data.storage import check_storage
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
+from trainer.evaluate.suite_folders import check_suite, check_suite_files
 from trainer.launch.local import KEEPING_GOING, launcher_for
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag
 from trainer.model.fit import check_micro_batch
@@ -48,6 +49,7 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_text_mask(job),
         lambda: check_evaluation(job.eval),
         lambda: check_retrieval(job),
+        lambda: check_suite(job.eval),
         lambda: None if elsewhere else check_installed(job.logging),
         lambda: None if elsewhere else check_compiler(job.model),
         lambda: None if elsewhere else _check_packages(job),
@@ -128,6 +130,7 @@ def check_evaluated(job: Job) -> None:
             lambda: check_storage(job),
             lambda: check_evaluation(job.eval),
             lambda: check_retrieval(job),
+            lambda: check_suite_files(job.eval),
         )
     )
 

@@ -61,6 +61,13 @@ def runs(_context: click.Context, _parameter: click.Parameter, begun: str) -> li
     return named or [CompletionItem(begun, type="file")]
 
 
+def suites(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Returns the names of suites and data sets of `clipship eval --suite` that begin so."""
+    from trainer.evaluate.suite_table import known_names
+
+    return [CompletionItem(name) for name in known_names() if name.startswith(begun)]
+
+
 def _places(schema: dict[str, Any], section: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the keys that have a value, with their places in the JSON Schema."""
     for name, place in schema["properties"].items():

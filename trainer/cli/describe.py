@@ -15,6 +15,7 @@ from trainer.cli.save_plan import SaveTime, save_rows, save_time, too_little_not
 from trainer.cli.secret_values import secret_warnings
 from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
 from trainer.cli.state_memory import in_memory, too_little_memory
+from trainer.cli.suite import suite_rows
 from trainer.cli.unused_keys import unused_keys
 from trainer.config import Data, Job, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
@@ -99,6 +100,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         ("learning", _learning(job)),
         ("optimizer", _optimizer(job)),
         ("evaluation", _evaluation(job, files=files)),
+        *suite_rows(job.eval, files=files),
         *(("in memory", text) for text in in_memory(job)),
         ("run folder", str(run_folder(job))),
         *checkpoint_rows(job, facts.disk),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from trainer.cli.json_output import json_option, print_json
-from trainer.cli.options import weights_model_option
+from trainer.cli.options import suggested, weights_model_option
 from trainer.errors import InputError
 from trainer.launch.submission import find_run
 from trainer.run.layout import JOB_FILE, RESULT_FILE
@@ -38,8 +38,9 @@ Examples:
   clipship eval logs/mine/checkpoints/epoch_8.pt --model ViT-B-32 --data coco.csv \
 --set data.image_column=filepath
   clipship eval ViT-B-32:laion2b_s34b_b79k --zero-shot imagenet/val --class-names names.txt
+  clipship eval runs/digits --suite datacomp --suite-root /data/eval
 
-Without --data and --zero-shot, a checkpoint of Clipship is evaluated as its job file says."""
+Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated as its job file says."""
 )
 @click.argument("checkpoint")
 @click.option(
@@ -57,6 +58,15 @@ Without --data and --zero-shot, a checkpoint of Clipship is evaluated as its job
     help="Class names by number, one per line; a folder of folders needs none.",
 )
 @click.option("--templates", metavar="FILE", help="Sentences with {} for the class name, one per line.")
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=suggested("suites"),
+    help="Suite of data sets (datacomp, vtab, imagenet, retrieval, own) or one of its sets; may be repeated.",
+)
+@click.option("--suite-root", metavar="FOLDER", help="Folder with the data sets of --suite.")
 @weights_model_option
 @click.option(
     "--nproc",
@@ -80,6 +90,8 @@ def command(
     zero_shot: tuple[str, ...],
     class_names: str | None,
     templates: str | None,
+    suites: tuple[str, ...],
+    suite_root: str | None,
     model: str | None,
     nproc: int,
     overrides: tuple[str, ...],
@@ -91,29 +103,34 @@ def command(
     weights file (of Clipship, open_clip or open_clip_train), or MODEL:TAG of open_clip. A table goes to
     stderr, one JSON object to stdout: checkpoint, model, pretrained, the metrics under their names, seconds.
     """
+    from trainer.cli.suite import keep_suite, kept_texts, warn_of_missing
     from trainer.config.loader import dump_job
     from trainer.launch.local import start_ranks
     from trainer.launch.processes import stdout_is_stderr
 
     asked = {"retrieval": data, "zero_shot": zero_shot, "class_names": class_names, "templates": templates}
-    job = evaluation_job(
-        checkpoint, model, {key: given for key, given in asked.items() if given}, nproc, overrides
-    )
+    suite = {"names": suites, "root": suite_root}
+    job = evaluation_job(checkpoint, model, _given(asked), nproc, overrides, _given(suite))
+    warn_of_missing(job.eval)
     start = time.monotonic()
     with _folder() as folder:
         job_path, result_path = folder / JOB_FILE, folder / RESULT_FILE
         # the supervisors' files go into the temporary folder: they belong to no run
         kept_here = job.logging.model_copy(update={"runs": str(folder)})
         job_path.write_text(dump_job(job.model_copy(update={"logging": kept_here})), encoding="utf-8")
-        rank = (sys.executable, "-P", "-m", "trainer.evaluate", str(job_path), str(result_path))
+        paths = [str(path) for path in (job_path, result_path, kept_texts(job)) if path]
+        rank = (sys.executable, "-P", "-m", "trainer.evaluate", *paths)
         with stdout_is_stderr():
             code = start_ranks(rank, job, nproc=nproc, hosts=None)
         if code:
             return code
         metrics = json.loads(result_path.read_text(encoding="utf-8"))
-    if not as_json:
-        _show(metrics)
     about = {"checkpoint": checkpoint, "model": job.model.name, "pretrained": job.model.pretrained}
+    results = metrics.pop("suite", None)
+    if not as_json and (results is None or len(metrics) > 1):  # world_size alone needs no table
+        _show(metrics)
+    if results is not None:
+        metrics["suite"] = keep_suite(job, about, results, table=not as_json)
     print_json({**about, **metrics, "seconds": round(time.monotonic() - start, 1)})
     return 0
 
@@ -132,8 +149,17 @@ def _folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value}
+
+
 def evaluation_job(
-    checkpoint: str, model: str | None, asked: Mapping[str, Any], nproc: int, overrides: Sequence[str]
+    checkpoint: str,
+    model: str | None,
+    asked: Mapping[str, Any],
+    nproc: int,
+    overrides: Sequence[str],
+    suite: Mapping[str, Any] | None = None,
 ) -> "Job":
     """Returns a job that only evaluates.
 
@@ -148,7 +174,7 @@ def evaluation_job(
         "name": "eval",
         "optim": {"global_batch_size": nproc, "steps": 1},
         "timeouts": {"eval_s": LONGEST_S},
-        "eval": {**_kept(before, asked), **asked},
+        "eval": {**_kept(before, asked, suite or {}), **asked},
     }
     if MASK in json.dumps(table["eval"]):
         raise InputError(
@@ -156,9 +182,10 @@ def evaluation_job(
             "checkpoints do not keep: give the data with --data or --zero-shot"
         )
     job = job_from_table(without_unset(table), "clipship eval", overrides)
-    if not (job.eval.retrieval or job.eval.zero_shot):
+    if not (job.eval.retrieval or job.eval.zero_shot or job.eval.suite.names):
         raise InputError(
-            "nothing to evaluate on: give --data for retrieval, --zero-shot for classification, or both"
+            "nothing to evaluate on: give --data for retrieval, --zero-shot for classification, both, or "
+            "--suite for public data sets"
         )
     check_evaluated(job)
     return job
@@ -191,17 +218,20 @@ def _run_or_weights(name: str) -> str:
     )
 
 
-def _kept(before: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that stay from the run's own evaluation.
+def _kept(before: Mapping[str, Any], asked: Mapping[str, Any], suite: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that stay from the run's own evaluation, with those asked of the suite.
 
     Its data sets are dropped if others are asked for, and its class names if the folders asked for name the
     classes.
     """
     from trainer.data.image_folder import image_folder
 
-    other_sets = {"retrieval", "zero_shot"} if {"retrieval", "zero_shot"} & asked.keys() else set()
+    others = bool({"retrieval", "zero_shot"} & asked.keys() or "names" in suite)
+    other_sets = {"retrieval", "zero_shot"} if others else set()
     other_classes = {"class_names"} if image_folder(asked.get("zero_shot", ())) else set()
-    return {key: value for key, value in before.items() if key not in other_sets | other_classes}
+    kept = {key: value for key, value in before.items() if key not in other_sets | other_classes}
+    names = {"names": ()} if others else {}
+    return {**kept, "suite": {**before.get("suite", {}), **names, **suite}}
 
 
 def without_unset(table: Mapping[str, Any]) -> dict[str, Any]:

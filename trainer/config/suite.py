@@ -15,8 +15,9 @@ class Suite(Section):
     """Suites (datacomp, vtab, imagenet, retrieval, own) and single data sets of them, such as
     "vtab/pets"; empty: none. `clipship eval --suite NAME` replaces them."""
     root: Annotated[Text | None, JobPath("folder", ranks=False)] = None
-    """Folder with the public data sets, each in its own folder, such as wds_imagenet1k_test, as CLIP_benchmark
-    and DataComp lay them out. Nothing is downloaded; `clipship check` says which ones are there."""
+    """Folder with the public data sets, each in its own folder, such as wds_imagenet1k_test, as
+    CLIP_benchmark and DataComp lay them out. Nothing is downloaded; `clipship check` says which ones are
+    there."""
     folders: Annotated[tuple[Text, ...], JobPath("folder", ranks=False)] = ()
     """Folders of own data sets, which the name "own" stands for. Each is laid out like a public one, or holds
     a folder of images for each class."""

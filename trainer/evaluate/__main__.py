@@ -1,4 +1,4 @@
-"""Runs the evaluation under a supervisor, once for each rank: `python -m trainer.evaluate JOB RESULT`.
+"""Runs the evaluation under a supervisor, once for each rank: `python -m trainer.evaluate JOB RESULT [KEPT]`.
 
 No torch.
 """

@@ -4,7 +4,7 @@ Imports no torch.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -79,7 +79,7 @@ def rows_of(names: Sequence[str]) -> list[SetRow]:
 
     The suite of own folders has none here. Raises InputError for unknown names, with the nearest known one.
     """
-    if unknown := [name for name in names if name not in _known()]:
+    if unknown := [name for name in names if name not in known_names()]:
         raise InputError("\n".join(map(_unknown, unknown)))
     chosen = dict.fromkeys(each for name in names for each in table().suites.get(name, (name,)))
     return [table().sets[name] for name in chosen if name != OWN]
@@ -87,20 +87,20 @@ def rows_of(names: Sequence[str]) -> list[SetRow]:
 
 def unsupported(names: Sequence[str]) -> Mapping[str, str]:
     """Returns the sets of these suites that are not measured, with the reasons."""
-    return {
-        each: why for name in names for each, why in table().unsupported.get(name, {}).items()
-    }
+    return {each: why for name in names for each, why in table().unsupported.get(name, {}).items()}
 
 
-def _known() -> Iterator[str]:
-    yield from (*table().suites, OWN, *table().sets)
+def known_names() -> tuple[str, ...]:
+    """Returns the names of all suites, then those of all sets."""
+    return (*table().suites, OWN, *table().sets)
 
 
 def _unknown(name: str) -> str:
-    near = get_close_matches(name[:_LONGEST_SHOWN], list(_known()), n=1)
+    near = get_close_matches(name[:_LONGEST_SHOWN], known_names(), n=1)
     suites = ", ".join((*table().suites, OWN))
     hint = f"did you mean {near[0]}?" if near else f"the suites are {suites}"
     reasons = {each: why for some in table().unsupported.values() for each, why in some.items()}
     if name in reasons:
-        hint = f"{reasons[name]}"
-    return f'eval.suite.names: there is no suite and no data set called "{one_line(name[:_LONGEST_SHOWN])}"; {hint}'
+        hint = f"it is not measured, because {reasons[name]}"
+    shown = one_line(name[:_LONGEST_SHOWN])
+    return f'eval.suite.names: there is no suite and no data set called "{shown}"; {hint}'

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
-from trainer.run.layout import CHECKPOINTS
+from trainer.run.layout import CHECKPOINTS, JOB_FILE
 from trainer.text.masking import masked
 
 WEIGHTS = "model.pt"
@@ -66,6 +66,17 @@ def find_trained(given: str) -> TrainedModel:
         "(runs/NAME/checkpoints/step-...), a weights file, or a model and tag of open_clip such as "
         "ViT-B-32:laion2b_s34b_b79k"
     )
+
+
+def run_of_weights(weights: str | None) -> tuple[Path, int] | None:
+    """Returns the run folder and the step of a weights file of Clipship; None for other weights.
+
+    A checkpoint that was copied out of its run folder belongs to none.
+    """
+    checkpoint = Path(weights or "").parent
+    folder, step = checkpoint.parent.parent, checkpoint.name.removeprefix("step-")
+    in_a_run = checkpoint.parent.name == CHECKPOINTS and (folder / JOB_FILE).is_file()
+    return (folder, int(step)) if in_a_run and step.isdecimal() else None
 
 
 def check_resume(wanted: str, checkpoints: Path | None) -> None:

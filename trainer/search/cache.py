@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import Job
-from trainer.run.checkpoints import MANIFEST
+from trainer.run.model_identity import model_text, weights_identity
 from trainer.safe_io.atomic import replacing
 from trainer.search.pictures import Picture
 from trainer.sysinfo.user_cache import user_cache
@@ -39,7 +39,7 @@ def cache_file(job: Job, images: Path) -> Path | None:
         return None
     model = job.model
     changes = [model.precision, dict(model.tower_changes), dict(model.preprocessing)]
-    identity = [FORMAT, *changes, _model(job), _weights(job), os.fsencode(images.resolve()).hex()]
+    identity = [FORMAT, *changes, model_text(job), weights_identity(job), os.fsencode(images.resolve()).hex()]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     return folder / f"{name}.npz"
 
@@ -72,24 +72,3 @@ def write(path: Path, features: Mapping[Picture, Features]) -> None:
     kept = sorted(path.parent.glob("*.npz"), key=lambda each: each.stat().st_mtime, reverse=True)
     for old in kept[MOST_FILES:]:
         old.unlink(missing_ok=True)
-
-
-def _model(job: Job) -> str:
-    """Returns what names the model: its name, or the content of its config file."""
-    name = job.model.name
-    return Path(name).read_text(encoding="utf-8") if name.endswith(".json") else name
-
-
-def _weights(job: Job) -> object:
-    """Returns what tells the weights from others.
-
-    It is the checksum of Clipship's checkpoint; of another file its path, size and time of change; else
-    open_clip's tag.
-    """
-    weights = Path(job.model.pretrained or "")
-    if not job.model.pretrained or not weights.is_file():
-        return job.model.pretrained
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return json.loads((weights.parent / MANIFEST).read_text(encoding="utf-8"))["files"][weights.name]
-    status = weights.stat()
-    return [os.fsencode(weights.resolve()).hex(), status.st_size, status.st_mtime_ns]

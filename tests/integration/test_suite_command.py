@@ -1,0 +1,112 @@
+"""`clipship eval RUN --suite NAME` on a real run: the table, the JSON, what is kept, any number of ranks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import VIT
+from tests.support.suites import captioned, class_folders, classification
+
+JOB = f"""name = "tiny"
+[data]
+format = "synthetic"
+synthetic_samples = 32
+workers = 0
+[model]
+name = "{VIT}"
+[optim]
+global_batch_size = 16
+steps = 2
+[eval.suite]
+names = ["own"]
+root = "root"
+folders = ["shades"]
+"""
+
+
+def clipship(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "trainer.cli.main", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, a public data set of each task, and an own one."""
+    folder = tmp_path_factory.mktemp("suite")
+    (folder / "job.toml").write_text(JOB)
+    colours = ("red", "green", "blue", "white")
+    classification(
+        folder / "root" / "wds_vtab-pets_test", [(colours[n % 4], n % 3) for n in range(11)], colours
+    )
+    captioned(folder / "root" / "wds_flickr30k", [(colours[n % 4], f"one\nof {n}") for n in range(7)])
+    class_folders(folder / "shades", [(colour, colour) for colour in colours])
+    ran = clipship(folder, "run", "job.toml")
+    assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+def evaluated(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
+    ran = clipship(folder, "eval", "runs/tiny", *words)
+    assert ran.returncode == 0, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    return json.loads(line), ran.stderr
+
+
+def values(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        each["name"]: (each["value"], each["samples"], each["metrics"]) for each in found["suite"]["sets"]
+    }
+
+
+def test_a_suite_prints_a_table_and_leaves_json_whatever_the_number_of_ranks(folder: Path) -> None:
+    suite = ("--suite", "vtab", "--suite", "flickr30k")
+    found, said = evaluated(folder, *suite)
+    assert list(values(found)) == ["vtab/pets", "flickr30k"]
+    assert found["suite"]["mean"] == pytest.approx(sum(value for value, *_ in values(found).values()) / 2)
+    assert len(found["suite"]["missing"]) == 18
+    assert "not measured: vtab/dtd: there is no folder" in said
+    assert "from: https://huggingface.co/datasets/djghosh/wds_vtab-dtd_test" in said
+    table = said[said.index("data set  ") :].splitlines()
+    assert table[0].split() == ["data", "set", "metric", "value", "samples", "seconds"]
+    assert table[1].startswith("vtab/pets             mean per-class recall")
+    assert table[3].startswith("mean of 2 of 20 sets")
+    evaluations = folder / "runs" / "tiny" / "evaluations"
+    written = json.loads((evaluations / "vtab+flickr30k-step-00000002.json").read_text())
+    assert {**written["sets"][0], "seconds": 0} == {**found["suite"]["sets"][0], "seconds": 0}
+    assert (written["step"], written["names"]) == (2, ["vtab", "flickr30k"])
+    (kept,) = (evaluations / "texts").iterdir()
+    before = kept.stat().st_mtime_ns
+    several, _ = evaluated(folder, *suite, "--nproc", "3", "--json")
+    assert several["world_size"] == 3
+    assert values(several) == values(found)
+    assert [(path, path.stat().st_mtime_ns) for path in (evaluations / "texts").iterdir()] == [(kept, before)]
+
+
+def test_without_options_the_jobs_suite_is_measured_as_zero_shot_measures_it(folder: Path) -> None:
+    found, said = evaluated(folder)
+    ((name, (value, samples, _)),) = values(found).items()
+    assert (name, samples) == ("own/shades", 4)
+    assert "own/shades" in said
+    alone, said = evaluated(folder, "--zero-shot", "shades")
+    assert (alone["zero_shot_top1"], "suite" in alone) == (value, False)
+
+
+def test_nothing_on_disk_is_an_error_before_anything_starts(folder: Path) -> None:
+    ran = clipship(folder, "eval", "runs/tiny", "--suite", "imagenet", "--suite-root", "elsewhere")
+    assert ran.returncode == 2
+    assert "nothing of imagenet is on disk, and nothing is downloaded" in ran.stderr
+    assert f"there is no folder {folder}/elsewhere/wds_imagenet1k_test" in ran.stderr
+    assert "importing torch" not in ran.stderr
+
+
+def test_check_names_the_sets_on_disk(folder: Path) -> None:
+    ran = clipship(folder, "check", "job.toml", "--set", 'eval.suite.names=["own", "retrieval"]')
+    assert ran.returncode == 0, ran.stderr
+    assert "own, retrieval: 2 of 6 sets on disk: flickr30k, own/shades" in ran.stdout + ran.stderr
+    wrong = clipship(folder, "check", "job.toml", "--set", 'eval.suite.names=["retreival"]')
+    assert wrong.returncode == 2
+    assert "did you mean retrieval?" in wrong.stderr

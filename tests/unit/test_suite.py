@@ -1,0 +1,218 @@
+"""A suite of tiny data sets with known answers: what is found on disk, measured, kept and said."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.jobs import tiny_job
+from tests.support.suites import captioned, class_folders, classification, colour_clip, tokens
+from trainer.cli.describe import describe
+from trainer.cli.suite import suite_rows
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.data.shard_files import write_shards
+from trainer.errors import InputError
+from trainer.evaluate.suite import measure_suite
+from trainer.evaluate.suite_folders import check_suite, check_suite_files, find_sets, unsupported_sets
+from trainer.evaluate.suite_table import METRICS, rows_of, table
+
+NAMES = ("red", "green", "blue", "white")
+
+
+def job_of(names: Any, root: Path | None = None, *folders: Path, **more: Any) -> Job:
+    suite = {"names": names, "folders": tuple(map(str, folders))}
+    return tiny_job(eval={"batch_size": 4, "suite": suite | ({"root": str(root)} if root else {}), **more})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Pets with 1 of 4 red pictures labelled as blue; captions, of which one is another picture's."""
+    root = tmp_path / "root"
+    pets = [("red", 0), ("red", 0), ("red", 0), ("red", 2), ("green", 1), ("blue", 2)]
+    classification(root / "wds_vtab-pets_test", pets, NAMES)
+    captioned(
+        root / "wds_flickr30k", [("red", "a red one"), ("green", "all green\nor blue"), ("blue", "blue here")]
+    )
+    captioned(
+        root / "wds_muge", [("red", "red"), ("red", "red"), ("green", "green\nblue"), ("white", "white")]
+    )
+    return root
+
+
+@pytest.fixture
+def shades(tmp_path: Path) -> Path:
+    """A folder of class folders: 3 of 4 right."""
+    return class_folders(
+        tmp_path / "shades", [("red", "red"), ("green", "green"), ("blue", "red"), ("green", "green")]
+    )
+
+
+def measured(job: Job, comm: Comm, kept: Path | None = None, **changes: Any) -> dict[str, dict[str, Any]]:
+    clip = colour_clip()
+    for name, value in changes.items():
+        object.__setattr__(clip, name, value)
+    return {result["name"]: result for result in measure_suite(clip, job, comm, kept)}
+
+
+def test_sets_with_known_answers(root: Path, shades: Path, alone: Comm) -> None:
+    results = measured(job_of(("vtab/pets", "flickr30k", "muge", "own"), root, shades), alone)
+    assert list(results) == ["vtab/pets", "flickr30k", "muge", "own/shades"]
+    assert results["vtab/pets"]["metric"] == "mean_per_class_recall"
+    assert results["vtab/pets"]["samples"] == 6
+    assert results["vtab/pets"]["value"] == pytest.approx((1 + 1 + 1 / 2) / 3)
+    assert results["vtab/pets"]["metrics"]["top1"] == pytest.approx(5 / 6)
+    assert "top5" not in results["vtab/pets"]["metrics"], "of four classes"
+    # Each picture's nearest text is its own; "or blue" is a text of green and nearest to blue.
+    assert results["flickr30k"]["metrics"]["i2t_r1"] == pytest.approx(2 / 3)
+    assert results["flickr30k"]["metrics"]["t2i_r1"] == pytest.approx(3 / 4)
+    assert results["flickr30k"]["value"] == pytest.approx((2 / 3 + 3 / 4) / 2)
+    # Four different queries: both red pictures answer "red"; "blue" belongs to green.
+    assert results["muge"]["value"] == pytest.approx(3 / 4)
+    assert results["own/shades"]["value"] == pytest.approx(3 / 4)
+    assert results["own/shades"]["metric"] == "top1"
+
+
+def test_class_features_are_kept_for_the_next_evaluation_of_the_same_weights(
+    root: Path, tmp_path: Path, alone: Comm
+) -> None:
+    job, kept = job_of(("vtab/pets",), root), tmp_path / "kept"
+    first = measured(job, alone, kept)
+
+    def refuse(_: Any) -> Tensor:
+        raise AssertionError("computed again")
+
+    assert without_time(measured(job, alone, kept, tokenizer=refuse)) == without_time(first)
+    (file,) = kept.iterdir()
+    for damage in (b"", b"no array", file.read_bytes()[:-4]):
+        file.write_bytes(damage)
+        with pytest.raises(AssertionError, match="computed again"):
+            measured(job, alone, kept, tokenizer=refuse)
+    np.save(file, np.zeros((3, 3), np.float32))  # of another number of classes
+    assert without_time(measured(job, alone, kept)) == without_time(first)
+
+
+def without_time(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**result, "seconds": 0} for result in results.values()]
+
+
+@pytest.mark.parametrize("change", ["names", "templates", "model", "weights"])
+def test_other_names_templates_and_weights_are_computed_again(
+    change: str, root: Path, tmp_path: Path, alone: Comm
+) -> None:
+    kept, folder = tmp_path / "kept", root / "wds_vtab-pets_test"
+    weights = tmp_path / "weights.pt"
+    weights.write_bytes(b"one")
+    job = job_of(("vtab/pets",), root)
+    job = job.model_copy(update={"model": job.model.model_copy(update={"pretrained": str(weights)})})
+    measured(job, alone, kept)
+    if change == "names":
+        (folder / "classnames.txt").write_text("red\ngreen\nblue\nwhite wall\n")
+    elif change == "templates":
+        (folder / "zeroshot_classification_templates.txt").write_text("the {c}\n")
+    elif change == "model":
+        job = job.model_copy(update={"model": job.model.model_copy(update={"precision": "bf16"})})
+    else:
+        weights.write_bytes(b"another")
+    measured(job, alone, kept, tokenizer=tokens)
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_a_set_that_cannot_be_opened_does_not_end_the_others(root: Path, alone: Comm) -> None:
+    (root / "wds_vtab-pets_test" / "test" / "shard-000000.tar").write_bytes(b"no tar" * 200)
+    results = measured(job_of(("vtab/pets", "flickr30k"), root), alone)
+    assert "shard-000000.tar" in results["vtab/pets"]["error"]
+    assert results["flickr30k"]["samples"] == 3
+
+
+def test_a_class_number_without_a_name_names_the_set_and_its_file(root: Path, alone: Comm) -> None:
+    (root / "wds_vtab-pets_test" / "classnames.txt").write_text("red\ngreen\n")
+    with pytest.raises(
+        InputError, match=r"data set vtab/pets: .*class number 2, but classnames\.txt gives 2"
+    ):
+        measured(job_of(("vtab/pets",), root), alone)
+
+
+def test_unknown_names_have_the_nearest_one(root: Path) -> None:
+    for name, hint in (
+        ("datacmop", "did you mean datacomp?"),
+        ("vtab/pet", "did you mean vtab/pets?"),
+        ("wilds/fmow", "it is not measured, because its metric"),
+        ("\x1b[31mx", r'called "\\u001b\[31mx"'),
+    ):
+        with pytest.raises(InputError, match=hint if name[0] == "\x1b" else re.escape(hint)):
+            check_suite(job_of((name,), root).eval)
+
+
+def test_a_suite_without_a_place_asks_for_the_key() -> None:
+    with pytest.raises(InputError, match=r"eval\.suite\.root: give the folder .* wds_imagenet1k_test"):
+        check_suite(job_of(("imagenet",)).eval)
+    with pytest.raises(InputError, match=r'eval\.suite\.folders: the suite "own" has no folder'):
+        check_suite(job_of(("own",)).eval)
+
+
+def test_a_suite_with_nothing_on_disk_says_what_to_get(tmp_path: Path) -> None:
+    job = job_of(("imagenet",), tmp_path)
+    check_suite(job.eval)  # a run needs none of it
+    with pytest.raises(InputError) as problem:
+        check_suite_files(job.eval)
+    said = str(problem.value)
+    assert "nothing of imagenet is on disk, and nothing is downloaded" in said
+    assert f"imagenet-r: there is no folder {tmp_path}/wds_imagenet-r_test; from: https://" in said
+    assert "classnames.txt" in said
+
+
+def test_sets_that_are_not_whole_say_what_they_lack(root: Path, tmp_path: Path) -> None:
+    pets = root / "wds_vtab-pets_test"
+    (root / "wds_vtab-dtd" / "test").mkdir(parents=True)
+    (root / "wds_cars_test").mkdir()
+    write_shards([("0", {"png": b"x", "cls": b"0"})], root / "wds_cars_test", 4)
+    (pets / "test" / "nshards.txt").write_text("3\n")
+    captioned(tmp_path / "odd", [("red", "red")])
+    (tmp_path / "odd" / "dataset_type.txt").write_text("multilabel\n")
+    job = job_of(("vtab/pets", "vtab/dtd", "cars", "own"), root, tmp_path / "odd")
+    whys = {each.row.name: each.why for each in find_sets(job.eval).missing}
+    assert whys["vtab/pets"] == f"{pets}/test holds 2 shards, and nshards.txt says 3"
+    assert "neither shards (*.tar) nor a folder for each class" in whys["vtab/dtd"]
+    assert f"{root}/wds_cars_test/zeroshot_classification_templates.txt cannot be read" in whys["cars"]
+    assert 'says "multilabel"' in whys["own/odd"]
+    (pets / "test" / "nshards.txt").write_text("2\n")
+    (pets / "zeroshot_classification_templates.txt").write_text("no place for it\n")
+    (missing,) = find_sets(job_of(("vtab/pets",), root).eval).missing
+    assert "zeroshot_classification_templates.txt: 'no place for it': this template has no {}" in missing.why
+
+
+def test_two_own_folders_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="two folders are called x"):
+        check_suite(job_of(("own",), None, tmp_path / "a" / "x", tmp_path / "b" / "x").eval)
+
+
+def test_check_says_which_sets_are_on_disk(root: Path) -> None:
+    text = describe(job_of(("retrieval", "vtab/pets"), root), 1, 64, local=True)
+    assert "suite       retrieval, vtab/pets: 3 of 6 sets on disk: flickr30k, muge, vtab/pets\n" in text
+    assert "            not on disk: mscoco_captions, flickr30k_cn, coco_cn\n" in text
+    (root / "wds_vtab-pets_test" / "classnames.txt").unlink()
+    rows = dict(suite_rows(job_of(("vtab/pets",), root).eval, files=True))
+    assert rows["suite"] == "vtab/pets: 0 of 1 set on disk"
+
+
+def test_the_table_is_whole() -> None:
+    """DataComp counts 38 sets, VTAB 19; each row has a known metric and says where it comes from."""
+    sets, suites = table().sets, table().suites
+    assert {name for names in suites.values() for name in names} == set(sets)
+    assert {row.metric for row in sets.values()} == set(METRICS)
+    assert all(row.source for row in sets.values())
+    unmeasured = unsupported_sets(job_of(("datacomp",)).eval)
+    assert len(rows_of(("datacomp",))) + len(unmeasured) == 38
+    assert len(rows_of(("vtab",))) == 19
+    assert len({row.folder for row in sets.values()}) == len(sets)
+    assert rows_of(("vtab", "vtab/pets", "vtab")) == rows_of(("vtab",)), "each once"
+
+
+def test_the_model_of_these_tests_sees_colours() -> None:
+    features = colour_clip().model.encode_text(tokens(["a red one", "green"]))  # type: ignore[operator]
+    assert torch.argmax(features, dim=1).tolist() == [0, 1]

@@ -1,0 +1,30 @@
+"""Tells a model and its weights from others, for what is kept of them between starts. Imports no torch."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.config import Job
+from trainer.run.checkpoints import MANIFEST
+
+
+def model_text(job: Job) -> str:
+    """Returns what names the model: its name, or the content of its config file."""
+    name = job.model.name
+    return Path(name).read_text(encoding="utf-8") if name.endswith(".json") else name
+
+
+def weights_identity(job: Job) -> object:
+    """Returns what tells the weights from others.
+
+    It is the checksum of Clipship's checkpoint; of another file its path, size and time of change; else
+    open_clip's tag.
+    """
+    weights = Path(job.model.pretrained or "")
+    if not job.model.pretrained or not weights.is_file():
+        return job.model.pretrained
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return json.loads((weights.parent / MANIFEST).read_text(encoding="utf-8"))["files"][weights.name]
+    status = weights.stat()
+    return [os.fsencode(weights.resolve()).hex(), status.st_size, status.st_mtime_ns]
