@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
 
+from trainer.cli.near import NearChoice
 from trainer.cli.presets import SCHEMA
 from trainer.run.layout import JOB_FILE
 
@@ -27,7 +28,7 @@ Examples:
   clipship completion zsh > "${fpath[1]}/_clipship"
   clipship completion fish > ~/.config/fish/completions/clipship.fish"""
 )
-@click.argument("shell", type=click.Choice(list(_SHELLS)))
+@click.argument("shell", type=NearChoice(list(_SHELLS)))
 def command(shell: str) -> None:
     """Print the script that completes commands, presets, runs and keys of the job file in SHELL."""
     from trainer.cli.main import cli

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trainer.cli.evaluate import table_of_trained, without_unset
+from trainer.cli.near import NearChoice
 from trainer.cli.options import weights_model_option
 from trainer.errors import EXIT_DONE, InputError
 from trainer.text.terminal import one_line, say
@@ -23,7 +24,7 @@ Examples:
 )
 @click.argument("checkpoint")
 @click.argument("folder", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--to", "form", type=click.Choice(_FORMATS), required=True, help="Form to write.")
+@click.option("--to", "form", type=NearChoice(_FORMATS), required=True, help="Form to write.")
 @click.option("--license", "license_name", default="", metavar="NAME", help="License that the card states.")
 @weights_model_option
 def command(checkpoint: str, folder: Path, form: str, license_name: str, model: str | None) -> int:

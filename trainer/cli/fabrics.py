@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.errors import InputError
+from trainer.text.near import did_you_mean
 
 if TYPE_CHECKING:
     from trainer.config.fabric_row import Fabric, Line
@@ -38,7 +39,10 @@ def explain(name: str) -> None:
     from trainer.config.fabrics import FABRICS
 
     if name not in FABRICS:
-        raise InputError(f"{name} is no fabric that Clipship knows: use one of {', '.join(FABRICS)}")
+        raise InputError(
+            f"{name} is no fabric that Clipship knows: use one of {', '.join(FABRICS)}"
+            f"{did_you_mean(name, FABRICS)}"
+        )
     for line in _explain(FABRICS[name]):
         click.echo(line)
 

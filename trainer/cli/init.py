@@ -10,6 +10,7 @@ from typing import Any
 import click
 import tomli_w
 
+from trainer.cli.near import NearChoice
 from trainer.cli.presets import preset_text
 from trainer.config.formats import SHARDS, row_of
 from trainer.config.toml_lines import key_lines
@@ -74,7 +75,7 @@ def ask(job_path: Path, given: str = "") -> Wishes:
     click.echo("Enter takes the answer in brackets.", err=True)
     given = given or _asked("Data: shards (shards/) or a table (captions.csv); nothing: made-up pictures", "")
     pattern = data_pattern(given, job_path) if given else ""
-    door = _asked("Where it runs", "here", click.Choice(_DOORS))
+    door = _asked("Where it runs", "here", NearChoice(_DOORS))
     own = gpus_here() if door == "here" else tomllib.loads(preset_text(door))["resources"]["gpus_per_node"]
     gpus = int(_asked("GPUs on each node", str(own), click.IntRange(0, 64)))
     preset = door if door != "here" else "gpu" if gpus and pattern else "laptop"

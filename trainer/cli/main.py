@@ -19,6 +19,7 @@ import click
 
 from trainer.cli.json_output import json_option, print_json
 from trainer.cli.longer import longer_option, say_what_changes
+from trainer.cli.near import NearChoice, NearGroup
 from trainer.cli.options import (
     given_hosts,
     hosts_option,
@@ -143,7 +144,7 @@ LAZY_COMMANDS = {
 --help`)."""
 
 
-class Commands(click.Group):
+class Commands(NearGroup):
     """A group that imports the modules of LAZY_COMMANDS only when their command is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -208,7 +209,7 @@ Examples:
   clipship init --preset slurm cc3m.toml"""
 )
 @click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
-@click.option("--preset", type=click.Choice(preset_names()), help="Example to write.")
+@click.option("--preset", type=NearChoice(preset_names()), help="Example to write.")
 @click.option(
     "--data", metavar="PATH", default="", help="Folder of shards, table or pattern to train from, in JOB."
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.near import NearChoice
 from trainer.cli.options import job_argument, set_option
 from trainer.config.fabric_rates import FABRIC_RATES
 from trainer.config.gpus import GPUS
@@ -46,11 +47,11 @@ Examples:
     help="Samples of each GPU in a step. [default: the job's global batch divided by its GPUs]",
 )
 @click.option(
-    "--gpu", type=click.Choice(list(GPUS)), help="Kind of GPU. [default: the job's resources.gpu, or H100]"
+    "--gpu", type=NearChoice(list(GPUS)), help="Kind of GPU. [default: the job's resources.gpu, or H100]"
 )
 @click.option(
     "--fabric",
-    type=click.Choice(list(FABRIC_RATES)),
+    type=NearChoice(list(FABRIC_RATES)),
     default="NDR",
     show_default=True,
     help="Network of the nodes.",

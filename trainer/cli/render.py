@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.near import NearGroup
 from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.sysinfo.imports import load
@@ -25,7 +26,7 @@ KINDS = _IMAGE_KINDS | {row.name: (row.render, row.rendered) for row in SCHEDULE
 --help`)."""
 
 
-class _Kinds(click.Group):
+class _Kinds(NearGroup):
     """A group with one command for each of KINDS, whose module is imported when it is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -15,7 +15,8 @@ from trainer.cli.json_output import json_option, print_json
 from trainer.cli.status_json import state_of
 from trainer.errors import EXIT_DONE, EXIT_PREEMPTED, ClusterError, InputError
 from trainer.launch.logfiles import last_message
-from trainer.launch.submission import Submission, is_run, read_record, scheduler
+from trainer.launch.submission import Submission, read_record, scheduler
+from trainer.run.find import HERE, is_run
 from trainer.run.known_folders import known_folders, remember
 from trainer.text.table import aligned
 from trainer.text.terminal import shown
@@ -24,7 +25,6 @@ from trainer.text.wording import duration
 _WORDS = {"alive": "running", "none": "not begun"}
 _ENDED = {EXIT_DONE: "done", EXIT_PREEMPTED: "stopped"}
 _TITLES = ("run", "where", "state", "step", "samples/s", "left", "last")
-_HERE = Path("runs")
 _AT_ONCE = 8
 """Runs that are looked at together: a scheduler may answer slowly."""
 
@@ -76,7 +76,7 @@ def _own_runs() -> list[Path]:
     """Returns this user's run folders; root's are all. A folder that is known by two names counts once."""
     user = os.geteuid()
     by_place: dict[Path, Path] = {}
-    for path in _all_runs((_HERE, *known_folders())):
+    for path in _all_runs((HERE, *known_folders())):
         if user in (0, path.stat().st_uid):
             by_place.setdefault(path.resolve(), path)
     return list(by_place.values())
@@ -106,7 +106,7 @@ def _asked(folder: Path, submission: Submission) -> str:
 
 def _fields(run: Mapping[str, Any], now: float) -> Iterator[str]:
     path = Path(run["run"])
-    yield path.name if path.parent == _HERE else str(path)
+    yield path.name if path.parent == HERE else str(path)
     yield run["where"]
     yield _state(run)
     steps = f"/{run['steps']:,}" if run.get("steps") else ""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.cli.near import NearChoice
 from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
@@ -27,7 +28,7 @@ Examples:
   clipship submit job.toml --to kubernetes"""
 )
 @job_argument
-@click.option("--to", required=True, type=click.Choice(list(SCHEDULERS)), help="Scheduler that gets the job.")
+@click.option("--to", required=True, type=NearChoice(list(SCHEDULERS)), help="Scheduler that gets the job.")
 @set_option
 @click.option(
     "--no-check", is_flag=True, help="Do not check the data here, if only the cluster's nodes see it."

@@ -3,7 +3,6 @@
 Imports no torch, and no scheduler before it is needed.
 """
 
-import difflib
 import importlib
 import importlib.util
 import json
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import ClusterError, InputError
-from trainer.run.layout import ARTEFACTS, EXIT_FILE, JOB_FILE, LOGS, SUBMISSION_FILE
+from trainer.run.find import HERE, is_run, run_hint
+from trainer.run.layout import ARTEFACTS, SUBMISSION_FILE
 from trainer.safe_io.atomic import write_json
 
 if TYPE_CHECKING:
@@ -141,20 +141,17 @@ def find_run(name: str) -> Path:
 
         job = load_job(path)
         # the second has the record if the ranks see other files than this machine
-        for path in (run_folder(job), Path("runs", job.name)):
+        for path in (run_folder(job), HERE / job.name):
             if is_run(path):
                 return path
         raise InputError(
             f"{name} has no run folder here: there is neither {run_folder(job)} nor runs/{job.name}. The run "
             "has not started, or it was submitted from another folder."
         )
-    if "/" not in name and is_run(Path("runs", name)):
-        return Path("runs", name)
-    known = [folder.name for folder in Path("runs").glob("*") if is_run(folder)]
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    if "/" not in name and is_run(HERE / name):
+        return HERE / name
     raise InputError(
-        f"{name} is not a run: give a run folder, a job file, or the name of a run in ./runs{hint}"
+        f"{name} is not a run: give a run folder, a job file, or the name of a run in ./runs{run_hint(name)}"
     )
 
 
@@ -189,10 +186,3 @@ def _adopted(path: Path, folder: Path | None) -> tuple[Path, Submission] | None:
     job = load_job(path)
     answers = (scheduler(name).adopt(job, folder) for name in job.schedulers)
     return next((adopted for adopted in answers if adopted is not None), None)
-
-
-def is_run(folder: Path) -> bool:
-    """Returns whether a run was submitted or started in the folder."""
-    return any(
-        (folder / name).exists() for name in (JOB_FILE, EXIT_FILE, LOGS, f"{ARTEFACTS}/{SUBMISSION_FILE}")
-    )

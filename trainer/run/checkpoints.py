@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError
+from trainer.run.find import run_hint
 from trainer.run.layout import CHECKPOINTS, JOB_FILE
 from trainer.text.masking import masked
 
@@ -64,7 +65,7 @@ def find_trained(given: str) -> TrainedModel:
     raise InputError(
         f"{given}: no such file or folder: give a run folder, a checkpoint folder "
         "(runs/NAME/checkpoints/step-...), a weights file, or a model and tag of open_clip such as "
-        "ViT-B-32:laion2b_s34b_b79k"
+        f"ViT-B-32:laion2b_s34b_b79k{run_hint(given)}"
     )
 
 

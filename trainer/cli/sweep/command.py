@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from trainer.cli.near import NearChoice
 from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
 from trainer.cli.sweep.here import check, run_all
 from trainer.cli.sweep.submitted import submit_all
@@ -35,7 +36,7 @@ Examples:
 @set_option
 @nproc_option
 @hosts_option
-@click.option("--to", type=click.Choice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
+@click.option("--to", type=NearChoice(list(SCHEDULERS)), help="Submit all runs to this scheduler.")
 @click.option("--list", "only_list", is_flag=True, help="Start nothing: show the runs and what they reached.")
 @click.option(
     "--parallel",

@@ -10,8 +10,9 @@ import click
 from trainer.cli.submit import record_folder
 from trainer.cli.sweep.grid import combinations, names
 from trainer.errors import ClusterError, InputError
-from trainer.launch.submission import Outcome, is_run, read_record, scheduler
+from trainer.launch.submission import Outcome, read_record, scheduler
 from trainer.report.folder import RunFacts, has_started, read_run
+from trainer.run.find import is_run
 from trainer.run.layout import RESULT_FILE
 from trainer.run.sweep_record import SweepRecord, record_sweep, sweep_folder
 from trainer.text.table import aligned
