@@ -23,8 +23,8 @@ from trainer.model.build import Clip
 log = logging.getLogger("clipship")
 
 Result = dict[str, Any]
-"""Result of one set: name, title, task, metric, value, samples, seconds and all metrics; or name, title and
-`error`, if the set cannot be opened."""
+"""Result of one set: name, title, task, metric, its title, value, samples, seconds and all metrics; or name,
+title and `error`, if the set cannot be opened."""
 _TOP5_FROM = 5
 """Fewest classes for which the top-5 accuracy says anything."""
 
@@ -60,6 +60,7 @@ def _result(
         **about,
         "task": "retrieval" if metric.retrieval else "classification",
         "metric": each.row.metric,
+        "metric_title": metric.title,
         "value": value,
         "samples": len(source),
         "seconds": round(time.monotonic() - start, 1),

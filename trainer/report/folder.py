@@ -19,10 +19,12 @@ import tomli_w
 from trainer.config.results import EMA
 from trainer.errors import InputError
 from trainer.report.board import BOARD_FILE, Row, read_rows
+from trainer.report.suites import SuiteBars, suite_bars
 from trainer.run import goodput_log
 from trainer.run.layout import (
     DIAGNOSIS_FILE,
     ENVIRONMENT_FILE,
+    EVALUATIONS,
     EXIT_FILE,
     JOB_FILE,
     LOGS,
@@ -88,6 +90,8 @@ class RunFacts:
     """Restarts of the ranks in the last start; see `trainer.supervise.restarts.Restart`."""
     times: Sequence[GenerationTimes] = ()
     """Times of all generations in all starts of the run."""
+    suites: Sequence[SuiteBars] = ()
+    """Results of `clipship eval --suite`."""
 
 
 def has_started(folder: Path) -> bool:
@@ -126,7 +130,13 @@ def read_run(folder: Path) -> RunFacts:
         remarks=remarks,
         restarts=_restarts(table(RESTARTS_FILE)),
         times=generations(goodput_log.read(folder)),
+        suites=suite_bars(_suite_files(folder, remarks)),
     )
+
+
+def _suite_files(folder: Path, remarks: list[str]) -> Iterator[dict[str, Any]]:
+    for path in sorted((folder / EVALUATIONS).glob("*.json")):
+        yield _json(path.parent, path.name, dict, remarks)
 
 
 def _restarts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
