@@ -3,6 +3,7 @@
 import io
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,6 +230,12 @@ def test_a_finished_run_is_left_alone_until_told_otherwise(finished: TinyRun) ->
     again = finished.start(1)
     assert again.returncode == 0
     assert "--fresh" in again.stdout
+    assert "starting" not in again.stderr, "ranks need not be started to see it"
+    job = str(finished.folder / "tiny.toml")
+    one_rank = subprocess.run(
+        [sys.executable, "-m", "trainer.cli.main", "train", job], capture_output=True, text=True, check=True
+    )
+    assert one_rank.stdout == again.stdout
     assert finished.result() == before
     fresh = finished.start(1, "--fresh")
     assert fresh.returncode == 0, fresh.stderr

@@ -40,7 +40,7 @@ from trainer.errors import (
     MachineError,
     StorageError,
 )
-from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, rank_log
+from trainer.run.layout import CHECKPOINTS, EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, Run, rank_log
 from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
 from trainer.text.fitting import fit_to
@@ -332,13 +332,16 @@ def run(
         from trainer.cli.describe import warnings
         from trainer.cli.spare_plan import no_spares_here
         from trainer.launch import local
-        from trainer.run.folder import run_folder
+        from trainer.run.folder import done_text, is_done, run_folder
 
         job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
     if longer:
         say_what_changes(job, run_folder(job), samples)
     if fresh:
         _set_aside(job)
+    elif is_done(job):
+        click.echo(fit_to(sys.stdout, f"{'result':<12} {shown(done_text(Run(run_folder(job))))}"))
+        return EXIT_DONE
     spares = no_spares_here(job) if named_hosts is None else ()
     for warning in (*spares, *warnings(job, samples, local=True)):
         say(f"warning: {warning}")

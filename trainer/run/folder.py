@@ -11,7 +11,7 @@ from trainer.config import Job
 from trainer.config.loader import load_job
 from trainer.config.resume_rule import differences
 from trainer.errors import InputError
-from trainer.run.layout import JOB_FILE, LEFT_BEFORE
+from trainer.run.layout import JOB_FILE, LEFT_BEFORE, Run
 from trainer.run.lock import who_holds
 
 _REMEDIES = (
@@ -23,6 +23,25 @@ _REMEDIES = (
 def run_folder(job: Job) -> Path:
     """Returns the folder that the run writes: `logging.runs` / the job's name."""
     return Path(job.logging.runs) / job.name
+
+
+def done_text(run: Run) -> str:
+    """Returns what is said of a run that is done if it is started again without being asked for more."""
+    return (
+        f"{run.result}: this run is done; --longer goes on with it, --fresh moves it aside and starts again"
+    )
+
+
+def is_done(job: Job) -> bool:
+    """Returns whether the job's run is done and the job asks for nothing more.
+
+    A job that may go on beyond its length is not looked at: what it asks for depends on its data. Nor is a
+    result that cannot be read, which the ranks name.
+    """
+    try:
+        return not job.checkpoint.longer and Run(run_folder(job)).finished_as_asked(job.checkpoint.resume, 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def check_run_folder(job: Job, *, fresh: bool = False) -> None:

@@ -55,7 +55,7 @@ from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
-from trainer.run.folder import run_folder
+from trainer.run.folder import done_text, run_folder
 from trainer.run.layout import Run
 from trainer.safe_io.atomic import write_json
 from trainer.supervise import lease
@@ -144,7 +144,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     run = open_run(job, comm)
     asked_steps = length.steps if job.checkpoint.longer else 0
     if comm.broadcast_object(run.finished_as_asked(job.checkpoint.resume, asked_steps)):
-        _say("result", f"{run.result}: this run is done; --fresh moves it aside and starts again")
+        _say("result", done_text(run))
         return None
     _announce(planned, comm, run, batch_plan, source, samples, length)
     if job.comm.deterministic:
