@@ -95,6 +95,14 @@ def test_the_default_stack_is_too_new_for_tcpxo() -> None:
         manifest(fabric_job("tcpxo", stack={}))
 
 
+def test_an_image_for_other_processors_than_the_networks_nodes_have_is_refused() -> None:
+    job = fabric_job("tcpxo", image={"platform": "linux/arm64"})
+    for text in (manifest, dockerfile):
+        with pytest.raises(InputError, match=r'needs image\.platform = "linux/amd64" \(the nodes of A3 Mega'):
+            text(job)
+    assert manifest(fabric_job("efa", image={"platform": "linux/arm64"}))
+
+
 OWN_TORCH = {"torch": "base"}
 OWN_BASE = {"base": "registry.example/nvidia/pytorch:1", "os": "ubuntu-24.04"}
 

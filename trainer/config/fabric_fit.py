@@ -1,4 +1,4 @@
-"""Compares the NCCL of a job's image with what the network between its nodes needs.
+"""Compares the platform and the NCCL of a job's image with what the network between its nodes needs.
 
 Pure; imports no torch.
 """
@@ -17,7 +17,22 @@ def fabric_of(job: Job) -> Fabric | None:
     return None if name is None or job.resources.on_cpu else FABRICS[name]
 
 
-def nccl_problems(job: Job) -> Iterator[str]:
+def fabric_problems(job: Job) -> Iterator[str]:
+    """Yields a sentence for each thing in which the job's image does not fit its network."""
+    yield from _platform_problems(job)
+    yield from _nccl_problems(job)
+
+
+def _platform_problems(job: Job) -> Iterator[str]:
+    row = fabric_of(job)
+    if row and row.platform and job.image.platform != row.platform.value:
+        yield (
+            f'resources.fabric = "{row.name}" needs {row.platform.name} = "{row.platform.value}" '
+            f"({row.platform.why}), but the job has {job.image.platform}: change one of the two"
+        )
+
+
+def _nccl_problems(job: Job) -> Iterator[str]:
     """Yields a sentence if the NCCL of the job's image does not fit its network.
 
     For a torch of the base's own, stack.nccl says which it is; without it nothing is known here, and

@@ -90,6 +90,8 @@ class Fabric:
     device: Line | None = None
     """Resource under which Kubernetes offers the adapters; the job names it in `kubernetes.rdma`."""
     nccl: NcclRange | None = None
+    platform: Line | None = None
+    """Line with the only value of `image.platform` that fits; None if each does."""
     variables: tuple[Line, ...] = ()
     """Environment variables of every rank."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Fabric:
         """Lines of the row, by the word with which `clipship fabrics explain` begins each."""
         devices = (self.device,) if self.device else ()
         return (
+            ("platform", (self.platform,) if self.platform else ()),
             ("variable", self.variables),
             ("device", devices),
             ("network", (self.host_network,)),

@@ -85,6 +85,13 @@ TCPXO = Fabric(
         "and ends with them; --num_nics, which older recipes have, does nothing since v1.0.20",
         source=f"{_TCPXO}, and best-practice.md beside it",
     ),
+    platform=Line(
+        "image.platform",
+        "linux/amd64",
+        "the nodes of A3 Mega have x86 processors",
+        "Google, Accelerator-optimized machine family "
+        "(docs.cloud.google.com/compute/docs/accelerator-optimized-machines)",
+    ),
     nccl=NcclRange("2.28", "2.28", "the plugin is qualified for NCCL 2.28.7", _TCPXO),
     variables=(
         Line(

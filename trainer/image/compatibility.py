@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from packaging.requirements import InvalidRequirement, Requirement
 
 from trainer.config import Job
-from trainer.config.fabric_fit import nccl_problems
+from trainer.config.fabric_fit import fabric_problems
 from trainer.config.image_plugins import PLUGINS
 from trainer.config.stack_table import Row, System, Table, has_code, number, table
 from trainer.errors import InputError
@@ -38,7 +38,7 @@ def check_stack(job: Job) -> None:
         *_any_base(job, base_of(job, known)),
         *special,
         *_plugins(job, row, known),
-        *nccl_problems(job),
+        *fabric_problems(job),
     ]
     if row is None or known.trains(row):  # rows that are too old have no pins
         problems += _packages(job, row)

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.config.fabric_fit import nccl_problems
+from trainer.config.fabric_fit import fabric_problems
 from trainer.config.keys import rank_paths
 from trainer.config.kubernetes import object_name
 from trainer.config.kubernetes_values import Mount
@@ -36,7 +36,7 @@ def validate(job: Job) -> None:
         _launcher,
         _run_folder,
         _resources,
-        nccl_problems,
+        fabric_problems,
         missing_annotations,
         _variables,
         _size,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
-from trainer.config.fabric_fit import nccl_problems, nccl_unknown
+from trainer.config.fabric_fit import fabric_problems, nccl_unknown
 from trainer.config.slurm_values import check_output
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
@@ -54,7 +54,7 @@ def _problems(job: Job) -> Iterator[str]:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
     yield from refusal(job, "slurm")
     if job.slurm.uses_image:
-        yield from nccl_problems(job)
+        yield from fabric_problems(job)
     for check in (
         lambda: _check_output(job.slurm.output),
         lambda: plan(job, job.resources.world_size),
