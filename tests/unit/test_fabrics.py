@@ -103,6 +103,13 @@ def test_an_image_for_other_processors_than_the_networks_nodes_have_is_refused()
     assert manifest(fabric_job("efa", image={"platform": "linux/arm64"}))
 
 
+def test_a_newer_nccl_than_that_of_a_torch_that_fits_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"needs NCCL 2\.28 .*, but stack\.nccl = 2\.32\.3: leave stack\.nccl"
+    ):
+        manifest(fabric_job("tcpxo", stack={"torch": "2.11.0", "nccl": "2.32.3"}))
+
+
 OWN_TORCH = {"torch": "base"}
 OWN_BASE = {"base": "registry.example/nvidia/pytorch:1", "os": "ubuntu-24.04"}
 

@@ -114,6 +114,7 @@ CASES: dict[str, dict[str, Any]] = {
         "apt_packages": ("numactl",),
         "site": {"sources": "/sources"},
     },
+    "newer-nccl": {"stack": {"torch": "2.13.0", "nccl": "2.32.3"}, "site": {"pip_conf": "pip.conf"}},
     "older": {"stack": {"torch": "2.6.0"}, "base": "debian:13"},
     "own-torch": {
         "stack": {"torch": "base", "nccl": "2.27.7"},

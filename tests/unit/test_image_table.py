@@ -1,6 +1,7 @@
 """The table of stacks is compared with what wheels declare."""
 
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -80,6 +81,38 @@ def test_each_cuda_whose_compiler_comes_from_the_package_index_has_its_pins() ->
         assert f"nvidia-cuda-nvcc=={cuda}." in lock
 
 
+def test_each_newer_nccl_has_its_pins_and_takes_the_place_of_older_ones_of_its_cuda() -> None:
+    known = table()
+    for version, release in known.nccl.items():
+        lock = (FOLDER / "docker" / f"requirements-nccl-{version}.txt").read_text()
+        assert lock.startswith(f"nvidia-nccl-cu{release.cuda_major}=={version} ")
+    [newest] = known.nccl
+    row = known.stack("2.13.0", newest)
+    assert (row.nccl, row.known_bad) == (newest, ()), "what is known to be bad is of the older NCCL"
+    assert known.matching("2.13.0+cu130", "13.0", newest) == row
+    assert known.matching("2.13.0", "13.0", "2.29.7") == known.row("2.13.0")
+    assert known.matching("2.13.0", "13.0", "2.31.0") is None
+    assert known.stack("2.10.0", newest) == known.row("2.10.0"), "which has CUDA 12"
+
+
+def test_torch_asks_for_the_nccl_that_takes_the_place_of_its_own(tmp_path: Path) -> None:
+    metadata = tmp_path / "lib" / "python3.11" / "site-packages" / "torch-2.14.1.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Name: torch\n" + "".join(f"Requires-Dist: {text}\n" for text in REQUIRES))
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/asked\n')
+    pip.chmod(0o755)
+    command = ["sh", str(FOLDER / "docker" / "nccl.sh"), str(tmp_path), "/docker/nccl.txt"]
+    subprocess.run([*command, "nvidia-nccl-cu13", "2.32.3"], check=True)
+    assert "--no-deps --require-hashes --requirement /docker/nccl.txt" in (tmp_path / "asked").read_text()
+    text = metadata.read_text()
+    assert 'Requires-Dist: nvidia-nccl-cu13==2.32.3; platform_system == "Linux"\n' in text
+    assert text.count("2.32.3") == 1
+    other = subprocess.run([*command, "nvidia-nccl-cu12", "2.32.3"], capture_output=True, text=True)
+    assert (other.returncode, other.stdout) == (1, "nccl.sh: torch does not ask for nvidia-nccl-cu12\n")
+
+
 def _publish(
     index: Path, package: str, version: str, pythons: Sequence[str], requires: Sequence[str]
 ) -> None:
@@ -119,9 +152,18 @@ def test_the_table_is_held_against_an_index(
     (tmp_path / "horovod" / "index.html").write_text(link)
     with serving(tmp_path) as (address, _):
         assert _checked(monkeypatch, address) == 0
-        assert "newest nvidia-nccl-cu13 is 2.32.3, and the newest that a torch pins is 2.30.7" in (
-            capsys.readouterr().err
-        )
+        assert "1 row, 0 differences from the index\n" in capsys.readouterr().err
+        _publish(tmp_path, "nvidia-nccl-cu13", "2.33.0", ("py3",), [])
+        assert _checked(monkeypatch, address) == 1
+        assert capsys.readouterr().out == "nvidia-nccl-cu13 2.33.0: on the index, the table has 2.32.3\n"
+        shutil.rmtree(tmp_path / "nvidia-nccl-cu13")
+        _publish(tmp_path, "nvidia-nccl-cu13", "2.30.7", ("py3",), [])
+        assert _checked(monkeypatch, address) == 1
+        assert capsys.readouterr().out.splitlines() == [
+            f"torch 2.14.1: nvidia-nccl-cu13 2.32.3 for linux/{machine} is not on the index"
+            for machine in ("amd64", "arm64")
+        ]
+        _publish(tmp_path, "nvidia-nccl-cu13", "2.32.3", ("py3",), [])
         _publish(tmp_path, "torch", "2.16.0", ("cp311",), REQUIRES)
         _publish(tmp_path, "torch", "2.0.1", ("cp311",), REQUIRES)  # older than the table's oldest
         assert _checked(monkeypatch, address) == 1

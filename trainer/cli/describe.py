@@ -175,7 +175,7 @@ def _known_bad(job: Job) -> Iterator[str]:
     if job.stack.torch == "base":
         return
     variables = [f"{name}={value}" for name, value in {**job.image.env, **job.env}.items()]
-    for bad in table().row(job.stack.torch).known_bad:
+    for bad in table().stack(job.stack.torch, job.stack.nccl).known_bad:
         if job.resources.nodes >= bad.from_nodes and bad.unless not in variables:
             yield f"torch {job.stack.torch}: {bad.text}"
 

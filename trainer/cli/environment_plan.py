@@ -72,7 +72,7 @@ def not_in_the_image(job: Job) -> Iterator[str]:
 def _stack(job: Job) -> str:
     if job.stack.torch == "base":
         return f"the torch of {job.image.base}"
-    row = table().row(job.stack.torch)
+    row = table().stack(job.stack.torch, job.stack.nccl)
     return f"torch {row.torch}, CUDA {row.cuda}, NCCL {row.nccl}, on {job.image.base}"
 
 

@@ -85,7 +85,7 @@ def _explain(name: str) -> Iterator[str]:
             "NCCL",
             (
                 f"{row.nccl}: the wheel pins it, and Horovod is linked to the same file, so that the process "
-                "has one"
+                f"has one{_newer(known.newer_nccls(row))}"
             ),
         ),
         ("driver", _driver(row, known)),
@@ -120,6 +120,10 @@ def _explain(name: str) -> Iterator[str]:
     ]
     for topic, text in facts:
         yield f"{topic:<12}{text}"
+
+
+def _newer(versions: list[str]) -> str:
+    return "".join(f'; stack.nccl = "{version}" puts a newer one in its place' for version in versions)
 
 
 def _arm64(row: "Row") -> str:

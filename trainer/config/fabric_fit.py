@@ -47,6 +47,9 @@ def _nccl_problems(job: Job) -> Iterator[str]:
         return
     known = table()
     others = [other.torch for other in known.rows if known.trains(other) and row.nccl.fits(other.nccl)]
+    if job.stack.torch in others:
+        yield f"{needs}, but stack.nccl = {version}: leave stack.nccl out"
+        return
     advice = f"set stack.torch to {' or '.join(others[:4])}" if others else "use another fabric"
     yield f"{needs}, but torch {job.stack.torch} brings {version}: {advice}"
 
@@ -64,4 +67,7 @@ def nccl_unknown(job: Job) -> Iterator[str]:
 def _nccl(job: Job) -> str | None:
     if job.stack.torch == "base":
         return job.stack.nccl
-    return next((row.nccl for row in table().rows if row.torch == job.stack.torch), None)
+    known = table()
+    if all(row.torch != job.stack.torch for row in known.rows):
+        return None
+    return known.stack(job.stack.torch, job.stack.nccl).nccl

@@ -57,7 +57,8 @@ class Stack(Section):
     """Expected CUDA release of this torch, such as 13.0. A different one is refused; that of a base is
     checked when the image is built."""
     nccl: Version | None = None
-    """Expected NCCL of this torch, which Horovod uses too. A different one is refused, as for `cuda`."""
+    """NCCL of the image, which Horovod uses too. None: the one that this torch pins. A newer one that
+    `clipship stacks explain` names for this torch takes its place; any other is refused, as for `cuda`."""
     open_clip: Version = "3.3.0"
     """Version of open_clip_torch, which brings models, tokenizers and transforms."""
     archs: tuple[Annotated[str, StringConstraints(pattern=COMPUTE_CAPABILITY)], ...] = Field(

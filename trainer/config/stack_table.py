@@ -6,7 +6,7 @@ Reads only that file; imports no torch.
 import functools
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.errors import InputError
@@ -44,6 +44,8 @@ class KnownBad:
     """Smallest number of nodes on which it occurs."""
     unless: str = ""
     """Variable that avoids it, as NAME=VALUE."""
+    nccl: str = ""
+    """NCCL that has it; "" if it does not depend on NCCL."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,16 @@ class Row:
     def cuda_major(self) -> int:
         return number(self.cuda)[0]
 
+    @property
+    def nccl_package(self) -> str:
+        """Name of NCCL's package on the index."""
+        return f"nvidia-nccl-cu{self.cuda_major}"
+
+    def with_nccl(self, version: str) -> "Row":
+        """Returns the row with another NCCL in the place of torch's own."""
+        bad = tuple(entry for entry in self.known_bad if not entry.nccl)
+        return replace(self, nccl=version, known_bad=bad)
+
     def archs_on(self, platform: str) -> tuple[str, ...]:
         """Returns the compute capabilities that the platform's wheel has code for; empty without CUDA."""
         return self.archs_arm64 if platform == ARM64 else self.archs
@@ -96,6 +108,13 @@ class Cuda:
     """Sources of the complete compiler: pypi, debian-13, base."""
     archs: tuple[str, ...]
     """Compute capabilities that nvcc compiles for."""
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """A release of NCCL that an image may have instead of an older one that its torch pins."""
+
+    cuda_major: int
 
 
 @dataclass(frozen=True)
@@ -124,6 +143,8 @@ class Table:
     """Hash of Horovod's source archive on the package index."""
     rows: tuple[Row, ...]
     cuda: dict[str, Cuda] = field(default_factory=dict)
+    nccl: dict[str, Nccl] = field(default_factory=dict)
+    """Releases of NCCL that are newer than those of the rows, by version."""
     systems: dict[str, System] = field(default_factory=dict)
     nvidia_cuda_images: dict[str, str] = field(default_factory=dict)
     """NCCL in the system folders of nvidia/cuda's devel and runtime images, by CUDA release."""
@@ -140,16 +161,28 @@ class Table:
             f"the table has no stack for torch {torch}; it has {known}. `clipship stacks` lists them."
         )
 
+    def newer_nccls(self, row: Row) -> list[str]:
+        """Returns the releases of NCCL that may take the place of the row's own."""
+        return [
+            version
+            for version, release in self.nccl.items()
+            if release.cuda_major == row.cuda_major and number(version) > number(row.nccl)
+        ]
+
+    def stack(self, torch: str, nccl: str | None) -> Row:
+        """Returns the row of a torch release, with the NCCL that takes the place of its own if one is named.
+
+        A release that cannot take its place is left to others to refuse. Raises InputError if the table has
+        no such torch.
+        """
+        row = self.row(torch)
+        return row.with_nccl(nccl) if nccl in self.newer_nccls(row) else row
+
     def matching(self, torch: str, cuda: str | None, nccl: str | None) -> Row | None:
         """Returns the row with these versions of torch, CUDA and NCCL; None if there is none."""
-        return next(
-            (
-                row
-                for row in self.rows
-                if (row.torch, row.cuda, row.nccl) == (torch.partition("+")[0], cuda, nccl)
-            ),
-            None,
-        )
+        own = next((row for row in self.rows if row.torch == torch.partition("+")[0]), None)
+        row = own and self.stack(own.torch, nccl)
+        return row if row and (row.cuda, row.nccl) == (cuda, nccl) else None
 
     def driver_of_gpu(self, arch: str) -> int:
         """Returns the oldest driver that supports a GPU of this compute capability.
@@ -178,6 +211,7 @@ def table() -> Table:
         horovod_sha256=raw["horovod_sha256"],
         rows=tuple(_row(row) for row in raw["stack"]),
         cuda={name: Cuda(**_tuples(entry)) for name, entry in raw["cuda"].items()},
+        nccl={name: Nccl(**entry) for name, entry in raw["nccl"].items()},
         systems={name: System(**_tuples(entry)) for name, entry in raw["os"].items()},
         nvidia_cuda_images=raw["nvidia_cuda_images"],
         driver_min_of_gpu=raw["driver_min_of_gpu"],

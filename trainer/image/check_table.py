@@ -23,8 +23,12 @@ def main() -> int:
     """Print each difference; returns 1 if there is one or if the index does not answer."""
     known, index = table(), _index_url()
     try:
-        differences = [*_differences(known, index), *_horovod(known, index), *_nccl(known, index)]
-        newest = _newest_nccl(known, index)
+        differences = [
+            *_differences(known, index),
+            *_horovod(known, index),
+            *_nccl(known, index),
+            *_newest_nccl(known, index),
+        ]
     except OSError as problem:  # the errors of urllib are OSErrors
         print(
             f"check-stacks: {index} does not answer: {problem}; PIP_INDEX_URL names another index",
@@ -35,7 +39,7 @@ def main() -> int:
         print(line)
     print(
         f"check-stacks: {many(len(known.rows), 'row')}, "
-        f"{many(len(differences), 'difference')} from the index; {newest}",
+        f"{many(len(differences), 'difference')} from the index",
         file=sys.stderr,
     )
     return 1 if differences else 0
@@ -82,26 +86,25 @@ def compare_horovod(known: Table, archives: Mapping[str, str]) -> Iterator[str]:
 
 
 def _nccl(known: Table, index_url: str) -> Iterator[str]:
-    """Yields a sentence for each NCCL of a row for whose platforms the index has no wheel."""
+    """Yields a sentence for each NCCL of a stack for whose platforms the index has no wheel."""
     for platform, machine in MACHINES.items():
         rows = [row for row in known.rows if row.archs_on(platform)]
-        for package in dict.fromkeys(_nccl_package(row) for row in rows):
+        rows += [row.with_nccl(version) for row in rows[:1] for version in known.newer_nccls(row)]
+        for package in dict.fromkeys(row.nccl_package for row in rows):
             there = dict(releases(index_url, package, machine))
             for row in rows:
-                if _nccl_package(row) == package and row.nccl not in there:
+                if row.nccl_package == package and row.nccl not in there:
                     yield f"torch {row.torch}: {package} {row.nccl} for {platform} is not on the index"
 
 
-def _newest_nccl(known: Table, index_url: str) -> str:
-    """Returns, in words, the newest NCCL on the index and the newest that a torch pins."""
-    row = max(known.rows, key=lambda row: (row.cuda_major, number(row.nccl)))
-    package = _nccl_package(row)
-    newest = max(dict(releases(index_url, package)), key=number)
-    return f"the newest {package} is {newest}, and the newest that a torch pins is {row.nccl}"
-
-
-def _nccl_package(row: Row) -> str:
-    return f"nvidia-nccl-cu{row.cuda_major}"
+def _newest_nccl(known: Table, index_url: str) -> Iterator[str]:
+    """Yields a sentence if the index has a newer NCCL than any stack of the newest CUDA can have."""
+    row = max(known.rows, key=lambda row: row.cuda_major)
+    newest = max(dict(releases(index_url, row.nccl_package)), key=number, default="0")
+    ours = max((other.nccl for other in known.rows if other.cuda_major == row.cuda_major), key=number)
+    ours = max([ours, *known.newer_nccls(row)], key=number)
+    if number(newest) > number(ours):
+        yield f"{row.nccl_package} {newest}: on the index, the table has {ours}"
 
 
 def compare_arm64(row: Row, wheel: Release | None, pinned: Mapping[str, str]) -> Iterator[str]:

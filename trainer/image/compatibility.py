@@ -31,7 +31,7 @@ def check_stack(job: Job) -> None:
     if job.stack.torch == "base":
         row, special = None, list(_own_torch(job, known))
     else:
-        row = known.row(job.stack.torch)
+        row = known.stack(job.stack.torch, job.stack.nccl)
         special = [problem for check in _CHECKS for problem in check(job, row, known)]
     problems = [
         *_trainer(job, known),
@@ -60,7 +60,7 @@ def _packages(job: Job, row: Row | None) -> Iterator[str]:
     pip itself, which is held to the stack's pins, would refuse some only after a long build, and others not
     at all.
     """
-    pinned = pins(row) if job.image.pip_packages else {}
+    pinned = pins(row) | ({row.nccl_package: row.nccl} if row else {}) if job.image.pip_packages else {}
     for text in job.image.pip_packages:
         try:
             wanted = Requirement(text)
@@ -174,10 +174,11 @@ def _versions(job: Job, row: Row, known: Table) -> Iterator[str]:
             f"{stack.cuda}; {others}"
         )
     if stack.nccl is not None and stack.nccl != row.nccl:
-        others = _torches(known, lambda other: other.nccl == stack.nccl)
+        others = _torches(known, lambda other: known.stack(other.torch, stack.nccl).nccl == stack.nccl)
+        newer = "".join(f", or stack.nccl = {version}" for version in known.newer_nccls(row))
         yield (
             f"stack.nccl: torch {row.torch} brings NCCL {row.nccl}, and Horovod uses the same library: "
-            f"{stack.nccl} would be a second NCCL in the process; {others}"
+            f"{stack.nccl} would be a second NCCL in the process; {others}{newer}"
         )
     if not known.trains(row):
         yield (

@@ -73,6 +73,8 @@ class Recipe:
     text_pins: str
     """Lock file of the packages for text towers of Hugging Face, under docker/; empty if it needs none."""
     nvcc_pins: str
+    nccl_pins: str
+    """Lock file of an NCCL in the place of torch's own, under docker/; empty if torch keeps its own."""
     archs: str
     """Compute capabilities as Horovod's build takes them: 80,90."""
     cxx: str
@@ -154,7 +156,7 @@ def recipe(job: Job) -> Recipe:
     """
     check_stack(job)
     known, image = table(), job.image.model_copy(update={"pip_packages": image_packages(job)})
-    row = None if job.stack.torch == "base" else known.row(job.stack.torch)
+    row = None if job.stack.torch == "base" else known.stack(job.stack.torch, job.stack.nccl)
     system = system_name(job, known) or ""  # check_stack refuses a base without one
     distribution = known.systems[system]
     kind = toolkit(job, known)
@@ -178,6 +180,7 @@ def recipe(job: Job) -> Recipe:
         torch_pins=f"torch/{row.torch}.txt" if row else "",
         text_pins="requirements-text.txt" if image_has_text(job) else "",
         nvcc_pins=f"requirements-cuda-{row.cuda}.txt" if row else "",
+        nccl_pins=f"requirements-nccl-{row.nccl}.txt" if row and row.nccl in known.nccl else "",
         archs=",".join(arch.replace(".", "") for arch in dict.fromkeys(job.stack.archs)),
         cxx="c++" if gcc == distribution.gcc[0] else f"g++-{gcc}",
         system_packages=(*_SYSTEM, *_INFINIBAND),

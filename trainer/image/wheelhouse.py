@@ -51,6 +51,7 @@ def fill(job: Job, folder: Path) -> int:
     names = (
         "requirements.txt",
         made.torch_pins,
+        made.nccl_pins,
         "requirements-mpi.txt",
         "requirements-build.txt",
         made.text_pins,
