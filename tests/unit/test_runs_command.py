@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,27 @@ def test_each_run_has_a_line(runs: Path, capsys: Capture) -> None:
     assert "  100/100  " in of["first"]
     assert "  failed (" in of["second"]
     assert of["first"].endswith(" ago: step 100/100")
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        (120, ["run", "where", "state", "step", "samples/s", "left", "last"]),
+        (72, ["run", "where", "state", "step", "left", "last"]),
+        (60, ["run", "state", "step", "left", "last"]),
+        (30, ["run", "state", "step"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_no_broken_line(
+    runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int, titles: list[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main(["runs"]) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.split() == titles
+    assert {line.split()[0] for line in lines} == {"first", "second"}
+    assert max(map(len, [title, *lines])) <= columns
 
 
 def test_a_scheduler_that_does_not_answer_costs_no_other_line(
@@ -92,7 +114,7 @@ def test_runs_in_all_folders_that_this_user_used_are_listed(
     remember(tmp_path / "gone")
     assert cli.main(["runs"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert sorted(names) == [str(tmp_path / "scratch" / "elsewhere"), "first", "second"]
+    assert sorted(names) == ["first", "scratch/elsewhere", "second"]
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 12345)
     assert cli.main(["runs"]) == 0
     assert capsys.readouterr().err.startswith("no run in ./runs")

@@ -18,13 +18,15 @@ from trainer.launch.logfiles import last_message
 from trainer.launch.submission import Submission, read_record, scheduler
 from trainer.run.find import HERE, is_run
 from trainer.run.known_folders import known_folders, remember
-from trainer.text.table import aligned
+from trainer.text.table import aligned, without
 from trainer.text.terminal import shown
 from trainer.text.wording import duration
 
 _WORDS = {"alive": "running", "none": "not begun"}
 _ENDED = {EXIT_DONE: "done", EXIT_PREEMPTED: "stopped"}
 _TITLES = ("run", "where", "state", "step", "samples/s", "left", "last")
+_LEAST_WANTED = ("samples/s", "where", "left", "last")
+"""Columns that a narrow terminal loses, in this order."""
 _AT_ONCE = 8
 """Runs that are looked at together: a scheduler may answer slowly."""
 
@@ -64,7 +66,7 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
         return
     table = [_TITLES, *(tuple(map(shown, _fields(run, time.time()))) for run in runs)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in aligned(table, width):
+    for line in aligned(without(table, _LEAST_WANTED, width), width):
         click.echo(line)
 
 
@@ -105,8 +107,7 @@ def _asked(folder: Path, submission: Submission) -> str:
 
 
 def _fields(run: Mapping[str, Any], now: float) -> Iterator[str]:
-    path = Path(run["run"])
-    yield path.name if path.parent == HERE else str(path)
+    yield _name(Path(run["run"]))
     yield run["where"]
     yield _state(run)
     steps = f"/{run['steps']:,}" if run.get("steps") else ""
@@ -115,6 +116,14 @@ def _fields(run: Mapping[str, Any], now: float) -> Iterator[str]:
     yield duration(run["left_s"]) if run.get("left_s") is not None else "-"
     ago = f"{duration(max(0.0, now - run['last_sign']))} ago" if run.get("last_sign") else ""
     yield ": ".join(filter(None, (ago, _last(run).partition("\n")[0])))
+
+
+def _name(folder: Path) -> str:
+    """Returns the shortest text by which a command run here finds the folder."""
+    if folder.parent == HERE:
+        return folder.name
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
 
 
 def _state(run: Mapping[str, Any]) -> str:

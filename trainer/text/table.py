@@ -19,3 +19,18 @@ def aligned(rows: Sequence[Sequence[str]], width: int = 0) -> Iterator[str]:
         if width:
             last = last[: max(_LEAST_LAST, width - len(before))]
         yield (before + last).rstrip()
+
+
+def without(rows: Sequence[Sequence[str]], titles: Sequence[str], width: int) -> list[list[str]]:
+    """Returns the rows without as many of the titled columns as it takes to fit into `width`, if not 0.
+
+    The first row has the titles; those of `titles` go in their order. The last field of a row may be cut.
+    """
+    left = [list(row) for row in rows]
+    for title in titles:
+        *first, last = (max(map(len, column)) for column in zip(*left, strict=True))
+        if not width or sum(size + len(_GAP) for size in first) + min(last, _LEAST_LAST) <= width:
+            break
+        place = left[0].index(title)
+        left = [row[:place] + row[place + 1 :] for row in left]
+    return left
