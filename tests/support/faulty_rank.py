@@ -223,9 +223,9 @@ def spoil_loss() -> None:
 
     whole = TrainStep._contrast
 
-    def spoiled(self: TrainStep, out: object) -> object:
+    def spoiled(self: TrainStep, *inputs: object) -> object:
         TrainStep._contrast = whole  # type: ignore[method-assign]
-        return whole(self, out) * float("nan")  # type: ignore[arg-type]
+        return whole(self, *inputs) * float("nan")  # type: ignore[arg-type]
 
     TrainStep._contrast = spoiled  # type: ignore[method-assign, assignment]
 

@@ -150,6 +150,8 @@ EFFECTS = {
     "--force-quick-gelu": f"{BASE} --force-quick-gelu",
     "--torchcompile": f"{BASE} --torchcompile",
     "--siglip": f"{BASE} --siglip",
+    "--distill-model": f"{BASE} --distill-model ViT-B-32 --distill-pretrained openai",
+    "--distill-pretrained": f"{BASE} --distill-pretrained openai --distill-model ViT-B-32",
     "--coca-caption-loss-weight": f"{BASE} --model coca_ViT-B-32 --coca-caption-loss-weight 1",
     "--coca-contrastive-loss-weight": f"{BASE} --model coca_ViT-B-32 --coca-contrastive-loss-weight 3",
     "--batch-size": f"{BASE} --batch-size 32",
@@ -190,6 +192,8 @@ OTHERS = {
     "--dataset-type": {"optim.epochs", "eval.every_steps", "checkpoint.every_steps"}
     | {"data.image_column", "data.caption_column", "data.separator", "optim.steps"},
     "--model": {"name"},
+    "--distill-model": {"model.teacher_pretrained"},
+    "--distill-pretrained": {"model.teacher"},
     "--coca-caption-loss-weight": {"name", "model.name", "optim.loss"},
     "--coca-contrastive-loss-weight": {"name", "model.name", "optim.loss"},
     "--opt": {"optim.lr", "optim.beta1", "optim.beta2"},
@@ -243,7 +247,6 @@ def test_a_flag_without_keys_is_named_with_its_reason(name: str, tmp_path: Path,
         "--lock-image-": "--lock-image",
         "--lock-text-": "--lock-text",
         "--remote-sync-": "--remote-sync r",
-        "--distill-": "--distill-model ViT-B-16 --distill-pretrained openai",
     }
     context = next((text for start, text in needed.items() if name.startswith(start)), "")
     line = f"{BASE} {context} {name} {value}"
@@ -324,6 +327,10 @@ def test_a_flag_without_effect_in_open_clip_train_is_dropped(line: str, why: str
         ("--train-data a.tar --precision pure_bf16", "weights in half precision"),
         ("--train-data a.tar --lr-scheduler const-cooldown", "needs --epochs-cooldown"),
         ("--train-data a.tar --lr-scheduler const-cooldown --epochs-cooldown 99", "99 of 32 epochs"),
+        (
+            "--train-data a.tar --siglip --distill-model ViT-B-32 --distill-pretrained openai",
+            "rows of a softmax",
+        ),
         ("--train-data a.tar --aug-cfg use_timm=True re_prob=0.2", "random erasing"),
         ("--train-data a.tar --image-interpolation random", "timm's augmentation"),
         ("--train-data a.csv --csv-separator ab", "one character"),

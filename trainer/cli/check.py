@@ -19,10 +19,10 @@ from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.evaluate.suite_folders import check_suite, check_suite_files
 from trainer.launch.local import KEEPING_GOING, launcher_for
-from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag
+from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
 from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
-from trainer.model.packages import check_loss, check_packages, check_text_mask
+from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.run.checkpoints import check_resume
 from trainer.run.folder import check_run_folder, run_folder
 from trainer.run.layout import CHECKPOINTS
@@ -45,6 +45,8 @@ def check_job(job: Job, world_size: int, *, fresh: bool = False) -> int | None:
         lambda: check_loss(job),
         lambda: check_pretrained(job.model.pretrained),
         lambda: check_init(job.model),
+        lambda: check_teacher(job.model),
+        lambda: check_teacher_tokens(job.model),
         lambda: check_tag(job.model.name, job.model.pretrained),
         lambda: check_text_mask(job),
         lambda: check_evaluation(job.eval),

@@ -26,6 +26,9 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
     place of "auto". Without `resources.gpu` there is the memory alone. `steps` is the length of the run, None
     if it is not known.
     """
+    if job.model.teacher is not None:
+        yield "memory", f"not known: that of the teacher, {job.model.teacher}, is not estimated ({_PAGE})"
+        return
     shape = architecture(job.model)
     if shape is None:
         if known_models():  # without open_clip, on a login node, no model has a size

@@ -88,6 +88,7 @@ PLAIN_NUMBERS = {
     "optim.label_smoothing",
     "optim.contrast_weight",
     "optim.caption_weight",
+    "optim.distill_weight",
     "seed",
     "optim.lr",
     "optim.min_lr",

@@ -75,6 +75,7 @@ UNUSED_KEYS = (
         lambda job: not LOSSES[job.optim.loss].captions,
         'optim.loss is not "coca"',
     ),
+    UnusedKeys(("optim.distill_weight",), lambda job: job.model.teacher is None, "there is no model.teacher"),
     UnusedKeys(
         ("data.synthetic_samples",),
         lambda job: not _trains_with(job, "synthetic_samples"),

@@ -114,6 +114,24 @@ class Job(Section):
             raise ValueError(f"checkpoint.best = {best} needs optim.ema_decay")
         return self
 
+    @model_validator(mode="after")
+    def _teachers_judge_all_pairs(self) -> "Job":
+        if self.model.teacher is None:
+            return self
+        if self.optim.loss != "clip":
+            raise ValueError(
+                f'model.teacher needs optim.loss = "clip", whose rows it judges, and not "{self.optim.loss}"'
+            )
+        if self.optim.loss_tile:
+            raise ValueError(
+                "model.teacher needs all logits at once: set optim.loss_tile = 0, or leave it out"
+            )
+        if self.optim.max_batch_size_per_gpu == "auto":
+            raise ValueError(
+                'optim.max_batch_size_per_gpu = "auto" does not know what model.teacher takes: give a number'
+            )
+        return self
+
     @property
     def compiler_in_image(self) -> bool:
         return self.model.compile if self.image.compiler is None else self.image.compiler

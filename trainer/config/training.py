@@ -55,6 +55,12 @@ class Model(Section):
     "timm": timm's own weights for an image tower of timm (ImageNet, mostly)."""
     init_max_missing: Share = 0.05
     """Largest share of the parameters that `init` may lack; they begin with random values."""
+    teacher: Annotated[Text | None, JobPath(when=is_config_file)] = None
+    """Model from whose judgement of pairs the trained one learns, too (distillation): a model that open_clip
+    knows, or the path of a config file. It must take the same images and captions, stays as it is, and is in
+    no checkpoint. Each rank has all of it."""
+    teacher_pretrained: Annotated[Text | None, JobPath(when=is_weights)] = None
+    """Weights of the teacher, as for `pretrained`."""
     text: Annotated[Text | None, JobPath("folder", when=is_text_folder)] = None
     """Text tower in place of that of the config, with its tokenizer: "hf:NAME", a model on the Hugging
     Face hub, or a folder with its files (config.json, the tokenizer, weights). Its weights are where training
@@ -186,6 +192,14 @@ class Model(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_teacher_has_weights(self) -> "Model":
+        if (self.teacher is None) != (self.teacher_pretrained is None):
+            raise ValueError(
+                "teacher and teacher_pretrained belong together: the model to learn from, and its weights"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_name_on_the_hub(self) -> "Model":
         if self.text == HUB_TEXT:
             raise ValueError('text = "hf:" lacks the name: write "hf:NAME", or the path of a folder')
@@ -241,6 +255,9 @@ class Optim(Section):
     sample's own pair. For the losses clip and coca."""
     contrast_weight: NonNegative = 1.0
     """Factor of the contrastive part of the coca loss."""
+    distill_weight: NonNegative = 1.0
+    """Factor of what is added to the loss with `model.teacher`: the cross-entropy of the model's rows of
+    logits with those of the teacher, after the softmax."""
     caption_weight: NonNegative = 2.0
     """Factor of the other part: the cross-entropy of each token of a caption with what the model would write
     there, as the mean over the tokens of the global batch; padding is left out."""

@@ -47,6 +47,26 @@ def check_model(name: str) -> None:
         _check_known(name)
 
 
+def teacher_of(model: Model) -> Model:
+    """Returns the teacher that a model names, with the student's precision, kernels and cache."""
+    kept = {name: getattr(model, name) for name in ("precision", "kernels", "cache_dir", "offline")}
+    return Model(name=str(model.teacher), pretrained=model.teacher_pretrained, sync_batch_norm=False, **kept)
+
+
+def check_teacher(model: Model) -> None:
+    """Raises InputError for a teacher or weights of it that cannot be used, as the functions below do."""
+    if model.teacher is None:
+        return
+    teacher = teacher_of(model)
+    try:
+        check_model(teacher.name)
+        check_pretrained(teacher.pretrained)
+        check_tag(teacher.name, teacher.pretrained)
+    except InputError as error:
+        said = str(error).replace("model.pretrained", "model.teacher_pretrained")
+        raise InputError(said.replace("model.name", "model.teacher")) from None
+
+
 def weights_file(pretrained: str) -> str:
     """Returns the weights file of a checkpoint of ours, which is a folder; anything else unchanged."""
     folder = Path(pretrained)

@@ -15,7 +15,7 @@ from open_clip.pretrained import download_pretrained, download_pretrained_from_h
 from trainer.config import Job
 from trainer.config.training import HUB_TEXT
 from trainer.model.build import model_config, registered
-from trainer.model.catalog import HUB, weights_file
+from trainer.model.catalog import HUB, teacher_of, weights_file
 from trainer.model.hub import check_blob
 from trainer.model.loading import loading
 from trainer.model.text_source import TextSource, text_source
@@ -43,6 +43,8 @@ def fetch(job: Job) -> Iterator[Fetched]:
     Raises InputError for names that the hub does not have, StorageError if it does not answer or if a file is
     damaged.
     """
+    if job.model.teacher is not None:
+        yield from fetch(job.model_copy(update={"model": teacher_of(job.model)}))
     pretrained = job.model.pretrained and weights_file(job.model.pretrained)
     with loading(job, pretrained):
         name = registered(job.model.name)

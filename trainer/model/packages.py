@@ -14,7 +14,7 @@ from typing import Any
 from trainer.config import Job, Model
 from trainer.config.losses import LOSSES
 from trainer.errors import InputError
-from trainer.model.catalog import read_config
+from trainer.model.catalog import read_config, teacher_of
 
 TEXT_PACKAGES = ("transformers", "sentencepiece", "protobuf")
 """Packages of the extra `text`, which docker/requirements-text.txt pins."""
@@ -89,6 +89,20 @@ def check_text_mask(job: Job) -> None:
         raise InputError(
             f'data.text_mask = "{job.data.text_mask}" is for open_clip\'s own tokenizer, and '
             f"{job.model.name} needs {_listed(list(need.packages))} ({need.reason}): remove the key"
+        )
+
+
+def check_teacher_tokens(model: Model) -> None:
+    """Raises InputError if a teacher reads captions by another tokenizer than the model does.
+
+    A config that cannot be read is left to the ranks.
+    """
+    if model.teacher is None:
+        return
+    if any(needed(each).packages for each in (model, teacher_of(model))):
+        raise InputError(
+            f"model.teacher: {model.teacher} and {model.name} must read captions by the same tokenizer, "
+            "which is known of models with open_clip's own alone"
         )
 
 

@@ -12,6 +12,7 @@ from trainer.config.loss_tile import in_tf32, plain_bytes, spares_network, tile_
 from trainer.config.losses import LOSSES
 from trainer.model.loss import SHARES
 from trainer.model.loss_tiles import TILED_SHARES, Gathered, Tiles
+from trainer.model.teacher import Judgement, distilled_share
 from trainer.model.tile_kernels import kernels_for
 from trainer.sysinfo.memory import host_bytes
 
@@ -24,6 +25,7 @@ class RankLoss:
     def __init__(self, job: Job, comm: Comm) -> None:
         self._name, self._setting, self._comm = LOSSES[job.optim.loss].contrast, job.optim.loss_tile, comm
         self._smoothing = job.optim.label_smoothing
+        self._distilled = job.optim.distill_weight if job.model.teacher is not None else None
         self._model = job.model
         # The forms communicate differently, so all ranks must choose by the same numbers.
         self._memory, self._nodes = _smallest_memory(comm)
@@ -38,23 +40,43 @@ class RankLoss:
         if self._name == "clip" and self._comm.world.size > 1:
             self._images = self._comm.start_all_gather(image_nD)
 
-    def __call__(self, image_nD: Tensor, text_nD: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(
+        self,
+        image_nD: Tensor,
+        text_nD: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        teacher: Judgement | None = None,
+    ) -> Tensor:
         """Returns the share, a scalar with its graph; the shares of all ranks add up to the loss.
 
-        `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one.
+        `trainer.model.loss` says what the letters mean. Every rank has as many samples as this one. `teacher`
+        is what the job's teacher makes of them.
         """
         tiles = self._tiles = self._tiles or self._choose(image_nD)
         images, self._images = self._images, None
         if tiles.rows:
             return TILED_SHARES[self._name](self._comm, image_nD, text_nD, scale, bias, tiles, images)
 
+        gathered: list[tuple[Tensor, Tensor]] = []
+
         def gather(features_nD: Tensor) -> Tensor:
-            return gather_with_grad(self._comm, features_nD, images if features_nD is image_nD else None)
+            for own_nD, all_ND in gathered:
+                if own_nD is features_nD:
+                    return all_ND
+            started = images if features_nD is image_nD else None
+            gathered.append((features_nD, gather_with_grad(self._comm, features_nD, started)))
+            return gathered[-1][1]
 
         first = self._comm.world.rank * len(image_nD)
-        return SHARES[self._name](image_nD, text_nD, scale, bias, gather, first, self._smoothing)
+        share = SHARES[self._name](image_nD, text_nD, scale, bias, gather, first, self._smoothing)
+        if self._distilled is None or teacher is None:
+            return share
+        return share + self._distilled * distilled_share(image_nD, text_nD, scale, teacher, gather)
 
     def _choose(self, image_nD: Tensor) -> Tiles:
+        if self._distilled is not None:  # a teacher judges whole rows
+            return Tiles(0)
         n, width = image_nD.shape
         plain = plain_bytes(n, n * self._comm.world.size, width, image_nD.element_size())
         spares = spares_network(self._name, self._nodes)

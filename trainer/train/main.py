@@ -53,6 +53,7 @@ from trainer.model.compile import compile_blocks, keep_kernels
 from trainer.model.fit import with_micro_batch
 from trainer.model.host_compiler import check_compiler
 from trainer.model.packages import check_packages
+from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
 from trainer.run.folder import done_text, run_folder
@@ -153,6 +154,9 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     has_state = not splits and expects_state(job, comm, run.checkpoints)
     comm.heartbeat.begin_stage("building model")
     clip = build_model(job, batch_plan, comm, initial_weights=not has_state, on_host=splits)
+    if (teacher := build_teacher(job, batch_plan, comm, clip)) is not None:
+        clip = whole_captions(clip)
+        _say("teacher", f"{job.model.teacher} with {job.model.teacher_pretrained}")
     _check_shared_memory(job, batch_plan, clip, source, comm)
     comm.heartbeat.begin_stage("preflight")
     if job.health.preflight and has_passed(comm, run.preflight):
@@ -166,7 +170,7 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     if job.model.compile:
         kept = keep_kernels(os.environ)
         _say("compile", f"{compile_blocks(clip.model)}{kept and f'; kernels are kept in {kept}'}")
-    step = TrainStep(job, batch_plan, comm, clip.model)
+    step = TrainStep(job, batch_plan, comm, clip.model, teacher)
     comm.heartbeat.reach("prepared")
     if asks_for_memory(job) and not keeps_in_memory(job):
         _say("in memory", disk_only(job))

@@ -40,6 +40,7 @@ from trainer.model.packages import NOT_ITS_LOSS
 from trainer.model.rank_loss import RankLoss
 from trainer.model.sample_dropout import draw_by_sample
 from trainer.model.sync_batch_norm import RunningStatistics
+from trainer.model.teacher import Judgement, Teacher, joined
 from trainer.model.update import clip_gradients, update_if
 
 
@@ -92,7 +93,9 @@ class StepResult:
 class TrainStep:
     """Runs optimizer steps; call it once per global batch. Collective."""
 
-    def __init__(self, job: Job, plan: BatchPlan, comm: Comm, model: nn.Module) -> None:
+    def __init__(
+        self, job: Job, plan: BatchPlan, comm: Comm, model: nn.Module, teacher: Teacher | None = None
+    ) -> None:
         """Makes the optimizer, too; `comm` may split the model's parameters over the ranks, in place.
 
         Raises InputError for a model that the loss does not fit, and for towers that cannot be locked as
@@ -102,6 +105,7 @@ class TrainStep:
         if self._captions != writes_captions(model):
             raise InputError(f"model.name: {job.model.name} {NOT_ITS_LOSS[self._captions]}")
         self.model = model
+        self._teacher = teacher
         self._job, self._plan, self._comm = job, plan, comm
         self._loss = RankLoss(job, comm)
         self._trained = trained_towers(model)
@@ -146,7 +150,7 @@ class TrainStep:
         total = self._tokens_to_write([batch])
         with on_image_features(self.model, self._loss.image_features_ready):
             out = self._forward(self._reducer.module, batch, step, 0)
-        share = self._contrast(out)
+        share = self._contrast(out, self._judgement([batch]))
         if total is not None:
             share = share + self._written_share(out, batch, total)
         self._scaled(share).backward()
@@ -155,7 +159,7 @@ class TrainStep:
     def _accumulated(self, batches: Sequence[MicroBatch], step: int) -> Tensor:
         total = self._tokens_to_write(batches)
         leaves, logits = self._leaves(batches, step)
-        share = self._contrast(Outputs(*leaves, *logits))
+        share = self._contrast(Outputs(*leaves, *logits), self._judgement(batches))
         self._scaled(share).backward()
         whole = share.detach()
         wanted = [
@@ -218,8 +222,14 @@ class TrainStep:
         half = half_type(self._job.model.precision)
         return images.to(half) if half is not None and images.dtype == torch.float32 else images
 
-    def _contrast(self, out: Outputs) -> Tensor:
-        share = self._loss(out.image, out.text, out.scale, out.bias)
+    def _judgement(self, batches: Sequence[MicroBatch]) -> Judgement | None:
+        """Returns what the teacher makes of the micro-batches; None without one."""
+        if self._teacher is None:
+            return None
+        return joined([self._teacher(self._images(batch), batch.tokens) for batch in batches])
+
+    def _contrast(self, out: Outputs, judgement: Judgement | None = None) -> Tensor:
+        share = self._loss(out.image, out.text, out.scale, out.bias, judgement)
         return share * self._job.optim.contrast_weight if self._captions else share
 
     def _tokens_to_write(self, batches: Sequence[MicroBatch]) -> Tensor | None:

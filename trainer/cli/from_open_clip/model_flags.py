@@ -25,6 +25,16 @@ def is_coca(line: Line) -> bool:
     return "coca" in line["--model"].lower()
 
 
+def teacher(flag: Flag, line: Line, result: Translation) -> None:
+    """Names the teacher or its weights; open_clip_train drops a sigmoid loss beside one without a word."""
+    if not line.is_distilled:
+        return
+    if line["--siglip"] or is_coca(line):
+        result.refused[flag.name] = "not wanted: a teacher judges the rows of a softmax, the clip loss's"
+    else:
+        result.set(flag.keys[0], line[flag.name])
+
+
 def quick_gelu(flag: Flag, line: Line, result: Translation) -> None:
     """Checks that the model has a variant with QuickGELU, which `model` names."""
     name = line["--model"].replace("/", "-")

@@ -344,9 +344,21 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "The same.",
             idle=_only_coca,
         ),
-        _missing("--distill-model", {}, "there is no training from a teacher model", idle=_only_distilling),
-        _missing(
-            "--distill-pretrained", {}, "there is no training from a teacher model", idle=_only_distilling
+        _key(
+            "--distill-model",
+            {},
+            "model.teacher",
+            model_flags.teacher,
+            "The same; with the clip loss alone.",
+            idle=_only_distilling,
+        ),
+        _key(
+            "--distill-pretrained",
+            {},
+            "model.teacher_pretrained",
+            model_flags.teacher,
+            "The same.",
+            idle=_only_distilling,
         ),
     ),
     "Batch, length and optimizer": (

@@ -1,0 +1,156 @@
+"""Distillation on ranks and in micro-batches, against open_clip's own loss on the whole batch."""
+
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from tests.support.jobs import COCA, VIT, tiny_job
+from tests.support.thread_ranks import run_ranks
+from trainer.cli.check import check_job
+from trainer.comm.protocol import Comm
+from trainer.config import Job
+from trainer.config.batch_plan import plan
+from trainer.errors import InputError
+from trainer.model.build import Clip, build_model, untrained
+from trainer.model.kernels import use_kernels
+from trainer.model.teacher import Teacher, build_teacher, whole_captions
+from trainer.train.step import MicroBatch, TrainStep
+
+SAMPLES = 8
+WEIGHT = 0.4
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of a teacher, of the student's size and another seed."""
+    path = tmp_path_factory.mktemp("teacher") / "teacher.pt"
+    torch.save(untrained(tiny_job().model_copy(update={"seed": 9})).model.state_dict(), path)
+    return str(path)
+
+
+def job_with(weights: str, micro: int = SAMPLES, teacher: str = VIT, **model: Any) -> Job:
+    optim = {"global_batch_size": SAMPLES, "max_batch_size_per_gpu": micro, "steps": 4}
+    keys = {"teacher": teacher, "teacher_pretrained": weights, "precision": "fp64", **model}
+    return tiny_job(model=keys, optim={**optim, "distill_weight": WEIGHT})
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    images = torch.randn(SAMPLES, 3, 32, 32, generator=draw, dtype=torch.float64)
+    return images, torch.randint(1, 1000, (SAMPLES, 16), generator=draw)
+
+
+def open_clips(job: Job, teacher: torch.nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    """open_clip's loss of the whole batch in one process, and the gradient of each parameter."""
+    student = untrained(job).model.double().train()
+    images, tokens = samples()
+    with torch.no_grad():
+        judged = teacher(images, tokens)[:3]
+    contrast, distilled = open_clip.loss.DistillClipLoss()(*student(images, tokens)[:3], *judged)
+    whole: Tensor = contrast + WEIGHT * distilled
+    whole.backward()
+    return whole.detach(), {n: p.grad for n, p in student.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (4, 1)])
+def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(
+    weights: str, ranks: int, micro: int, alone: Comm
+) -> None:
+    job = job_with(weights, micro)
+    batch_plan = plan(job, ranks)
+    teacher = build_teacher(job, batch_plan, alone, untrained(job))
+    assert teacher is not None
+    models = [untrained(job).model.double().train() for _ in range(ranks)]
+    for model in models:
+        use_kernels(model, job.model)
+
+    def rank_main(comm: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        own = slice(*(SAMPLES * at // ranks for at in (comm.world.rank, comm.world.rank + 1)))
+        parts = [tensor[own].split(batch_plan.micro_batch_size) for tensor in samples()]
+        step = TrainStep(job, batch_plan, comm, models[comm.world.rank], teacher)
+        share = step.gradients([MicroBatch(*part) for part in zip(*parts, strict=True)], 0)
+        return share, {n: p.grad.clone() for n, p in step.model.named_parameters() if p.grad is not None}
+
+    done = run_ranks(ranks, rank_main)
+    loss = torch.stack([share for share, _ in done]).sum()
+    expected_loss, expected = open_clips(job, teacher.model)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-14)
+    for name, gradient in done[0][1].items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-13, msg=name)
+
+
+def test_a_teacher_has_its_weights_learns_nothing_and_changes_no_seeded_weight(
+    weights: str, alone: Comm
+) -> None:
+    job = job_with(weights)
+    student = build_model(job, plan(job, 1), alone)
+    teacher = build_teacher(job, plan(job, 1), alone, student)
+    assert isinstance(teacher, Teacher)
+    assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+    before = {name: tensor.clone() for name, tensor in teacher.model.state_dict().items()}
+    saved = torch.load(weights)
+    assert all(torch.equal(tensor.float(), saved[name]) for name, tensor in before.items())
+    step = TrainStep(job, plan(job, 1), alone, student.model.train(), teacher)
+    step([MicroBatch(*samples())], 0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.model.state_dict().items())
+    plain = untrained(tiny_job()).model.state_dict()
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in untrained(job).model.state_dict().items())
+    assert build_teacher(tiny_job(), plan(tiny_job(), 1), alone, student) is None
+
+
+def test_captions_are_whole_for_a_teacher(alone: Comm) -> None:
+    clip: Clip = build_model(tiny_job(), plan(tiny_job(), 1), alone)
+    assert clip.kernels.caption_length is not None
+    assert whole_captions(clip).kernels.caption_length is None
+
+
+def test_a_teacher_that_takes_other_samples_is_refused(weights: str, alone: Comm) -> None:
+    job = job_with(weights, image_size=24)
+    with pytest.raises(InputError, match=r"model\.teacher: .*images of another size"):
+        build_teacher(job, plan(job, 1), alone, build_model(job, plan(job, 1), alone))
+
+
+@pytest.mark.parametrize(
+    ("model", "optim", "said"),
+    [
+        ({"teacher": VIT}, {}, "belong together"),
+        ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"loss": "siglip"}, 'needs optim.loss = "clip"'),
+        ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"loss_tile": 64}, "all logits at once"),
+        ({"teacher": VIT, "teacher_pretrained": "a.pt"}, {"max_batch_size_per_gpu": "auto"}, "give a number"),
+    ],
+)
+def test_what_a_teacher_cannot_judge_is_refused(model: Any, optim: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        tiny_job(model=model, optim=optim)
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "said"),
+    [
+        ("ViT-B-31", "openai", "model.teacher: unknown model 'ViT-B-31'; did you mean"),
+        ("ViT-B-32", "opanai", "model.teacher_pretrained: ViT-B-32 has no weights called 'opanai'"),
+        ("ViT-B-32", "/none.pt", "model.teacher_pretrained: there is no weights file"),
+        ("roberta-ViT-B-32", "laion2b_s12b_b32k", "must read captions by the same tokenizer"),
+    ],
+)
+def test_check_names_what_is_wrong_with_a_teacher(name: str, pretrained: str, said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        check_job(job_with(pretrained, teacher=name), 1)
+
+
+def test_a_teacher_that_writes_captions_judges_pairs_too(tmp_path: Path, alone: Comm) -> None:
+    path = tmp_path / "coca.pt"
+    coca = tiny_job(config=COCA, optim={"loss": "coca"})
+    torch.save(untrained(coca).model.state_dict(), path)
+    job = job_with(str(path), teacher=COCA)
+    teacher = build_teacher(job, plan(job, 1), alone, untrained(job))
+    assert teacher is not None
+    image, text, scale = teacher(*samples())
+    torch.testing.assert_close(image.norm(dim=1), torch.ones(SAMPLES, dtype=torch.float64))
+    assert text.shape == image.shape
+    assert scale > 1
