@@ -37,7 +37,7 @@ def test_each_run_is_trained_once_and_one_that_fails_ends_no_other(job: Path) ->
     assert "2 runs of 2 are done already" in again.stderr
     assert "run 1 of" not in again.stderr
     assert [row.split() for row in again.stdout.splitlines()[1:]] == [row.split() for row in rows[2:]]
-    assert "compare them: clipship report" in again.stderr
+    assert "on one page: clipship report" in again.stderr
 
 
 def test_a_bad_value_is_found_before_any_run_starts(job: Path) -> None:

@@ -69,9 +69,9 @@ def test_another_text_tower_is_refused_until_the_share_allows_it(weights: str, t
 def test_another_width_is_missing_too(weights: str, tmp_path: Path) -> None:
     config = json.loads(Path(VIT).read_text())
     config["embed_dim"] *= 2
-    (tmp_path / "wide.json").write_text(json.dumps(config))
+    (tmp_path / "tiny-wide.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"or have another shape there: .*proj"):
-        begun(weights, name=str(tmp_path / "wide.json"), init_max_missing=0.001)
+        begun(weights, name=str(tmp_path / "tiny-wide.json"), init_max_missing=0.001)
 
 
 def test_weights_of_the_other_loss_are_refused(tmp_path: Path, weights: str) -> None:

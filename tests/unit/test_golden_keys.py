@@ -35,7 +35,7 @@ HASH_OF_JOB = re.compile(r"^.*org\.clipship\.job=.*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Door:
-    """What renders a job."""
+    """A place that renders jobs."""
 
     make: Callable[..., Job]
     cases: Mapping[str, Table]
@@ -45,7 +45,7 @@ class Door:
     """Part of the text that has every key of the job in any case."""
 
     def text(self, table: Table) -> str:
-        """What the job's table becomes, without the job itself; the problem if it is refused."""
+        """Returns what the job's table becomes, without the job itself; the problem if it is refused."""
         try:
             return self.own_text.sub("", self.render(job_from_table(table, "a test's job")))
         except InputError as refused:
@@ -87,7 +87,7 @@ WITHOUT_TEXT = {
 
 @functools.cache
 def tables(door: str) -> list[Table]:
-    """What the jobs of the door's goldens say themselves."""
+    """Returns what the jobs of the door's goldens say themselves."""
     return [own_keys(DOORS[door].make(**sections)) for sections in DOORS[door].cases.values()]
 
 

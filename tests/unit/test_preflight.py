@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -307,8 +308,15 @@ def test_a_collective_with_a_wrong_result_is_named_with_it(
 
 
 def test_measuring_stops_when_the_time_is_up(alone: Comm) -> None:
-    answers = iter([False, True, True])
+    answers = chain([False], repeat(True))
     assert list(network_probe.time_collectives(alone, 1024, 1024, lambda: next(answers))) == ["latency"]
+
+
+@pytest.mark.parametrize(("in_time", "repeats"), [(0, 1), (2, 3), (99, network_probe.REPEATS)])
+def test_a_slow_collective_is_repeated_until_the_time_is_up(alone: Comm, in_time: int, repeats: int) -> None:
+    answers, runs = chain([False] * in_time, repeat(True)), []
+    network_probe.timing(alone, 8, lambda: runs.append(1), lambda: next(answers))
+    assert len(runs) == 1 + repeats  # the first one sets up connections
 
 
 def test_table_names_the_slowest_and_says_what_was_left_out() -> None:

@@ -10,7 +10,7 @@ Contrast = Literal["clip", "siglip"]
 
 @dataclass(frozen=True)
 class LossRow:
-    """What a loss is made of, and what it asks of the model."""
+    """Row of a loss: its parts, and what it asks of the model."""
 
     contrast: Contrast
     captions: bool = False

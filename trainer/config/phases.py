@@ -19,7 +19,7 @@ LIMIT_KEYS: dict[str, str] = {
 """Key of [timeouts] by phase."""
 
 Stage = Literal["loading torch", "connecting", "data index", "building model", "preflight", "restoring state"]
-"""What a rank does in the phase init, in this order."""
+"""Names of what a rank does in the phase init, in this order."""
 
 NOTHING_DONE: tuple[Phase, ...] = ("init", "first step")
 """Phases in which a start has done nothing yet that could be saved."""

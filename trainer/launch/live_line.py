@@ -25,7 +25,7 @@ _LEAST_S = 1.0
 
 @dataclass(frozen=True)
 class Part:
-    """What rank 0 does: its name for people, and the time at which it began."""
+    """Stage of rank 0: its name for people, and the time at which it began."""
 
     name: str
     began: float
@@ -94,7 +94,7 @@ class LiveLine:
         self._since: float | None = None
         self._part: Part | None = None
         self._spoken: tuple[object, float] = (None, 0.0)
-        """What is silent since when."""
+        """Name of what is silent, and since when."""
         self.times: dict[str, float] = {}
         """Seconds of the parts that have ended, of each the first one."""
         self._over = threading.Event()

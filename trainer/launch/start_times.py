@@ -1,4 +1,4 @@
-"""How long a start like this one took the last time, kept in the user's cache. Imports no torch.
+"""Keeps in the user's cache how long a start like this one took the last time. Imports no torch.
 
 What is kept is a hint for people who wait. Nothing fails without it.
 """

@@ -1,4 +1,4 @@
-"""What a forward pass gives, by name, whatever the kind of model; and the precision in which it runs."""
+"""Names what a forward pass gives, whatever the kind of model, and sets the precision in which it runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -82,7 +82,7 @@ def time_collectives(
         if time_is_up():
             break
         tensor = torch.zeros(max(1, size // 4), device=comm.device)
-        timings[name] = timing(comm, tensor.nbytes, partial(collective, tensor))
+        timings[name] = timing(comm, tensor.nbytes, partial(collective, tensor), time_is_up)
     comm.pop_seconds()  # measuring belongs to no step
     return timings
 
@@ -103,7 +103,7 @@ def time_pairs(
         if time_is_up():
             break
         partner = partners[comm.world.rank]
-        measured = timing(comm, tensor.nbytes, partial(comm.exchange, tensor, partner))
+        measured = timing(comm, tensor.nbytes, partial(comm.exchange, tensor, partner), time_is_up)
         if partner != comm.world.rank:
             timings[unit(positions, partner)] = measured
     comm.pop_seconds()
@@ -138,14 +138,18 @@ def rounds(positions: Sequence[tuple[str, int]]) -> list[list[int]]:
     ]
 
 
-def timing(comm: Comm, size: int, work: Callable[[], object]) -> Timing:
+def timing(
+    comm: Comm, size: int, work: Callable[[], object], time_is_up: Callable[[], bool] = lambda: False
+) -> Timing:
     """Returns the median of some repeats, after one that sets up connections; ranks begin each together.
 
-    Collective.
+    There are fewer repeats, but one, if time is up. Collective.
     """
     work()
-    seconds = []
+    seconds: list[float] = []
     for _ in range(REPEATS):
+        if seconds and time_is_up():
+            break
         comm.all_gather_object(None)
         start = time.perf_counter()
         work()

@@ -75,7 +75,7 @@ class RankState:
     ranks: int = 0
     """Number of ranks with which it has learned that."""
     stage: str = ""
-    """What the rank does or did last in the phase init; see `Stage`."""
+    """Name of what the rank does or did last in the phase init; see `Stage`."""
     stage_began: float = 0.0
 
     @property
