@@ -21,7 +21,11 @@ EXAMPLES = {
     "slurm.python": "bin/python",
     "slurm.output": "logs/%j.out",
 }
-NEEDED = {"slurm.container_binary": {"container": "apptainer", "image": "/clip.sif"}}
+NEEDED = {
+    "model.teacher": {"teacher_pretrained": "openai"},
+    "model.teacher_pretrained": {"teacher": "ViT-B-32"},
+    "slurm.container_binary": {"container": "apptainer", "image": "/clip.sif"},
+}
 """Values of its section without which a key is refused."""
 
 
