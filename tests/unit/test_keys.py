@@ -15,6 +15,7 @@ from trainer.config.resume_rule import differences, may_change_keys
 
 PATHS = {".".join(key): mark for key, field in walk(Job) if (mark := path_of(field))}
 EXAMPLES = {
+    "model.teacher": "models/teacher.json",
     "model.name": "own.json",
     "model.pretrained": "weights.pt",
     "slurm.image": "./clip.sif",
