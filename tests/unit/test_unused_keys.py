@@ -29,6 +29,13 @@ def unused(**sections: dict[str, Any]) -> dict[str, str]:
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("optim.caption_weight", {"optim": {"caption_weight": 1.0}}, {"optim": {"loss": "coca"}}),
+    ("optim.contrast_weight", {"optim": {"contrast_weight": 2.0}}, {"optim": {"loss": "coca"}}),
+    (
+        "optim.distill_weight",
+        {"optim": {"distill_weight": 2.0}},
+        {"model": {"teacher": "ViT-B-32", "teacher_pretrained": "openai"}},
+    ),
     ("data.synthetic_samples", {"data": {**SHARDS, "synthetic_samples": 8}}, {"data": {**SYNTHETIC}}),
     ("data.on_bad_sample", {"data": {**SYNTHETIC, "on_bad_sample": "fail"}}, {"data": {**SHARDS}}),
     (
