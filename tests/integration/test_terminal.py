@@ -83,6 +83,10 @@ def test_a_start_says_what_it_does_and_the_next_one_how_long_that_takes(job: Pat
         ["explain", "optim.lr"],
         ["check", "JOB", "--nproc", "2"],
         ["status", "JOB"],
+        ["stacks"],
+        ["stacks", "explain", "2.14.1"],
+        ["fabrics"],
+        ["fabrics", "explain", "ib"],
     ],
     ids=" ".join,
 )

@@ -11,6 +11,7 @@ from trainer.cli.evaluate import table_of_trained, without_unset
 from trainer.cli.near import NearChoice
 from trainer.cli.options import weights_model_option
 from trainer.errors import EXIT_DONE, InputError
+from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
 _FORMATS = ("open_clip", "hf", "safetensors", "onnx")
@@ -46,13 +47,14 @@ def command(checkpoint: str, folder: Path, form: str, license_name: str, model: 
     table |= {"name": "export", "optim": {"global_batch_size": 1, "steps": 1}}
     job = job_from_table(without_unset(table), "clipship export")
     check_evaluated(job)
-    from trainer.checkpoint.weights import with_loss_alone
-    from trainer.model.export import export
-    from trainer.model.model_card import model_card
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        export(with_loss_alone(job), folder, form)
+        with waiting(f"writing {one_line(str(folder))}"):
+            from trainer.checkpoint.weights import with_loss_alone
+            from trainer.model.export import export
+            from trainer.model.model_card import model_card
+
+            export(with_loss_alone(job), folder, form)
         manifest = _manifest(weights)
         name = manifest.get("job", {}).get("name") or Path(job.model.name).stem
         (folder / "README.md").write_text(model_card(name, form, license_name, manifest), encoding="utf-8")

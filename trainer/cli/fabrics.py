@@ -3,12 +3,14 @@
 Reads `trainer.config.fabrics`; uses no network and no torch.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from trainer.errors import InputError
+from trainer.text.fitting import fit_to
 from trainer.text.near import did_you_mean
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def command(ctx: click.Context) -> None:
     """List networks between nodes (resources.fabric), and what a job gets for each."""
     if ctx.invoked_subcommand is None:
         for line in _list():
-            click.echo(line)
+            click.echo(fit_to(sys.stdout, line))
 
 
 @command.command()
@@ -44,7 +46,7 @@ def explain(name: str) -> None:
             f"{did_you_mean(name, FABRICS)}"
         )
     for line in _explain(FABRICS[name]):
-        click.echo(line)
+        click.echo(fit_to(sys.stdout, line))
 
 
 def _list() -> Iterator[str]:

@@ -7,6 +7,7 @@ import click
 
 from trainer.cli.options import job_argument, set_option
 from trainer.errors import EXIT_DONE
+from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
 
@@ -42,7 +43,8 @@ def command(job_path: Path, overrides: tuple[str, ...]) -> int:
             "that they see too"
         )
     os.environ.pop("HF_HUB_OFFLINE", None)  # this command is the one that asks
-    from trainer.model.fetch import fetch
+    with waiting("loading torch"):
+        from trainer.model.fetch import fetch
 
     nothing = True
     for part in fetch(job):

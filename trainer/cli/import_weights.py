@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from trainer.errors import EXIT_DONE, InputError
+from trainer.text.live import waiting
 from trainer.text.terminal import one_line, say
 
 _ENDING = ".safetensors"
@@ -34,9 +35,10 @@ def command(source: Path, target: Path, force: bool) -> int:
         raise InputError(f"{target} exists already: give another name, or --force to replace it")
     if not source.is_file():
         raise InputError(f"{source}: there is no such file")
-    from trainer.model.import_weights import import_weights
+    with waiting(f"converting {one_line(str(source))}"):
+        from trainer.model.import_weights import import_weights
 
-    kind, keys = import_weights(source, target)
+        kind, keys = import_weights(source, target)
     say(f"{one_line(str(source))} is {kind}; wrote {one_line(str(target))}")
     click.echo(dumps({"model": keys}), nl=False)
     return EXIT_DONE

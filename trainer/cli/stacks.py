@@ -3,15 +3,21 @@
 Reads docker/stacks.toml; uses no network and no torch.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from trainer.text.fitting import fit_to, terminal_columns
+from trainer.text.table import aligned, without
+
 if TYPE_CHECKING:
     from trainer.config.stack_table import Row, Table
 
 _COLUMNS = "{:<9}{:<13}{:<11}{:<7}{:<11}{:<9}{:<5}{:<16}{}"
+_LEAST_WANTED = ("C++", "cuDNN", "torchvision", "GPUs", "NCCL")
+"""Columns that a narrow terminal loses, in this order."""
 
 
 @click.group(
@@ -25,7 +31,11 @@ Examples:
 def command(ctx: click.Context) -> None:
     """List the stacks that an image can be built from: torch, and all versions that follow from it."""
     if ctx.invoked_subcommand is None:
-        for line in _list():
+        columns = terminal_columns(sys.stdout)
+        rows = list(_rows())
+        narrow = list(aligned(without(rows, _LEAST_WANTED, columns), columns))
+        wide = [_COLUMNS.format(*row).rstrip() for row in rows]
+        for line in narrow if 0 < columns < max(map(len, wide)) else wide:
             click.echo(line)
 
 
@@ -34,14 +44,14 @@ def command(ctx: click.Context) -> None:
 def explain(name: str) -> None:
     """Explain what follows from a torch release: CUDA, NCCL, compilers, drivers, GPUs, bases."""
     for line in _explain(name):
-        click.echo(line)
+        click.echo(fit_to(sys.stdout, line))
 
 
-def _list() -> Iterator[str]:
+def _rows() -> Iterator[tuple[str, ...]]:
     from trainer.config.stack_table import table
 
     known = table()
-    yield _COLUMNS.format("torch", "torchvision", "Python", "CUDA", "cuDNN", "NCCL", "C++", "GPUs", "")
+    yield "torch", "torchvision", "Python", "CUDA", "cuDNN", "NCCL", "C++", "GPUs", ""
     for row in known.rows:
         gpus = f"{row.archs[0]} to {row.archs[-1]}"
         marks = ["default"] if row.torch == known.default else []
@@ -50,17 +60,17 @@ def _list() -> Iterator[str]:
         marks += [] if known.trains(row) else ["too old for the trainer"]
         marks += ["known bad: see explain"] if row.known_bad else []
         pythons = f"{row.python[0]}-{row.python[1]}"
-        yield _COLUMNS.format(
+        yield (
             row.torch,
             row.torchvision,
             pythons,
             row.cuda,
             row.cudnn.rpartition(".")[0],
             row.nccl,
-            row.cxx,
+            str(row.cxx),
             gpus,
             ", ".join(marks),
-        ).rstrip()
+        )
 
 
 def _explain(name: str) -> Iterator[str]:

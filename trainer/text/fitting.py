@@ -18,13 +18,18 @@ _LEAST = 20
 
 def fit_to(stream: TextIO, text: str) -> str:
     """Returns the text as lines that fit the terminal behind the stream, if there is one."""
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    except (OSError, ValueError):
-        columns = 0  # no file, or closed
+    columns = terminal_columns(stream)
     if columns < _LEAST:
         return text
     return "".join(fitted(line, columns) for line in text.splitlines(keepends=True))
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """Returns the width of the terminal behind the stream; 0 if there is none, or if it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # no file, or closed
+        return 0
 
 
 def fitted(line: str, columns: int) -> str:

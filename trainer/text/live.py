@@ -4,13 +4,13 @@ The line ends at the first column, so that the next line covers it; programs tha
 lines with `trainer.text.terminal.erased`.
 """
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from trainer.text.fitting import terminal_columns
 from trainer.text.terminal import ERASE, can_move
 
 FROM_S = 1.0
@@ -73,8 +73,5 @@ def seconds(count: float) -> str:
 
 def _columns(out: TextIO) -> int | None:
     """Returns how many columns the line may have: one less than the terminal; None if it does not say."""
-    try:
-        columns = os.get_terminal_size(out.fileno()).columns
-    except (OSError, ValueError):
-        return None
+    columns = terminal_columns(out)
     return columns - 1 if columns > 1 else None
