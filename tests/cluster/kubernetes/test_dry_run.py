@@ -362,6 +362,26 @@ def kubeconfig(cluster: Cluster, token: str, path: Path, server: str | None = No
     return path
 
 
+def test_a_sweep_submits_an_object_for_each_run_and_none_twice(demo: Demo) -> None:
+    """No image is needed: its pods wait for one."""
+    job = demo.write("swept", image={"tag": "clipship-test:missing"}, kubernetes={"kind": "job"})
+    words = ("sweep", str(job), "--grid", "seed=0,1", "--to", "kubernetes")
+    ids = [f"{demo.cluster.namespace}/swept-seed-{seed}" for seed in (0, 1)]
+    submitted = demo.clipship(*words)
+    assert (submitted.returncode, submitted.stdout.split()) == (0, ids), submitted.stderr
+    again = demo.clipship(*words)
+    assert (again.returncode, again.stdout) == (0, ""), again.stderr
+    listed = demo.clipship(*words, "--list").stdout.splitlines()
+    assert [row.split()[:2] for row in listed[1:]] == [["swept-seed-0", "0"], ["swept-seed-1", "1"]]
+    table = demo.clipship("runs", str(demo.folder / "runs")).stdout
+    assert all(f"kubernetes {name}" in table for name in ids), table
+    page = demo.clipship("report", str(demo.folder / "runs" / "swept-sweep"))
+    assert page.returncode == 0, page.stderr
+    for seed in (0, 1):
+        cancelled = demo.clipship("cancel", str(demo.run(f"swept-seed-{seed}")))
+        assert (cancelled.returncode, "is deleted" in cancelled.stderr) == (0, True), cancelled.stderr
+
+
 def test_an_mpijob_that_kubectl_made_is_known_to_clipship(demo: Demo) -> None:
     """No image is needed: its pods wait for one."""
     job = demo.write("applied", image={"tag": "clipship-test:missing"})
