@@ -73,6 +73,27 @@ def test_a_sweep_of_many_runs_draws_the_curves_of_the_best(tmp_path: Path) -> No
     assert [name for name in names if name in drawn] == names[2:]
 
 
+def test_where_the_runs_are_seen_a_list_makes_the_record_that_the_report_needs(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """Runs on a cluster were submitted on a machine that has the record and not their folders."""
+    job = tmp_path / "job.toml"
+    job.write_text('name = "a"\n[data]\nformat = "synthetic"\n[optim]\nglobal_batch_size = 16\nsteps = 100\n')
+    words = ["sweep", str(job), "--grid", "seed=0,1", "--list"]
+    assert cli.main(words) == 0
+    assert "clipship report" not in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    long_run(tmp_path / "runs" / "a-seed-1", steps=100, every=50)
+    assert cli.main(words) == 0
+    folder = sweep_folder(tmp_path / "runs", "a")
+    assert f"clipship report {folder}" in capsys.readouterr().err
+    assert cli.main(["report", str(folder)]) == 0
+    assert [row[:3] for row in table((folder / "sweep.html").read_text())[1:]] == [
+        ["a-seed-0", "0", "not begun"],
+        ["a-seed-1", "1", "done"],
+    ]
+
+
 def test_a_sweep_is_named_alone_and_needs_its_record(sweep: Path, capsys: Capture) -> None:
     assert cli.main(["report", str(sweep), str(sweep.parent / "a-lr-1")]) == 2
     assert "it has a page of its own, so name it alone" in capsys.readouterr().err

@@ -8,9 +8,11 @@ from trainer.cli.near import NearChoice
 from trainer.cli.options import given_hosts, hosts_option, job_argument, nproc_option, set_option
 from trainer.cli.sweep.here import check, run_all
 from trainer.cli.sweep.submitted import submit_all
-from trainer.cli.sweep.trials import find_sweep, show
+from trainer.cli.sweep.trials import Sweep, find_sweep, show
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import EXIT_DONE, InputError
+from trainer.report.folder import has_started
+from trainer.run.sweep_record import is_sweep
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
 from trainer.text.wording import many
@@ -76,6 +78,8 @@ def command(
     sweep = find_sweep(job_path, overrides, grids, to)
     if only_list:
         show(sweep.trials)
+        if any(has_started(trial.folder) for trial in sweep.trials):
+            _name_report(sweep)
         return EXIT_DONE
     waiting = [trial for trial in sweep.trials if trial.outcome() != "done"]
     if done := len(sweep.trials) - len(waiting):
@@ -87,5 +91,15 @@ def command(
     sweep.record()
     code = run_all(job_path, waiting, nproc, named_hosts)
     show(sweep.trials)
-    say(f"the table with curves, on one page: {pasted('clipship', 'report', sweep.folder)}")
+    _name_report(sweep)
     return code
+
+
+def _name_report(sweep: Sweep) -> None:
+    """Name the command for the report, which needs the sweep's record beside the runs.
+
+    The record is elsewhere if the machine that submitted the runs does not see their folders.
+    """
+    if not is_sweep(sweep.folder):
+        sweep.record()
+    say(f"the table with curves, on one page: {pasted('clipship', 'report', sweep.folder)}")
