@@ -71,8 +71,22 @@ class HorovodBackend:
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
         with self._timer.span("reduce_scatter", tensor.nbytes):
-            rows: Tensor = hvd.reducescatter(tensor.detach().contiguous(), op=hvd.Sum)
+            whole = tensor.detach().contiguous()
+            if self.device.type == "cpu":
+                return self._scattered(whole)
+            rows: Tensor = hvd.reducescatter(whole, op=hvd.Sum)
         return rows
+
+    def _scattered(self, whole: Tensor) -> Tensor:
+        """Returns this rank's rows of the sum, from an exchange of rows that sends as many bytes.
+
+        Gloo's reduce-scatter cuts the sockets' send buffers down to its own blocks for good: later transfers
+        of 16 MiB between two ranks took 19 s.
+        """
+        size = self.world.size
+        splits = torch.full((size,), whole.numel() // size, dtype=torch.int32)
+        received, _ = hvd.alltoall(whole.flatten(), splits, name="clipship.reduce_scatter")
+        return received.view(size, len(whole) // size, *whole.shape[1:]).sum(0)  # type: ignore[no-any-return]
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
         return self._send("exchange", tensor, partner)
