@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / f"docker/torch/{table().default}.txt"
 OTHER_TORCHES = sorted(set(ROOT.glob("docker/torch/*.txt")) - {DEFAULT})
 PINS = sorted([*ROOT.glob("docker/requirements*.txt"), *ROOT.glob("tests/requirements*.txt"), DEFAULT])
+NEWER_NCCLS = sorted(ROOT.glob("docker/requirements-nccl-*.txt"))
+"""Versions of NCCL that an image may have in place of the one that its torch pins."""
 
 
 def pinned(path: Path) -> dict[str, str]:
@@ -72,10 +74,16 @@ def test_pins_carry_hashes_and_no_address(path: Path) -> None:
     ] == []
 
 
+@pytest.mark.parametrize("path", NEWER_NCCLS, ids=lambda path: path.name)
+def test_a_newer_nccl_is_pinned_alone(path: Path) -> None:
+    assert [name.rpartition("-")[0] for name in pinned(path)] == ["nvidia-nccl"]
+    assert path.name == f"requirements-nccl-{next(iter(pinned(path).values()))}.txt"
+
+
 def test_files_that_share_a_package_pin_the_same_version() -> None:
     versions: dict[str, set[str]] = {}
-    of_another_stack = ROOT / "docker/requirements-cuda-13.2.txt"
-    for path in set(PINS) - {of_another_stack}:
+    of_another_stack = {ROOT / "docker/requirements-cuda-13.2.txt", *NEWER_NCCLS}
+    for path in set(PINS) - of_another_stack:
         for name, version in pinned(path).items():
             versions.setdefault(name, set()).add(version)
     assert {name: sorted(found) for name, found in versions.items() if len(found) > 1} == {}
