@@ -103,6 +103,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": {**SHARDS, "on_bad_sample": "skip"}},
     ),
     ("eval.batch_size", {"eval": {"batch_size": 8}}, {"eval": {"retrieval": ["b.tar"]}}),
+    ("eval.batch_size", {"eval": {"batch_size": 8}}, {"eval": {"suite": {"root": "b"}}}),
+    ("eval.templates", {"eval": {"templates": ["{}"]}}, {"eval": {"suite": {"folders": ["b"]}}}),
+    (
+        "eval.class_names",
+        {"eval": {"class_names": ["c"], "retrieval": ["b.tar"]}},
+        {"eval": {"zero_shot": ["b.tar"]}},
+    ),
     ("timeouts.eval_s", {"timeouts": {"eval_s": 8.0}}, {"eval": {"retrieval": ["b.tar"]}}),
     (
         "eval.templates",

@@ -48,6 +48,11 @@ def _evaluates(job: Job) -> bool:
     return bool(job.eval.retrieval or job.eval.zero_shot)
 
 
+def _is_measured(job: Job) -> bool:
+    """Returns whether the job evaluates, or says where `clipship eval` finds a suite."""
+    return _evaluates(job) or bool(job.eval.suite.root or job.eval.suite.folders)
+
+
 def _is_one_folder(job: Job) -> bool:
     """Returns whether the zero-shot set is named as one folder, and not by shards or a pattern."""
     names = job.eval.zero_shot
@@ -88,7 +93,7 @@ UNUSED_KEYS = (
     ),
     UnusedKeys(
         ("data.max_image_pixels", "data.max_member_bytes"),
-        lambda job: not _trains_with(job, "max_member_bytes") and not _evaluates(job),
+        lambda job: not _trains_with(job, "max_member_bytes") and not _is_measured(job),
         'data.format = "synthetic" reads no file',
     ),
     UnusedKeys(
@@ -165,14 +170,24 @@ UNUSED_KEYS = (
         'data.on_bad_sample = "fail" allows no bad sample',
     ),
     UnusedKeys(
-        ("eval.every_steps", "eval.every_epochs", "eval.batch_size", "timeouts.eval_s"),
+        ("eval.every_steps", "eval.every_epochs", "timeouts.eval_s"),
         lambda job: not _evaluates(job),
         "eval.retrieval and eval.zero_shot name no data",
     ),
     UnusedKeys(
-        ("eval.class_key", "eval.class_names", "eval.templates"),
+        ("eval.batch_size",),
+        lambda job: not _is_measured(job),
+        "eval.retrieval, eval.zero_shot and eval.suite name no data",
+    ),
+    UnusedKeys(
+        ("eval.class_key", "eval.class_names"),
         lambda job: not job.eval.zero_shot,
         "eval.zero_shot names no data",
+    ),
+    UnusedKeys(
+        ("eval.templates",),
+        lambda job: not (job.eval.zero_shot or job.eval.suite.folders),
+        "eval.zero_shot and eval.suite.folders name no data",
     ),
     UnusedKeys(("eval.class_key",), _is_one_folder, "the folders of eval.zero_shot are the classes"),
     UnusedKeys(

@@ -510,8 +510,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _missing(
             "--imagenet-v2",
             TEXT,
-            "a job evaluates one set of labelled images; `clipship eval` takes another one, with class "
-            "names in the order of its folders' names",
+            "a run evaluates one set of labelled images; `clipship eval RUN --suite imagenetv2` measures it "
+            "afterwards",
         ),
         _key(
             "--zeroshot-frequency",
