@@ -57,6 +57,15 @@ def test_a_start_names_its_stages_from_its_first_second_on() -> None:
     ]
 
 
+def test_a_first_step_that_is_over_before_the_line_looks_took_no_time() -> None:
+    restoring = state("init", 0.0, stage="restoring state", stage_began=12.0)
+    states = iter([restoring, state("step", 13.0, step=5)])
+    line = LiveLine(lambda: (next(states), True), 2, out=io.StringIO())
+    for now in (12.5, 14.0):
+        line.line(now)
+    assert line.times == {"restoring state": 1.0, "first step": 0.0}
+
+
 @pytest.mark.parametrize(
     ("rank", "now", "said"),
     [

@@ -135,8 +135,12 @@ class LiveLine:
         before, self._part = self._part, part
         if before is None or part is None or before == part or before.step is not None:
             return
-        self.times.setdefault(before.name, part.began - before.began)
-        self._last.setdefault(before.name, part.began - before.began)
+        ended = {before.name: part.began - before.began}
+        if part.step is not None and before.name in START[:-1]:
+            ended[FIRST_STEP] = 0.0  # it was over before the line looked
+        for name, taken in ended.items():
+            self.times.setdefault(name, taken)
+            self._last.setdefault(name, taken)
 
     def _silent_since(self, part: Part, since: float) -> float:
         """Returns when rank 0 last printed: at the begin of a part, and after each `every_steps` steps.
