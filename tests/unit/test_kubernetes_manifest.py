@@ -5,7 +5,7 @@ tests/cluster/kubernetes has a real cluster.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,24 @@ def variables(pod: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_golden_manifest(case: str, golden: Golden) -> None:
     golden(f"kubernetes/{case}.yaml", manifest(kubernetes_job(**CASES[case])))
+
+
+def pod_specs(value: Any) -> Iterator[dict[str, Any]]:
+    """Every pod's spec in a document."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from pod_specs(inner)
+    if isinstance(value, dict) and "containers" in value:
+        yield value
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "trainjob" not in case])
+def test_what_a_container_mounts_is_a_volume_of_its_pod(case: str) -> None:
+    specs = list(pod_specs(list(yaml.safe_load_all(manifest(kubernetes_job(**CASES[case]))))))
+    assert specs
+    for spec in specs:
+        containers = [*spec["containers"], *spec.get("initContainers", [])]
+        mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts", [])}
+        assert mounted <= {volume["name"] for volume in spec.get("volumes", [])}
 
 
 @pytest.mark.parametrize("case", CASES)
