@@ -98,6 +98,7 @@ def _built_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return plain(job, **keys)
 
     monkeypatch.setattr(build, "untrained", untrained)
+    monkeypatch.setattr(build, "text_source", lambda *_, **__: None)  # a hub has SigLIP's tokenizer
     monkeypatch.setattr(build, "_tokenizer", lambda *_: NoTokenizer())
     monkeypatch.setattr(build, "quick", lambda tokenizer: tokenizer)
     monkeypatch.setattr(Tensor, "erfinv_", lambda tensor: tensor)  # torch compiles it for the GPU at run time

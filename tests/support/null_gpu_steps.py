@@ -1,5 +1,6 @@
 """Steps of models of real size on a null GPU, and what they ask of it."""
 
+import gc
 from typing import Any
 
 import open_clip
@@ -62,6 +63,7 @@ class Measured:
     """Figures of one step on whole captions, after the first ones."""
 
     def __init__(self, comm: Comm, name: str, samples: int, **keys: Any) -> None:
+        gc.collect()  # another test's model may be left in a cycle
         step = RealStep(comm, name, samples, **keys)
         for _ in range(WARM_STEPS):
             step()
