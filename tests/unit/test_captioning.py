@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.support.jobs import COCA, tiny_job
-from tests.support.thread_ranks import run_ranks
+from tests.support.step_ranks import gradients_of_ranks
 from trainer.config import Job
-from trainer.config.batch_plan import plan
 from trainer.model.build import untrained
 from trainer.model.captioning import caption_share, padding_id
-from trainer.model.kernels import use_kernels
-from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, LENGTH = 8, 16
 CONTRAST, CAPTION = 0.7, 1.5
@@ -50,27 +47,9 @@ def _open_clips(job: Job) -> tuple[Tensor, dict[str, Tensor]]:
     return whole.detach(), gradients
 
 
-def _ours(job: Job, ranks: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The same of ranks, each with its micro-batches."""
-    batch_plan = plan(job, ranks)
-    models = [untrained(job).model.double().train() for _ in range(ranks)]
-    for model in models:
-        use_kernels(model, job.model)
-
-    def rank_main(comm: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        own = slice(*(SAMPLES * at // ranks for at in (comm.world.rank, comm.world.rank + 1)))
-        parts = [tensor[own].split(batch_plan.micro_batch_size) for tensor in _samples()]
-        step = TrainStep(job, batch_plan, comm, models[comm.world.rank])
-        share = step.gradients([MicroBatch(*part) for part in zip(*parts, strict=True)], 0)
-        return share, {n: p.grad.clone() for n, p in step.model.named_parameters() if p.grad is not None}
-
-    done = run_ranks(ranks, rank_main)
-    return torch.stack([share for share, _ in done]).sum(), done[0][1]
-
-
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2)])
 def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(ranks: int, micro: int) -> None:
-    loss, gradients = _ours(_job(micro), ranks)
+    loss, gradients = gradients_of_ranks(_job(micro), ranks, _samples())
     expected_loss, expected = _open_clips(_job())
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-14)
     assert gradients.keys() == expected.keys()

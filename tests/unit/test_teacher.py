@@ -10,14 +10,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tests.support.jobs import COCA, VIT, tiny_job
-from tests.support.thread_ranks import run_ranks
+from tests.support.step_ranks import gradients_of_ranks
 from trainer.cli.check import check_job
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.errors import InputError
 from trainer.model.build import Clip, build_model, untrained
-from trainer.model.kernels import use_kernels
 from trainer.model.teacher import Teacher, build_teacher, whole_captions
 from trainer.train.step import MicroBatch, TrainStep
 
@@ -62,25 +61,12 @@ def test_ranks_and_micro_batches_have_open_clips_loss_and_gradient(
     weights: str, ranks: int, micro: int, alone: Comm
 ) -> None:
     job = job_with(weights, micro)
-    batch_plan = plan(job, ranks)
-    teacher = build_teacher(job, batch_plan, alone, untrained(job))
+    teacher = build_teacher(job, plan(job, ranks), alone, untrained(job))
     assert teacher is not None
-    models = [untrained(job).model.double().train() for _ in range(ranks)]
-    for model in models:
-        use_kernels(model, job.model)
-
-    def rank_main(comm: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        own = slice(*(SAMPLES * at // ranks for at in (comm.world.rank, comm.world.rank + 1)))
-        parts = [tensor[own].split(batch_plan.micro_batch_size) for tensor in samples()]
-        step = TrainStep(job, batch_plan, comm, models[comm.world.rank], teacher)
-        share = step.gradients([MicroBatch(*part) for part in zip(*parts, strict=True)], 0)
-        return share, {n: p.grad.clone() for n, p in step.model.named_parameters() if p.grad is not None}
-
-    done = run_ranks(ranks, rank_main)
-    loss = torch.stack([share for share, _ in done]).sum()
+    loss, gradients = gradients_of_ranks(job, ranks, samples(), teacher)
     expected_loss, expected = open_clips(job, teacher.model)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-14)
-    for name, gradient in done[0][1].items():
+    for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-13, msg=name)
 
 

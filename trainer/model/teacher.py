@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.comm.protocol import Comm
-from trainer.config import Job
+from trainer.config import Job, Precision
 from trainer.config.batch_plan import BatchPlan
 from trainer.errors import InputError
 from trainer.model.build import Clip, build_model
@@ -31,12 +31,12 @@ class Teacher:
     """The frozen model; it draws nothing at random, and no checkpoint has it."""
 
     model: nn.Module
-    job: Job
+    precision: Precision
 
     def __call__(self, images: Tensor, tokens: Tensor) -> Judgement:
         """Returns what the teacher makes of images and tokens, as the student gets them; without a graph."""
         with torch.no_grad():
-            image, text, scale, _ = features(self.model, images, tokens, self.job.model.precision)
+            image, text, scale, _ = features(self.model, images, tokens, self.precision)
         return image, text, scale
 
 
@@ -60,7 +60,7 @@ def build_teacher(job: Job, plan: BatchPlan, comm: Comm, student: Clip) -> Teach
                 f"model.teacher: {job.model.teacher} takes {what} than {job.model.name} ({one}, not "
                 f"{other}): the two must take the same samples"
             )
-    return Teacher(clip.model.requires_grad_(False).eval(), own)
+    return Teacher(clip.model.requires_grad_(False).eval(), job.model.precision)
 
 
 def whole_captions(clip: Clip) -> Clip:
