@@ -1,20 +1,25 @@
 """Compares the platform and the NCCL of a job's image with what the network between its nodes needs.
 
-Pure; imports no torch.
+Pure; imports no torch. The tables are imported for the jobs that name a network: others need not wait.
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from trainer.config.fabric_row import Fabric
-from trainer.config.fabrics import FABRICS
 from trainer.config.job import Job
-from trainer.config.stack_table import table
+
+if TYPE_CHECKING:
+    from trainer.config.fabric_row import Fabric
 
 
-def fabric_of(job: Job) -> Fabric | None:
+def fabric_of(job: Job) -> "Fabric | None":
     """Returns the network's row; None if the job names none or computes on the CPU."""
     name = job.resources.fabric
-    return None if name is None or job.resources.on_cpu else FABRICS[name]
+    if name is None or job.resources.on_cpu:
+        return None
+    from trainer.config.fabrics import FABRICS
+
+    return FABRICS[name]
 
 
 def fabric_problems(job: Job) -> Iterator[str]:
@@ -38,13 +43,18 @@ def _nccl_problems(job: Job) -> Iterator[str]:
     For a torch of the base's own, stack.nccl says which it is; without it nothing is known here, and
     `nccl_unknown` says so. A torch that the table of stacks lacks is refused elsewhere.
     """
-    row, version = fabric_of(job), _nccl(job)
-    if row is None or row.nccl is None or version is None or row.nccl.fits(version):
+    row = fabric_of(job)
+    if row is None or row.nccl is None:
+        return
+    version = _nccl(job)
+    if version is None or row.nccl.fits(version):
         return
     needs = f'resources.fabric = "{row.name}" needs NCCL {row.nccl} ({row.nccl.why})'
     if job.stack.torch == "base":
         yield f"{needs}, but stack.nccl = {version}: take a base with such an NCCL, or another fabric"
         return
+    from trainer.config.stack_table import table
+
     known = table()
     others = [other.torch for other in known.rows if known.trains(other) and row.nccl.fits(other.nccl)]
     if job.stack.torch in others:
@@ -67,6 +77,8 @@ def nccl_unknown(job: Job) -> Iterator[str]:
 def _nccl(job: Job) -> str | None:
     if job.stack.torch == "base":
         return job.stack.nccl
+    from trainer.config.stack_table import table
+
     known = table()
     if all(row.torch != job.stack.torch for row in known.rows):
         return None

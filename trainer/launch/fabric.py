@@ -4,12 +4,14 @@ Everything comes from the network's row in `trainer.config.fabrics`. Pure; impor
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from trainer.config import Image, Job
 from trainer.config.fabric_fit import fabric_of
-from trainer.config.fabric_row import Line
-from trainer.config.image_plugins import PLUGINS, plugins_for
 from trainer.launch.rank_env import rank_environment
+
+if TYPE_CHECKING:
+    from trainer.config.fabric_row import Line
 
 
 def cluster_environment(job: Job, world_size: int) -> dict[str, str]:
@@ -48,6 +50,10 @@ def plugin_advice(job: Job) -> Iterator[str]:
     A base of the site's own may bring the plugin, so that nothing is said about one.
     """
     row, given = fabric_of(job), job.image.plugins
+    if row is None and not given:
+        return
+    from trainer.config.image_plugins import PLUGINS, plugins_for
+
     plain = job.image.base == Image.model_fields["base"].default and job.stack.torch != "base"
     for plugin in plugins_for(row.name) if row and plain else ():
         if plugin.origin == "archive" and plugin.name not in given:
@@ -67,11 +73,13 @@ def _variables(job: Job) -> dict[str, str]:
     return {line.name: line.value for line in _lines(job)}
 
 
-def _lines(job: Job) -> list[Line]:
+def _lines(job: Job) -> "list[Line]":
     """Returns the variables of the job's network, and of the plugins that its image has for it."""
     row = fabric_of(job)
     if row is None:
         return []
+    from trainer.config.image_plugins import plugins_for
+
     plugins = [plugin for plugin in plugins_for(row.name) if plugin.name in job.image.plugins]
     replaced = {name for plugin in plugins for name in plugin.replaces}
     own = [line for line in row.variables if line.name not in replaced]

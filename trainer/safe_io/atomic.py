@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, BinaryIO
 
 _KEPT_OF_NAME = 50
@@ -51,7 +50,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     After a failure the older file is still there. The temporary name is random and always new, so a link that
     others made beforehand leads nowhere.
     """
-    beside = path.with_name(f".{path.name[:_KEPT_OF_NAME]}.{token_hex(8)}.partial")
+    beside = path.with_name(f".{path.name[:_KEPT_OF_NAME]}.{os.urandom(8).hex()}.partial")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as file:

@@ -26,7 +26,8 @@ from trainer.supervise.world import World, detect
 from trainer.sysinfo import memory
 from trainer.sysinfo.shortage import raise_open_files_limit, shortage
 from trainer.text.fitting import fit_to
-from trainer.text.terminal import ShownFormatter, erased, say, shown
+from trainer.text.log_format import ShownFormatter
+from trainer.text.terminal import erased, say, shown
 
 log = logging.getLogger("clipship")
 

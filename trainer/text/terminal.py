@@ -4,7 +4,6 @@ Control characters are escaped and secrets are masked. Imports no torch.
 """
 
 import json
-import logging
 import os
 import re
 import sys
@@ -60,14 +59,6 @@ def can_move(stream: TextIO) -> bool:
 def erased(stream: TextIO) -> str:
     """Returns what erases the line that another process rewrites there; "" if none does."""
     return ERASE if LIVE in os.environ and can_move(stream) else ""
-
-
-class ShownFormatter(logging.Formatter):
-    """Formatter of every log that people read, on the console and in files."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the record's text as `shown` does."""
-        return shown(super().format(record))
 
 
 def _escaped(match: re.Match[str]) -> str:
