@@ -98,6 +98,7 @@ class Nodes:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "GLOO_SOCKET_IFNAME": "lo",  # the names of the nodes are in no table of hosts
             "OMP_NUM_THREADS": "1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",  # all nodes share the cores of this machine
             _RUN: token,
         }
 

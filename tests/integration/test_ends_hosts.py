@@ -103,3 +103,11 @@ def test_run_goes_on_with_fewer_ranks_when_a_machine_is_cut_off(tmp_path: Path, 
     assert end.code == 0, end.errors
     restarts = json.loads((end.folder / "result.json").read_text())["restarts"]
     assert [(each["kind"], each["node"], each["ranks"]) for each in restarts] == [("lost", "node-b", 1)]
+
+
+@pytest.mark.mpi
+@pytest.mark.horovod
+def test_bridge_of_containers_is_not_taken_for_the_network(tmp_path: Path, third: Third) -> None:
+    """Each machine has docker's bridge, with the same address: over it Open MPI would reach itself."""
+    end = start(tmp_path, third, "horovod", "mpirun", "").end()
+    assert end.code == 0, end.errors

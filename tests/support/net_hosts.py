@@ -99,11 +99,15 @@ def _network(name: str) -> Iterator[str]:
 
 
 def _plug(third: str, network: str, name: str, address: str) -> None:
-    """A cable from the machine to the switch."""
+    """A cable from the machine to the switch, and what docker leaves on a machine."""
     _ip("-n", third, "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", network)
     _ip("-n", third, "link", "set", name, "master", INTERFACE, "up")
     _ip("-n", network, "addr", "add", f"{address}/24", "dev", INTERFACE)
     _ip("-n", network, "link", "set", INTERFACE, "up")
+    # A bridge of docker with no container on it, which has the same address on each machine.
+    _ip("-n", network, "link", "add", "docker0", "type", "bridge")
+    _ip("-n", network, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+    _ip("-n", network, "link", "set", "docker0", "up")
 
 
 def _ip(*words: str) -> None:

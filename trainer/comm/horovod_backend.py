@@ -22,10 +22,13 @@ from trainer.config import HorovodComm, Job
 from trainer.errors import InputError
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
-from trainer.sysinfo.addresses import address_towards
+from trainer.sysinfo.addresses import address_towards, bridges_of_containers
 
 _EARLY = "all_gather of features"
 _POLL_S = 0.01
+_MPI_INCLUDES, _MPI_EXCLUDES = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
+_MPI_LEAVES_OUT = ("127.0.0.1/8", "sppp")
+"""What Open MPI itself leaves out, which a list of ours replaces."""
 
 
 class HorovodBackend:
@@ -39,6 +42,7 @@ class HorovodBackend:
         self._timer = CommTimer(device, heartbeat)
         self.name = "horovod"
         _choose_interface()
+        _leave_out_bridges()
         hvd.init()
         if (hvd.rank(), hvd.size()) != (world.rank, world.size):
             raise InputError(
@@ -200,6 +204,17 @@ def _choose_interface() -> None:
             if entry.address == own
         )
         os.environ["HOROVOD_GLOO_IFACE"] = next(names, "")
+
+
+def _leave_out_bridges() -> None:
+    """Keeps Open MPI off the bridges to containers, unless a variable names its interfaces already.
+
+    It connects to another machine's addresses on all interfaces; where both have docker's bridge, with one
+    address, it reaches itself and waits for ever.
+    """
+    bridges = bridges_of_containers()
+    if bridges and os.environ.keys().isdisjoint((_MPI_INCLUDES, _MPI_EXCLUDES)):
+        os.environ[_MPI_EXCLUDES] = ",".join([*_MPI_LEAVES_OUT, *bridges])
 
 
 class _Reducer:

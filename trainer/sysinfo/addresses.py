@@ -6,12 +6,16 @@ They let a listener bind where only those who need it can connect. Imports no to
 import errno
 import ipaddress
 import random
+import re
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections, which might take a port between the check
 and its use."""
+_OF_CONTAINERS = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr)\d+|br-[0-9a-f]{12}")
+_INTERFACES = Path("/sys/class/net")
 
 
 def is_loopback(host: str) -> bool:
@@ -75,6 +79,22 @@ def loopback_interface() -> str | None:
     """Returns the name of the loopback interface, `lo` on Linux and `lo0` on macOS; None if there is none."""
     names = {name for _, name in socket.if_nameindex()}
     return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def bridges_of_containers(interfaces: Path = _INTERFACES) -> list[str]:
+    """Returns the names of the bridges to containers and virtual machines of this machine alone.
+
+    Their addresses are often the same on each machine, so that who takes one for another machine's reaches
+    itself. A bridge that nothing is plugged into is among them, whatever its name.
+    """
+    bridges = (path.parent for path in sorted(interfaces.glob("*/bridge")))
+    return [path.name for path in bridges if _OF_CONTAINERS.fullmatch(path.name) or not _has_carrier(path)]
+
+
+def _has_carrier(interface: Path) -> bool:
+    with suppress(OSError):  # the kernel does not say it of an interface that is down
+        return (interface / "carrier").read_text().strip() == "1"
+    return False
 
 
 def free_port(address: str) -> int:
