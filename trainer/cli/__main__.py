@@ -2,7 +2,7 @@
 
 import sys
 
-from trainer.cli.main import main
+from trainer.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,6 +31,7 @@ from trainer.config import Job, TorchComm
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, master_address
 from trainer.sysinfo.addresses import listening_address
+from trainer.sysinfo.libraries import nccl_facts
 
 # torch 2.14 renamed all of these and warns about the old names.
 all_gather_single: Callable[..., Any] = (
@@ -228,7 +229,8 @@ class TorchBackend:
     def versions(self) -> Mapping[str, str]:
         if self._backend != "nccl":
             return {"gloo": torch.__version__}
-        return {"nccl": ".".join(str(part) for part in torch.cuda.nccl.version())}
+        compiled = ".".join(str(part) for part in torch.cuda.nccl.version())
+        return {"nccl": nccl_facts().get("nccl_mapped", compiled)}
 
     def close(self) -> None:
         if torch.__version__ < "2.8":  # compares as a version, not as text
