@@ -3,13 +3,14 @@
 import logging
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.jobs import tiny_job
 from trainer.config.loader import dump_job
-from trainer.model import build
+from trainer.model import build, light_import
 from trainer.train.preload import preload
 
 
@@ -51,10 +52,10 @@ def test_a_module_is_imported_as_if_a_package_were_not_installed(tmp_path: Path)
     (tmp_path / "user.py").write_text("try:\n    import slow\nexcept ImportError:\n    slow = None\n")
     program = (
         "from trainer.sysinfo.imports import import_without\n"
-        "import_without('slow', 'user')\n"
+        "import_without(['slow'], 'user')\n"
         "import user, slow\n"
         "print(user.slow is None, slow.__name__)\n"
-        "import_without('slow', 'user')\n"
+        "import_without(['slow'], 'user')\n"
         "assert slow is __import__('slow')\n"
     )
     root = Path(__file__).parents[2]
@@ -66,3 +67,24 @@ def test_a_module_is_imported_as_if_a_package_were_not_installed(tmp_path: Path)
         check=True,
     )
     assert done.stdout == "True slow\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ((), {"wandb", "horovod", "transformers"}),
+        (("comm.backend=horovod",), {"wandb", "transformers"}),
+        (("model.name=roberta-ViT-B-32",), {"wandb", "horovod"}),
+        (("model.teacher=xlm-roberta-base-ViT-B-32", "model.teacher_pretrained=x"), {"wandb", "horovod"}),
+        (("model.name=coca_ViT-B-32",), {"wandb", "horovod"}),
+        (("model.name=hf-hub:nobody/nothing",), {"wandb", "horovod"}),
+        (("seed=-1",), {"wandb"}),
+    ],
+)
+def test_what_the_models_of_a_job_do_not_need_is_not_imported(
+    job_file: Path, change: Sequence[str], left_out: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[set[str], str]] = []
+    monkeypatch.setattr(light_import, "import_without", lambda absent, name: asked.append((set(absent), name)))
+    light_import.import_open_clip([str(job_file), *(word for each in change for word in ("--set", each))])
+    assert asked == [(left_out, "open_clip")]

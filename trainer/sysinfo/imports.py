@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -11,15 +12,17 @@ def load(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def import_without(absent: str, name: str) -> None:
-    """Imports a module as if the package `absent` were not installed, unless either is imported already.
+def import_without(absent: Iterable[str], name: str) -> None:
+    """Imports a module as if these packages were not installed, but for those that are imported already.
 
-    The module must be able to do without it. Afterwards the package can be imported as usual.
+    The module must be able to do without them. Afterwards they can be imported as usual.
     """
-    if absent in sys.modules or name in sys.modules:
+    if name in sys.modules:
         return
-    sys.modules[absent] = None  # type: ignore[assignment]
+    left_out = [package for package in absent if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(left_out))  # type: ignore[arg-type]
     try:
         importlib.import_module(name)
     finally:
-        del sys.modules[absent]
+        for package in left_out:
+            del sys.modules[package]

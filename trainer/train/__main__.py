@@ -1,9 +1,10 @@
 """Runs one rank of a job, however it was started: `python -m trainer.train JOB`."""
 
-from trainer.sysinfo.imports import import_without
+import sys
 
-# timm, which open_clip imports, would import W&B for a function that nobody calls: half a second.
-import_without("wandb", "open_clip")
+from trainer.model.light_import import import_open_clip
+
+import_open_clip(sys.argv[1:])
 
 from trainer.train.main import command  # noqa: E402
 

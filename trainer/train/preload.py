@@ -12,8 +12,8 @@ from trainer.comm.backends import row_of
 from trainer.config import Job
 from trainer.data.processes import PRELOADED
 from trainer.errors import InputError
+from trainer.model.light_import import import_open_clip
 from trainer.run.job_limits import job_of
-from trainer.sysinfo.imports import import_without
 
 
 def preload(arguments: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ def preload(arguments: Sequence[str]) -> None:
     What cannot be imported or read is left to the rank, which says why.
     """
     with _log_untouched():
-        import_without("wandb", "open_clip")  # as in trainer.train.__main__
+        import_open_clip(arguments)  # as in trainer.train.__main__
         with suppress(InputError):
             job = job_of(arguments)
             for name in _modules(job):

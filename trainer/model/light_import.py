@@ -1,0 +1,42 @@
+"""Imports open_clip without what a job does not need of it, so that its ranks start sooner.
+
+open_clip imports all of these if they are installed. Afterwards each can be imported as usual.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from trainer.config import Job
+from trainer.errors import InputError
+from trainer.model.catalog import read_config
+from trainer.run.job_limits import job_of
+from trainer.sysinfo.imports import import_without
+
+
+def import_open_clip(arguments: Sequence[str]) -> None:
+    """Imports open_clip for a rank with the arguments JOB [--set KEY=VALUE ...].
+
+    For a job that cannot be read it leaves out only what no job needs; the rank says what is wrong with it.
+    """
+    try:
+        job = job_of(arguments)
+    except InputError:
+        job = None
+    import_without(list(_unneeded(job)), "open_clip")
+
+
+def _unneeded(job: Job | None) -> Iterator[str]:
+    yield "wandb"  # for a function of timm that nobody calls: half a second
+    if job is None:
+        return
+    if job.comm.backend != "horovod":
+        yield "horovod"  # for a loss that is not ours
+    names = [name for name in (job.model.name, job.model.teacher) if name]
+    if job.model.text is None and all(map(_is_open_clips_own, names)):
+        yield "transformers"  # half a second
+
+
+def _is_open_clips_own(name: str) -> bool:
+    """Returns whether a model is known to have no tower of transformers, and to write no captions with it."""
+    config = read_config(name)
+    text = config.get("text_cfg")
+    return isinstance(text, dict) and "hf_model_name" not in text and "multimodal_cfg" not in config
