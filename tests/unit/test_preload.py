@@ -85,6 +85,8 @@ def test_what_the_models_of_a_job_do_not_need_is_not_imported(
     job_file: Path, change: Sequence[str], left_out: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[set[str], str]] = []
-    monkeypatch.setattr(light_import, "import_without", lambda absent, name: asked.append((set(absent), name)))
+    monkeypatch.setattr(
+        light_import, "import_without", lambda absent, name: asked.append((set(absent), name))
+    )
     light_import.import_open_clip([str(job_file), *(word for each in change for word in ("--set", each))])
     assert asked == [(left_out, "open_clip")]
