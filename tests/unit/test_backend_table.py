@@ -54,7 +54,7 @@ def test_every_launcher_of_a_row_is_accepted_and_every_other_refused(name: str) 
     assert row_of(job).name == name
     for launcher in row_of(job).launchers:
         chosen = tiny_job(comm={"backend": name, "launcher": launcher})
-        assert launcher_for(chosen.comm, several_hosts=False) == launcher
+        assert launcher_for(chosen, several_hosts=False) == launcher
 
 
 def restarting(*, comm: dict[str, Any] | None = None, data: dict[str, Any] | None = None) -> Job:

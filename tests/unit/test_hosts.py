@@ -89,16 +89,32 @@ def test_launcher_follows_from_backend_and_hosts(
     backend: str, launcher: str, several: bool, chosen: str
 ) -> None:
     assert (
-        launcher_for(tiny_job(comm={"backend": backend, "launcher": launcher}).comm, several_hosts=several)
+        launcher_for(tiny_job(comm={"backend": backend, "launcher": launcher}), several_hosts=several)
         == chosen
     )
 
 
+def test_horovod_that_restarts_its_ranks_is_not_started_by_mpi_on_several_hosts() -> None:
+    recovery = {"max_restarts": 3, "spare_nodes": 1}
+    job = tiny_job(comm={"backend": "horovod"}, recovery=recovery)
+    assert launcher_for(job, several_hosts=True) == "horovodrun"
+    over_mpi = {"backend": "horovod", "horovod": {"cpu_operations": "mpi"}}
+    assert launcher_for(tiny_job(comm=over_mpi, recovery=recovery), several_hosts=True) == "mpirun"
+
+
+def test_spare_nodes_that_mpi_cannot_use_are_refused_before_the_start() -> None:
+    job = tiny_job(
+        comm={"backend": "horovod", "launcher": "mpirun"}, recovery={"max_restarts": 3, "spare_nodes": 1}
+    )
+    with pytest.raises(InputError, match="spare_nodes = 1 is of no use for ranks that connect"):
+        start_ranks(["true"], job, nproc=None, hosts=parse_hosts("a:1,b:1"))
+
+
 def test_horovod_cannot_be_started_without_a_way_to_connect() -> None:
-    comm = tiny_job(comm={"backend": "horovod", "launcher": "clipship"}).comm
+    job = tiny_job(comm={"backend": "horovod", "launcher": "clipship"})
     for several in (False, True):
         with pytest.raises(InputError, match="connect over MPI"):
-            launcher_for(comm, several_hosts=several)
+            launcher_for(job, several_hosts=several)
 
 
 def test_standard_input_is_refused_where_it_reaches_no_rank() -> None:
@@ -111,17 +127,16 @@ def test_gloo_under_horovod_needs_the_server_of_horovodrun() -> None:
     gloo = {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}
     for launcher in ("auto", "horovodrun"):
         assert (
-            launcher_for(tiny_job(comm={**gloo, "launcher": launcher}).comm, several_hosts=False)
-            == "horovodrun"
+            launcher_for(tiny_job(comm={**gloo, "launcher": launcher}), several_hosts=False) == "horovodrun"
         )
     for launcher, several in (("auto", True), ("mpirun", False)):
         with pytest.raises(InputError, match=f"comm.launcher is {launcher}: use comm.launcher = horovodrun"):
-            launcher_for(tiny_job(comm={**gloo, "launcher": launcher}).comm, several_hosts=several)
+            launcher_for(tiny_job(comm={**gloo, "launcher": launcher}), several_hosts=several)
 
 
 def test_horovod_whose_cpu_tensors_go_over_mpi_is_started_by_mpirun() -> None:
     by_mpi = tiny_job(comm={"backend": "horovod", "horovod": {"cpu_operations": "mpi"}})
-    assert launcher_for(by_mpi.comm, several_hosts=False) == "mpirun"
+    assert launcher_for(by_mpi, several_hosts=False) == "mpirun"
 
 
 @pytest.fixture

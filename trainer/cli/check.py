@@ -117,7 +117,7 @@ def _check_packages(job: Job) -> None:
 def _check_recovery(job: Job) -> None:
     """Raises InputError if the job asks for restarts that its ranks on this host could not make."""
     if job.recovery.max_restarts:
-        launcher = launcher_for(job.comm, several_hosts=job.resources.nodes > 1)
+        launcher = launcher_for(job, several_hosts=job.resources.nodes > 1)
         check_restarts(job, launcher)
         if not job.schedulers:
             check_lost_nodes(job, launcher, keeps_going=launcher in KEEPING_GOING)

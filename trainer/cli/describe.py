@@ -220,7 +220,7 @@ def _launcher(job: Job, *, local: bool) -> str:
     if not local:
         for name in job.schedulers:
             return f"{load(SCHEDULERS[name].starter)(job)} ([{name}])"
-    launcher = launcher_for(job.comm, several_hosts=not local and job.resources.nodes > 1)
+    launcher = launcher_for(job, several_hosts=not local and job.resources.nodes > 1)
     return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
 
 

@@ -49,7 +49,7 @@ class BackendRow:
     """Launchers that can start its ranks."""
     launcher_here: Callable[[Comm], Launcher]
     """Choice of `comm.launcher = "auto"` on one host."""
-    launcher_on_hosts: Launcher
+    launcher_on_hosts: Callable[[Job], Launcher]
     """Choice of `comm.launcher = "auto"` on several hosts."""
     bound_to: Callable[[Comm], tuple[str, Launcher] | None]
     """A setting that works with one launcher alone, as "key = value", and that launcher."""
@@ -175,7 +175,7 @@ _TORCH = BackendRow(
     how_ranks_connect="whose ranks connect at MASTER_ADDR",
     launchers=("clipship", "mpirun", "horovodrun"),
     launcher_here=lambda _comm: "clipship",
-    launcher_on_hosts="clipship",
+    launcher_on_hosts=lambda _job: "clipship",
     bound_to=lambda _comm: None,
     restarts_under=("clipship", "mpirun", "horovodrun"),  # a new store at a new MASTER_PORT is all they need
     why_no_restart="",
@@ -196,6 +196,14 @@ _FSDP = replace(
     splits_model=True,
     problem=_fsdp_problem,
 )
+
+
+def _horovods_launcher_on_hosts(job: Job) -> Launcher:
+    """MPI ends all ranks when one is gone, which a job that restarts its ranks would rather not have."""
+    restarts = job.recovery.max_restarts > 0 and job.comm.horovod.cpu_operations != "mpi"
+    return "horovodrun" if restarts else "mpirun"
+
+
 _HOROVOD = BackendRow(
     name="horovod",
     implementation="trainer.comm.horovod_backend:HorovodBackend",
@@ -206,7 +214,7 @@ _HOROVOD = BackendRow(
     how_ranks_connect="whose ranks connect over MPI or Horovod's own Gloo server",
     launchers=("mpirun", "horovodrun"),
     launcher_here=lambda comm: "mpirun" if comm.horovod.cpu_operations == "mpi" else "horovodrun",
-    launcher_on_hosts="mpirun",
+    launcher_on_hosts=_horovods_launcher_on_hosts,
     bound_to=lambda comm: (
         ("comm.horovod.cpu_operations = gloo", "horovodrun")
         if comm.horovod.cpu_operations == "gloo"

@@ -93,9 +93,10 @@ class Comm(Section):
     splits the model over them) or Horovod."""
     launcher: Literal["auto", "clipship", "mpirun", "horovodrun"] = "auto"
     """Program that starts the ranks in `clipship run`, over ssh on other hosts. auto takes clipship itself
-    for torch and fsdp, and for Horovod horovodrun on one host and mpirun on several. On one host nothing
-    then listens beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts
-    need no key: see `clipship train --help`."""
+    for torch and fsdp, and for Horovod horovodrun on one host and mpirun on several, unless
+    recovery.max_restarts is set: MPI ends all ranks when one is gone. On one host nothing then listens
+    beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts need no key:
+    see `clipship train --help`."""
     deterministic: bool = False
     """Add up gradients in fixed groups and order, and use torch's deterministic kernels: the same run gives
     the same bits. Slower."""

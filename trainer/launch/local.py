@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from trainer.comm.backends import BACKENDS, Launcher, row_of, starts_again
-from trainer.config import STANDARD_INPUT, Comm, Job
+from trainer.comm.backends import Launcher, check_lost_nodes, row_of, starts_again
+from trainer.config import STANDARD_INPUT, Job
 from trainer.config.overrides import as_variable
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch.commands import answer_of
@@ -112,7 +112,9 @@ def start_ranks(
     """
     require("torch")  # said once here, not by each rank
     raise_open_files_limit()
-    launcher = launcher_for(job.comm, several_hosts=hosts is not None)
+    launcher = launcher_for(job, several_hosts=hosts is not None)
+    if hosts is not None:
+        check_lost_nodes(job, launcher, keeps_going=launcher in KEEPING_GOING)
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
     if stdin is None and (launcher != "clipship" or hosts is not None):
         raise InputError(
@@ -229,15 +231,15 @@ def _live_line(
         known.keep(live.times)
 
 
-def launcher_for(comm: Comm, *, several_hosts: bool) -> Launcher:
+def launcher_for(job: Job, *, several_hosts: bool) -> Launcher:
     """Returns the launcher that comm.launcher means.
 
     Raises InputError if it cannot start this backend on these hosts.
     """
-    row = BACKENDS[comm.backend]
+    row, comm = row_of(job), job.comm
     launcher = comm.launcher
     if launcher == "auto":
-        launcher = row.launcher_on_hosts if several_hosts else row.launcher_here(comm)
+        launcher = row.launcher_on_hosts(job) if several_hosts else row.launcher_here(comm)
     bound = row.bound_to(comm)
     if bound and launcher == "mpirun":
         key, needed = bound

@@ -5,6 +5,7 @@ open_clip imports all of these if they are installed. Afterwards each can be imp
 
 from collections.abc import Iterator, Sequence
 
+from trainer.comm.backends import row_of
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.model.catalog import read_config
@@ -28,7 +29,7 @@ def _unneeded(job: Job | None) -> Iterator[str]:
     yield "wandb"  # for a function of timm that nobody calls: half a second
     if job is None:
         return
-    if job.comm.backend != "horovod":
+    if row_of(job).library != "horovod":
         yield "horovod"  # for a loss that is not ours
     names = [name for name in (job.model.name, job.model.teacher) if name]
     if job.model.text is None and all(map(_is_open_clips_own, names)):
