@@ -35,7 +35,8 @@ if [ -e "{folder}/down-$host" ]; then
     echo "ssh: connect to host $host: No route to host" >&2
     exit 255
 fi
-{node}=$host unshare -u sh -c 'hostname "$0"; exec sh -c "$1"' "$host" "$*"
+{node}=$host unshare -m -u sh -c \
+    'mount --bind {folder}/names /etc/hosts && hostname "$0" && exec sh -c "$1"' "$host" "$*"
 code=$?
 [ $code -lt 128 ] || exit 255
 exit $code
@@ -46,7 +47,7 @@ def missing() -> str | None:
     """Names what this machine lacks for nodes; None if it lacks nothing."""
     if os.geteuid() != 0:
         return "root"
-    return next((name for name in ("unshare", "hostname") if shutil.which(name) is None), None)
+    return next((name for name in ("unshare", "mount", "hostname") if shutil.which(name) is None), None)
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,12 @@ class Nodes:
         programs.mkdir(parents=True, exist_ok=True)
         (programs / "ssh").write_text(_SSH.format(folder=folder, node=_NODE))
         (programs / "ssh").chmod(0o755)
+        # Horovod's Gloo looks its own host's name up, and crashes if there is no such name.
+        (folder / "names").write_text("".join(f"127.0.0.1 {name}\n" for name in ("localhost", *NAMES)))
         self.variables = {
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "GLOO_SOCKET_IFNAME": "lo",  # the names of the nodes are in no table of hosts
+            "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
             "OMPI_MCA_mpi_yield_when_idle": "1",  # all nodes share the cores of this machine
             _RUN: token,

@@ -1,6 +1,7 @@
 """Horovod over NCCL, MPI or gloo. This is one of the two modules that name a communication library."""
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ _EARLY = "all_gather of features"
 _POLL_S = 0.01
 _MPI_INCLUDES, _MPI_EXCLUDES = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
 _MPI_LEAVES_OUT = ("127.0.0.1/8", "sppp")
-"""What Open MPI itself leaves out, which a list of ours replaces."""
+"""Open MPI itself leaves these out; a list of ours replaces its own."""
 
 
 class HorovodBackend:
@@ -192,9 +193,11 @@ def _choose_interface() -> None:
     """Sets HOROVOD_GLOO_IFACE to the network interface that leads to our Gloo server.
 
     An interface that is named already stays. Horovod takes only an interface's name. Without a Gloo server of
-    ours, nothing is set.
+    ours, nothing is set. Raises InputError if Gloo would not find this host's own name.
     """
     server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if server:
+        _check_own_name()
     if server and not os.environ.get("HOROVOD_GLOO_IFACE"):
         own = address_towards(server)
         names = (
@@ -204,6 +207,18 @@ def _choose_interface() -> None:
             if entry.address == own
         )
         os.environ["HOROVOD_GLOO_IFACE"] = next(names, "")
+
+
+def _check_own_name() -> None:
+    """Raises InputError if this host's name has no address: Horovod over Gloo would crash."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as problem:
+        raise InputError(
+            f"this host's own name, {name}, has no address ({problem.strerror}), which Horovod over Gloo "
+            'needs: add the name to /etc/hosts, or use comm.launcher = "mpirun"'
+        ) from None
 
 
 def _leave_out_bridges() -> None:
