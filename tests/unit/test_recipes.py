@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.jobs import COCA, RESNET, tiny_job
+from tests.support.jobs import COCA, RESNET, VIT, tiny_job
 from tests.support.thread_ranks import run_ranks
 from trainer.checkpoint.state import Snapshot, contents_of, load, put_optimizer, put_weights
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.learning_rate import learning_rate
-from trainer.model.build import build_model
+from trainer.model.build import build_model, untrained
 from trainer.model.optimizer import set_learning_rate
 from trainer.model.outputs import features
+from trainer.model.teacher import build_teacher
 from trainer.train.step import MicroBatch, TrainStep
 
 SAMPLES, STEPS, SAVED = 8, 5, 2
@@ -43,8 +44,17 @@ RECIPES: dict[str, dict[str, Any]] = {
     "siglip": {"optim": {"loss": "siglip"}},
     "label smoothing": {"optim": {"label_smoothing": 0.1}},
     "coca": {"config": COCA, "optim": {"loss": "coca", "caption_weight": 1.5}},
+    "teacher": {"model": {"teacher": VIT}, "optim": {"distill_weight": 2.0}},
     "batch norm": {"config": RESNET},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def teachers_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Gives the recipe with a teacher weights of another seed than the student's."""
+    path = tmp_path_factory.mktemp("teacher") / "teacher.pt"
+    torch.save(untrained(tiny_job().model_copy(update={"seed": 9})).model.state_dict(), path)
+    RECIPES["teacher"]["model"]["teacher_pretrained"] = str(path)
 
 
 def job_of(recipe: str, ranks: int) -> Job:
@@ -80,7 +90,8 @@ def batches(step: TrainStep, job: Job, rank: int, ranks: int, number: int) -> li
 
 def begun(job: Job, comm: Comm) -> TrainStep:
     batch_plan = plan(job, comm.world.size)
-    return TrainStep(job, batch_plan, comm, build_model(job, batch_plan, comm).model.train())
+    clip = build_model(job, batch_plan, comm)
+    return TrainStep(job, batch_plan, comm, clip.model.train(), build_teacher(job, batch_plan, comm, clip))
 
 
 def trained(step: TrainStep, job: Job, comm: Comm, first: int, last: int) -> None:
