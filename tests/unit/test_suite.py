@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.support.jobs import tiny_job
 from tests.support.suites import captioned, class_folders, classification, colour_clip, tokens
+from tests.support.thread_ranks import run_ranks
 from trainer.cli.describe import describe
 from trainer.cli.suite import suite_rows
 from trainer.comm.protocol import Comm
@@ -26,7 +27,7 @@ NAMES = ("red", "green", "blue", "white")
 
 def job_of(names: Any, root: Path | None = None, *folders: Path, **more: Any) -> Job:
     suite = {"names": names, "folders": tuple(map(str, folders))}
-    return tiny_job(eval={"batch_size": 4, "suite": suite | ({"root": str(root)} if root else {}), **more})
+    return tiny_job(eval={"batch_size": 4, **more, "suite": suite | ({"root": str(root)} if root else {})})
 
 
 @pytest.fixture
@@ -131,10 +132,32 @@ def test_a_set_that_cannot_be_opened_does_not_end_the_others(root: Path, alone: 
 
 def test_a_class_number_without_a_name_names_the_set_and_its_file(root: Path, alone: Comm) -> None:
     (root / "wds_vtab-pets_test" / "classnames.txt").write_text("red\ngreen\n")
-    with pytest.raises(
-        InputError, match=r"data set vtab/pets: .*class number 2, but classnames\.txt gives 2"
-    ):
-        measured(job_of(("vtab/pets",), root), alone)
+    error = measured(job_of(("vtab/pets",), root), alone)["vtab/pets"]["error"]
+    assert re.search(r"data set vtab/pets: .*class number 2, but classnames\.txt gives 2", error)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_picture_that_cannot_be_read_costs_only_its_set(root: Path, ranks: int, which: int) -> None:
+    """The first or the last picture of a set of classes and of one of captions, on one rank or on two."""
+    broken = {"vtab/pets": "wds_vtab-pets_test", "flickr30k": "wds_flickr30k"}
+    for folder in broken.values():
+        spoil((root / folder / "test" / "shard-000000.tar"), which)
+    job = job_of((*broken, "muge"), root, batch_size=1)
+
+    for results in run_ranks(ranks, lambda comm: measured(job, comm)):
+        assert results["muge"]["value"] == pytest.approx(3 / 4)
+        for name, folder in broken.items():
+            assert "value" not in results[name]
+            assert folder in results[name]["error"]
+
+
+def spoil(shard: Path, which: int) -> None:
+    """Overwrites the beginning of one of the pictures of a shard."""
+    content = shard.read_bytes()
+    begins = [found.start() for found in re.finditer(rb"\x89PNG", content)]
+    at = begins[which]
+    shard.write_bytes(content[:at] + bytes(64) + content[at + 64 :])
 
 
 def test_unknown_names_have_the_nearest_one(root: Path) -> None:

@@ -19,7 +19,7 @@ from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
-from trainer.evaluate.rounds import never, rounds
+from trainer.evaluate.rounds import never, rounds, until_unreadable
 from trainer.model.build import Clip
 
 RECALLS = (1, 5, 10)
@@ -69,14 +69,15 @@ def retrieval(
     comm: Comm,
     show: Callable[[Pairs], None] | None = None,
     stop: Callable[[], bool] = never,
+    unreadable: list[str] | None = None,
 ) -> Retrieval:
     """Collective: measures how well images find their captions among all captions, and captions their images.
 
-    `show` gets all features on rank 0, before they are ranked. Raises Preempted on all ranks if `stop` is
-    true on any.
+    `show` gets all features on rank 0, before they are ranked; `unreadable` is that of `until_unreadable`.
+    Raises Preempted on all ranks if `stop` is true on any.
     """
     with evaluating(clip.model):
-        pairs, digest_T = _encoded(clip, source, job, comm, stop)
+        pairs, digest_T = _encoded(clip, source, job, comm, stop, unreadable)
         if show is not None and comm.world.rank == 0:
             show(pairs)
         texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(source), comm, stop))
@@ -113,10 +114,15 @@ class _Features(NamedTuple):
 
 
 def _encoded(
-    clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]
+    clip: Clip,
+    source: Source,
+    job: Job,
+    comm: Comm,
+    stop: Callable[[], bool],
+    unreadable: list[str] | None,
 ) -> tuple[Pairs, Tensor]:
     """Collective: returns the features of the whole set and the captions' digests, on every rank."""
-    parts = list(_parts(clip, source, job, comm, stop))
+    parts = list(_parts(clip, source, job, comm, stop, unreadable))
     images_ND = torch.cat([features.images for features in parts])
     about = torch.cat([features.about for features in parts])
     texts = [features.texts for features in parts]
@@ -125,7 +131,14 @@ def _encoded(
     return Pairs(images_ND, texts_TD, about[:, 0].contiguous()), about[:, 1].contiguous()
 
 
-def _parts(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], bool]) -> Iterator[_Features]:
+def _parts(
+    clip: Clip,
+    source: Source,
+    job: Job,
+    comm: Comm,
+    stop: Callable[[], bool],
+    unreadable: list[str] | None,
+) -> Iterator[_Features]:
     """Collective: yields the features of one block of each rank, round by round."""
     size, world = job.eval.batch_size, comm.world
     blocks = retrieval_blocks(
@@ -139,8 +152,9 @@ def _parts(clip: Clip, source: Source, job: Job, comm: Comm, stop: Callable[[], 
         most_pixels=job.data.max_image_pixels,
     )
     progress = Progress("retrieval", len(source), "images encoded")
+    readable = until_unreadable(blocks, unreadable)
     for begin in rounds(len(source), size, comm, stop):
-        block = next(blocks, None)
+        block = next(readable, None)
         mine = _nothing(comm.device) if block is None else _features(clip, block, job, comm.device)
         yield _Features(*(gather_rows(comm, rows) for rows in mine))
         progress.done(begin + size * world.size)
@@ -169,6 +183,8 @@ def gather_rows(comm: Comm, rows: Tensor) -> Tensor:
     """
     shapes = comm.all_gather(torch.tensor([rows.shape], device=rows.device))
     most, width = shapes.amax(0).tolist()
+    if most == 0:
+        return rows
     filled = rows.new_zeros(most, width)
     filled[: rows.shape[0], : rows.shape[1]] = rows
     parts = comm.all_gather(filled).split(most)

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.comm.protocol import Comm
 from trainer.config import Data, Job
 from trainer.data.source import Source, open_images, open_labelled
-from trainer.errors import InputError
+from trainer.errors import InputError, Preempted
 from trainer.evaluate.retrieval import RECALLS, retrieval
 from trainer.evaluate.rounds import never
 from trainer.evaluate.suite_folders import CLASS_NAMES, SuiteSet, find_sets
@@ -24,7 +22,7 @@ log = logging.getLogger("clipship")
 
 Result = dict[str, Any]
 """Result of one set: name, title, task, metric, its title, value, samples, seconds and all metrics; or name,
-title and `error`, if the set cannot be opened."""
+title and `error`, if the set, or a sample of it, cannot be read."""
 _TOP5_FROM = 5
 """Fewest classes for which the top-5 accuracy says anything."""
 
@@ -34,8 +32,8 @@ def measure_suite(
 ) -> list[Result]:
     """Collective: returns the result of each set of `[eval.suite]` that is on disk.
 
-    `kept` is the folder for text features, which need no second computation. Raises InputError for a sample
-    that cannot be read, and Preempted on all ranks if `stop` is true on any.
+    `kept` is the folder for text features, which need no second computation. A set with a sample that cannot
+    be read is not measured. Raises Preempted on all ranks if `stop` is true on any.
     """
     return [_result(clip, each, job, comm, kept, stop) for each in find_sets(job.eval).sets]
 
@@ -47,11 +45,12 @@ def _result(
     start = time.monotonic()
     about = {"name": each.row.name, "title": each.row.title}
     source, error = _opened(each, job, comm)
-    if source is None:
+    metrics: dict[str, float] = {}
+    if source is not None:
+        metrics, error = _measured(clip, each, source, job, comm, kept, stop)
+    if source is None or error:
         log.warning("%-12s %s is NOT MEASURED: %s", "suite", each.row.name, error)
         return {**about, "error": error}
-    measure = _by_retrieval if each.by_retrieval else _by_classification
-    metrics = measure(clip, each, source, job, comm, kept, stop)
     value, metric = metrics[each.row.metric], METRICS[each.row.metric]
     log.info(
         "%-12s %s: %s %.2f%% of %d images", "suite", each.row.name, metric.title, 100 * value, len(source)
@@ -70,13 +69,39 @@ def _result(
 
 def _opened(each: SuiteSet, job: Job, comm: Comm) -> tuple[Source | None, str]:
     """Collective: returns the samples of a set; None with the reason if any rank cannot open them."""
-    source, error = None, "another rank cannot open it"
+    source, own = None, ""
     try:
         source = _open(each, job)
     except InputError as problem:
-        error = str(problem)
-    failed = comm.all_reduce(torch.tensor(float(source is None), device=comm.device)) > 0
-    return (None, error) if failed else (source, "")
+        own = str(problem)
+    error = _of_any(own, comm)
+    return (None, error) if error else (source, "")
+
+
+def _measured(
+    clip: Clip,
+    each: SuiteSet,
+    source: Source,
+    job: Job,
+    comm: Comm,
+    kept: Path | None,
+    stop: Callable[[], bool],
+) -> tuple[dict[str, float], str]:
+    """Collective: returns the metrics of a set; none, and the reason, if any rank cannot read a sample."""
+    measure = _by_retrieval if each.by_retrieval else _by_classification
+    unreadable: list[str] = []
+    try:
+        metrics = measure(clip, each, source, job, comm, kept, lambda: bool(unreadable) or stop(), unreadable)
+    except Preempted:
+        if error := _of_any("".join(unreadable), comm):
+            return {}, error
+        raise
+    return metrics, ""
+
+
+def _of_any(error: str, comm: Comm) -> str:
+    """Collective: returns the error of the first rank that has one; "" if none has."""
+    return next((each for each in comm.all_gather_object(error) if each), "")
 
 
 def _open(each: SuiteSet, job: Job) -> Source:
@@ -95,10 +120,11 @@ def _by_classification(
     comm: Comm,
     kept: Path | None,
     stop: Callable[[], bool],
+    unreadable: list[str],
 ) -> dict[str, float]:
     classes_CD = kept_class_features(clip, each.class_names, each.templates, job, comm, kept, stop)
     keys = LabelKeys(f"data set {each.row.name}", CLASS_NAMES)
-    result = classify(clip, source, classes_CD, job, comm, stop, keys)
+    result = classify(clip, source, classes_CD, job, comm, stop, keys, unreadable)
     top5 = {"top5": result.top5 / result.samples} if len(each.class_names) >= _TOP5_FROM else {}
     return {
         "top1": result.top1 / result.samples,
@@ -116,8 +142,9 @@ def _by_retrieval(
     comm: Comm,
     _kept: Path | None,
     stop: Callable[[], bool],
+    unreadable: list[str],
 ) -> dict[str, float]:
-    result = retrieval(clip, source, job, comm, stop=stop)
+    result = retrieval(clip, source, job, comm, stop=stop, unreadable=unreadable)
     measured, queries = result.metrics(), result.of_queries()
     metrics = {f"{way}_r{k}": measured[f"retrieval_{way}_r{k}"] for way in ("i2t", "t2i") for k in RECALLS}
     metrics |= {f"query_r{k}": int((queries <= k).sum()) / len(queries) for k in RECALLS}

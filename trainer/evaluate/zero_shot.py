@@ -5,7 +5,7 @@ computed the same way on any rank, and only integers and rows that one rank owns
 of ranks gives the same result, to the last digit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
-from trainer.evaluate.rounds import never, rounds
+from trainer.evaluate.rounds import never, rounds, until_unreadable
 from trainer.model.build import Clip
 
 CLASSES_PER_BLOCK = 16
@@ -95,8 +95,12 @@ def classify(
     comm: Comm,
     stop: Callable[[], bool] = never,
     keys: LabelKeys = OF_JOB,
+    unreadable: list[str] | None = None,
 ) -> ZeroShot:
-    """Collective: does as `zero_shot`, with the features that `class_features` returned."""
+    """Collective: does as `zero_shot`, with the features that `class_features` returned.
+
+    `unreadable` is that of `until_unreadable`.
+    """
     progress = Progress("zero-shot", len(source), "images seen")
     counts = torch.zeros(2, dtype=torch.int64, device=comm.device)
     by_class = torch.zeros(3, len(classes_CD), dtype=torch.int64, device=comm.device)
@@ -110,10 +114,10 @@ def classify(
             workers=job.data.workers,
             most_pixels=job.data.max_image_pixels,
         )
+        labelled = until_unreadable(_labelled(source, blocks, len(classes_CD), keys), unreadable)
         for begin in rounds(len(source), job.eval.batch_size, comm, stop):
-            block = next(blocks, None)
+            block = next(labelled, None)
             if block is not None:
-                _check_labels(source, block, len(classes_CD), keys)
                 hits, of_classes = _hits(clip, block, classes_CD, job.model.precision)
                 counts += hits
                 by_class += of_classes
@@ -123,14 +127,18 @@ def classify(
     return ZeroShot(samples, int(by_class[2].sum()), top5, by_class)
 
 
-def _check_labels(source: Source, block: EvalBlock, classes: int, keys: LabelKeys) -> None:
-    """Raises InputError, which names the first sample of a class that has no name."""
-    for index in (block.labels >= classes).nonzero()[:1, 0].tolist():
-        raw = source.read(block.first + index)
-        raise InputError(
-            f"{keys.samples}: {raw.origin}: sample {raw.key} has class number {raw.label}, "
-            f"but {keys.names} gives {classes} names, for the numbers from 0 to {classes - 1}"
-        )
+def _labelled(
+    source: Source, blocks: Iterable[EvalBlock], classes: int, keys: LabelKeys
+) -> Iterator[EvalBlock]:
+    """Yields the blocks. Raises InputError, which names the first sample of a class that has no name."""
+    for block in blocks:
+        for index in (block.labels >= classes).nonzero()[:1, 0].tolist():
+            raw = source.read(block.first + index)
+            raise InputError(
+                f"{keys.samples}: {raw.origin}: sample {raw.key} has class number {raw.label}, "
+                f"but {keys.names} gives {classes} names, for the numbers from 0 to {classes - 1}"
+            )
+        yield block
 
 
 def _hits(clip: Clip, block: EvalBlock, classes_CD: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
