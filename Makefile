@@ -164,7 +164,7 @@ test-faults-full: venv horovod ## the same for every launcher, place and deed: a
 fuzz: venv ## 10,000 hostile job files through check, all renderers and submit without a cluster; `make test` tries 300
 	@$(PY) -m pytest tests/unit/test_fuzz_jobs.py -m full -s $(TEST_ARGS)
 
-bench-goodput: venv horovod ## runs with a fault in each minute, ours and open_clip_train's under torchrun, and their limits; half an hour; the last line is JSON; BENCH_ARGS='--help'
+bench-goodput: venv horovod ## runs with a fault in each minute, ours and open_clip_train's under torchrun, and their limits; an hour; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.goodput $(BENCH_ARGS)
 
 bench-install: venv ## install what a login node needs from a wheel, into a new environment: megabytes and seconds; the last line is JSON

@@ -1,11 +1,14 @@
 """Skips tests marked `horovod` where Horovod is not built, and compares whole texts with goldens.
 
 Imports no torch. Torch's threads wait for each other without spinning, as several processes share the cores.
+What Clipship remembers of a user's runs, it remembers apart of the tests' runs.
 """
 
 import importlib.util
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+STATE = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="clipship-tests-")
 GOLDENS = Path(__file__).parent / "unit" / "golden"
 settings.register_profile(
     "busy-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -27,6 +31,11 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure() -> None:
+    """Removes what Clipship remembered of the tests' runs."""
+    shutil.rmtree(STATE, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

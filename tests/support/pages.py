@@ -187,6 +187,7 @@ class Session:
             "PATH": f"{bins}:{os.environ['PATH']}",
             "HOME": str(self.folder),
             "XDG_CACHE_HOME": str(self.folder / ".cache"),
+            "XDG_STATE_HOME": str(self.folder / ".state"),
             "COLUMNS": "100",
             "CUDA_VISIBLE_DEVICES": "",  # pages show runs on the CPU
             "HF_HUB_OFFLINE": "1",

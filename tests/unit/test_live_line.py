@@ -117,7 +117,7 @@ def test_each_stage_has_room_in_the_heartbeat() -> None:
 def test_the_times_of_a_start_are_known_at_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     states = iter(
         [
             state("init", 0.0, stage="preflight", stage_began=10.0),
@@ -145,7 +145,7 @@ def test_the_times_of_a_start_are_known_at_the_next_one(
 def test_a_broken_file_of_times_is_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     times = StartTimes(tiny_job(), 2)
     times.keep({"preflight": 1.0})
     (file,) = tmp_path.rglob("*.json")
@@ -160,7 +160,7 @@ def test_a_cache_that_cannot_be_written_is_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "clipship").write_text("no folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     StartTimes(tiny_job(), 2).keep({"preflight": 2.0})
     assert StartTimes(tiny_job(), 2).read() == {}
 

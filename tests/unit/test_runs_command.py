@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Path of a user's cache with nothing in it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

@@ -1,4 +1,4 @@
-"""Keeps in the user's cache how long a start like this one took the last time. Imports no torch.
+"""Keeps in the user's state how long a start like this one took the last time. Imports no torch.
 
 What is kept is a hint for people who wait. Nothing fails without it.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.config import Job
 from trainer.safe_io.atomic import write_json
-from trainer.sysinfo.user_cache import user_cache
+from trainer.sysinfo.user_cache import user_state
 
 _KEPT = 50
 """Kinds of starts whose times are kept, the newest ones."""
@@ -45,7 +45,7 @@ class StartTimes:
 
 
 def _file() -> Path | None:
-    folder = user_cache("starts")
+    folder = user_state("starts")
     return folder and folder / "seconds.json"
 
 

@@ -1,4 +1,4 @@
-"""Folders of the user for what can be made again: in the user's cache, and on the node's own disk."""
+"""Folders of the user: for what can be made again, for what is remembered, and on the node's own disk."""
 
 import os
 import stat
@@ -16,7 +16,19 @@ def user_cache(name: str) -> Path | None:
 
     It may not exist yet.
     """
-    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return _own_folder("XDG_CACHE_HOME", "~/.cache", name)
+
+
+def user_state(name: str) -> Path | None:
+    """Returns Clipship's folder of this name for what it remembers of the user; None if the user has none.
+
+    It may not exist yet. Nothing fails without what is in it.
+    """
+    return _own_folder("XDG_STATE_HOME", "~/.local/state", name)
+
+
+def _own_folder(variable: str, default: str, name: str) -> Path | None:
+    folder = os.path.expanduser(os.environ.get(variable) or default)
     return Path(folder, "clipship", name) if os.path.isabs(folder) else None
 
 
