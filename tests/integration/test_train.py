@@ -16,7 +16,7 @@ import open_clip
 import pytest
 import torch
 
-from tests.support.jobs import RESNET, VIT
+from tests.support.jobs import COCA, RESNET, VIT
 from tests.support.runs import TinyRun
 from trainer.checkpoint.files import MANIFEST, WEIGHTS, newest
 from trainer.config.loader import load_job
@@ -280,6 +280,18 @@ def test_ranks_started_by_hand_train_the_same(
     assert_same_losses(run, finished("torch", 1, 1), rel=1e-4)
     assert len(json.loads((run.run / "environment.json").read_text())) == 2
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_job_that_no_check_has_seen_is_refused_by_its_ranks(tmp_path: Path) -> None:
+    job = TinyRun(tmp_path).write(
+        model={"name": COCA, "lock_image": True}, optim={"steps": 1, "loss": "coca"}
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.train", str(job)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 2, done.stderr
+    assert "model.lock_image" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.fault("worlds of unequal size, N worlds of one")

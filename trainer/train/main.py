@@ -52,7 +52,7 @@ from trainer.model.build import Clip, build_model, give_initial_weights
 from trainer.model.compile import compile_blocks, keep_kernels
 from trainer.model.fit import with_micro_batch
 from trainer.model.host_compiler import check_compiler
-from trainer.model.packages import check_packages
+from trainer.model.packages import check_loss, check_packages, check_teacher_tokens, check_text_mask
 from trainer.model.teacher import build_teacher, whole_captions
 from trainer.preflight.check import PreflightReport, preflight
 from trainer.preflight.repeat import check_again, has_passed
@@ -136,6 +136,9 @@ def prepare(job: Job, comm: Comm) -> TrainSetup | None:
     check_installed(job.logging)
     check_compiler(job.model)
     check_packages(job)
+    check_loss(job)
+    check_text_mask(job)
+    check_teacher_tokens(job.model)
     comm.heartbeat.begin_stage("data index")
     source = open_together(job, comm)
     evaluation = Evaluation(job, comm, run_folder(job))
