@@ -35,12 +35,13 @@ class Relaunch:
         run = self._run
         steps_done = run.present_step()
         its = run.begin_round()
+        # First of all: MPI may end this process at any moment, and what is missing is counted at the start.
+        await self.request(failure, its.generation, steps_done)
         world = run.world
         from_step = max(await run.history.saved_step(), run.actions.in_memory())
         run.actions.say(restart_line(run, failure, fault, go_on, from_step, world))
         run.history.add(its.generation, failure, fault, from_step, ranks=world.size)
         await run.history.write()
-        await self.request(failure, its.generation, steps_done)
         if failure.others_there:
             await run.until(lambda: run.decided or its.ended >= set(its.members), LEAVE_S)
         await run.until(lambda: run.decided, go_on.wait_s)
