@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.safe_io import atomic
 from trainer.safe_io.atomic import json_text, write_json, write_whole
 from trainer.safe_io.plain import open_plain, read_plain
 
@@ -56,10 +55,10 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_link_planted_at_the_temporary_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic, "token_hex", lambda _: "guessed")
+    monkeypatch.setattr(os, "urandom", lambda _: b"guessed")
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    (tmp_path / ".file.guessed.partial").symlink_to(precious)
+    (tmp_path / f".file.{b'guessed'.hex()}.partial").symlink_to(precious)
     with pytest.raises(FileExistsError):
         write_whole(tmp_path / "file", "new")
     assert precious.read_text() == "mine"

@@ -5,6 +5,7 @@ A file system that hangs delays nobody.
 
 import asyncio
 import json
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -80,3 +81,18 @@ def test_file_work_that_hangs_is_left_behind() -> None:
     begin = time.monotonic()
     assert asyncio.run(within(0.1, lambda: time.sleep(60))) is None
     assert time.monotonic() - begin < 30
+
+
+def test_a_task_is_cancelled_also_in_the_moment_in_which_its_result_comes() -> None:
+    async def work() -> str:
+        task = asyncio.create_task(within(60.0, event.wait))
+        await asyncio.sleep(0.1)
+        event.set()
+        time.sleep(0.3)  # the result has come, and the task has not been resumed since
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        return "cancelled" if task.cancelled() else "gone on"
+
+    event = threading.Event()
+    assert asyncio.run(work()) == "cancelled"

@@ -264,7 +264,10 @@ async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
 
     threading.Thread(target=attempt, daemon=True).start()
     with suppress(TimeoutError):
-        return await asyncio.wait_for(result, seconds)
+        # Before Python 3.12, asyncio.wait_for hides a cancellation that comes together with the result; a
+        # task that polls then never ends, nor does its process.
+        async with asyncio.timeout(seconds):
+            return await result
     return None
 
 

@@ -171,7 +171,8 @@ class Supervisor:
             self._own.inspect(tells_progress=self._seat.coordinator is None and context.keeps_going)
             before = time.monotonic()
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), TICK_S)
+                async with asyncio.timeout(TICK_S):
+                    await changed.wait()
             changed.clear()
             if (pause := time.monotonic() - before - TICK_S) > HELD_UP_S:
                 self._own.record_pause(pause)
@@ -179,6 +180,8 @@ class Supervisor:
             end_rank(self.generation.rank)
         if context.tree is not None:
             await context.tree.leave()
+        # When its loop closes, asyncio first closes the file to which it would still write a late signal.
+        signal.set_wakeup_fd(-1)
         return self._ending.code
 
     async def _join(self, tree: Tree) -> None:

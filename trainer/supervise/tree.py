@@ -398,7 +398,8 @@ class Tree:
             self._send_collected()
         links = [*self._children, *([self._parent] if self._parent else [])]
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(link.flush() for link in links)), HEARTBEAT_S)
+            async with asyncio.timeout(HEARTBEAT_S):
+                await asyncio.gather(*(link.flush() for link in links))
         for link in links:
             link.close()
         for task in self._tasks:
