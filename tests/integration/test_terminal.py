@@ -20,6 +20,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("run"), "torch", "clipship", "", steps=6)
 
 
+@pytest.fixture(scope="module")
+def ran(job: Path) -> Path:
+    """The job, of which there is a run, whichever test comes first."""
+    if not (job.parent / "runs" / "ends").exists():
+        subprocess.run([*CLIPSHIP, "run", str(job), "--nproc", "2"], capture_output=True, check=True)
+    return job
+
+
 def shown(command: list[str], columns: int) -> list[str]:
     terminal = Terminal(command, columns)
     try:
@@ -90,7 +98,11 @@ def test_a_start_says_what_it_does_and_the_next_one_how_long_that_takes(job: Pat
     ],
     ids=" ".join,
 )
-def test_lines_of_commands_fit_the_terminal(job: Path, columns: int, words: list[str]) -> None:
+def test_lines_of_commands_fit_the_terminal(
+    job: Path, columns: int, words: list[str], request: pytest.FixtureRequest
+) -> None:
+    if words[0] == "status":
+        request.getfixturevalue("ran")
     command = [*CLIPSHIP, *(str(job) if word == "JOB" else word for word in words)]
     lines = shown(command, columns)
     assert len(lines) > 2
