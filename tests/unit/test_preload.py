@@ -11,6 +11,7 @@ import pytest
 from tests.support.jobs import tiny_job
 from trainer.config.loader import dump_job
 from trainer.model import build, light_import
+from trainer.run.job_limits import job_if_readable
 from trainer.train.preload import preload
 
 
@@ -88,5 +89,6 @@ def test_what_the_models_of_a_job_do_not_need_is_not_imported(
     monkeypatch.setattr(
         light_import, "import_without", lambda absent, name: asked.append((set(absent), name))
     )
-    light_import.import_open_clip([str(job_file), *(word for each in change for word in ("--set", each))])
+    words = [str(job_file), *(word for each in change for word in ("--set", each))]
+    light_import.import_open_clip(job_if_readable(words))
     assert asked == [(left_out, "open_clip")]

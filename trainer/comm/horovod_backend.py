@@ -196,9 +196,10 @@ def _choose_interface() -> None:
     ours, nothing is set. Raises InputError if Gloo would not find this host's own name.
     """
     server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    if server:
-        _check_own_name()
-    if server and not os.environ.get("HOROVOD_GLOO_IFACE"):
+    if not server:
+        return
+    _check_own_name()
+    if not os.environ.get("HOROVOD_GLOO_IFACE"):
         own = address_towards(server)
         names = (
             name

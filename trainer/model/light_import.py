@@ -3,25 +3,19 @@
 open_clip imports all of these if they are installed. Afterwards each can be imported as usual.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from trainer.comm.backends import row_of
 from trainer.config import Job
-from trainer.errors import InputError
 from trainer.model.catalog import read_config
-from trainer.run.job_limits import job_of
 from trainer.sysinfo.imports import import_without
 
 
-def import_open_clip(arguments: Sequence[str]) -> None:
-    """Imports open_clip for a rank with the arguments JOB [--set KEY=VALUE ...].
+def import_open_clip(job: Job | None) -> None:
+    """Imports open_clip for a rank of the job.
 
-    For a job that cannot be read it leaves out only what no job needs; the rank says what is wrong with it.
+    With None, for a job that cannot be read, it leaves out only what no job needs.
     """
-    try:
-        job = job_of(arguments)
-    except InputError:
-        job = None
     import_without(list(_unneeded(job)), "open_clip")
 
 

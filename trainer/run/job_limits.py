@@ -41,3 +41,11 @@ def job_of(arguments: Sequence[str]) -> Job:
     overrides = [value for option, value in pairwise(arguments) if option == "--set"]
     overrides += [argument.partition("=")[2] for argument in arguments if argument.startswith("--set=")]
     return load_job(Path(next(iter(arguments), "")), [*inherited(os.environ), *overrides])
+
+
+def job_if_readable(arguments: Sequence[str]) -> Job | None:
+    """Returns the job of a rank's arguments as `job_of` does; None if it cannot be read."""
+    try:
+        return job_of(arguments)
+    except InputError:
+        return None

@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from trainer.comm.backends import row_of
 from trainer.config import Job
 from trainer.data.processes import PRELOADED
-from trainer.errors import InputError
 from trainer.model.light_import import import_open_clip
-from trainer.run.job_limits import job_of
+from trainer.run.job_limits import job_if_readable
 
 
 def preload(arguments: Sequence[str]) -> None:
@@ -22,9 +21,9 @@ def preload(arguments: Sequence[str]) -> None:
     What cannot be imported or read is left to the rank, which says why.
     """
     with _log_untouched():
-        import_open_clip(arguments)  # as in trainer.train.__main__
-        with suppress(InputError):
-            job = job_of(arguments)
+        job = job_if_readable(arguments)
+        import_open_clip(job)  # as in trainer.train.__main__
+        if job is not None:
             for name in _modules(job):
                 with suppress(ImportError):
                     importlib.import_module(name)
