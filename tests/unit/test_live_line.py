@@ -57,9 +57,12 @@ def test_a_start_names_its_stages_from_its_first_second_on() -> None:
     ]
 
 
-def test_a_first_step_that_is_over_before_the_line_looks_took_no_time() -> None:
+@pytest.mark.parametrize(
+    "later", [state("step", 13.0, step=5), state("evaluation", 13.0), state("shutdown", 13.0)]
+)
+def test_a_first_step_that_is_over_before_the_line_looks_took_no_time(later: RankState) -> None:
     restoring = state("init", 0.0, stage="restoring state", stage_began=12.0)
-    states = iter([restoring, state("step", 13.0, step=5)])
+    states = iter([restoring, later])
     line = LiveLine(lambda: (next(states), True), 2, out=io.StringIO())
     for now in (12.5, 14.0):
         line.line(now)

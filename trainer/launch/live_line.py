@@ -136,7 +136,7 @@ class LiveLine:
         if before is None or part is None or before == part or before.step is not None:
             return
         ended = {before.name: part.began - before.began}
-        if part.step is not None and before.name in START[:-1]:
+        if before.name in START[:-1] and part.name not in START:
             ended[FIRST_STEP] = 0.0  # it was over before the line looked
         for name, taken in ended.items():
             self.times.setdefault(name, taken)
