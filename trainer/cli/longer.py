@@ -1,6 +1,5 @@
 """The option --longer: a run goes on beyond the length of its job file. Imports no torch."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,13 +8,14 @@ import click
 
 from trainer.errors import InputError
 from trainer.run.layout import JOB_FILE
+from trainer.text.pattern import pattern
 from trainer.text.terminal import say
 from trainer.text.wording import many
 
 if TYPE_CHECKING:
     from trainer.config import Job
 
-_FORM = re.compile(r"(steps|epochs)=([1-9][0-9]{0,11})")
+_FORM = pattern(r"(steps|epochs)=([1-9][0-9]{0,11})")
 
 
 def _read(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ Pure; imports neither the model nor torch.
 
 import datetime
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from typing import Any
 
 from trainer.config.toml_lines import Key
 from trainer.errors import InputError
+from trainer.text.pattern import pattern
 
 _EXAMPLES = """optim.lr=1e-3, data.train=shards/*.tar or 'kubernetes.mounts."/data"=pvc:data'"""
 INHERITED = "CLIPSHIP_SET"
 """Variable in which `clipship run` passes overrides to its ranks, because any user of the machine can read a
 command line."""
-_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_KEY = pattern(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ import re
 import tomllib
 from collections.abc import Iterator
 
+from trainer.text.pattern import pattern
+
 Key = tuple[str, ...]
 
-_TOKEN = re.compile(
+_TOKEN = pattern(
     r'"""(?:\\.|[^\\])*?"{3,5}'  # multi-line strings may end in up to two quotes of their own
     r"|'''.*?'{3,5}"
     r'|"(?:\\.|[^"\\\n])*"'
@@ -20,7 +22,7 @@ _TOKEN = re.compile(
     r"|.",
     re.DOTALL,
 )
-_KEY_BEGIN = re.compile(r"[,{#]")
+_KEY_BEGIN = pattern(r"[,{#]")
 _OPENING = "[{"
 _CLOSING = "]}"
 

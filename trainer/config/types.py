@@ -1,10 +1,25 @@
 """Base class and value types of all sections of the job file. Imports no torch."""
 
+import os
 import re
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+)
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+"""No plugin takes part in reading a job, and to look for one opens the metadata of each installed package."""
 
 NO_NUL = r"\A[^\x00]*\z"
 ONE_LINE = r"\A[^\x00\r\n]*\z"
@@ -20,6 +35,8 @@ Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Gibibytes = Annotated[float, Field(gt=0, le=1_000_000)]
+Mebibytes = Annotated[float, Field(gt=0, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
 VariableName = Annotated[str, StringConstraints(pattern=VARIABLE)]
@@ -85,9 +102,33 @@ class SchedulerSection(Section):
 Table = TypeVar("Table", bound=Section)
 
 
+@dataclass(frozen=True)
+class _BuiltOnUse:
+    """Says of a field that its table is built when a job file has it, and not with the job's model."""
+
+    table: type[Section]
+
+    def __get_pydantic_core_schema__(self, _source: object, _handler: object) -> CoreSchema:
+        # An error in the table keeps its place: pydantic puts the field's name before it.
+        return core_schema.no_info_plain_validator_function(
+            self.table.model_validate,
+            serialization=core_schema.wrap_serializer_function_ser_schema(self._dumped),
+        )
+
+    def _dumped(self, value: Section, dump: SerializerFunctionWrapHandler) -> object:
+        self.table.model_rebuild()
+        return dump(value)
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        self.table.model_rebuild()
+        return handler(self.table.__pydantic_core_schema__)
+
+
 def optional_section(table: type[Table]) -> Table:
     """Returns the field of a table that a job file may leave out; its keys then have their defaults.
 
     The default is made with the job, not at import.
     """
-    return Field(default_factory=table.model_construct)
+    field: Table = Field(default_factory=table.model_construct)
+    cast(FieldInfo, field).metadata.append(_BuiltOnUse(table))
+    return field

@@ -2,9 +2,11 @@
 
 import re
 
-_PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@+=:,./-]*", re.ASCII)
+from trainer.text.pattern import pattern
+
+_PLAIN = pattern(r"[A-Za-z0-9_@+:,./-][A-Za-z0-9_@+=:,./-]*", re.ASCII)
 """Words that no shell changes."""
-_APART = re.compile(r"(['\\]+)")
+_APART = pattern(r"(['\\]+)")
 
 
 def word(text: object) -> str:

@@ -10,19 +10,21 @@ import sys
 from typing import TextIO
 
 from trainer.text.masking import masked
+from trainer.text.pattern import pattern
 
 ERASE = "\r\x1b[K"
 """Moves a terminal's cursor to the first column and erases the line."""
 LIVE = "CLIPSHIP_LIVE_LINE"
 """Variable that says that another process rewrites a line in the terminal; see `trainer.text.live`."""
 
-_ACTING = re.compile(
+_ACTS = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, except line feed and tab
     # characters that reorder or break a line, or are invisible
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"
     "\ud800-\udfff]"  # surrogates, which no stream can encode
 )
-_ACTING_ON_LINES = re.compile(rf"[\t\n]|{_ACTING.pattern}")
+_ACTING = pattern(_ACTS)
+_ACTING_ON_LINES = pattern(rf"[\t\n]|{_ACTS}")
 
 
 def printable(text: str) -> str:

@@ -26,6 +26,7 @@ from trainer.launch.templates import render, sh
 from trainer.run.exit_record import SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
+from trainer.text.pattern import pattern
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "CLIPSHIP_SUPERVISORS", "CLIPSHIP_TOKEN")
@@ -36,8 +37,8 @@ _WAIT_S = 30  # supervisors exit together: one that stays is on a lost node
 _LINE = 120
 _TASK_ID = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
 """Id of an array's task, as `squeue --jobs` takes it; that of the job if the script is submitted alone."""
-_PLAIN = re.compile(r"[\w=:/.,@%+-]{1,80}", re.ASCII)
-_LIST_OF_ONE = re.compile(r"= \[\n    ([^\n]*),\n\]\n")
+_PLAIN = pattern(r"[\w=:/.,@%+-]{1,80}", re.ASCII)
+_LIST_OF_ONE = pattern(r"= \[\n    ([^\n]*),\n\]\n")
 
 
 @dataclass(frozen=True)
