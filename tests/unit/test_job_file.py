@@ -77,9 +77,17 @@ def test_every_problem_is_told_at_once_with_line_and_key(job_path: Path) -> None
         ("eval.zero_shot = 'a.tar'", "eval: zero_shot needs class_names"),
         ("data.crop_scale = [0.5]", "data.crop_scale: expected more values (given [0.5])"),
         ("data.crop_scale = [0.5, 2.0]", "data.crop_scale: must be two numbers"),
-        ("timeouts.init_s = inf", "timeouts.init_s: must be at most 604800 (given inf)"),
+        ("timeouts.init_s = inf", "timeouts.init_s: must be at most 604,800 (given inf)"),
         ("optim.eps = nan", "optim.eps: must be"),
         ("resources.nodes = 1.0", "resources.nodes: expected a whole number (given 1.0)"),
+        (
+            "resources.mem_gb_per_gpu = 1e308",
+            "resources.mem_gb_per_gpu: must be at most 1,000,000 (given 1e+308)",
+        ),
+        (
+            "comm.horovod.fusion_mb = 1e308",
+            "comm.horovod.fusion_mb: must be at most 1,000,000 (given 1e+308)",
+        ),
         ("resources.nodes = true", "resources.nodes: expected a whole number (given true)"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from trainer.config.types import AboveZero, NonNegative, Positive, Section, Text, optional_section
+from trainer.config.types import AboveZero, Mebibytes, Positive, Section, Text, optional_section
 
 Backend = Literal["torch", "fsdp", "horovod"]
 ShardDegree = Literal["world", "node"] | Positive
@@ -15,7 +15,7 @@ class TorchComm(Section):
 
     device_backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Backend of torch.distributed, for fsdp, too; auto takes nccl on GPUs and gloo on CPUs."""
-    bucket_mb: AboveZero = 25.0
+    bucket_mb: Mebibytes = 25.0
     """MiB of gradients in one all-reduce: larger buckets use the network better, smaller ones overlap earlier
     with the backward pass."""
     static_graph: bool = False
@@ -48,7 +48,7 @@ class FsdpComm(Section):
 class HorovodComm(Section):
     """Settings of Horovod; None keeps Horovod's own default."""
 
-    fusion_mb: NonNegative | None = None
+    fusion_mb: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """HOROVOD_FUSION_THRESHOLD in MiB (default 128): small tensors that become ready together are sent
     together, up to this size."""
     cycle_ms: AboveZero | None = None

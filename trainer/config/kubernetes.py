@@ -21,6 +21,7 @@ from trainer.config.kubernetes_values import (
 )
 from trainer.config.types import (
     AboveZero,
+    Gibibytes,
     Positive,
     SchedulerSection,
     Seconds,
@@ -117,16 +118,16 @@ class Kubernetes(SchedulerSection):
     """Cores that a worker requests. None: its limit, resources.cpus_per_gpu for each GPU."""
     cpu_limit: bool = True
     """Limit a worker's cores; false lets it use idle cores."""
-    mem_request_gb: AboveZero | None = None
+    mem_request_gb: Gibibytes | None = None
     """Host memory that a worker requests, in GiB. None: its limit, resources.mem_gb_per_gpu for each GPU."""
-    shm_gb: AboveZero | None = None
+    shm_gb: Gibibytes | None = None
     """Size of a worker's /dev/shm in GiB, which counts as its memory; containers have only 64 MiB by default.
     None: 2 for each GPU."""
     launcher_cpu: AboveZero = 1.0
     """Cores that the launcher requests."""
     launcher_cpu_limit: AboveZero | None = None
     """Limit of the launcher's cores, for a quota that requires a limit of every container. None: no limit."""
-    launcher_mem_gb: AboveZero | None = None
+    launcher_mem_gb: Gibibytes | None = None
     """Memory of the launcher in GiB, request and limit. None: 1 GiB, plus 8 MiB for each worker (an ssh
     client)."""
 

@@ -114,7 +114,9 @@ def _sentence(key: Key, details: Mapping[str, Any], *, hint: bool) -> str:
 
 def _wanted(kind: str, context: Mapping[str, Any]) -> str | None:
     """Returns what is allowed, by pydantic's name of the problem; None if pydantic's own text must do."""
-    bounds = [f"must be {phrase} {context[name]:g}" for name, phrase in _BOUNDS.items() if name in context]
+    bounds = [
+        f"must be {phrase} {context[name]:,.12g}" for name, phrase in _BOUNDS.items() if name in context
+    ]
     if bounds:
         return bounds[0]
     if kind in _EXPECTED:

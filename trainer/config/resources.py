@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainer.config.gpus import GpuName
-from trainer.config.types import AboveZero, Positive, Section
+from trainer.config.types import Gibibytes, Positive, Section
 
 
 class Resources(Section):
@@ -33,7 +33,7 @@ class Resources(Section):
     bind_cpus: bool = True
     """Bind each rank and its loader processes to the CPUs next to its GPU, unless its launcher has bound it,
     or they are fewer than cpus_per_gpu. No effect without GPUs."""
-    mem_gb_per_gpu: AboveZero | None = None
+    mem_gb_per_gpu: Gibibytes | None = None
     """Host memory for each GPU, or for each rank without GPUs. None: the scheduler's own default."""
 
     @property
