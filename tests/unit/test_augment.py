@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
+from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import ColorJitter, RandAugment
 
 from trainer.config.augment import Augment
@@ -137,6 +138,28 @@ def test_probabilities_are_kept(picture: Image.Image) -> None:
     assert sum(found) / len(found) == pytest.approx(0.25, abs=0.04)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_timms_rectangles_are_filled_with_noise(picture: Image.Image, count: int) -> None:
+    ours = Augmentation(Augment(erase_prob=0.5, erase_count=count))
+    theirs = RandomErasing(0.5, mode="pixel", max_count=count, device="cpu")
+    changed = []
+    for seed in seeds(60):
+        random.seed(seed)
+        left = theirs(torch.zeros(3, picture.height, picture.width))[0].numpy() == 0
+        random.seed(3)
+        after, before = np.asarray(ours(picture, seed)), np.asarray(picture)
+        assert random.random() == random.Random(3).random(), (
+            "Python's generator goes on as if nothing was drawn"
+        )
+        assert np.array_equal(after[left], before[left])
+        noise = after[~left]
+        assert np.mean(noise == before[~left]) < 0.1 if noise.size > 500 else True
+        changed.append(noise)
+        assert same(ours(picture, seed), Image.fromarray(after))
+    assert 15 < sum(noise.size > 0 for noise in changed) < 45
+    assert np.concatenate(changed).mean() == pytest.approx(127.5, abs=2)
+
+
 def test_without_settings_nothing_is_changed() -> None:
     assert augmentation(Augment()) is None
     assert augmentation(Augment(crop_ratio=(0.5, 2.0))) is None
@@ -151,6 +174,8 @@ def test_without_settings_nothing_is_changed() -> None:
         ({"color_jitter_prob": 0.5}, "has no effect without color_jitter"),
         ({"color_jitter": (-0.1, 0.0, 0.0, 0.0)}, "greater than or equal to 0"),
         ({"gray_scale_prob": 1.5}, "less than or equal to 1"),
+        ({"erase_prob": 1.5}, "less than or equal to 1"),
+        ({"erase_count": 0}, "greater than or equal to 1"),
         ({"rand_augment_magnitude": 31}, "less than or equal to 30"),
     ],
 )

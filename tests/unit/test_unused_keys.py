@@ -80,6 +80,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": {"augment": {"color_jitter_prob": 0.5}}},
     ),
     (
+        "data.augment.erase_count",
+        {"data": {**SHARDS, "augment": {"erase_count": 2}}},
+        {"data": {"augment": {"erase_prob": 0.5}}},
+    ),
+    (
         "data.encoding",
         {"data": {**SYNTHETIC, "encoding": "gb18030"}},
         {"eval": {"retrieval": ["b.csv"]}},

@@ -127,6 +127,11 @@ UNUSED_KEYS = (
         "data.augment.color_jitter_prob is 0",
     ),
     UnusedKeys(
+        ("data.augment.erase_count",),
+        lambda job: not job.data.augment.erase_prob,
+        "data.augment.erase_prob is 0",
+    ),
+    UnusedKeys(
         ("data.row_group_cache_mb",),
         lambda job: not _reads(job, "row_group_cache_mb"),
         "neither training nor retrieval reads Parquet or Arrow",

@@ -26,6 +26,11 @@ class Augment(Section):
     """Share of images whose colours are changed by color_jitter."""
     gray_scale_prob: Probability = 0.0
     """Share of images that become gray."""
+    erase_prob: Probability = 0.0
+    """Share of images in which rectangles are filled with noise (random erasing, arXiv 1708.04896)."""
+    erase_count: Annotated[int, Field(ge=1, le=100)] = 1
+    """Largest number of such rectangles in an image, between 1 and this. Together they cover 2 to 33 % of
+    it."""
 
     @field_validator("crop_ratio")
     @classmethod
@@ -46,6 +51,8 @@ class Augment(Section):
         return self
 
     @property
-    def changes_colours(self) -> bool:
+    def changes_pixels(self) -> bool:
         """True if images are changed after the crop."""
-        return bool(self.rand_augment_ops or self.color_jitter_prob or self.gray_scale_prob)
+        return bool(
+            self.rand_augment_ops or self.color_jitter_prob or self.gray_scale_prob or self.erase_prob
+        )

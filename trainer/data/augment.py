@@ -1,7 +1,8 @@
-"""Random changes of a training image after the crop: those of torchvision, in open_clip's order, on bytes.
+"""Random changes of a training image after the crop: torchvision's and timm's, in open_clip's order.
 
-Every choice follows from the seed. RandAugment draws from torch's generator of the CPU, which is set for it
-and put back; everything else draws from a generator of its own.
+They work on bytes. Every choice follows from the seed. RandAugment draws from torch's generator of the CPU
+and the erasing from Python's, which are set for them and put back; everything else draws from a generator of
+its own.
 """
 
 import random
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from PIL import Image
+from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import RandAugment
 from torchvision.transforms import functional as F
 
@@ -35,12 +38,12 @@ class Augmentation:
             picture = jittered(picture, settings.color_jitter, draw)
         if draw.random() < settings.gray_scale_prob:
             picture = F.to_grayscale(picture, num_output_channels=3)
-        return picture
+        return erased(picture, settings, seed) if settings.erase_prob else picture
 
 
 def augmentation(settings: Augment) -> Augmentation | None:
     """Returns the function that the job asks for; None if it leaves the pixels of the crop as they are."""
-    return Augmentation(settings) if settings.changes_colours else None
+    return Augmentation(settings) if settings.changes_pixels else None
 
 
 def jittered(
@@ -62,6 +65,26 @@ def jittered(
         if strength:
             picture = change(picture)
     return picture
+
+
+def erased(picture: Image.Image, settings: Augment, seed: int) -> Image.Image:
+    """Returns the picture with timm's rectangles in it, if any are drawn.
+
+    They hold uniform noise, as in the paper. timm draws a normal one, which bytes would cut off.
+    """
+    left = torch.ones(1, picture.height, picture.width)
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        RandomErasing(settings.erase_prob, max_count=settings.erase_count, device="cpu")(left)
+    finally:
+        random.setstate(before)
+    gone = left[0].numpy() == 0
+    if not gone.any():
+        return picture
+    pixels = np.array(picture)
+    pixels[gone] = np.random.default_rng(seed).integers(256, size=(gone.sum(), 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
 
 
 @contextmanager

@@ -90,9 +90,7 @@ def augmentation(flag: Flag, line: Line, result: Translation) -> None:
     if scale := settings.get("scale"):
         result.set("data.crop_scale", [float(share) for share in scale])
     used = {"scale", "use_timm"} | (_with_timm if settings.get("use_timm") else _without)(settings, result)
-    if settings.get("use_timm") and settings.get("re_prob"):
-        result.refused[flag.name] = "not supported yet: re_prob (timm's random erasing)"
-    elif unused := [name for name in settings if name not in used]:
+    if unused := [name for name in settings if name not in used]:
         timm = "with" if settings.get("use_timm") else "without"
         result.dropped[flag.name] = f"{timm} use_timm, open_clip_train does not use {', '.join(unused)}"
 
@@ -115,7 +113,11 @@ def _without(settings: Mapping[str, Any], result: Translation) -> set[str]:
 
 def _with_timm(settings: Mapping[str, Any], result: Translation) -> set[str]:
     """Translates the settings of timm's augmentation; returns the names of those that it uses."""
-    used = {"re_count"} if settings.get("re_prob") else set()
+    used: set[str] = set()
+    if probability := settings.get("re_prob"):
+        result.set("data.augment.erase_prob", float(probability), "timm's noise is normal, and uniform here")
+        result.set("data.augment.erase_count", int(settings.get("re_count", 1)))
+        used |= {"re_prob", "re_count"}
     if ratio := settings.get("ratio"):
         result.set("data.augment.crop_ratio", [float(each) for each in ratio])
         used |= {"ratio"}

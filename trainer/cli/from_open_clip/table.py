@@ -140,10 +140,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "--aug-cfg",
             {"nargs": "*", "default": {}},
             "data.crop_scale data.augment.crop_ratio data.augment.color_jitter "
-            "data.augment.color_jitter_prob data.augment.gray_scale_prob",
+            "data.augment.color_jitter_prob data.augment.gray_scale_prob "
+            "data.augment.erase_prob data.augment.erase_count",
             data_flags.augmentation,
-            "`scale`, `color_jitter`, `color_jitter_prob`, `gray_scale_prob`; with `use_timm` also `ratio`. "
-            "Random erasing (`re_prob`) is not supported yet.",
+            "`scale`, `color_jitter`, `color_jitter_prob`, `gray_scale_prob`; with `use_timm` "
+            "`scale`, `ratio`, `color_jitter`, `re_prob` and `re_count`, whose noise is uniform here.",
         ),
         _key(
             "--image-mean",
