@@ -234,6 +234,8 @@ def main(backend: str, *cases: str) -> None:
         comm={"backend": backend, "find_unused_parameters": cases == (unused_parameters.__name__,)}
     )
     comm = connect(job, detect(os.environ, os.uname().nodename), os.environ)
+    if backend == "horovod" and comm.device.type == "cpu":
+        assert os.environ["HOROVOD_CYCLE_TIME"] == "5"
     for case in cases:
         CASES[case](comm)
         comm.barrier(60)

@@ -52,8 +52,8 @@ class HorovodComm(Section):
     """HOROVOD_FUSION_THRESHOLD in MiB (default 128): small tensors that become ready together are sent
     together, up to this size."""
     cycle_ms: AboveZero | None = None
-    """HOROVOD_CYCLE_TIME in ms (default 1): time between two rounds in which ranks agree on which tensors are
-    ready."""
+    """HOROVOD_CYCLE_TIME in ms (default 1, and 5 without GPUs): time between two rounds in which ranks agree
+    on which tensors are ready."""
     cache_capacity: Annotated[int, Field(ge=0)] | None = None
     """HOROVOD_CACHE_CAPACITY: number of tensors (default 1024) whose negotiation is remembered."""
     compression: Literal["none", "fp16"] = "none"
