@@ -16,16 +16,8 @@ from trainer.supervise.heartbeat import Heartbeat, request_stop
 from trainer.supervise.limits import Limits
 from trainer.supervise.supervisor import Supervisor
 from trainer.supervise.tree import Rendezvous, Tree
-from trainer.supervise.world import (
-    GENERATION,
-    KEEPS_GOING,
-    RESPAWNED,
-    RESPAWNS,
-    SPARE_NODES,
-    World,
-    detect,
-    first_world,
-)
+from trainer.supervise.variables import GENERATION, KEEPS_GOING, RESPAWNED, RESPAWNS, SPARE_NODES
+from trainer.supervise.world import World, detect, first_world
 from trainer.sysinfo.addresses import free_port
 
 LIMITS = Limits(

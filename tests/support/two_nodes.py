@@ -10,7 +10,7 @@ from tests.support.ends import ROOT
 from trainer.config.loader import load_job
 from trainer.launch.rank_env import rank_environment
 from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import KEEPS_GOING, NODE, SPARE_NODES, STARTED_HERE
+from trainer.supervise.variables import KEEPS_GOING, NODE, SPARE_NODES, STARTED_HERE
 from trainer.sysinfo.addresses import free_port
 
 

@@ -481,6 +481,7 @@ HEAVY = ("torch", "numpy", "open_clip", "webdataset", "horovod")
     [
         (["--help"], (*HEAVY, "pydantic", "trainer.config.job", "importlib.metadata")),
         (["init", "--preset", "laptop", "new.toml"], (*HEAVY, "pydantic", "trainer.config.job")),
+        (["render", "dockerfile", "job.toml"], (*HEAVY, "importlib.metadata")),
         (["check", "job.toml"], HEAVY),
         (
             ["check", "job.toml", "--set", "data.format=table", "--set", "data.train=t.csv"],
@@ -493,8 +494,8 @@ def test_commands_of_the_login_node_import_nothing_heavy(
 ) -> None:
     Path("t.csv").write_text("image,caption\n" + "job.toml,a\n" * 32)
     program = (
-        "import sys; from trainer.cli.main import main; code = main(sys.argv[2:]); "
-        "print(code, *[name for name in sys.argv[1].split(',') if name in sys.modules], file=sys.stderr)"
+        "import sys; from trainer.cli.entry import main; unwanted = sys.argv.pop(1).split(','); "
+        "print(main(), *[name for name in unwanted if name in sys.modules], file=sys.stderr)"
     )
     root = Path(cli.__file__).parents[2]
     words = [sys.executable, "-c", program, ",".join(unwanted), *arguments]
@@ -502,6 +503,17 @@ def test_commands_of_the_login_node_import_nothing_heavy(
         words, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
     )
     assert ran.stderr.splitlines()[-1] == "0"
+
+
+def test_a_pydantic_that_asks_for_more_than_plugins_gets_it() -> None:
+    program = (
+        "import sys; from trainer.cli.entry import main; sys.argv[1:] = ['--version']; main(); "
+        "from pydantic.plugin._loader import get_plugins; assert get_plugins() == (); "
+        "from pydantic.plugin._loader import PYDANTIC_ENTRY_POINT_GROUP as group; print(group)"
+    )
+    words = [sys.executable, "-c", program]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "pydantic"
 
 
 @pytest.mark.parametrize("module", ["trainer.cli", "trainer.cli.main"])

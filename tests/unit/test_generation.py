@@ -16,7 +16,8 @@ from trainer.supervise import heartbeat
 from trainer.supervise.generation import Generation, fresh_variables
 from trainer.supervise.heartbeat import HEARTBEAT_FILE, published_state
 from trainer.supervise.nursery import Nursery
-from trainer.supervise.world import GENERATION, detect
+from trainer.supervise.variables import GENERATION
+from trainer.supervise.world import detect
 
 RANK = f"""
 import os, subprocess, sys, time

@@ -22,7 +22,7 @@ from trainer.comm.keep_going import (
 from trainer.comm.ssh_start import start_here, start_on
 from trainer.comm.started_ranks import StartedRank, StartRank, run_ranks
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, EXIT_START_AGAIN, EXIT_TIMED_OUT
-from trainer.supervise.world import RESPAWNED
+from trainer.supervise.variables import RESPAWNED
 
 KILLED = -signal.SIGKILL
 

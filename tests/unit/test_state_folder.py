@@ -19,7 +19,7 @@ from trainer.supervise.state_folder import (
 )
 from trainer.supervise.state_parts import Header, newest_step, whole_steps, write_header
 from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import STARTS_AGAIN
+from trainer.supervise.variables import STARTS_AGAIN
 
 RUN = Rendezvous("here", 4711, "secret")
 ENV = RUN.variables()

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import InputError
+from trainer.supervise.variables import STARTED_HERE
 from trainer.supervise.world import (
     ROWS,
     SINGLE,
-    STARTED_HERE,
     World,
     detect,
     device_index,

@@ -3,10 +3,7 @@
 `--help` is fast because nothing heavy is imported here: no pydantic, no model, no launcher.
 """
 
-import atexit
-import gc
 import importlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,9 +53,6 @@ _ELSEWHERE = (
     "if only the cluster's nodes see the files of the job, use `clipship check --no-data` and `clipship "
     "submit --no-check`"
 )
-OBJECTS_BEFORE_COLLECTION = 100_000
-"""Threshold of Python's garbage collector. The default of 700 suits programs that make garbage; a start makes
-objects that stay, and scanning them again took 5 % of it."""
 
 LAZY_COMMANDS = {
     "explain": (
@@ -484,11 +478,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Bad input gives one message on stderr; a bug keeps its traceback.
     """
-    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
-    atexit.register(gc.freeze)  # so that the collection at the interpreter's end finds nothing to scan
-    # A job file's meaning must not depend on pydantic plugins that happen to be installed, and searching
-    # for them takes as long as reading the file.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         code = cli.main(arguments, prog_name="clipship", standalone_mode=False)
     except InputError as problem:

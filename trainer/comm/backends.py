@@ -297,7 +297,7 @@ def check_lost_nodes(job: Job, launcher: str, *, keeps_going: bool) -> None:
 
 
 def starts_again(job: Job, launcher: Launcher) -> Literal["", "lost", "always"]:
-    """Returns when the launcher must start all supervisors again, for `trainer.supervise.world.STARTS_AGAIN`.
+    """Returns when the launcher must start all supervisors again, for STARTS_AGAIN.
 
     Only MPI needs that; srun counts as mpirun for ranks that connect over it.
     """

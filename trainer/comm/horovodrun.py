@@ -18,7 +18,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from trainer.comm.localrun import add_common, add_hosts, read_hosts
 from trainer.comm.ssh_start import start_on
 from trainer.comm.started_ranks import StartedRank, collect_signals, run_ranks
-from trainer.supervise.world import FORGET_URL
+from trainer.supervise.variables import FORGET_URL
 
 _FORGET = "/clipship/forget"
 """Path of the rendezvous server at which a PUT makes it forget the ranks; Horovod's own scopes differ."""

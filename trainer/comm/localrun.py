@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trainer.comm.ssh_start import start_here, start_on
 from trainer.comm.started_ranks import StartedRank, collect_signals, run_ranks
-from trainer.supervise.world import STARTED_HERE
+from trainer.supervise.variables import STARTED_HERE
 
 _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Prefixes of torchrun's variables: around this process they describe another world."""

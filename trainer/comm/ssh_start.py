@@ -15,7 +15,7 @@ from signal import SIGTERM
 
 from trainer.comm.started_ranks import StartedRank
 from trainer.supervise.tree import TOKEN
-from trainer.supervise.world import RESPAWNED
+from trainer.supervise.variables import RESPAWNED
 from trainer.sysinfo.addresses import is_here
 from trainer.sysinfo.parent import signal_with_parent
 

@@ -16,7 +16,7 @@ from types import FrameType
 from trainer.comm.keep_going import LONGEST_CUT_OFF_WAIT_S, KeepGoing, left_by_itself
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import RESPAWNED
+from trainer.supervise.variables import RESPAWNED
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from trainer.config.job import Job
 from trainer.config.keys import with_paths_from
-from trainer.config.messages import problem_texts, shown_key
 from trainer.config.overrides import Override, apply_overrides, parse_overrides
 from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
@@ -23,7 +22,6 @@ from trainer.text.wording import many
 
 _MOST_BYTES = 1_000_000  # the limit of a ConfigMap
 _MOST_LEVELS = 64
-_MOST_PROBLEMS = 100
 _INTEGERS = 2**63
 
 
@@ -138,7 +136,7 @@ def _validated(
     changes = parse_overrides(overrides)
     apply_overrides(table, changes)
     if odd := _odd_value(table):
-        raise InputError("\n".join(_placed([odd], origin, lines(), changes)))
+        raise _refusal([odd], origin, lines(), changes)
     try:
         return Job.model_validate(_with_tuples(table))
     except ValidationError as error:
@@ -154,7 +152,19 @@ def _validated(
     try:
         return Job.model_validate(_with_tuples(table))
     except ValidationError as error:
-        raise InputError("\n".join(_placed(problem_texts(error), origin, lines(), changes))) from None
+        raise _refusal(error, origin, lines(), changes) from None
+
+
+def _refusal(
+    problems: ValidationError | Sequence[tuple[Key, str]],
+    origin: str,
+    lines: Lines,
+    changes: Sequence[Override],
+) -> InputError:
+    from trainer.config.messages import placed, problem_texts  # a job that is right waits for no words
+
+    texts = problem_texts(problems) if isinstance(problems, ValidationError) else problems
+    return InputError("\n".join(placed(texts, origin, lines, changes)))
 
 
 def _odd_value(table: dict[str, Any]) -> tuple[Key, str] | None:
@@ -181,30 +191,3 @@ def _with_tuples(value: object) -> object:
     if isinstance(value, dict):
         return {key: _with_tuples(inner) for key, inner in value.items()}
     return tuple(_with_tuples(inner) for inner in value) if isinstance(value, list) else value
-
-
-def _placed(
-    problems: Sequence[tuple[Key, str]], origin: str, lines: Lines, changes: Sequence[Override]
-) -> list[str]:
-    """Returns the problems in the file's order, each with its place.
-
-    The place is `job.toml:12: optim.lr: ...`, or `--set optim.lr: ...` if an override concerns the key. A
-    long list is cut after _MOST_PROBLEMS, with the number of the others.
-    """
-    placed: list[tuple[int, str]] = []
-    for key, problem in problems:
-        line = lines.of(key)
-        change = next(
-            (
-                c
-                for c in reversed(changes)
-                if key[: len(c.key)] == c.key or (key and c.key[: len(key)] == key)
-            ),
-            None,
-        )
-        place = f"--set {shown_key(change.key)}" if change else f"{origin}:{line}" if line else origin
-        about = "" if not key or (change and change.key == key) else f"{shown_key(key)}: "
-        placed.append((line or 0, f"{place}: {about}{problem}"))
-    texts = [text for _, text in sorted(placed, key=lambda problem: problem[0])]
-    more = [f"and {len(texts) - _MOST_PROBLEMS:,} more problems"] if len(texts) > _MOST_PROBLEMS else []
-    return texts[:_MOST_PROBLEMS] + more

@@ -8,7 +8,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from trainer.config.job import Job
-from trainer.config.toml_lines import Key
+from trainer.config.overrides import Override
+from trainer.config.toml_lines import Key, Lines
 from trainer.config.types import ABSOLUTE_PATH, COMPUTE_CAPABILITY, NO_NUL, ONE_LINE, VARIABLE, VERSION
 from trainer.text.masking import masked
 from trainer.text.terminal import one_line
@@ -38,6 +39,7 @@ _PATTERNS = {
 }
 _MOST_HINTS = 30
 _LONGEST_KEY = 100
+_MOST_PROBLEMS = 100
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
@@ -86,6 +88,33 @@ def _section(key: Key) -> type[BaseModel] | None:
             return None
         section = field.annotation
     return section
+
+
+def placed(
+    problems: Sequence[tuple[Key, str]], origin: str, lines: Lines, changes: Sequence[Override]
+) -> list[str]:
+    """Returns the problems in the file's order, each with its place.
+
+    The place is `job.toml:12: optim.lr: ...`, or `--set optim.lr: ...` if an override concerns the key. A
+    long list is cut after _MOST_PROBLEMS, with the number of the others.
+    """
+    placed: list[tuple[int, str]] = []
+    for key, problem in problems:
+        line = lines.of(key)
+        change = next(
+            (
+                c
+                for c in reversed(changes)
+                if key[: len(c.key)] == c.key or (key and c.key[: len(key)] == key)
+            ),
+            None,
+        )
+        place = f"--set {shown_key(change.key)}" if change else f"{origin}:{line}" if line else origin
+        about = "" if not key or (change and change.key == key) else f"{shown_key(key)}: "
+        placed.append((line or 0, f"{place}: {about}{problem}"))
+    texts = [text for _, text in sorted(placed, key=lambda problem: problem[0])]
+    more = [f"and {len(texts) - _MOST_PROBLEMS:,} more problems"] if len(texts) > _MOST_PROBLEMS else []
+    return texts[:_MOST_PROBLEMS] + more
 
 
 def shown_key(key: Key) -> str:

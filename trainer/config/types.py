@@ -1,6 +1,5 @@
 """Base class and value types of all sections of the job file. Imports no torch."""
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
-
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-"""No plugin takes part in reading a job, and to look for one opens the metadata of each installed package."""
 
 NO_NUL = r"\A[^\x00]*\z"
 ONE_LINE = r"\A[^\x00\r\n]*\z"

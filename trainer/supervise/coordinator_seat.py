@@ -23,7 +23,8 @@ from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
 from trainer.supervise.tree import is_refused
 from trainer.supervise.tree_plan import Address
-from trainer.supervise.world import RESPAWNS, STARTS_AGAIN, number_of_spares
+from trainer.supervise.variables import RESPAWNS, STARTS_AGAIN
+from trainer.supervise.world import number_of_spares
 from trainer.sysinfo.addresses import is_loopback
 from trainer.text.terminal import shown
 

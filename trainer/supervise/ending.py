@@ -12,7 +12,7 @@ from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
 from trainer.supervise.own_rank import OwnRank
 from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
-from trainer.supervise.world import RESPAWNED, STARTS_AGAIN
+from trainer.supervise.variables import RESPAWNED, STARTS_AGAIN
 from trainer.text.terminal import shown
 
 

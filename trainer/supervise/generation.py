@@ -15,7 +15,7 @@ from trainer.supervise.heartbeat import publish_heartbeat
 from trainer.supervise.nccl_debug import rank_variables
 from trainer.supervise.nursery import Nursery
 from trainer.supervise.rank_process import RankProcess, end_rank, kill_rank, rank_folder, reap_group
-from trainer.supervise.world import FORGET_URL, GENERATION, USES_AGENT_STORE
+from trainer.supervise.variables import FORGET_URL, GENERATION, USES_AGENT_STORE
 from trainer.sysinfo.addresses import free_port, is_here, listening_address
 
 _POLL_S = 0.02

@@ -25,7 +25,7 @@ from typing import IO
 from trainer.safe_io.plain import is_own_folder, open_plain
 from trainer.supervise.state_parts import newest_step
 from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import STARTS_AGAIN
+from trainer.supervise.variables import STARTS_AGAIN
 
 STATE_DIR = "CLIPSHIP_STATE_DIR"
 """Variable with the folder in which a rank keeps its state in memory; not set if there is none."""

@@ -28,7 +28,8 @@ from trainer.supervise.rank_process import SIGNALS, end_rank
 from trainer.supervise.supervisor_context import SupervisorContext
 from trainer.supervise.tree import Rendezvous, Tree
 from trainer.supervise.tree_plan import Address
-from trainer.supervise.world import KEEPS_GOING, RESPAWNED, World, first_world, rank_variables
+from trainer.supervise.variables import KEEPS_GOING, RESPAWNED
+from trainer.supervise.world import World, first_world, rank_variables
 
 TICK_S = 0.5
 HELD_UP_S = 2.0

@@ -63,7 +63,8 @@ from trainer.supervise import lease
 from trainer.supervise.condemned import condemn
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.world import FORGET_URL, SINGLE, STARTS_AGAIN, World
+from trainer.supervise.variables import FORGET_URL, STARTS_AGAIN
+from trainer.supervise.world import SINGLE, World
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
 from trainer.text.wording import many

@@ -25,7 +25,7 @@ from trainer.launch.slurm.validate import can_keep_going, validate
 from trainer.launch.templates import render, sh
 from trainer.run.exit_record import SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
-from trainer.supervise.world import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
+from trainer.supervise.variables import GENERATION, KEEPS_GOING, RESPAWNS, SPARE_NODES, STARTS_AGAIN
 from trainer.text.pattern import pattern
 
 IMAGE_PYTHON = "/opt/clipship/bin/python"
@@ -241,7 +241,7 @@ def _keeps_going(job: Job) -> bool:
 
 
 def _starts_again(job: Job) -> str:
-    """Returns when the script must start all supervisors again, "" for never; see `world.STARTS_AGAIN`."""
+    """Returns when the script must start all supervisors again, "" for never: STARTS_AGAIN."""
     return "" if can_keep_going(job) else starts_again(job, "mpirun")
 
 

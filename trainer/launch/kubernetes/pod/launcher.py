@@ -52,7 +52,7 @@ from trainer.run.layout import METRICS_FILE, Run
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.stopping import REPEAT_S
 from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import GENERATION, STARTS_AGAIN
+from trainer.supervise.variables import GENERATION, STARTS_AGAIN
 from trainer.text.terminal import say
 
 HOSTFILE = Path("/etc/mpi/hostfile")

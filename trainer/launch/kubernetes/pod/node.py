@@ -40,7 +40,7 @@ from trainer.run.exit_record import ExitRecord
 from trainer.run.folder import run_folder
 from trainer.run.goodput_log import BEGAN
 from trainer.supervise.tree import Rendezvous
-from trainer.supervise.world import RESPAWNED, STARTED_HERE
+from trainer.supervise.variables import RESPAWNED, STARTED_HERE
 from trainer.sysinfo.addresses import is_here, listening_address
 from trainer.text.terminal import say
 
