@@ -29,11 +29,10 @@ Examples:
   clipship completion fish > ~/.config/fish/completions/clipship.fish"""
 )
 @click.argument("shell", type=NearChoice(list(_SHELLS)))
-def command(shell: str) -> None:
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
     """Print the script that completes commands, presets, runs and keys of the job file in SHELL."""
-    from trainer.cli.main import cli
-
-    made = _SHELLS[shell](cli, {}, "clipship", "_CLIPSHIP_COMPLETE")
+    made = _SHELLS[shell](context.find_root().command, {}, "clipship", "_CLIPSHIP_COMPLETE")
     text = made.source_template % made.source_vars()
     click.echo(text.replace(_BASH_ADDS, _BASH_JOINS))  # a key goes on with its value, without a space
 
