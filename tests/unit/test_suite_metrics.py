@@ -25,6 +25,7 @@ from trainer.data.shard_files import PackedSample, write_shards
 from trainer.data.source import open_images, open_labelled
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.retrieval import Retrieval, retrieval
+from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.zero_shot import ZeroShot, classify
 from trainer.model.build import Clip, build_model
 
@@ -70,7 +71,7 @@ def test_classification_equals_the_formulas_of_clip_benchmark(
     source = open_labelled(Eval(zero_shot=shards, class_names=tuple("abcdefghi")))
     images = features_of_pictures(clip, source)
     nearby = images[[(n * 7) % PICTURES for n in range(CLASSES)]]  # classes near some of the pictures
-    result = classify(clip, source, torch.from_numpy(nearby).float(), JOB, alone)
+    result = classify(clip, source, torch.from_numpy(nearby).float(), JOB, Rounds(alone))
     target = np.array([source.read(n).label for n in range(PICTURES)])
     order = np.argsort(-(images @ nearby.T), axis=1, kind="stable")
     taken = order[:, 0]
@@ -107,7 +108,7 @@ def test_retrieval_equals_the_formulas_of_clip_benchmark(
     shards: tuple[str, ...], clip: Clip, alone: Comm
 ) -> None:
     source = open_images(Data(train=shards))
-    metrics = retrieval(clip, source, JOB, alone).metrics()
+    metrics = retrieval(clip, source, JOB, Rounds(alone)).metrics()
     owned = [(n, caption) for n in range(len(source)) for caption in source.read(n).captions]
     with evaluating(clip.model):
         tokens = clip.tokenizer([caption for _, caption in owned])

@@ -12,7 +12,7 @@ from trainer.evaluate.board import board
 from trainer.evaluate.inputs import class_names, templates
 from trainer.evaluate.ranking import Pairs
 from trainer.evaluate.retrieval import RECALLS, retrieval
-from trainer.evaluate.rounds import never
+from trainer.evaluate.rounds import Rounds, never
 from trainer.evaluate.zero_shot import zero_shot
 from trainer.model.build import Clip
 from trainer.report.board import write_board
@@ -57,15 +57,14 @@ class Evaluation:
         """
         label = " (EMA)" if ema else ""
         show = None if ema else self._show
-        metrics = {**self._zero_shot(clip, stop, label), **self._retrieval(clip, stop, show, label)}
+        rounds = Rounds(self._comm, stop)
+        metrics = {**self._zero_shot(clip, rounds, label), **self._retrieval(clip, rounds, show, label)}
         return {f"{EMA}{name}": value for name, value in metrics.items()} if ema else metrics
 
-    def _zero_shot(self, clip: Clip, stop: Callable[[], bool], label: str) -> Metrics:
+    def _zero_shot(self, clip: Clip, rounds: Rounds, label: str) -> Metrics:
         if self._labelled is None:
             return {}
-        result = zero_shot(
-            clip, self._labelled, self._class_names, self._templates, self._job, self._comm, stop
-        )
+        result = zero_shot(clip, self._labelled, self._class_names, self._templates, self._job, rounds)
         shares = f"top-1 {result.top1 / result.samples:.2%}, top-5 {result.top5 / result.samples:.2%}"
         log.info("%-12s %s of %d images%s", "zero-shot", shares, result.samples, label)
         return result.metrics()
@@ -80,11 +79,11 @@ class Evaluation:
             log.warning("%-12s the retrieval board is NOT WRITTEN: %s", "evaluation", error)
 
     def _retrieval(
-        self, clip: Clip, stop: Callable[[], bool], show: Callable[[Pairs], None] | None, label: str
+        self, clip: Clip, rounds: Rounds, show: Callable[[Pairs], None] | None, label: str
     ) -> Metrics:
         if self._captioned is None:
             return {}
-        metrics = retrieval(clip, self._captioned, self._job, self._comm, show, stop).metrics()
+        metrics = retrieval(clip, self._captioned, self._job, rounds, show).metrics()
         for way, name in (("image to text", "i2t"), ("text to image", "t2i")):
             recalls = ", ".join(f"R@{k} {metrics[f'retrieval_{name}_r{k}']:.2%}" for k in RECALLS)
             log.info(

@@ -19,7 +19,7 @@ from trainer.data.source import Source
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
 from trainer.evaluate.ranking import ROWS, Pairs, ahead, exact
-from trainer.evaluate.rounds import never, rounds, until_unreadable
+from trainer.evaluate.rounds import Rounds
 from trainer.model.build import Clip
 
 RECALLS = (1, 5, 10)
@@ -66,34 +66,34 @@ def retrieval(
     clip: Clip,
     source: Source,
     job: Job,
-    comm: Comm,
+    rounds: Rounds,
     show: Callable[[Pairs], None] | None = None,
-    stop: Callable[[], bool] = never,
-    unreadable: list[str] | None = None,
 ) -> Retrieval:
     """Collective: measures how well images find their captions among all captions, and captions their images.
 
-    `show` gets all features on rank 0, before they are ranked; `unreadable` is that of `until_unreadable`.
-    Raises Preempted on all ranks if `stop` is true on any.
+    `show` gets all features on rank 0, before they are ranked. Raises Preempted on all ranks if any is asked
+    to stop.
     """
+    comm = rounds.comm
     with evaluating(clip.model):
-        pairs, digest_T = _encoded(clip, source, job, comm, stop, unreadable)
+        pairs, digest_T = _encoded(clip, source, job, rounds)
         if show is not None and comm.world.rank == 0:
             show(pairs)
-        texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(source), comm, stop))
+        texts_ahead, images_ahead = ahead(pairs, _row_blocks(len(source), rounds))
     of_texts, of_images = (1 + comm.all_reduce(ahead_of).cpu() for ahead_of in (texts_ahead, images_ahead))
     return Retrieval(of_texts, of_images, digest_T.cpu())
 
 
-def _row_blocks(images: int, comm: Comm, stop: Callable[[], bool]) -> Iterator[int]:
+def _row_blocks(images: int, rounds: Rounds) -> Iterator[int]:
     """Collective: yields where the blocks of images begin that this rank ranks.
 
     In the last round one may begin after the last image.
     """
     progress = Progress("retrieval", images, "images ranked")
-    for begin in rounds(images, ROWS, comm, stop):
-        yield begin + comm.world.rank * ROWS
-        progress.done(begin + ROWS * comm.world.size)
+    world = rounds.comm.world
+    for begin in rounds.of(images, ROWS):
+        yield begin + world.rank * ROWS
+        progress.done(begin + ROWS * world.size)
 
 
 def median(ranks: Tensor) -> float:
@@ -117,12 +117,10 @@ def _encoded(
     clip: Clip,
     source: Source,
     job: Job,
-    comm: Comm,
-    stop: Callable[[], bool],
-    unreadable: list[str] | None,
+    rounds: Rounds,
 ) -> tuple[Pairs, Tensor]:
     """Collective: returns the features of the whole set and the captions' digests, on every rank."""
-    parts = list(_parts(clip, source, job, comm, stop, unreadable))
+    parts = list(_parts(clip, source, job, rounds))
     images_ND = torch.cat([features.images for features in parts])
     about = torch.cat([features.about for features in parts])
     texts = [features.texts for features in parts]
@@ -135,12 +133,10 @@ def _parts(
     clip: Clip,
     source: Source,
     job: Job,
-    comm: Comm,
-    stop: Callable[[], bool],
-    unreadable: list[str] | None,
+    rounds: Rounds,
 ) -> Iterator[_Features]:
     """Collective: yields the features of one block of each rank, round by round."""
-    size, world = job.eval.batch_size, comm.world
+    comm, size, world = rounds.comm, job.eval.batch_size, rounds.comm.world
     blocks = retrieval_blocks(
         source,
         rank=world.rank,
@@ -152,8 +148,8 @@ def _parts(
         most_pixels=job.data.max_image_pixels,
     )
     progress = Progress("retrieval", len(source), "images encoded")
-    readable = until_unreadable(blocks, unreadable)
-    for begin in rounds(len(source), size, comm, stop):
+    readable = rounds.until_unreadable(blocks)
+    for begin in rounds.of(len(source), size):
         block = next(readable, None)
         mine = _nothing(comm.device) if block is None else _features(clip, block, job, comm.device)
         yield _Features(*(gather_rows(comm, rows) for rows in mine))

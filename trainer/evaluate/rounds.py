@@ -4,6 +4,7 @@ Requests to stop are checked between rounds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -19,31 +20,38 @@ def never() -> bool:
     return False
 
 
-def rounds(count: int, block: int, comm: Comm, stop: Callable[[], bool]) -> Iterator[int]:
-    """Collective: yields where each round begins among `count` items in blocks of `block`.
+@dataclass(frozen=True)
+class Rounds:
+    """The ranks of an evaluation, and what ends it early on all of them."""
 
-    Rank 0's block is the first from there. Raises Preempted, on all ranks before the same round or after the
-    last, if `stop` is true on any.
-    """
-    for begin in range(0, count, block * comm.world.size):
-        _check(stop, comm)
-        yield begin
-    _check(stop, comm)
+    comm: Comm
+    stop: Callable[[], bool] = never
+    """Function that returns whether this rank is asked to stop; it is called before each round."""
+    unreadable: list[str] | None = None
+    """Reasons why this rank cannot read its blocks, which end the evaluation like a request to stop. With
+    None, the InputError is raised."""
 
+    def of(self, count: int, block: int) -> Iterator[int]:
+        """Collective: yields where each round begins among `count` items in blocks of `block`.
 
-def _check(stop: Callable[[], bool], comm: Comm) -> None:
-    if comm.all_reduce(torch.tensor(float(stop()), device=comm.device)) > 0:
-        raise Preempted("asked to stop during an evaluation")
+        Rank 0's block is the first from there. Raises Preempted, on all ranks before the same round or after
+        the last, if any is asked to stop.
+        """
+        for begin in range(0, count, block * self.comm.world.size):
+            self._check()
+            yield begin
+        self._check()
 
+    def _check(self) -> None:
+        ends = float(bool(self.unreadable) or self.stop())
+        if self.comm.all_reduce(torch.tensor(ends, device=self.comm.device)) > 0:
+            raise Preempted("asked to stop during an evaluation")
 
-def until_unreadable(blocks: Iterable[Block], unreadable: list[str] | None) -> Iterator[Block]:
-    """Yields the blocks up to one that cannot be read, whose reason it adds to `unreadable`.
-
-    A `stop` that looks at that list ends the evaluation on all ranks. With None, the InputError is raised.
-    """
-    try:
-        yield from blocks
-    except InputError as problem:
-        if unreadable is None:
-            raise
-        unreadable.append(str(problem))
+    def until_unreadable(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Yields the blocks up to one that cannot be read, whose reason it adds to `unreadable`."""
+        try:
+            yield from blocks
+        except InputError as problem:
+            if self.unreadable is None:
+                raise
+            self.unreadable.append(str(problem))

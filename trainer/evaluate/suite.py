@@ -11,7 +11,7 @@ from trainer.config import Data, Job
 from trainer.data.source import Source, open_images, open_labelled
 from trainer.errors import InputError, Preempted
 from trainer.evaluate.retrieval import RECALLS, retrieval
-from trainer.evaluate.rounds import never
+from trainer.evaluate.rounds import Rounds, never
 from trainer.evaluate.suite_folders import CLASS_NAMES, SuiteSet, find_sets
 from trainer.evaluate.suite_table import METRICS
 from trainer.evaluate.text_cache import kept_class_features
@@ -47,7 +47,7 @@ def _result(
     source, error = _opened(each, job, comm)
     metrics: dict[str, float] = {}
     if source is not None:
-        metrics, error = _measured(clip, each, source, job, comm, kept, stop)
+        metrics, error = _measured(clip, each, source, job, Rounds(comm, stop, unreadable=[]), kept)
     if source is None or error:
         log.warning("%-12s %s is NOT MEASURED: %s", "suite", each.row.name, error)
         return {**about, "error": error}
@@ -79,21 +79,14 @@ def _opened(each: SuiteSet, job: Job, comm: Comm) -> tuple[Source | None, str]:
 
 
 def _measured(
-    clip: Clip,
-    each: SuiteSet,
-    source: Source,
-    job: Job,
-    comm: Comm,
-    kept: Path | None,
-    stop: Callable[[], bool],
+    clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds, kept: Path | None
 ) -> tuple[dict[str, float], str]:
     """Collective: returns the metrics of a set; none, and the reason, if any rank cannot read a sample."""
     measure = _by_retrieval if each.by_retrieval else _by_classification
-    unreadable: list[str] = []
     try:
-        metrics = measure(clip, each, source, job, comm, kept, lambda: bool(unreadable) or stop(), unreadable)
+        metrics = measure(clip, each, source, job, rounds, kept)
     except Preempted:
-        if error := _of_any("".join(unreadable), comm):
+        if error := _of_any("".join(rounds.unreadable or ()), rounds.comm):
             return {}, error
         raise
     return metrics, ""
@@ -113,18 +106,11 @@ def _open(each: SuiteSet, job: Job) -> Source:
 
 
 def _by_classification(
-    clip: Clip,
-    each: SuiteSet,
-    source: Source,
-    job: Job,
-    comm: Comm,
-    kept: Path | None,
-    stop: Callable[[], bool],
-    unreadable: list[str],
+    clip: Clip, each: SuiteSet, source: Source, job: Job, rounds: Rounds, kept: Path | None
 ) -> dict[str, float]:
-    classes_CD = kept_class_features(clip, each.class_names, each.templates, job, comm, kept, stop)
+    classes_CD = kept_class_features(clip, each.class_names, each.templates, job, kept, rounds)
     keys = LabelKeys(f"data set {each.row.name}", CLASS_NAMES)
-    result = classify(clip, source, classes_CD, job, comm, stop, keys, unreadable)
+    result = classify(clip, source, classes_CD, job, rounds, keys)
     top5 = {"top5": result.top5 / result.samples} if len(each.class_names) >= _TOP5_FROM else {}
     return {
         "top1": result.top1 / result.samples,
@@ -135,16 +121,9 @@ def _by_classification(
 
 
 def _by_retrieval(
-    clip: Clip,
-    _: SuiteSet,
-    source: Source,
-    job: Job,
-    comm: Comm,
-    _kept: Path | None,
-    stop: Callable[[], bool],
-    unreadable: list[str],
+    clip: Clip, _: SuiteSet, source: Source, job: Job, rounds: Rounds, _kept: Path | None
 ) -> dict[str, float]:
-    result = retrieval(clip, source, job, comm, stop=stop, unreadable=unreadable)
+    result = retrieval(clip, source, job, rounds)
     measured, queries = result.metrics(), result.of_queries()
     metrics = {f"{way}_r{k}": measured[f"retrieval_{way}_r{k}"] for way in ("i2t", "t2i") for k in RECALLS}
     metrics |= {f"query_r{k}": int((queries <= k).sum()) / len(queries) for k in RECALLS}

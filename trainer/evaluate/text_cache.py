@@ -7,7 +7,7 @@ device, templates and class names. A file that cannot be read counts as none.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from trainer.comm.protocol import Comm
 from trainer.config import Job
 from trainer.evaluate.features import evaluating
-from trainer.evaluate.rounds import never
+from trainer.evaluate.rounds import Rounds
 from trainer.evaluate.zero_shot import class_features
 from trainer.model.build import Clip
 from trainer.run.model_identity import model_text, weights_identity
@@ -37,14 +37,14 @@ def kept_class_features(
     names: Sequence[str],
     templates: Sequence[str],
     job: Job,
-    comm: Comm,
     folder: Path | None,
-    stop: Callable[[], bool] = never,
+    rounds: Rounds,
 ) -> Tensor:
     """Collective: returns what `class_features` does, from `folder` if it is there, else keeps it there.
 
     Only rank 0 reads and writes. Without a folder, nothing is kept.
     """
+    comm = rounds.comm
     reads = folder is not None and comm.world.rank == 0
     file = folder / _name(job, comm, names, templates) if folder is not None and reads else None
     kept = _read(file, len(names)) if file else None
@@ -53,7 +53,7 @@ def kept_class_features(
         rows = torch.zeros(len(names), width, device=comm.device)
         return comm.all_reduce(rows if kept is None else kept.to(comm.device))
     with evaluating(clip.model):
-        classes_CD = class_features(clip, names, templates, job.model.precision, comm, stop)
+        classes_CD = class_features(clip, names, templates, job.model.precision, rounds)
     if file:
         _write(file, classes_CD)
     return classes_CD

@@ -5,20 +5,19 @@ computed the same way on any rank, and only integers and rows that one rank owns
 of ranks gives the same result, to the last digit.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainer.comm.protocol import Comm
 from trainer.config import Job, Precision
 from trainer.data.eval_blocks import EvalBlock, eval_blocks
 from trainer.data.source import Source
 from trainer.errors import InputError
 from trainer.evaluate.features import evaluating, image_features, text_features
 from trainer.evaluate.progress import Progress
-from trainer.evaluate.rounds import never, rounds, until_unreadable
+from trainer.evaluate.rounds import Rounds
 from trainer.model.build import Clip
 
 CLASSES_PER_BLOCK = 16
@@ -75,16 +74,15 @@ def zero_shot(
     names: Sequence[str],
     templates: Sequence[str],
     job: Job,
-    comm: Comm,
-    stop: Callable[[], bool] = never,
+    rounds: Rounds,
 ) -> ZeroShot:
     """Collective: counts how often the right class name is nearest, or among the nearest five.
 
-    Names stand in the sentences of `templates`. Raises Preempted on all ranks if `stop` is true on any.
+    Names stand in the sentences of `templates`. Raises Preempted on all ranks if any is asked to stop.
     """
     with evaluating(clip.model):
-        classes_CD = class_features(clip, names, templates, job.model.precision, comm, stop)
-    return classify(clip, source, classes_CD, job, comm, stop)
+        classes_CD = class_features(clip, names, templates, job.model.precision, rounds)
+    return classify(clip, source, classes_CD, job, rounds)
 
 
 def classify(
@@ -92,15 +90,11 @@ def classify(
     source: Source,
     classes_CD: Tensor,
     job: Job,
-    comm: Comm,
-    stop: Callable[[], bool] = never,
+    rounds: Rounds,
     keys: LabelKeys = OF_JOB,
-    unreadable: list[str] | None = None,
 ) -> ZeroShot:
-    """Collective: does as `zero_shot`, with the features that `class_features` returned.
-
-    `unreadable` is that of `until_unreadable`.
-    """
+    """Collective: does as `zero_shot`, with the features that `class_features` returned."""
+    comm, block_size = rounds.comm, job.eval.batch_size
     progress = Progress("zero-shot", len(source), "images seen")
     counts = torch.zeros(2, dtype=torch.int64, device=comm.device)
     by_class = torch.zeros(3, len(classes_CD), dtype=torch.int64, device=comm.device)
@@ -109,19 +103,19 @@ def classify(
             source,
             rank=comm.world.rank,
             world_size=comm.world.size,
-            block=job.eval.batch_size,
+            block=block_size,
             transform=clip.eval_transform,
             workers=job.data.workers,
             most_pixels=job.data.max_image_pixels,
         )
-        labelled = until_unreadable(_labelled(source, blocks, len(classes_CD), keys), unreadable)
-        for begin in rounds(len(source), job.eval.batch_size, comm, stop):
+        labelled = rounds.until_unreadable(_labelled(source, blocks, len(classes_CD), keys))
+        for begin in rounds.of(len(source), block_size):
             block = next(labelled, None)
             if block is not None:
                 hits, of_classes = _hits(clip, block, classes_CD, job.model.precision)
                 counts += hits
                 by_class += of_classes
-            progress.done(begin + comm.world.size * job.eval.batch_size)
+            progress.done(begin + comm.world.size * block_size)
     samples, top5 = comm.all_reduce(counts).tolist()
     by_class = comm.all_reduce(by_class).cpu()
     return ZeroShot(samples, int(by_class[2].sum()), top5, by_class)
@@ -158,15 +152,14 @@ def class_features(
     names: Sequence[str],
     templates: Sequence[str],
     precision: Precision,
-    comm: Comm,
-    stop: Callable[[], bool] = never,
+    rounds: Rounds,
 ) -> Tensor:
     """Collective: returns a unit vector for each class, float32 [classes, D].
 
     It is the mean of its sentences' features (arXiv 2103.00020, 3.1.4).
     """
-    mine: dict[int, Tensor] = {}
-    for begin in rounds(len(names), CLASSES_PER_BLOCK, comm, stop):
+    comm, mine = rounds.comm, dict[int, Tensor]()
+    for begin in rounds.of(len(names), CLASSES_PER_BLOCK):
         first = begin + comm.world.rank * CLASSES_PER_BLOCK
         for number in range(first, min(first + CLASSES_PER_BLOCK, len(names))):
             tokens = clip.tokenizer([template.format(names[number]) for template in templates])
