@@ -1,11 +1,15 @@
 """`clipship fetch` against a hub on this machine, by HTTP: what it downloads, cut off, damaged, not there."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import timm
+import torch
+from safetensors.torch import save_file
 
 from tests.support.jobs import VIT
 from tests.support.stub_hub import StubHub, stub_hub
@@ -73,6 +77,27 @@ def test_what_was_fetched_trains_while_no_hub_answers(hub: StubHub, tmp_path: Pa
     trained = clipship(hub, tmp_path, "run", str(job))
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert len(hub.requests) == before
+
+
+def test_timms_weights_of_an_image_tower_are_fetched_too(hub: StubHub, tmp_path: Path) -> None:
+    tower = tmp_path / "tower"
+    tower.mkdir()
+    weights = timm.create_model("resnet10t").state_dict()
+    save_file(weights, tower / "model.safetensors", metadata={"format": "pt"})
+    hub.models["timm/resnet10t.c3_in1k"] = tower
+    config = json.loads(Path(VIT).read_text(encoding="utf-8"))
+    image = {"timm_model_name": "resnet10t", "timm_pool": "avg", "timm_proj": "linear", "image_size": 32}
+    (tmp_path / "resnet.json").write_text(json.dumps({**config, "vision_cfg": image}))
+    job = write_job(tmp_path, 'init = "timm"')
+    job.write_text(job.read_text().replace(VIT, "resnet.json"))
+    done = clipship(hub, tmp_path, "fetch", str(job))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("image tower timm/resnet10t.c3_in1k  ")
+    hub.answers = False
+    trained = clipship(hub, tmp_path, "run", str(job), "--set", "optim.lr=1e-30", offline=True)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    kept = torch.load(next((tmp_path / "runs").glob("*/checkpoints/step-*/model.pt")))
+    assert torch.allclose(kept["visual.trunk.conv1.0.weight"], weights["conv1.0.weight"])
 
 
 def test_a_download_that_was_cut_off_goes_on(hub: StubHub, tmp_path: Path) -> None:

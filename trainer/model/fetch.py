@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import open_clip
+import timm
+from huggingface_hub import try_to_load_from_cache
 from open_clip.pretrained import download_pretrained, download_pretrained_from_hf, get_pretrained_cfg
 
 from trainer.config import Job
@@ -17,6 +19,7 @@ from trainer.config.training import HUB_TEXT
 from trainer.model.build import model_config, registered
 from trainer.model.catalog import HUB, teacher_of, weights_file
 from trainer.model.hub import check_blob
+from trainer.model.init import TIMM
 from trainer.model.loading import loading
 from trainer.model.text_source import TextSource, text_source
 
@@ -50,6 +53,8 @@ def fetch(job: Job) -> Iterator[Fetched]:
         name = registered(job.model.name)
         yield from _weights(job, name, pretrained)
         config = model_config(name, job.model.cache_dir)
+        if job.model.init == TIMM and config is not None:
+            yield from _timm_tower(config["vision_cfg"]["timm_model_name"])
         begins = pretrained is None and ":" not in name
         text = text_source(job.model, config, weights=begins) if config else None
         if text is not None:
@@ -69,6 +74,18 @@ def _weights(job: Job, name: str, pretrained: str | None) -> Iterator[Fetched]:
     about = get_pretrained_cfg(name, pretrained) if pretrained and not os.path.isfile(pretrained) else None
     if about:
         yield _checked(f"weights {name}:{pretrained}", download_pretrained(about, cache_dir=cache))
+
+
+def _timm_tower(name: str) -> Iterator[Fetched]:
+    """Yields the weights of timm's image tower, which timm keeps in HF_HOME and open_clip finds there."""
+    timm.create_model(name, pretrained=True)
+    source = timm.models.get_pretrained_cfg(name)
+    at_hub = source and source.hf_hub_id
+    for file in ("model.safetensors", "pytorch_model.bin"):
+        path = try_to_load_from_cache(at_hub, file) if at_hub else None
+        if isinstance(path, str):
+            yield _checked(f"image tower {at_hub}", path)
+            return
 
 
 def _text(text: TextSource) -> Iterator[Fetched]:

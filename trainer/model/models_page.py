@@ -46,8 +46,8 @@ lock_text_unlocked_layers = 3            # the projection and two blocks learn
 
 A checkpoint keeps the tower's config and its tokenizer, so that `clipship eval`, `search` and
 `export` need nothing but its folder. Ranks on a cluster ask no hub. Beforehand, on a machine that
-reaches one, `clipship fetch job.toml` downloads what the job names into `model.cache_dir`;
-`HF_ENDPOINT` names a mirror.
+reaches one, `clipship fetch job.toml` downloads what the job names into `model.cache_dir`, and
+timm's weights for an image tower (`init = "timm"`) into `HF_HOME`; `HF_ENDPOINT` names a mirror.
 
 `clipship import` converts released weights of Chinese-CLIP, and of transformers' CLIPModel and
 ChineseCLIPModel, to a file for `model.pretrained`, and prints the keys that fit them. With
