@@ -14,7 +14,7 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import ColorJitter, RandAugment
 
 from trainer.config.augment import Augment
-from trainer.data.augment import _OWN_STREAM, Augmentation, augmentation, jittered, seeded
+from trainer.data.augment import _ERASING_STREAM, _OWN_STREAM, Augmentation, augmentation, jittered, seeded
 from trainer.data.order import position_seed
 from trainer.data.pixels import RandomCrop
 from trainer.data.sample import RawSample
@@ -144,7 +144,7 @@ def test_timms_rectangles_are_filled_with_noise(picture: Image.Image, count: int
     theirs = RandomErasing(0.5, mode="pixel", max_count=count, device="cpu")
     changed = []
     for seed in seeds(60):
-        random.seed(seed)
+        random.seed(seed + _ERASING_STREAM)
         left = theirs(torch.zeros(3, picture.height, picture.width))[0].numpy() == 0
         random.seed(3)
         after, before = np.asarray(ours(picture, seed)), np.asarray(picture)
@@ -158,6 +158,15 @@ def test_timms_rectangles_are_filled_with_noise(picture: Image.Image, count: int
         assert same(ours(picture, seed), Image.fromarray(after))
     assert 15 < sum(noise.size > 0 for noise in changed) < 45
     assert np.concatenate(changed).mean() == pytest.approx(127.5, abs=2)
+
+
+def test_whether_a_picture_is_erased_does_not_follow_from_its_crop(picture: Image.Image) -> None:
+    crop, erase = RandomCrop((16, 20), scale=(0.3, 1.0)), Augmentation(Augment(erase_prob=0.5))
+    erased: dict[bool, list[int]] = {True: [], False: []}
+    for seed in seeds(400):
+        box = crop.box(300, 400, seed)
+        erased[not same(erase(picture, seed), picture)].append(box.height * box.width)
+    assert np.mean(erased[True]) == pytest.approx(np.mean(erased[False]), rel=0.1)
 
 
 def test_without_settings_nothing_is_changed() -> None:

@@ -21,6 +21,8 @@ from trainer.config.augment import Augment
 
 _OWN_STREAM = 2**63
 """Added to the seed, since the crop draws from the seed itself."""
+_ERASING_STREAM = 2**64
+"""The same for erasing, which draws from a generator of its own."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def erased(picture: Image.Image, settings: Augment, seed: int) -> Image.Image:
     """
     left = torch.ones(1, picture.height, picture.width)
     before = random.getstate()
-    random.seed(seed)
+    random.seed(seed + _ERASING_STREAM)
     try:
         RandomErasing(settings.erase_prob, max_count=settings.erase_count, device="cpu")(left)
     finally:
