@@ -29,13 +29,14 @@ def command(job_path: Path, overrides: tuple[str, ...]) -> int:
     has a line for each part: what, bytes, path.
     """
     from trainer.config.loader import load_job
-    from trainer.model.catalog import check_model, check_pretrained, check_tag
+    from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag
     from trainer.model.packages import check_packages
 
     job = load_job(job_path, overrides)
     check_model(job.model.name)
     check_pretrained(job.model.pretrained)
     check_tag(job.model.name, job.model.pretrained)
+    check_init(job.model)
     check_packages(job)
     if job.model.cache_dir is None and job.schedulers:
         say(
