@@ -95,7 +95,7 @@ class HorovodBackend:
         """
         size = self.world.size
         splits = torch.full((size,), whole.numel() // size, dtype=torch.int32)
-        received, _ = hvd.alltoall(whole.flatten(), splits, name="clipship.reduce_scatter")
+        received, _ = self._done(hvd.alltoall_async(whole.flatten(), splits, name="clipship.reduce_scatter"))
         return received.view(size, len(whole) // size, *whole.shape[1:]).sum(0)  # type: ignore[no-any-return]
 
     def exchange(self, tensor: Tensor, partner: int) -> Tensor:
@@ -107,9 +107,10 @@ class HorovodBackend:
     def _send(self, name: str, tensor: Tensor, to: int) -> Tensor:
         splits = [tensor.numel() * (rank == to) for rank in range(self.world.size)]
         with self._timer.span(name, tensor.nbytes):
-            received, _ = hvd.alltoall(
+            handle = hvd.alltoall_async(
                 tensor.flatten(), torch.tensor(splits, dtype=torch.int32), name=f"clipship.{name}"
             )
+            received, _ = self._done(handle)
         return received.view_as(tensor)  # type: ignore[no-any-return]
 
     def start_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
