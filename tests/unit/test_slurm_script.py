@@ -397,6 +397,20 @@ def test_over_mpi_a_start_that_asks_for_nothing_is_not_started_again(tmp_path: P
     assert said[-1] == "exit 9", said
 
 
+def test_over_mpi_ranks_that_slurm_killed_at_once_start_again(tmp_path: Path) -> None:
+    """No supervisor could ask; the run has left a request for that case, of its present generation only."""
+    run = tmp_path / "first-run"
+    srun = f"""
+    [[ $* == *trainer.rank* ]] || exit 0
+    echo "generation $CLIPSHIP_GENERATION" >&2
+    ((CLIPSHIP_GENERATION > 1)) || printf '{{\\n  "generation": 2,\\n}}\\n' >{run}/if-killed.json
+    exit 137"""
+    said = start(tmp_path, srun, **OVER_MPI)
+    assert [line for line in said if line.startswith("generation")] == ["generation 1", "generation 2"]
+    assert "clipship: the ranks were killed before a supervisor could say why" in said
+    assert said[-1] == "exit 137", said
+
+
 def test_over_mpi_a_lost_node_queues_the_job_again(tmp_path: Path) -> None:
     run = tmp_path / "first-run"
     srun = f"""

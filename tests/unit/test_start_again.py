@@ -25,7 +25,13 @@ class Story:
     """Coordinator of two ranks of one generation, and what it has done."""
 
     def __init__(
-        self, folder: Path, *, starts_again: str, generation: int = 1, max_restarts: int = 2
+        self,
+        folder: Path,
+        *,
+        starts_again: str,
+        generation: int = 1,
+        max_restarts: int = 2,
+        has_begun: bool = True,
     ) -> None:
         self.said: list[Message] = []
         self.ends: list[ExitRecord] = []
@@ -38,7 +44,7 @@ class Story:
             self.said.append,
             self.ends.append,
             lambda: 5.0,
-            lambda: True,
+            lambda: has_begun,
             fresh_variables=variables,
             in_memory=lambda: 4,
         )
@@ -109,7 +115,7 @@ def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path
     async def work(generation: int) -> ExitRecord:
         story = Story(tmp_path, starts_again="always", generation=generation)
         if generation > 1:
-            await story.its.resume()
+            await story.its.begin()
         story.its.receive(failed(generation % 2, generation, f"cause {chr(96 + generation)}"))
         return await story.ended()
 
@@ -129,7 +135,7 @@ def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_
     async def work(in_memory: int) -> None:
         story = Story(tmp_path / str(in_memory), starts_again="lost", generation=2)
         await story.files.request_start(record, 2, steps_done=9, in_memory=in_memory)
-        await story.its.resume()
+        await story.its.begin()
         assert not story.ends
 
     for in_memory, from_step in ((0, 4), (8, 8)):
@@ -139,6 +145,38 @@ def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_
         assert (row["generation"], row["node"], row["kind"], row["step"]) == (2, "n0", "lost", 9)
         assert row["from_step"] == from_step
         assert row["seconds"] is None, "step 9 was done before: it is not new"
+
+
+def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: Path) -> None:
+    """Slurm has killed them before anyone could ask; its script then takes the request left beforehand."""
+
+    async def work(generation: int) -> None:
+        story = Story(tmp_path, starts_again="always", generation=generation)
+        await story.its.begin()
+        while not (tmp_path / "if-killed.json").exists():
+            await asyncio.sleep(0.01)
+        story.its.close()
+
+    asyncio.run(asyncio.wait_for(work(1), 30))
+    assert not is_asked_for(tmp_path, "now", 2), "nobody was killed"
+    (tmp_path / "if-killed.json").rename(tmp_path / "start-again.json")
+    assert is_asked_for(tmp_path, "now", 2)
+    asyncio.run(asyncio.wait_for(work(2), 30))
+    (row,) = rows(tmp_path)
+    assert (row["generation"], row["node"], row["kind"]) == (2, "", "lost")
+    assert (row["step"], row["from_step"]) == (4, 4), "what is in memory was done"
+    assert json.loads((tmp_path / "if-killed.json").read_text())["generation"] == 3
+
+
+def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp_path: Path) -> None:
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="always", has_begun=False)
+        await story.its.begin()
+        await asyncio.sleep(0.2)
+        story.its.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert not (tmp_path / "if-killed.json").exists()
 
 
 def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from trainer.launch.liveness import inspect, rows
 from trainer.report.cost import left_s, samples_per_s, total_steps
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
 from trainer.report.wording import percent, span
+from trainer.run.exit_record import rank_name
 from trainer.run.layout import METRICS_FILE
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
@@ -92,7 +93,7 @@ def _restarts(restarts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
         where = f"went on from step {step}" if step else "started again from the beginning"
         took = f"new step after {seconds:g} s" if isinstance(seconds, int | float) else "no new step yet"
         took += f" ({parts})" if (parts := parts_text(restart.get("parts"))) else ""
-        who = f"rank {restart.get('rank')} on {restart.get('node')}"
+        who = rank_name(restart.get("rank", 0), restart.get("node", ""))
         yield "restart", f"{who}: {restart.get('cause')}; all ranks {where}, {took}"
     for phrase in left_out_text(restarts[-1].get("left_out")) if restarts else []:
         yield "left out", phrase

@@ -10,6 +10,7 @@ from trainer.report.charts import HEIGHT, Chart, Label, grid, height, step_scale
 from trainer.report.folder import RunFacts
 from trainer.report.scale import Scale
 from trainer.report.wording import number, percent, span
+from trainer.run.exit_record import rank_name
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, GenerationTimes, Goodput, by_generation
@@ -89,7 +90,7 @@ def _row(restart: Mapping[str, Any], began: str) -> RestartRow:
     return RestartRow(
         generation=_text(restart.get("generation")),
         began=began,
-        who=f"rank {_text(restart.get('rank'))} on {_text(restart.get('node'))}",
+        who=rank_name(restart.get("rank", 0), restart.get("node", "")),
         cause=_text(restart.get("cause")) + (f"; left out: {', '.join(left_out)}" if left_out else ""),
         step=_text(restart.get("step")),
         from_step=_text(restart.get("from_step")),

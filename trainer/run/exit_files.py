@@ -27,6 +27,7 @@ from trainer.run.layout import (
     DIAGNOSIS_FILE,
     EXIT_FILE,
     GOODPUT_FILE,
+    IF_KILLED_FILE,
     LOCK,
     RESTARTS_FILE,
     START_AGAIN_FILE,
@@ -37,7 +38,7 @@ from trainer.safe_io.plain import read_plain
 from trainer.text.masking import masked_values
 
 WAIT_S = 3.0
-_FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, START_AGAIN_FILE)
+_FILES = (EXIT_FILE, DIAGNOSIS_FILE, RESTARTS_FILE, START_AGAIN_FILE, IF_KILLED_FILE)
 Result = TypeVar("Result")
 
 
@@ -80,19 +81,27 @@ class ExitFiles:
         return holder is not None and holder.start == self._start
 
     async def request_start(
-        self, record: ExitRecord, generation: int, *, steps_done: int = 0, in_memory: int = 0
+        self,
+        record: ExitRecord,
+        generation: int,
+        *,
+        steps_done: int = 0,
+        in_memory: int = 0,
+        if_killed: bool = False,
     ) -> None:
         """Asks the launcher to start all supervisors again as this generation, because of the record.
 
-        `steps_done` and `in_memory` are what the writer knows, see `StartRequest`.
+        `steps_done` and `in_memory` are what the writer knows, see `StartRequest`. With `if_killed` it counts
+        only if all supervisors are killed before one of them can ask.
         """
+        name = IF_KILLED_FILE if if_killed else START_AGAIN_FILE
         value = {
             **asdict(record),
             "generation": generation,
             "steps_done": steps_done,
             "in_memory": in_memory,
         }
-        await within(WAIT_S, lambda: self._write(START_AGAIN_FILE, value, again=True))
+        await within(WAIT_S, lambda: self._write(name, value, again=True))
 
     async def requested_start(self) -> "StartRequest | None":
         """Returns the last request of this start to start all supervisors again; None if there is none."""

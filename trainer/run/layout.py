@@ -42,6 +42,8 @@ RESTARTS_FILE = "restarts.json"
 """Restarts of the ranks within the last start, each with its cause; missing if there was none."""
 START_AGAIN_FILE = "start-again.json"
 """Request to the launcher to start all supervisors again, as the generation that is named in it."""
+IF_KILLED_FILE = "if-killed.json"
+"""Request like START_AGAIN_FILE, which counts if all supervisors are killed before one can ask."""
 GENERATIONS = "generations"
 """Folder with a file for each generation of the last start, from the second on: who coordinates it."""
 FLIGHT_RECORDS = "flight-records"
@@ -73,6 +75,7 @@ LEFT_BEFORE = frozenset(
         DIAGNOSIS_FILE,
         RESTARTS_FILE,
         START_AGAIN_FILE,
+        IF_KILLED_FILE,
         GENERATIONS,
         FLIGHT_RECORDS,
         GOODPUT_FILE,

@@ -99,9 +99,9 @@ class Coordinator:
             tuple((member, its.nodes[member]) for member in its.living),
         )
 
-    async def resume(self) -> None:
-        """Goes on where the last generation's coordinator left off, see `Relaunch.resume`."""
-        await self._recovery.relaunch.resume()
+    async def begin(self) -> None:
+        """Begins the generation that the launcher has started, see `Relaunch.begin`."""
+        await self._recovery.relaunch.begin()
 
     async def take_over(
         self,

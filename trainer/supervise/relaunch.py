@@ -7,8 +7,9 @@ finds in the run folder. No torch.
 import time
 from dataclasses import replace
 
-from trainer.errors import EXIT_START_AGAIN
+from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.run.exit_files import StartRequest
+from trainer.run.exit_record import ExitRecord
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
@@ -17,6 +18,7 @@ from trainer.supervise.run_state import RunState
 
 LEAVE_S = 4.0
 """Longest wait, in seconds, for every supervisor to confirm that its rank has ended before all leave."""
+KILLED_TOGETHER = "all ranks were killed at once, before a supervisor could say why"
 
 
 class Relaunch:
@@ -55,7 +57,27 @@ class Relaunch:
         files = self._run.exit_files
         await files.request_start(failure.record, generation, steps_done=steps_done, in_memory=in_memory)
 
-    async def resume(self) -> None:
+    async def begin(self) -> None:
+        """Begins the generation: the first one anew, a later one where the last coordinator left off."""
+        run = self._run
+        if run.round.generation == 1:
+            await run.exit_files.remove_old()
+        else:
+            await self._resume()
+        if run.starts_again and not run.decided:
+            run.spawn(self._ask_if_killed(), run.round.tasks)
+
+    async def _ask_if_killed(self) -> None:
+        """Asks for the next generation in case that all are killed at once, once the ranks have trained.
+
+        Under PMIx, Slurm may do that within the same moment in which one rank dies.
+        """
+        run = self._run
+        await run.until(lambda: bool(run.history) or run.has_begun(), float("inf"))
+        record = ExitRecord(0, "", EXIT_FAILED, KILLED_TOGETHER, time.time())
+        await run.exit_files.request_start(record, run.round.generation + 1, if_killed=True)
+
+    async def _resume(self) -> None:
         """Goes on where the last generation's coordinator left off; the launcher has started all again.
 
         If that one was lost, the fault is counted here.
@@ -81,12 +103,12 @@ class Relaunch:
         """
         run, record = self._run, request.record
         cause = record.reason.partition("; ")[0]
-        fault = Fault(record.rank, record.node, request.steps_done, cause, lost=True)
+        from_step = max(await run.history.saved_step(), run.actions.in_memory(), request.in_memory)
+        fault = Fault(record.rank, record.node, max(request.steps_done, from_step), cause, lost=True)
         answer = await run.history.decide(fault)
         if isinstance(answer, GiveUp):
             run.decide(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
             return False
-        from_step = max(await run.history.saved_step(), run.actions.in_memory(), request.in_memory)
         seconds_ago = time.time() - record.time
         failure = Failure(replace(record, details=""), kind="lost", at=time.monotonic() - seconds_ago)
         run.history.add(generation, failure, fault, from_step, ranks=len(run.round.members))

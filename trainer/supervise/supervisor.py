@@ -158,10 +158,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, changed.set)
         if self._seat.coordinator is not None:
-            if context.world.generation == 1:
-                await context.exit_files.remove_old()
-            else:
-                await self._seat.coordinator.resume()
+            await self._seat.coordinator.begin()
             joined = {"kind": "joined", "rank": context.world.rank, "node": context.world.node}
             self._send_up({**joined, **self._about()})
         if context.tree is not None:

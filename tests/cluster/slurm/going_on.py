@@ -90,7 +90,10 @@ def check_goes_on(demo: Demo, cell: Cell, slurm: Mapping[str, object] | None = N
     assert result["world_size"] == cell.ranks
     if cell.starts == "0":
         first = result["restarts"][0]
-        assert (first["node"], first["ranks"]) == ("n2", cell.ranks)
+        # PMIx may end all in the moment in which one rank dies, before a supervisor can say which.
+        nodes = ("n2", "") if cell.backend == "horovod" else ("n2",)
+        assert first["node"] in nodes, first
+        assert first["ranks"] == cell.ranks
         assert first["kind"] in _kinds(cell), first
 
 

@@ -30,6 +30,7 @@ OF_THE_IMAGE = {
     "CLIPSHIP_TOKEN": "image",
     "LIST": "image",
     "EMPTY": "image",
+    "PATH": "/opt/of-the-image:/usr/bin:/bin",
 }
 OF_THE_SYSTEM = {"usr", "bin", "sbin", "lib", "lib64", "etc", "var"}
 _SLOW = """\
@@ -132,7 +133,7 @@ def test_the_jobs_variables_win_over_those_of_the_image(demo: Demo, container: d
         assert (variables["NVIDIA_VISIBLE_DEVICES"], variables["ONLY_IMAGE"]) == ("void", "kept")
         assert variables["OMP_NUM_THREADS"] == "1"
         assert len(variables["CLIPSHIP_TOKEN"]) == 32
-        assert variables["PATH"] != os.environ["PATH"]
+        assert variables["PATH"] == OF_THE_IMAGE["PATH"]
     assert len({variables["CLIPSHIP_TOKEN"] for variables in found}) == 1
 
 
