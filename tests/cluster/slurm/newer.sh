@@ -5,7 +5,7 @@ set -euo pipefail
 
 suite=$1 python=$2
 shift 2
-packages=slurmctld,slurmd,slurm-client,munge,libpmix-dev,openmpi-bin,iproute2,procps,libssl3t64,libffi8,libsqlite3-0,libreadline8t64
+packages=slurmctld,slurmd,slurm-client,munge,libpmix-dev,openmpi-bin,iproute2,procps,automake,libssl3t64,libffi8,libsqlite3-0,libreadline8t64
 [[ $suite != sid ]] || packages+=,apptainer # no release of Debian carries it
 root=${XDG_CACHE_HOME:-$HOME/.cache}/clipship/debian-$suite-$(cksum <<<"$packages" | cut -d ' ' -f 1)
 

@@ -30,7 +30,7 @@ OF_THE_IMAGE = {
     "CLIPSHIP_TOKEN": "image",
     "LIST": "image",
     "EMPTY": "image",
-    "PATH": "/opt/of-the-image:/usr/bin:/bin",
+    "ALSO_OF_THE_SHELL": "image",
 }
 OF_THE_SYSTEM = {"usr", "bin", "sbin", "lib", "lib64", "etc", "var"}
 _SLOW = """\
@@ -126,14 +126,18 @@ def test_a_time_limit_saves_and_the_next_start_goes_on(demo: Demo, container: di
     assert sorted(demo.losses("cut")) == list(range(1, demo.result("cut")["steps"] + 1))
 
 
-def test_the_jobs_variables_win_over_those_of_the_image(demo: Demo, container: dict[str, object]) -> None:
+def test_the_jobs_variables_win_over_those_of_the_image(
+    demo: Demo, container: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the shell that submits the job do not."""
+    monkeypatch.setenv("ALSO_OF_THE_SHELL", "shell")
     found = demo.variables("variables", slurm=container | {"python": demo.stand_in()}, env=HOSTILE)
     for variables in found:
         assert {key: variables[key] for key in HOSTILE} == HOSTILE
         assert (variables["NVIDIA_VISIBLE_DEVICES"], variables["ONLY_IMAGE"]) == ("void", "kept")
         assert variables["OMP_NUM_THREADS"] == "1"
         assert len(variables["CLIPSHIP_TOKEN"]) == 32
-        assert variables["PATH"] == OF_THE_IMAGE["PATH"]
+        assert variables["ALSO_OF_THE_SHELL"] == "image"
     assert len({variables["CLIPSHIP_TOKEN"] for variables in found}) == 1
 
 
