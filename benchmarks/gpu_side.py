@@ -91,7 +91,8 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
     prefetch._loaded = loaded
     build._tokenizer = lambda *_: NoTokenizer()  # type: ignore[assignment]
     build.quick = lambda tokenizer: tokenizer  # type: ignore[attr-defined]
-    program.check_packages = lambda job: None  # type: ignore[attr-defined]  # a tokenizer's package, too, may be missing
+    # A tokenizer's package, too, may be missing.
+    program.check_packages = lambda job: None  # type: ignore[attr-defined]
     path = folder / "job.toml"
     path.write_text(dump_job(case.job(samples, steps)))
     program.main(path)

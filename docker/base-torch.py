@@ -1,4 +1,7 @@
-"""Looks at the torch of a base image before Horovod is built against it, and again under the packages that the trainer brings."""
+"""Looks at the torch of a base image before Horovod is built against it.
+
+It does so again under the packages that the trainer brings.
+"""
 
 import sys
 
@@ -9,7 +12,8 @@ try:
     import torchvision
 except ModuleNotFoundError as problem:
     sys.exit(
-        f"base: its python3 has no {problem.name}: leave stack.torch to a release of `clipship stacks`, or install both there"
+        f"base: its python3 has no {problem.name}: leave stack.torch to a release of `clipship stacks`, "
+        "or install both there"
     )
 if torch.version.cuda is None:
     sys.exit(f"base: its torch {torch.__version__} is built without CUDA")
@@ -17,6 +21,7 @@ try:
     torch.zeros(1).numpy()
 except RuntimeError:
     sys.exit(
-        f"base: its torch {torch.__version__} is built for numpy 1, the trainer needs numpy 2: take a newer base"
+        f"base: its torch {torch.__version__} is built for numpy 1, the trainer needs numpy 2: "
+        "take a newer base"
     )
 print(f"base: torch {torch.__version__}, torchvision {torchvision.__version__}, CUDA {torch.version.cuda}")

@@ -82,7 +82,8 @@ def _sentence_pieces(folder: Path) -> int:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{w}", -2.0) for w in WORDS)]
+    pieces = [(special, 0.0) for special in ("<s>", "<pad>", "</s>", "<unk>")]
+    pieces += [(f"▁{word}", -2.0) for word in WORDS]
     pieces += [(word, -3.0) for word in WORDS if len(word) == 1]
     pieces += [("▁", -4.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3))

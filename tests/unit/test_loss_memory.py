@@ -23,7 +23,8 @@ def peak(kind: str, ranks: int, tile: int) -> int:
     """Peak bytes of a loss and its backward pass, beyond the features themselves."""
     inputs = [torch.randn(ROWS, WIDTH).requires_grad_() for _ in range(2)]
     inputs += [torch.tensor(number).requires_grad_() for number in (10.0, -10.0)]
-    loss = RankLoss(tiny_job(optim={"loss": kind, "loss_tile": tile}), Echo(ranks, "cpu"))  # type: ignore[arg-type]
+    job = tiny_job(optim={"loss": kind, "loss_tile": tile})
+    loss = RankLoss(job, Echo(ranks, "cpu"))  # type: ignore[arg-type]
     with LiveBytes(inputs) as live:
         image, text, scale, bias = inputs
         loss(image, text, scale, bias if kind == "siglip" else None).backward()

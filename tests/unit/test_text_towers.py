@@ -152,7 +152,8 @@ def test_pooling_takes_the_first_token_or_the_mean_over_the_caption(towers: dict
         clip.model.eval()
         tokens = clip.tokenizer(TEXTS)
         mask = tokens != 0
-        out = text_of(clip).transformer(input_ids=tokens, attention_mask=mask.long())  # type: ignore[operator]
+        transformer: Any = text_of(clip).transformer
+        out = transformer(input_ids=tokens, attention_mask=mask.long())
         hidden = out.last_hidden_state
         wanted = (
             hidden[:, 0] if pooling == "cls" else (hidden * mask[..., None]).sum(1) / mask.sum(1)[:, None]

@@ -166,7 +166,8 @@ class _TimmAttention(TimmAttention):
         out = F.scaled_dot_product_attention(
             self.q_norm(q), self.k_norm(k), v, attn_mask=attn_mask, dropout_p=dropped, is_causal=is_causal
         )
-        return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))  # type: ignore[no-any-return]
+        seen: Tensor = self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))
+        return seen
 
 
 class _LayerNorm(LayerNorm):  # type: ignore[misc]

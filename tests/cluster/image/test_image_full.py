@@ -2,6 +2,7 @@
 without an index, Apptainer.
 """
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -78,6 +79,21 @@ def test_an_older_stack_is_built_on_debian_13_with_its_own_cuda(docker_folder: P
     assert done.returncode == 0, done.stderr
     assert "stack 2.6.0:" in done.stderr
     assert table().row("2.6.0").nccl in done.stdout
+
+
+def test_a_newer_nccl_than_torchs_own_is_the_only_one_in_the_image(bookworm: str, tmp_path: Path) -> None:
+    """Horovod is compiled against it, and the build's proof finds no other in a rank's process."""
+    known = table()
+    newest = known.newer_nccls(known.row(known.default))[-1]
+    tag = "clipship-test:newer-nccl"
+    build(write_job(tmp_path, tag, bookworm, "debian-12", stack={"nccl": newest}), tag)
+    done = clipship("image", "verify", tag)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["nccl"] == newest
+    assert "NCCL" in facts["horovod"]
+    found = in_image(tag, "find", "/", "-xdev", "-name", "libnccl.so*", options=("--user=0",)).stdout
+    assert len(found.split()) == 1, found
 
 
 # The default's own build stage, rearranged as NVIDIA's images are: torch, CUDA and NCCL in the system's
