@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.slurm.going_on import RANK, TWO_NODES, Cell, cells, check_goes_on, processes
+from tests.cluster.slurm.going_on import (
+    OVER_MPI,
+    RANK,
+    SHORTENED,
+    STEPS,
+    TWO_NODES,
+    Cell,
+    cells,
+    check_goes_on,
+    processes,
+)
 from tests.cluster.slurm.runs import Demo
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
@@ -152,3 +162,27 @@ def test_training_goes_on_in_the_next_start_without_the_node_that_was_left_out(d
 def _restarts(demo: Demo, name: str) -> list[dict[str, Any]]:
     path = demo.run(name) / "restarts.json"
     return list(json.loads(path.read_text())["restarts"]) if path.exists() else []
+
+
+@pytest.mark.horovod
+def test_ranks_over_mpi_that_are_all_killed_at_once_start_again_in_the_same_job(demo: Demo) -> None:
+    """No supervisor is left to ask for it; the script takes the request that lies in the run folder."""
+    name = "killed-together"
+    job = demo.submit(
+        name,
+        resources=TWO_NODES,
+        checkpoint={"every_steps": 5},
+        optim=SHORTENED,
+        recovery={"max_restarts": 3, "backoff_s": 0.0},
+        **OVER_MPI,
+    )
+    demo.wait_for_step(name, 7, job)
+    demo.cluster.run("scancel", "--signal=KILL", f"{job}.0")
+    ended = demo.wait(name, job)
+    said = demo.output(name, job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), said
+    assert "clipship: the ranks were killed before a supervisor could say why" in said
+    assert sorted(demo.losses(name)) == list(range(1, STEPS + 1))
+    (restart,) = demo.result(name)["restarts"]
+    assert (restart["kind"], restart["node"]) == ("lost", "")
+    assert restart["from_step"] >= 5
