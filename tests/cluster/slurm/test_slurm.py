@@ -240,7 +240,7 @@ def test_a_script_that_was_submitted_by_hand_is_known_to_clipship(demo: Demo) ->
 
 
 def test_a_sweep_is_an_array_whose_tasks_go_on_and_are_cancelled_on_their_own(demo: Demo) -> None:
-    path = demo.write("swept", resources={"nodes": 1, "gpus_per_node": 1}, optim=SHORT)
+    path = demo.write("swept", resources={"nodes": 1, "gpus_per_node": 1}, optim={"epochs": 3})
     words = ("sweep", str(path), "--grid", "seed=0,1,2", "--to", "slurm")
     answer = demo.clipship(*words, "--parallel", "1")
     assert answer.returncode == 0, answer.stderr
