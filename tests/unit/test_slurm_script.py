@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -403,11 +404,16 @@ def test_over_mpi_ranks_that_slurm_killed_at_once_start_again(tmp_path: Path) ->
     srun = f"""
     [[ $* == *trainer.rank* ]] || exit 0
     echo "generation $CLIPSHIP_GENERATION" >&2
-    ((CLIPSHIP_GENERATION > 1)) || printf '{{\\n  "generation": 2,\\n}}\\n' >{run}/if-killed.json
+    ((CLIPSHIP_GENERATION == 1)) || exit 137
+    printf '{{\\n  "time": 1.5,\\n  "generation": 2,\\n}}\\n' >{run}/if-killed.json
     exit 137"""
+    began = int(time.time())
     said = start(tmp_path, srun, **OVER_MPI)
     assert [line for line in said if line.startswith("generation")] == ["generation 1", "generation 2"]
     assert "clipship: the ranks were killed before a supervisor could say why" in said
+    asked = re.search(r'"time": (\d+),', (run / "start-again.json").read_text())
+    assert asked is not None
+    assert int(asked[1]) >= began, "the time of the end, not that of the request"
     assert said[-1] == "exit 137", said
 
 

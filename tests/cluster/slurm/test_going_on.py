@@ -177,6 +177,7 @@ def test_ranks_over_mpi_that_are_all_killed_at_once_start_again_in_the_same_job(
         **OVER_MPI,
     )
     demo.wait_for_step(name, 7, job)
+    killed = int(time.time())
     demo.cluster.run("scancel", "--signal=KILL", f"{job}.0")
     ended = demo.wait(name, job)
     said = demo.output(name, job)
@@ -186,3 +187,4 @@ def test_ranks_over_mpi_that_are_all_killed_at_once_start_again_in_the_same_job(
     (restart,) = demo.result(name)["restarts"]
     assert (restart["kind"], restart["node"]) == ("lost", "")
     assert restart["from_step"] >= 5
+    assert restart["time"] >= killed, "its seconds count from there"
