@@ -417,6 +417,31 @@ def test_over_mpi_ranks_that_slurm_killed_at_once_start_again(tmp_path: Path) ->
     assert said[-1] == "exit 137", said
 
 
+@pytest.mark.parametrize(
+    ("deed", "preempted"),
+    [
+        ("exit 137", "2026-01-01T12:00:30"),
+        ("kill -USR2 $PPID; exit 137", "None"),
+        ("printf '{\\n  \"exit_code\": 1,\\n}\\n' >exit.json; exit 137", "None"),
+        ("exit 0", "None"),
+        ("exit 75", "None"),
+    ],
+    ids=["preempted", "stopped", "ended", "done", "saved"],
+)
+def test_over_mpi_ranks_that_end_in_another_way_are_not_started_again(
+    tmp_path: Path, deed: str, preempted: str
+) -> None:
+    run = tmp_path / "first-run"
+    srun = f"""
+    [[ $* == *trainer.rank* ]] || exit 0
+    echo "generation $CLIPSHIP_GENERATION" >&2
+    cd {run}
+    printf '{{\\n  "time": 1.5,\\n  "generation": 2,\\n}}\\n' >if-killed.json
+    {deed}"""
+    said = start(tmp_path, srun, preempted=preempted, **OVER_MPI)
+    assert [line for line in said if line.startswith("generation")] == ["generation 1"], said
+
+
 def test_over_mpi_a_lost_node_queues_the_job_again(tmp_path: Path) -> None:
     run = tmp_path / "first-run"
     srun = f"""

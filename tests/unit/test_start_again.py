@@ -179,6 +179,46 @@ def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp
     assert not (tmp_path / "if-killed.json").exists()
 
 
+@pytest.mark.parametrize("message", ["stop", "done"])
+def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: str) -> None:
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="always")
+        await story.its.begin()
+        while not (tmp_path / "if-killed.json").exists():
+            await asyncio.sleep(0.01)
+        story.its.receive({"kind": message, "signal": 12, "rank": 0, "node": "n0", "code": 0})
+        while (tmp_path / "if-killed.json").exists():
+            await asyncio.sleep(0.01)
+        story.its.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
+    """After several of them, the next fault of a rank still leaves no node out."""
+
+    async def killed(generation: int) -> None:
+        story = Story(tmp_path, starts_again="always", generation=generation, max_restarts=9)
+        await story.its.begin()
+        while not (tmp_path / "if-killed.json").exists():
+            await asyncio.sleep(0.01)
+        (tmp_path / "if-killed.json").rename(tmp_path / "start-again.json")
+        story.its.close()
+
+    async def ends() -> ExitRecord:
+        story = Story(tmp_path, starts_again="always", generation=4, max_restarts=9)
+        await story.its.begin()
+        for rank in (0, 1):
+            story.its.receive({"kind": "done", "rank": rank, "code": 0})
+        return await story.ended()
+
+    for generation in (1, 2, 3):
+        asyncio.run(asyncio.wait_for(killed(generation), 30))
+    end = asyncio.run(asyncio.wait_for(ends(), 30))
+    assert (end.exit_code, end.left_out) == (0, ())
+    assert [restart["node"] for restart in end.restarts] == ["", "", ""]
+
+
 def test_a_lost_supervisor_is_no_end_where_the_launcher_starts_all_again(tmp_path: Path) -> None:
     async def work(starts_again: str) -> ExitRecord:
         story = Story(tmp_path / starts_again, starts_again=starts_again)

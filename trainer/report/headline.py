@@ -11,6 +11,7 @@ from trainer.report.cost import energy_j, gpu_hours, left_s, taken_s
 from trainer.report.figures import PARTS, is_share, metric_names, metric_text, metric_title
 from trainer.report.folder import Numbers, RunFacts
 from trainer.report.wording import energy_of, large, number, percent, size_of, time_of
+from trainer.run.exit_record import rank_name
 from trainer.telemetry.goodput import account
 from trainer.text.wording import duration, many
 
@@ -51,7 +52,7 @@ def status(facts: RunFacts) -> Status:
     if code == EXIT_PREEMPTED:
         return Status("stopped", "stopped", f"{reason}. The same command resumes from the last checkpoint.")
     again = f", generation {end['generation']}" if str(end.get("generation", 1)) not in ("0", "1") else ""
-    where = f"rank {end['rank']} on {end.get('node', '?')}{again}: " if "rank" in end else ""
+    where = f"{rank_name(end['rank'], end.get('node', ''))}{again}: " if "rank" in end else ""
     return Status(
         "failed", "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}", where + reason
     )

@@ -103,6 +103,11 @@ class ExitFiles:
         }
         await within(WAIT_S, lambda: self._write(name, value, again=True))
 
+    async def withdraw_start(self) -> None:
+        """Withdraws what was asked for with `if_killed`."""
+        if (folder := self._folder) is not None:
+            await within(WAIT_S, lambda: (folder / IF_KILLED_FILE).unlink(missing_ok=True))
+
     async def requested_start(self) -> "StartRequest | None":
         """Returns the last request of this start to start all supervisors again; None if there is none."""
         folder = self._folder

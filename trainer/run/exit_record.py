@@ -67,10 +67,13 @@ class ExitRecord:
 def rank_name(rank: int, node: str, generation: int = 1) -> str:
     """Returns how messages name a rank: `rank 3 on b`, or `rank 3 on b, generation 2,` after a restart.
 
-    Without a node no rank is to blame, and it is `the run`.
+    A node may be unknown, "".
     """
-    who = f"rank {rank} on {node}" if node else "the run"
-    return who + (f", generation {generation}," if generation > 1 else "")
+    return (
+        f"rank {rank}"
+        + (f" on {node}" if node else "")
+        + (f", generation {generation}," if generation > 1 else "")
+    )
 
 
 def supervisor_lost(how: str) -> str:

@@ -193,6 +193,7 @@ class Coordinator:
         its.reasons[message["rank"]] = message.get("reason", "")
         if len(its.done) == 1:
             self._run.spawn(self._all_done_in_time(), its.tasks)
+            self._run.spawn(self._recovery.relaunch.withdraw())
         if len(its.done) == len(its.members):
             self._end_done()
 
@@ -230,6 +231,8 @@ class Coordinator:
 
     def _on_stop(self, message: Message) -> None:
         self._stopping.request(message)
+        if self._run.stop_at is not None:
+            self._run.spawn(self._recovery.relaunch.withdraw())
 
     # What fails.
 

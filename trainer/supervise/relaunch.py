@@ -64,8 +64,14 @@ class Relaunch:
             await run.exit_files.remove_old()
         else:
             await self._resume()
-        if run.starts_again and not run.decided:
+        # "lost": a generation may begin without the launcher, which then counts other numbers.
+        if run.starts_again == "always" and not run.decided:
             run.spawn(self._ask_if_killed(), run.round.tasks)
+
+    async def withdraw(self) -> None:
+        """Withdraws the request for the case that all are killed: the run is about to end."""
+        if self._run.starts_again == "always":
+            await self._run.exit_files.withdraw_start()
 
     async def _ask_if_killed(self) -> None:
         """Asks for the next generation in case that all are killed at once, once the ranks have trained.
@@ -74,6 +80,8 @@ class Relaunch:
         """
         run = self._run
         await run.until(lambda: bool(run.history) or run.has_begun(), float("inf"))
+        if run.stop_at is not None or run.round.done:
+            return
         record = ExitRecord(0, "", EXIT_FAILED, KILLED_TOGETHER, time.time())
         await run.exit_files.request_start(record, run.round.generation + 1, if_killed=True)
 
@@ -84,7 +92,8 @@ class Relaunch:
         """
         run, history = self._run, self._run.history
         for each in await history.restore():
-            run.membership.record_fault(each.node)
+            if each.node:
+                run.membership.record_fault(each.node)
         generation = run.round.generation
         if not history or history.last.generation < generation:
             request = await run.exit_files.requested_start()
