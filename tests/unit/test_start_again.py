@@ -14,6 +14,7 @@ from trainer.launch import local
 from trainer.launch.start_again import is_asked_for, run_generations
 from trainer.run.exit_files import ExitFiles, exit_record_of
 from trainer.run.exit_record import ExitRecord
+from trainer.run.lock import Holder
 from trainer.supervise.actions import Actions, Message
 from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.limits import Limits
@@ -33,6 +34,7 @@ class Story:
         max_restarts: int = 2,
         has_begun: bool = True,
     ) -> None:
+        self.folder = folder
         self.said: list[Message] = []
         self.ends: list[ExitRecord] = []
         self.files = ExitFiles(str(folder), "now")
@@ -60,6 +62,12 @@ class Story:
         )
         for rank in (0, 1):
             self.its.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
+
+    async def begin_and_ask(self) -> None:
+        """Begins its generation, until it has asked for the case that all are killed."""
+        await self.its.begin()
+        while not (self.folder / "if-killed.json").exists():
+            await asyncio.sleep(0.01)
 
     async def ended(self) -> ExitRecord:
         while not self.ends:
@@ -152,9 +160,7 @@ def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: 
 
     async def work(generation: int) -> None:
         story = Story(tmp_path, starts_again="always", generation=generation)
-        await story.its.begin()
-        while not (tmp_path / "if-killed.json").exists():
-            await asyncio.sleep(0.01)
+        await story.begin_and_ask()
         story.its.close()
 
     asyncio.run(asyncio.wait_for(work(1), 30))
@@ -183,9 +189,7 @@ def test_ranks_that_have_not_trained_are_not_started_again_if_all_are_killed(tmp
 def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, message: str) -> None:
     async def work() -> None:
         story = Story(tmp_path, starts_again="always")
-        await story.its.begin()
-        while not (tmp_path / "if-killed.json").exists():
-            await asyncio.sleep(0.01)
+        await story.begin_and_ask()
         story.its.receive({"kind": message, "signal": 12, "rank": 0, "node": "n0", "code": 0})
         while (tmp_path / "if-killed.json").exists():
             await asyncio.sleep(0.01)
@@ -194,14 +198,27 @@ def test_a_run_that_is_about_to_end_withdraws_that_request(tmp_path: Path, messa
     asyncio.run(asyncio.wait_for(work(), 30))
 
 
+def test_what_another_start_has_asked_for_is_not_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="always")
+        await story.begin_and_ask()
+        another = Holder("n2", start="another")
+        monkeypatch.setattr("trainer.run.exit_files.who_holds", lambda folder: another)
+        await story.files.withdraw_start()
+        story.its.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert (tmp_path / "if-killed.json").exists()
+
+
 def test_restarts_that_name_no_node_speak_against_none(tmp_path: Path) -> None:
     """After several of them, the next fault of a rank still leaves no node out."""
 
     async def killed(generation: int) -> None:
         story = Story(tmp_path, starts_again="always", generation=generation, max_restarts=9)
-        await story.its.begin()
-        while not (tmp_path / "if-killed.json").exists():
-            await asyncio.sleep(0.01)
+        await story.begin_and_ask()
         (tmp_path / "if-killed.json").rename(tmp_path / "start-again.json")
         story.its.close()
 

@@ -105,8 +105,7 @@ class ExitFiles:
 
     async def withdraw_start(self) -> None:
         """Withdraws what was asked for with `if_killed`."""
-        if (folder := self._folder) is not None:
-            await within(WAIT_S, lambda: (folder / IF_KILLED_FILE).unlink(missing_ok=True))
+        await within(WAIT_S, self._withdraw_start)
 
     async def requested_start(self) -> "StartRequest | None":
         """Returns the last request of this start to start all supervisors again; None if there is none."""
@@ -171,6 +170,10 @@ class ExitFiles:
     def _remove_old(self) -> None:
         if self._folder is not None:
             remove_exit_files(self._folder, self._start)
+
+    def _withdraw_start(self) -> None:
+        if self._folder is not None and not _is_held_by_other(self._folder, self._start):
+            (self._folder / IF_KILLED_FILE).unlink(missing_ok=True)
 
     def _write(self, name: str, value: Mapping[str, Any], *, again: bool = False) -> str:
         if self._folder is None or _is_held_by_other(self._folder, self._start):

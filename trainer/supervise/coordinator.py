@@ -73,7 +73,7 @@ class Coordinator:
         self._presence = Presence(self._run, self._record_lost)
         self._recovery = Recovery(self._run, self._presence)
         self._collection = ReportCollection(self._run, self._recovery.fail)
-        self._stopping = Stopping(self._run, self._collection.collect)
+        self._stopping = Stopping(self._run, self._collection.collect, self._recovery.relaunch.withdraw)
 
     def receive(self, message: Message) -> None:
         """Handles one message from another supervisor or from rank 0's own."""
@@ -231,8 +231,6 @@ class Coordinator:
 
     def _on_stop(self, message: Message) -> None:
         self._stopping.request(message)
-        if self._run.stop_at is not None:
-            self._run.spawn(self._recovery.relaunch.withdraw())
 
     # What fails.
 

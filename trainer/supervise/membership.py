@@ -132,8 +132,9 @@ class Membership:
         self._lost.add(member)
 
     def record_fault(self, node: str) -> None:
-        """Counts a fault of a rank or supervisor of the node."""
-        self._faults[node] += 1
+        """Counts a fault of a rank or supervisor of the node; an unknown one, "", is nobody's."""
+        if node:
+            self._faults[node] += 1
 
     def condemn(self, node: str, why: str) -> None:
         """Leaves a node out from the next world on, if the others make one that is as large."""

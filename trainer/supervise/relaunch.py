@@ -92,8 +92,7 @@ class Relaunch:
         """
         run, history = self._run, self._run.history
         for each in await history.restore():
-            if each.node:
-                run.membership.record_fault(each.node)
+            run.membership.record_fault(each.node)
         generation = run.round.generation
         if not history or history.last.generation < generation:
             request = await run.exit_files.requested_start()

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from trainer.errors import EXIT_PREEMPTED
 from trainer.run.exit_record import ExitRecord
@@ -16,9 +17,17 @@ REPEAT_S = 5.0
 class Stopping:
     """Passes requests to stop on to the ranks, and ends the run if they do not leave in time."""
 
-    def __init__(self, run: RunState, collect: Callable[[str], Awaitable[None]]) -> None:
-        """`collect` ends the run as timed out, for the reason that it is given."""
-        self._run, self._collect = run, collect
+    def __init__(
+        self,
+        run: RunState,
+        collect: Callable[[str], Awaitable[None]],
+        withdraw: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """`collect` ends the run as timed out, for the reason that it is given.
+
+        `withdraw` withdraws the request to start all again if they are killed.
+        """
+        self._run, self._collect, self._withdraw = run, collect, withdraw
 
     def request(self, message: Message) -> None:
         """Asks the ranks to save and leave on the first request.
@@ -31,6 +40,7 @@ class Stopping:
         if run.stop_at is None:
             run.stop_at = time.monotonic()
             run.spawn(self._stopped_in_time())
+            run.spawn(self._withdraw())
             self.pass_on()
         elif message.get("again") or time.monotonic() - run.stop_at > REPEAT_S:
             reason = f"a second signal ({message['signal']}) ended the run at once, without saving"
