@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ from trainer.launch.kubernetes.pod.launcher import mpirun_command, told_variable
 from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
-from trainer.launch.start_again import is_asked_for
+from trainer.launch.start_again import asked_after
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.layout import EXIT_FILE
@@ -307,10 +306,13 @@ def test_the_launcher_ends_an_mpirun_whose_supervisors_ask_to_be_started_again(t
     run, exits = tmp_path / "run", tmp_path / "exits"
     exits.mkdir()
     record = ExitRecord(1, "w1", 1, "killed", 0.0)
+
+    def asks() -> bool:
+        return asked_after(run, place.start, 2) > 0
+
     for generation in (2, 3):
         asyncio.run(ExitFiles(str(run), place.start).request_start(record, generation))
-        asked = partial(is_asked_for, run, place.start, 3)
-        with Watch(run, place, exits, silence_s=60.0, start_s=60.0, starts_again=asked):
+        with Watch(run, place, exits, silence_s=60.0, start_s=60.0, starts_again=asks):
             limit = time.monotonic() + (60 if generation == 3 else 2 * WATCH_S)
             while not list(exits.iterdir()) and time.monotonic() < limit:
                 time.sleep(0.05)

@@ -367,7 +367,7 @@ MPI_ENDS = """
 [[ $* == *trainer.rank* ]] || exec echo looks >&2
 echo "generation $CLIPSHIP_GENERATION" >&2
 if ((CLIPSHIP_GENERATION < 3)); then
-    printf '{{\\n  "generation": %s,\\n}}\\n' $((CLIPSHIP_GENERATION + 1)) >"{run}/start-again.json"
+    printf '{{\\n  "generation": %s,\\n}}\\n' $((CLIPSHIP_GENERATION * 2)) >"{run}/start-again.json"
     exit 76
 fi
 printf '{{\\n  "node": "n1",\\n  "exit_code": 0,\\n  "reason": "the end"\\n}}\\n' >"{run}/exit.json"
@@ -383,8 +383,8 @@ def test_over_mpi_the_script_starts_all_again_while_the_run_asks_for_it(tmp_path
     assert [line for line in said if line.startswith("generation")] == [
         "generation 1",
         "generation 2",
-        "generation 3",
-    ]
+        "generation 4",
+    ], "3 began without the script"
     assert said[-1] == "exit 0", said
 
 

@@ -30,7 +30,7 @@ from trainer.launch.interrupt import line_for_signal
 from trainer.launch.live_line import LiveLine
 from trainer.launch.processes import supervise
 from trainer.launch.rank_env import rank_environment
-from trainer.launch.start_again import is_asked_for, run_generations, wait_for_hosts
+from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
 from trainer.launch.start_times import StartTimes
 from trainer.run.exit_files import exit_record_of
 from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
@@ -171,8 +171,8 @@ def start_ranks(
                 number, times, state, begun=begun, here=hosts is None, saves=folder is not None
             )
 
-        def asked_for(generation: int) -> bool:
-            return bool(again and folder) and is_asked_for(Path(folder or ""), rendezvous.start, generation)
+        def next_after(generation: int) -> int:
+            return asked_after(Path(folder), rendezvous.start, generation) if again and folder else 0
 
         def start_once(generation: int) -> int:
             for record in start.folder.glob("rank-*.json"):
@@ -183,7 +183,7 @@ def start_ranks(
                 start.folder,
                 request_stop,
                 fallback_signal,
-                lambda: recorded_end() is not None or asked_for(generation + 1),
+                lambda: recorded_end() is not None or next_after(generation) > 0,
                 stdin,
                 signal_line,
                 one_record_ends=not keeps_going,
@@ -192,7 +192,7 @@ def start_ranks(
         with _live_line(start, job, launcher, environment, is_run=folder is not None):
             code = run_generations(
                 start_once,
-                lambda generation: not requests and asked_for(generation),
+                lambda generation: 0 if requests else next_after(generation),
                 lambda: wait_for_hosts([host.name for host in hosts or ()], job.timeouts.init_s),
                 say,
             )

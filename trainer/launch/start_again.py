@@ -20,40 +20,41 @@ _ASK_AGAIN_S = 5.0
 
 def run_generations(
     start_once: Callable[[int], int],
-    is_asked_for: Callable[[int], bool],
+    asked_after: Callable[[int], int],
     wait_until_ready: Callable[[], str],
     say: Callable[[str], None],
 ) -> int:
     """Starts all supervisors with the number of each generation in turn; returns the last exit code.
 
-    `is_asked_for` says whether the run asks for the generation. `wait_until_ready` returns why the next one
-    cannot start, "" if it can; if it cannot, the run has failed.
+    `asked_after` returns which generation the run asks for after this one, 0 for none; others may have begun
+    in between without the launcher. `wait_until_ready` returns why the next one cannot start, "" if it can;
+    if it cannot, the run has failed.
     """
     generation = 1
     while True:
         code = start_once(generation)
-        generation += 1
-        if not is_asked_for(generation):
+        generation = asked_after(generation)
+        if not generation:
             return code
         if problem := wait_until_ready():
             say(f"no restart: {problem}")
             return EXIT_FAILED
 
 
-def is_asked_for(run_folder: Path, start: str, generation: int, *, shown_s: float = 0.0) -> bool:
-    """Returns whether the run has not ended and asks for this generation.
+def asked_after(run_folder: Path, start: str, generation: int, *, shown_s: float = 0.0) -> int:
+    """Returns which later generation the run asks for; 0 if it asks for none or has ended.
 
     A shared file system may show a file of another host only after `shown_s` seconds.
     """
     deadline = time.monotonic() + shown_s
     while exit_record_of(run_folder, start) is None:
         request = requested_start(run_folder, start)
-        if request is not None and request.record.generation == generation:
-            return True
+        if request is not None and request.record.generation > generation:
+            return request.record.generation
         if time.monotonic() >= deadline:
-            return False
+            break
         time.sleep(_POLL_S)
-    return False
+    return 0
 
 
 def wait_for_hosts(names: list[str], limit_s: float) -> str:

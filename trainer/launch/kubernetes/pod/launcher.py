@@ -43,7 +43,7 @@ from trainer.launch.kubernetes.pod.last_word import leave
 from trainer.launch.kubernetes.pod.names import JOB_UID, known_host, rendezvous
 from trainer.launch.kubernetes.pod.watch import SHOWN_S, WATCH_S, Watch, listens, read_end
 from trainer.launch.processes import supervise
-from trainer.launch.start_again import is_asked_for, run_generations
+from trainer.launch.start_again import asked_after, run_generations
 from trainer.run.exit_files import remove_exit_files
 from trainer.run.exit_record import EXIT_DIR, first_cause
 from trainer.run.folder import run_folder
@@ -145,7 +145,7 @@ class Launcher:
         with tempfile.TemporaryDirectory(prefix="clipship-") as folder:
             code = run_generations(
                 lambda generation: self._mpirun(Path(folder), generation),
-                lambda generation: not self._asked and self._is_asked_for(generation, shown_s=SHOWN_S),
+                lambda generation: 0 if self._asked else self._asked_after(generation, shown_s=SHOWN_S),
                 self._wait_for_workers_again,
                 say,
             )
@@ -154,11 +154,11 @@ class Launcher:
     def _note_begin(self) -> None:
         self._began = self._began or time.time()
 
-    def _is_asked_for(self, generation: int, *, shown_s: float = 0.0) -> bool:
-        """Returns whether the supervisors ask to be started again, since MPI ends all when one is gone."""
-        return bool(self._starts_again) and is_asked_for(
-            self._folder, self._rendezvous.start, generation, shown_s=shown_s
-        )
+    def _asked_after(self, generation: int, *, shown_s: float = 0.0) -> int:
+        """Returns as which generation the supervisors ask to be started again, 0 if they do not."""
+        if not self._starts_again:
+            return 0
+        return asked_after(self._folder, self._rendezvous.start, generation, shown_s=shown_s)
 
     def _wait_for_workers_again(self) -> str:
         """Waits for the workers between two generations; returns why the next one cannot start, or ""."""
@@ -204,7 +204,7 @@ class Launcher:
             folder,
             self._job.timeouts.silence_s,
             start_s,
-            lambda: self._is_asked_for(generation + 1),
+            lambda: self._asked_after(generation) > 0,
         )
         known_hosts = folder / "known_hosts"
         known_hosts.write_text(known_host(self._env), encoding="utf-8")
