@@ -1,5 +1,6 @@
 """Fixtures that several unit tests share."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,21 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is busy with other things keeps no start from leaving its word."""
     monkeypatch.setattr(exit_files, "WAIT_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Undoes what a start of a rank does to the log of its process; nothing else may change the log."""
+    root = logging.getLogger()
+    handlers, level, filters = list(root.handlers), root.level, list(root.filters)
+    yield
+    added = [handler for handler in root.handlers if handler not in handlers]
+    assert root.filters == filters
+    assert root.level == level or added, "the level of the log was changed"
+    for handler in added:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
 
 
 @pytest.fixture

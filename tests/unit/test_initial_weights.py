@@ -1,6 +1,8 @@
 """Models without initial weights, for ranks that go on: equal to the others once a state is loaded."""
 
 import json
+import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.loader import dump_job
 from trainer.errors import InputError
-from trainer.model.build import build_model, give_initial_weights, untrained
+from trainer.model.build import build_model, give_initial_weights, quiet, untrained
 from trainer.run.checkpoints import MANIFEST
 from trainer.run.layout import CHECKPOINTS
 from trainer.train.main import prepare
@@ -131,6 +133,17 @@ def test_run_whose_only_checkpoint_is_damaged_begins_with_the_initial_weights(
     assert setup.start.is_beginning
     expected, got = untrained(its).model.state_dict(), setup.clip.model.state_dict()
     assert [name for name in got if not torch.equal(got[name], expected[name])] == []
+
+
+def test_two_models_that_are_built_at_once_leave_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = ExitStack(), ExitStack()
+    for built in (first, second):
+        built.enter_context(quiet(True))
+    logging.warning("no weights")
+    for built in (first, second):
+        built.close()
+        logging.warning("a warning")
+    assert [record.message for record in caplog.records] == ["a warning"]
 
 
 def test_only_a_start_from_no_state_is_a_beginning() -> None:

@@ -1,7 +1,6 @@
 """A run that is done and is started again: left alone, or asked back to one of its checkpoints."""
 
 import json
-import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +14,10 @@ from trainer.train.main import prepare, train
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Undoes after the test what a rank changes in its process."""
-    handlers, level, on_stop = (
-        list(logging.getLogger().handlers),
-        logging.getLogger().level,
-        signal.getsignal(signal.SIGUSR2),
-    )
+def signal_as_before() -> Iterator[None]:
+    """Undoes after the test what a rank does with its signal."""
+    on_stop = signal.getsignal(signal.SIGUSR2)
     yield
-    for handler in set(logging.getLogger().handlers) - set(handlers):
-        logging.getLogger().removeHandler(handler)
-        handler.close()
-    logging.getLogger().setLevel(level)
     signal.signal(signal.SIGUSR2, on_stop)
 
 

@@ -269,13 +269,20 @@ def quiet(wanted: bool) -> Iterator[None]:
 
     Training from the beginning asks for such weights.
     """
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR if wanted else level)
+    log, has_to_be_told = logging.getLogger(), _Errors()  # open_clip logs with the root logger
+    if wanted:
+        log.addFilter(has_to_be_told)
     try:
         yield
     finally:
-        root.setLevel(level)
+        log.removeFilter(has_to_be_told)
+
+
+class _Errors(logging.Filter):
+    """Lets through errors alone; each has its own place in a log, so that threads may be quiet at once."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
 
 
 def model_config(name: str, cache_dir: str | None) -> dict[str, Any] | None:
