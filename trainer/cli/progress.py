@@ -110,8 +110,5 @@ def _evaluation(values: Numbers) -> str:
 
 def _ended(record: Mapping[str, Any]) -> str:
     when = datetime.datetime.fromtimestamp(float(record.get("time", 0.0))).astimezone()
-    again = f", generation {record['generation']}" if record.get("generation", 1) not in (0, 1) else ""
-    return (
-        f"exit code {record.get('exit_code')}, {rank_name(record.get('rank', 0), record.get('node', ''))}"
-        f"{again}: {record.get('reason')} ({when:%F %T})"
-    )
+    who = rank_name(record.get("rank", 0), record.get("node"), record.get("generation", 1))
+    return f"exit code {record.get('exit_code')}, {who}: {record.get('reason')} ({when:%F %T})"

@@ -51,8 +51,8 @@ def status(facts: RunFacts) -> Status:
     code, reason = end.get("exit_code"), str(end.get("reason", "no reason is recorded"))
     if code == EXIT_PREEMPTED:
         return Status("stopped", "stopped", f"{reason}. The same command resumes from the last checkpoint.")
-    again = f", generation {end['generation']}" if str(end.get("generation", 1)) not in ("0", "1") else ""
-    where = f"{rank_name(end['rank'], end.get('node', ''))}{again}: " if "rank" in end else ""
+    who = rank_name(end.get("rank"), end.get("node"), end.get("generation", 1))
+    where = f"{who}: " if "rank" in end else ""
     return Status(
         "failed", "timed out" if code == EXIT_TIMED_OUT else f"failed, exit code {code}", where + reason
     )

@@ -54,25 +54,25 @@ class ExitRecord:
         """Returns the record as one line for people."""
         if self.exit_code == EXIT_PREEMPTED:  # it ends every rank, and no rank is at fault
             return f"clipship: {self.reason} (exit code {self.exit_code})"
-        return (
-            f"clipship: {rank_name(self.rank, self.node, self.generation)} ended the run with exit code "
-            f"{self.exit_code}: {self.reason}"
-        )
+        who = rank_name(self.rank, self.node, self.generation)
+        comma = "," if self.generation > 1 else ""
+        return f"clipship: {who}{comma} ended the run with exit code {self.exit_code}: {self.reason}"
 
     def text(self) -> str:
         """Returns the headline followed by the details."""
         return "\n".join([self.headline(), *self.details.splitlines()])
 
 
-def rank_name(rank: int, node: str, generation: int = 1) -> str:
-    """Returns how messages name a rank: `rank 3 on b`, or `rank 3 on b, generation 2,` after a restart.
+def rank_name(rank: object, node: object, generation: object = 1) -> str:
+    """Returns how messages name a rank: `rank 3 on b`, or `rank 3 on b, generation 2` after a restart.
 
-    A node may be unknown, "".
+    A node may be unknown, "". The values may be whatever a file of the run has.
     """
+    began_again = str(generation) not in ("0", "1")
     return (
         f"rank {rank}"
         + (f" on {node}" if node else "")
-        + (f", generation {generation}," if generation > 1 else "")
+        + (f", generation {generation}" if began_again else "")
     )
 
 

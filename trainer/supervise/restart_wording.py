@@ -20,7 +20,7 @@ def restart_line(
     bad = "".join(f"; without node {node}: {why}" for node, why in run.membership.left_out(world).items())
     if failure.kind == "taken in":
         return f"clipship: {fault.cause}: {others} {where}{bad}"
-    who = rank_name(fault.rank, fault.node, failure.record.generation).rstrip(",")
+    who = rank_name(fault.rank, fault.node, failure.record.generation)
     what = fault.cause if failure.kind == "unfit" else f"{who}: {fault.cause}"
     return (
         f"clipship: {what}; restart {go_on.number} of {run.limits.max_restarts}{wait}: {others} {where}{bad}"
