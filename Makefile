@@ -125,7 +125,7 @@ goldens: venv ## write what is rendered now over tests/unit/golden/; read the di
 	@$(PY) -m pytest tests/unit -k golden --rewrite-goldens --quiet
 	git status --short tests/unit/golden
 
-test-packages: ## in a minimal Debian, with nothing but a target's own packages, its programs open what they open in its tests (Debian, root); ALONE=ci tries CI's own list
+test-packages: ## in a minimal Debian, with nothing but a target's own packages, its programs open what they open in its tests (Debian, root); ALONE='ci pyxis' tries CI's own list and pyxis
 	@tests/alone.sh $(ALONE)
 
 test-slurm: venv horovod ## runs on a real Slurm of three nodes on this machine (Debian, root; installs slurm-wlm and munge)

@@ -28,6 +28,17 @@ slurm() {
     python3 -m tests.cluster.slurm.alone
 }
 
+pyxis() {
+    tests/cluster/slurm/pyxis.sh "$scratch/pyxis"
+    ldd "$scratch/pyxis/lib/slurm/spank_pyxis.so"
+    mkdir "$scratch/system"
+    ldd /usr/bin/true | grep -o '/[^ ]*' | tar --dereference --files-from=- -c /usr/bin/true /bin/sh | tar -x -C "$scratch/system"
+    mksquashfs "$scratch/system" "$scratch/system.sqsh" -quiet -no-progress
+    export PATH=$scratch/pyxis/bin:$PATH
+    enroot create --name system "$scratch/system.sqsh"
+    enroot start --rw system /usr/bin/true
+}
+
 image() {
     ssh -V
     debootstrap --print-debs --help >/dev/null

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Has the programs of a target's tests open what they open, where nothing but that target's own Debian packages is installed: what a
 # machine has by accident is not there. Each target gets a copy of a minimal Debian of this machine's release.
-# Usage: alone.sh [ci|slurm|image|kubernetes ...]; where none is given, the last three: ci is a browser and a compiler, minutes of
-# unpacking, and .ci/run installs that list anyway. Debian, as root; the minimal Debian and the packages' files are kept in
-# ~/.cache/clipship.
+# Usage: alone.sh [ci|pyxis|slurm|image|kubernetes ...]; where none is given, the last three: ci is a browser and a compiler, minutes
+# of unpacking, and .ci/run installs that list anyway; pyxis is built, from PYXIS_SOURCE and ENROOT_SOURCE where these are set. Debian,
+# as root; the minimal Debian and the packages' files are kept in ~/.cache/clipship.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,14 +35,21 @@ minimal_debian() { # Python is what every target begins with; certificates are f
 }
 
 alone() { # TARGET
-    local target=$1 packages=tests/cluster/$1/packages.sh start=$SECONDS
-    [[ $target != ci ]] || packages=tests/packages.sh
+    local target=$1 packages=tests/cluster/$1/packages.sh start=$SECONDS source
+    case $target in
+        ci) packages=tests/packages.sh ;;
+        pyxis) packages=tests/cluster/slurm/packages.sh ;;
+    esac
     rm -rf --one-file-system "$root"
     cp --archive --reflink=auto "$base" "$root"
     echo "127.0.0.1 localhost $(hostname)" >"$root/etc/hosts"
     echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/alone" # the copy need not outlive a loss of power
+    for source in PYXIS_SOURCE ENROOT_SOURCE; do
+        [[ $target != pyxis || -z ${!source:-} ]] || cp --archive "${!source}" "$root/$source"
+    done
     inside "$packages"
-    if [[ $target == slurm ]]; then # getaddrinfo as Slurm calls it knows no address where there is only a loopback interface
+    # getaddrinfo as Slurm calls it knows no address where there is only a loopback interface; pyxis.sh installs what it builds with.
+    if [[ $target == slurm || $target == pyxis ]]; then
         inside tests/alone-inside.sh "$target"
     else # docker's bridge and rules, and ports of ssh, are not this machine's
         inside --net tests/alone-inside.sh "$target"
@@ -72,7 +79,8 @@ inside() { # [--net] COMMAND ...: in the copy, with mounts and processes of its 
         pivot_root . .before # Slurm of the tests makes / private, which a chroot has not
         umount --lazy /.before
         cd /checkout
-        exec env --ignore-environment PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 "$@"
+        exec env --ignore-environment PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \
+            PYXIS_SOURCE="${PYXIS_SOURCE:+/PYXIS_SOURCE}" ENROOT_SOURCE="${ENROOT_SOURCE:+/ENROOT_SOURCE}" "$@"
     ' alone "$root" "$cache/packages-$suite" "$@"
 }
 

@@ -23,7 +23,7 @@ source_of() { # NAME COMMIT CHECKOUT FOLDER
 
 # What enroot and its hooks call, and what builds the two.
 "$(dirname "${BASH_SOURCE[0]}")/../../install-packages.sh" \
-    debootstrap squashfs-tools parallel jq zstd curl bsdextrautils fuse-overlayfs libslurm-dev gcc libc6-dev make musl-tools
+    debootstrap squashfs-tools parallel jq zstd curl bsdextrautils fuse-overlayfs libslurm-dev gcc libc6-dev make musl-tools git
 
 build=$(mktemp -d /var/tmp/pyxis-XXXXXX)
 trap 'rm -rf "$build"' EXIT
