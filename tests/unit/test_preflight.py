@@ -338,7 +338,9 @@ def test_table_names_the_slowest_and_says_what_was_left_out() -> None:
 
 
 def test_table_shows_where_the_ranks_of_a_node_are() -> None:
-    place = Placement("0000:1a:00.0", 0, "0-31", True, ("mlx5_0", "mlx5_1"), "behind the same PCI switch")
+    place = Placement(
+        "0000:1a:00.0", 0, "0-31", True, False, ("mlx5_0", "mlx5_1"), "behind the same PCI switch"
+    )
     loose = replace(place, gpu="0000:9a:00.0", numa_node=None, cpus="0-63", near=False, adapters=())
     measurements = [
         replace(r, placement=loose if r.rank == 1 else place, node=f"n{r.rank // 2}") for r in _readings()
@@ -352,6 +354,15 @@ def test_table_shows_where_the_ranks_of_a_node_are() -> None:
     assert " ".join(shown[at + 2]) == "rank 1 on n0: GPU 0000:9a:00.0, unknown NUMA node, CPUs 0-63"
     assert shown[at + 3][0] == "result"
     assert [Measurements.from_table(asdict(r)) for r in measurements] == measurements
+
+
+def test_a_rank_whose_launcher_bound_it_to_the_other_socket_is_named() -> None:
+    near = Placement("0000:1a:00.0", 0, "0-31", True, False, (), "")
+    far = replace(near, cpus="32-63", near=False, apart=True)
+    readings = [replace(r, placement=far if r.rank == 2 else near) for r in _readings()]
+    (finding,) = find_problems(readings, NEEDS)
+    assert finding.severity == "warning"
+    assert "rank 2 on n2: no CPU next to the GPU; rank 2 has CPUs 32-63" in finding.text
 
 
 def test_report_is_one_line_of_json() -> None:

@@ -554,6 +554,31 @@ def test_a_failure_is_tried_again_without_its_node_as_often_as_the_job_allows(tm
     ]
 
 
+@pytest.mark.parametrize(
+    ("told", "node"),
+    [
+        ("n2: task 5: Exited with exit code 1", "n2"),
+        ("n2: tasks 4-7: Exited with exit code 1", "n2"),
+        ("Task launch for StepId=7.0 failed on node n2: Communication connection failure", "n2"),
+        ("the controller does not answer", None),
+    ],
+)
+def test_a_start_whose_ranks_could_record_nothing_is_tried_again_without_the_node_that_srun_names(
+    tmp_path: Path, told: str, node: str | None
+) -> None:
+    srun = (
+        f"[[ $* != *trainer.rank* ]] || {{ echo '4: srun: error: n1: task 0: of a rank' >&2\n"
+        f"echo 'srun: error: {told}' >&2\necho 'srun: error: n1: tasks 0-3: Terminated' >&2\nexit 1; }}"
+        if node
+        else f"[[ $* != *trainer.rank* ]] || {{ echo 'srun: error: {told}' >&2; exit 1; }}"
+    )
+    said = start(tmp_path, srun, slurm={"retries": 2})
+    assert "requeue" in said, said
+    wanted = f"the next start does without node {node}" if node else "nothing says which node failed: "
+    assert [line for line in said if line.startswith(f"clipship: {wanted}")], said
+    assert not [line for line in said if "without node n1" in line], said
+
+
 def test_bad_input_is_not_tried_again(tmp_path: Path) -> None:
     said = start(tmp_path, failing(tmp_path, 2), slurm={"retries": 2})
     assert (said[-1], "requeue" in said) == ("exit 2", False)

@@ -218,7 +218,21 @@ def test_cancel_of_a_local_run_says_how_to_end_it(run: Path, capsys: pytest.Capt
     assert "was not submitted: press Ctrl-C" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"to": "slurm"}', '{"to": "pbs", "id": "1", "at": "now"}'])
+KUBERNETES = '{"to": "kubernetes", "id": "a/b", "at": "now", "details": %s}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"to": "slurm"}',
+        '{"to": "pbs", "id": "1", "at": "now"}',
+        KUBERNETES % "7",
+        KUBERNETES % '{"namespace": "a", "name": "b"}',
+        KUBERNETES % '{"context": "c", "namespace": 7, "name": "b", "uid": "d"}',
+    ],
+)
 def test_a_broken_record_of_the_submission_is_named(
     run: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,8 @@ class Resources(Section):
     """CPU cores for each GPU, or for each rank where there are no GPUs."""
     bind_cpus: bool = True
     """Bind each rank and its loader processes to the CPUs next to its GPU, unless its launcher has bound it,
-    or they are fewer than cpus_per_gpu. No effect without GPUs."""
+    or they are fewer than cpus_per_gpu. On Slurm, srun is then told not to bind them, unless slurm.srun has
+    cpu-bind. No effect without GPUs."""
     mem_gb_per_gpu: Gibibytes | None = None
     """Host memory for each GPU, or for each rank without GPUs. None: the scheduler's own default."""
 

@@ -44,6 +44,8 @@ class SchedulerRow:
     folder and the most at a time, and yields folders with their submissions. None: one by one."""
     unique_name: str | None = None
     """Function from a job to its name there, which no other job may have. None: names may be equal."""
+    details: tuple[str, ...] = ()
+    """Names of the facts that the record of each submission must have."""
     client: str | None = None
     """Python package that `control` needs beside Clipship's own."""
 
@@ -75,6 +77,7 @@ _KUBERNETES = SchedulerRow(
     record_folder="trainer.launch.kubernetes.scheduler:record_folder",
     prepare="trainer.launch.kubernetes.scheduler:prepare",
     unique_name="trainer.launch.kubernetes.pods:run_name",
+    details=("context", "namespace", "name", "uid"),
     client="kubernetes",
 )
 

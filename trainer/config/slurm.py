@@ -105,7 +105,7 @@ class Slurm(SchedulerSection):
     value. Options that follow from other keys are refused, and the message names the key."""
 
     srun: dict[str, OneLine | bool] = Field(default_factory=dict)
-    """Other options of the srun that starts the ranks, without their dashes: cpu-bind = "cores",
+    """Other options of the srun that starts the ranks, without their dashes: hint = "nomultithread",
     container-writable = true for pyxis, or those of a site's own plugins. Options that follow from other keys
     are refused, and the message names the key."""
 
@@ -322,7 +322,7 @@ class Slurm(SchedulerSection):
     @field_validator("srun")
     @classmethod
     def _step_options(cls, value: dict[str, str | bool]) -> dict[str, str | bool]:
-        check_options(value, "srun", 'cpu-bind = "cores"', STEP_OPTIONS, FIXED_STEP_OPTIONS)
+        check_options(value, "srun", 'hint = "nomultithread"', STEP_OPTIONS, FIXED_STEP_OPTIONS)
         return value
 
     @field_validator("container_flags")

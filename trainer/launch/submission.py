@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -115,6 +115,8 @@ def read_record(folder: Path) -> Submission | None:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         submission = Submission(**content)
+        if submission.to in SCHEDULERS:
+            _check(submission.details, SCHEDULERS[submission.to].details)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as problem:
@@ -124,6 +126,14 @@ def read_record(folder: Path) -> Submission | None:
     if submission.to not in SCHEDULERS:
         raise InputError(f"{path}: unknown scheduler {submission.to!r}; known are {', '.join(SCHEDULERS)}")
     return submission
+
+
+def _check(details: object, names: Sequence[str]) -> None:
+    """Raises ValueError for details that are no texts by name, or lack one of these names."""
+    if not isinstance(details, dict) or not all(isinstance(value, str) for value in details.values()):
+        raise ValueError("its details are not texts by name")
+    if missing := [name for name in names if name not in details]:
+        raise ValueError(f"its details have no {', '.join(missing)}")
 
 
 def find_run(name: str) -> Path:

@@ -23,7 +23,7 @@ def find_problems(measurements: Sequence[Measurements], needs: Needs) -> list[Fi
     """Returns the findings: errors first, then in the order of the checks."""
     findings = [
         finding
-        for check in (_collectives, _nodes, _clocks, _links, *FABRIC_CHECKS, _copies, _gpus)
+        for check in (_collectives, _nodes, _clocks, _links, *FABRIC_CHECKS, _copies, _gpus, _cpus)
         for finding in check(measurements, needs)
     ]
     return sorted(findings, key=lambda finding: finding.severity)
@@ -183,6 +183,18 @@ def _gpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
                 "training; find out what uses the rest"
             )
             yield Finding("warning", "GPU memory", text)
+
+
+def _cpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Finding]:
+    placed = [(r, r.placement) for r in measurements if r.placement is not None and r.placement.apart]
+    if placed:
+        own, place = placed[0]
+        text = (
+            f"{_ranks([r for r, _ in placed])}: no CPU next to the GPU; rank {own.rank} has CPUs "
+            f"{place.cpus}, and its GPU is {place.gpu}: let the launcher bind no rank (slurm.srun without cpu-bind, "
+            "resources.bind_cpus = true), or bind each to the socket of its GPU"
+        )
+        yield Finding("warning", "CPUs", text)
 
 
 def _ranks(measurements: Sequence[Measurements]) -> str:

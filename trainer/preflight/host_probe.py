@@ -131,6 +131,7 @@ def placement(uuid: object, root: Path = ROOT) -> Placement | None:
         numa_node=numa_node(address, root),
         cpus=cpu_text(mine),
         near=bool(near) and mine <= near,
+        apart=bool(near) and not mine & near,
         adapters=tuple(adapter.name for adapter in adapters),
         closeness=adapters[0].closeness if adapters else "",
     )

@@ -70,6 +70,8 @@ class Placement:
     """CPUs that the rank may use, as the kernel lists them: "0-31,64-95"."""
     near: bool
     """True if all of them are next to the GPU."""
+    apart: bool
+    """True if none of them is, as far as the kernel knows."""
     adapters: tuple[str, ...]
     """Network adapters that are closest to the GPU."""
     closeness: str

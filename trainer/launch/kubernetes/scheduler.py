@@ -183,7 +183,10 @@ def log_lines(folder: Path, submission: Submission, rank: int | None, follow: bo
 
 
 def _row(submission: Submission) -> KindRow:
-    return KINDS[submission.details.get("kind", "mpijob")]  # earlier records have MPIJobs only
+    kind = submission.details.get("kind", "mpijob")  # earlier records have MPIJobs only
+    if kind not in KINDS:
+        raise InputError(f"{submission.id} is a {kind}, which is none of {', '.join(KINDS)}: submit it again")
+    return KINDS[kind]
 
 
 def _replaced(row: KindRow, found: "Object | None", submission: Submission) -> str:

@@ -178,7 +178,7 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
         image=_image(job) if slurm.container != "none" else "",
         mounts=mounts,
         created_folders=_created_folders(job) if slurm.container != "none" else (),
-        step_options=list(_given(slurm.srun)),
+        step_options=[*([("cpu-bind", "none")] if _binds_ranks(job) else []), *_given(slurm.srun)],
         apptainer=[
             slurm.container_binary or "apptainer",
             "exec",
@@ -298,6 +298,15 @@ def directives(job: Job) -> Iterator[tuple[str, str | None]]:
         yield "output", slurm.output
     yield "open-mode", "append"
     yield from _given(slurm.extra)
+
+
+def _binds_ranks(job: Job) -> bool:
+    """Returns whether ranks bind themselves next to their GPUs, so that srun must leave them unbound.
+
+    Slurm's own binding knows nothing of GPUs: it deals cores to the sockets in turn.
+    """
+    on_gpus = _gpu_request(job) != "none" and not job.resources.on_cpu
+    return on_gpus and job.resources.bind_cpus and "cpu-bind" not in job.slurm.srun
 
 
 def _given(options: Mapping[str, str | bool]) -> Iterator[tuple[str, str | None]]:
