@@ -191,8 +191,8 @@ def _cpus(measurements: Sequence[Measurements], _needs: Needs) -> Iterator[Findi
         own, place = placed[0]
         text = (
             f"{_ranks([r for r, _ in placed])}: no CPU next to the GPU; rank {own.rank} has CPUs "
-            f"{place.cpus}, and its GPU is {place.gpu}: let the launcher bind no rank (slurm.srun without cpu-bind, "
-            "resources.bind_cpus = true), or bind each to the socket of its GPU"
+            f"{place.cpus}, and its GPU is {place.gpu}: let the launcher bind no rank "
+            "(slurm.srun without cpu-bind, resources.bind_cpus = true), or bind each to the socket of its GPU"
         )
         yield Finding("warning", "CPUs", text)
 
