@@ -1,48 +1,72 @@
 """The kinds of Kubeflow Trainer and of JobSet as their projects define them.
 
 Tests use them without their controllers. They come from the folder that CLIPSHIP_TRAINER_CRDS names; else
-they are downloaded once, where a network allows. `python -m tests.cluster.kubernetes.crds FOLDER` downloads
-them into a folder. Where neither is possible, `trainer-crds.yaml` stands in for them, which has no more than
+they are downloaded once, where a network allows: from their forge, else out of the Go modules that the two
+projects are. `python -m tests.cluster.kubernetes.crds FOLDER` downloads them into a folder. Where neither is
+possible, `trainer-crds.yaml` stands in for them, which has no more than
 the fields that Clipship uses.
 """
 
+import io
 import os
 import sys
 import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import yaml
 
 Crd = dict[str, Any]
 
-_TRAINER = "https://raw.githubusercontent.com/kubeflow/trainer/v2.3.0/manifests/base/crds"
-_JOBSET = "https://raw.githubusercontent.com/kubernetes-sigs/jobset/v0.12.0/config/components/crd/bases"
+_FORGE = "https://raw.githubusercontent.com"
+_GO_MODULES = "https://proxy.golang.org"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A release of a project, on its forge and as a Go module, and the folder of its definitions there."""
+
+    name: str
+    module: str
+    version: str
+    folder: str
+
+
+_TRAINER = Project("kubeflow/trainer", "github.com/kubeflow/trainer/v2", "v2.3.0", "manifests/base/crds")
+_JOBSET = Project("kubernetes-sigs/jobset", "sigs.k8s.io/jobset", "v0.12.0", "config/components/crd/bases")
 PINNED = {
-    f"{_TRAINER}/trainer.kubeflow.org_trainjobs.yaml": (
-        "a742cafc5b5582640c7e0b7467c024fc237256fbca5ba0a9f0531dfb66d64416"
+    "trainer.kubeflow.org_trainjobs.yaml": (
+        _TRAINER,
+        "a742cafc5b5582640c7e0b7467c024fc237256fbca5ba0a9f0531dfb66d64416",
     ),
-    f"{_TRAINER}/trainer.kubeflow.org_trainingruntimes.yaml": (
-        "69b8dbdf60a18e28cddcc2b8dfc4ce72a943e14b531b9389d593118faee4919f"
+    "trainer.kubeflow.org_trainingruntimes.yaml": (
+        _TRAINER,
+        "69b8dbdf60a18e28cddcc2b8dfc4ce72a943e14b531b9389d593118faee4919f",
     ),
-    f"{_JOBSET}/jobset.x-k8s.io_jobsets.yaml": (
-        "d022b87624512cf0b6741b31b24a2bea9945b5a838b50713af29332c878bb6fe"
+    "jobset.x-k8s.io_jobsets.yaml": (
+        _JOBSET,
+        "d022b87624512cf0b6741b31b24a2bea9945b5a838b50713af29332c878bb6fe",
     ),
 }
-"""SHA-256 of each file by its URL."""
+"""Project and SHA-256 of each file."""
 HAND_WRITTEN = Path(__file__).with_name("trainer-crds.yaml")
 
 
-def given_folder() -> Path | None:
-    """The folder that holds the projects' own definitions, if somebody gave one."""
+@cache
+def own_folder() -> Path | None:
+    """The folder that holds the projects' own definitions: a given one, else one for downloads, if any."""
     given = os.environ.get("CLIPSHIP_TRAINER_CRDS")
-    return Path(given) if given else None
+    return Path(given) if given else _downloaded()
 
 
 def crds() -> list[Crd]:
     """The projects' own definitions if they can be had, else the part of them that Clipship uses."""
-    folder = given_folder() or _downloaded()
+    folder = own_folder()
     paths = sorted(folder.glob("*.yaml")) if folder else [HAND_WRITTEN]
     print(f"kinds of Kubeflow Trainer and JobSet: {', '.join(map(str, paths))}", file=sys.stderr)
     return [crd for path in paths for crd in read(path)]
@@ -55,16 +79,35 @@ def read(path: Path) -> list[Crd]:
 def download(folder: Path) -> None:
     """Downloads each pinned file that the folder lacks. Raises OSError without a network."""
     folder.mkdir(parents=True, exist_ok=True)
-    for url, pin in PINNED.items():
-        target = folder / url.rpartition("/")[2]
+    for name, (project, pin) in PINNED.items():
+        target = folder / name
         if target.is_file() and sha256(target.read_bytes()).hexdigest() == pin:
             continue
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            content = answer.read()
+        content = _content(project, name)
         found = sha256(content).hexdigest()
         if found != pin:
-            raise ValueError(f"{url} has the sha256 {found}, not {pin}")
+            raise ValueError(f"{name} of {project.name} {project.version} has the sha256 {found}, not {pin}")
         target.write_bytes(content)
+
+
+def _content(project: Project, name: str) -> bytes:
+    """Returns one file of a project. Raises OSError where neither its forge nor Go's proxy answers."""
+    with suppress(OSError):
+        return _answer(f"{_FORGE}/{project.name}/{project.version}/{project.folder}/{name}", 10)
+    archive = _module(f"{_GO_MODULES}/{project.module}/@v/{project.version}.zip")
+    with ZipFile(io.BytesIO(archive)) as files:
+        return files.read(f"{project.module}@{project.version}/{project.folder}/{name}")
+
+
+@cache
+def _module(url: str) -> bytes:
+    return _answer(url, 60)
+
+
+def _answer(url: str, limit_s: float) -> bytes:
+    with urllib.request.urlopen(url, timeout=limit_s) as answer:
+        content: bytes = answer.read()
+    return content
 
 
 def _downloaded() -> Path | None:

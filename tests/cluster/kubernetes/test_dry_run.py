@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from tests.cluster.kubernetes.crds import HAND_WRITTEN, given_folder, is_part, read
+from tests.cluster.kubernetes.crds import HAND_WRITTEN, is_part, own_folder, read
 from tests.cluster.kubernetes.runs import Demo
 from tests.support.kubernetes_jobs import CASES, kubernetes_job
 from tests.support.site_jobs import site_jobs
@@ -76,9 +76,9 @@ def serves_jobsets(cluster: Cluster) -> bool:
     return JOBSETS[0] in {group.name for group in client.ApisApi(cluster.api).get_api_versions().groups}
 
 
-if FOLDER := given_folder():  # where nobody gave one, there is nothing to compare with
+if FOLDER := own_folder():  # where they cannot be had, there is nothing to compare with
 
-    @pytest.mark.parametrize("folder", [FOLDER], ids=["given"])
+    @pytest.mark.parametrize("folder", [FOLDER], ids=["their-own"])
     def test_the_hand_written_kinds_are_a_part_of_the_projects_own(folder: Path) -> None:
         theirs = {crd["metadata"]["name"]: crd for path in folder.glob("*.yaml") for crd in read(path)}
         for ours in read(HAND_WRITTEN):
