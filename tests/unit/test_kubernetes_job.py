@@ -110,10 +110,13 @@ def test_no_pod_has_what_only_sshd_needs(user: int) -> None:
             {"kubernetes": {"launcher_cpu": 2.0}},
             "kubernetes.launcher_cpu: Jobs have no use for it",
         ),
-        ({"kubernetes": {"gang": "volcano"}}, "kubernetes.gang: Jobs have no use for it, but MPIJobs do"),
+        (
+            {"kubernetes": {"gang": "volcano"}},
+            'gang: Jobs have no use for it: leave it out, or set kubernetes.kind = "mpijob"',
+        ),
         (
             {"kubernetes": {"patch": {"launcher": {"spec": {"nodeName": "a"}}}}},
-            "kubernetes.patch.launcher: Jobs have no use for it, but MPIJobs do",
+            'patch.launcher: Jobs have no use for it: leave it out, or set kubernetes.kind = "mpijob"',
         ),
     ],
 )
@@ -196,5 +199,6 @@ def test_a_patch_reaches_the_pods_of_a_trainjob() -> None:
 
 
 def test_a_trainjob_cannot_be_removed_by_itself() -> None:
-    with pytest.raises(InputError, match="ttl_s: TrainJobs have no use for it"):
+    able = 'leave it out, or set kubernetes.kind = "mpijob" or "job"'
+    with pytest.raises(InputError, match=f"ttl_s: TrainJobs have no use for it: {able}"):
         manifest(kubernetes_job(kubernetes={"kind": "trainjob", "ttl_s": 60}))

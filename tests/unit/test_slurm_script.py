@@ -24,6 +24,7 @@ from trainer.config.fabrics import FABRICS
 from trainer.config.loader import job_from_table, load_job, own_keys
 from trainer.errors import InputError
 from trainer.launch.slurm.script import RENDEZVOUS, batch_script
+from trainer.launch.slurm.validate import warnings
 from trainer.supervise.tree import Rendezvous
 
 Golden = Callable[[str, str], None]
@@ -577,6 +578,14 @@ def test_a_start_whose_ranks_could_record_nothing_is_tried_again_without_the_nod
     wanted = f"the next start does without node {node}" if node else "nothing says which node failed: "
     assert [line for line in said if line.startswith(f"clipship: {wanted}")], said
     assert not [line for line in said if "without node n1" in line], said
+
+
+@pytest.mark.parametrize(("retries", "said"), [(0, False), (2, True)])
+def test_nodes_that_a_job_asks_for_by_name_and_leaves_out_after_a_failure_are_told(
+    retries: int, said: bool
+) -> None:
+    told = warnings(job(slurm={"nodelist": "n1,n2", "retries": retries}))
+    assert any("may wait for ever" in text for text in told) is said
 
 
 def test_bad_input_is_not_tried_again(tmp_path: Path) -> None:

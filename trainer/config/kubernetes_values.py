@@ -31,7 +31,7 @@ _TOLERATION = pattern(
 _REFERENCE = pattern(r"(?P<kind>secret|configmap):(?P<name>[^:]+)(:(?P<key>[^:]+))?")
 
 MOUNT_FORMS = (
-    "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER, nfs:SERVER:/FOLDER or csi:DRIVER?KEY=VALUE&KEY=VALUE, with "
+    "pvc:CLAIM, pvc:CLAIM/FOLDER, host:/FOLDER, nfs:SERVER:/FOLDER or csi:DRIVER?NAME=VALUE&NAME=VALUE, with "
     ":ro at the end for read-only; secret:NAME, secret:NAME/KEY, configmap:NAME or configmap:NAME/KEY; or "
     "empty, empty:SIZE, empty:memory or empty:memory:SIZE, with a SIZE such as 20Gi"
 )

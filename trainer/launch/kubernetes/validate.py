@@ -119,9 +119,14 @@ def _kind(job: Job) -> Iterator[str]:
     given = own_keys(job, but_defaults=True).get("kubernetes", {})
     useless = [key for key in row.without if _is_given(given, key)]
     if useless:
+        able = " or ".join(
+            f'"{other.name}"'
+            for other in KINDS.values()
+            if can_start(other, job) and not set(useless) & set(other.without)
+        )
         yield (
-            f"kubernetes.{', '.join(useless)}: {row.kind}s have no use for it, but MPIJobs do: leave it out, "
-            'or set kubernetes.kind = "mpijob"'
+            f"kubernetes.{', '.join(useless)}: {row.kind}s have no use for it: leave it out"
+            + (f", or set kubernetes.kind = {able}" if able else "")
         )
 
 

@@ -26,6 +26,11 @@ def warnings(job: Job) -> Iterator[str]:
         yield from nccl_unknown(job)
         yield from plugin_advice(job)
     yield from conflicts(job)
+    if job.slurm.retries and job.slurm.nodelist:
+        yield (
+            "slurm.retries leaves out the node of a failure, and slurm.nodelist asks for it: a job that is queued "
+            "again may wait for ever; name features of nodes by slurm.constraint instead"
+        )
 
 
 def starter(job: Job) -> str:
