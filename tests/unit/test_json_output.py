@@ -76,6 +76,14 @@ def test_check_estimates_memory_and_hours_of_the_gpu_that_the_job_names(capsys: 
     assert values["hours"] == pytest.approx(48 * 32 / values["samples_per_s"] / 3600)
 
 
+def test_check_estimates_nothing_of_a_job_with_a_teacher_whose_part_nobody_knows(capsys: Capture) -> None:
+    teacher = ("--set", "model.teacher=ViT-B-32", "--set", "model.teacher_pretrained=openai")
+    gpu = ("--set", "resources.gpu=RTX-4090", "--set", "resources.gpus_per_node=2")
+    values = printed(capsys, "check", "job.toml", "--json", *gpu, *teacher)
+    assert [values[name] for name in ("gpu_bytes", "samples_per_s", "hours")] == [None, None, None]
+    assert any("of the teacher" in text for text in values["rows"]["memory"])
+
+
 def test_check_lists_warnings_and_keys_without_effect(capsys: Capture) -> None:
     changes = ("--set", "recovery.backoff_s=1", "--set", "optim.global_batch_size=4")
     values = printed(capsys, "check", "job.toml", "--json", *changes)

@@ -300,3 +300,27 @@ def test_evaluation_gives_the_features_of_the_plain_model(alone: Comm, tmp_path:
         )
     for got, wanted in zip(fast[:2], plain[:2], strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-13)
+
+
+def test_parameters_that_are_short_already_are_not_copied_for_the_backward_pass(
+    tmp_path: Path, alone: Comm
+) -> None:
+    """FSDP gathers them so, and frees them between the two passes."""
+    model: Any = built(job_of(tmp_path, "clip"), alone, "fast").model
+    block = model.visual.transformer.resblocks[0].to(torch.bfloat16)
+    own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
+    shapes = {parameter.shape for parameter in block.parameters() if parameter.dim() == 2}
+    copied = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        whole = tensor if tensor.shape in shapes else tensor.mT if tensor.dim() == 2 else tensor
+        if whole.shape in shapes and tensor.untyped_storage().data_ptr() not in own:
+            copied.append(tensor.shape)
+        return tensor
+
+    width = block.attn.embed_dim
+    x = torch.randn(2, 5, width, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        block(x).sum().backward()
+    assert copied == []
+    assert all(parameter.grad is not None for parameter in block.parameters())

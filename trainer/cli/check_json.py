@@ -8,7 +8,7 @@ from trainer.cli.unused_keys import unused_keys
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.gpus import GPUS
-from trainer.model.architecture import architecture
+from trainer.model.architecture import planned_architecture
 from trainer.model.fit import memory_of, with_gpu_limit
 from trainer.model.size import checkpoint_bytes
 from trainer.model.step_speed import step_speed
@@ -49,7 +49,7 @@ def check_fields(
 def _of_gpu(job: Job, world_size: int, steps: int | None, *, local: bool) -> dict[str, float | None]:
     """Returns estimates: bytes of a GPU's memory, samples a second of all GPUs, hours of the run."""
     fields: dict[str, float | None] = {"gpu_bytes": None, "samples_per_s": None, "hours": None}
-    shape, gpu = architecture(job.model), GPUS.get(job.resources.gpu or "")
+    shape, gpu = planned_architecture(job.model), GPUS.get(job.resources.gpu or "")
     if shape is None or not on_gpus(job, local=local):
         return fields
     batch_plan = plan(with_gpu_limit(job, world_size), world_size)

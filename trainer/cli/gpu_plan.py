@@ -6,7 +6,7 @@ from dataclasses import asdict
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import GIB, GPUS, Gpu
-from trainer.model.architecture import Architecture, architecture
+from trainer.model.architecture import Architecture, architecture, planned_architecture
 from trainer.model.catalog import known_models
 from trainer.model.fit import advice, fits, largest_micro_batch, memory_of
 from trainer.model.step_speed import step_speed
@@ -68,7 +68,7 @@ def _time(hours: float) -> str:
 
 def too_large(job: Job, batch_plan: BatchPlan) -> Iterator[str]:
     """Yields a sentence if the step does not fit the GPU that the job names."""
-    shape, gpu = architecture(job.model), GPUS.get(job.resources.gpu or "")
+    shape, gpu = planned_architecture(job.model), GPUS.get(job.resources.gpu or "")
     if shape is None or gpu is None or fits(shape, job, batch_plan, gpu.memory):
         return
     needed = memory_of(shape, job, batch_plan, gpu.memory).total / GIB

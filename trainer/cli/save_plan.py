@@ -10,7 +10,7 @@ from trainer.comm.backends import keeps_in_memory
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import GPUS
-from trainer.model.architecture import architecture
+from trainer.model.architecture import planned_architecture
 from trainer.model.size import checkpoint_bytes
 from trainer.model.step_speed import step_speed
 from trainer.report.folder import RunFacts, has_started, read_run
@@ -89,7 +89,7 @@ def _facts_of(job: Job) -> RunFacts | None:
 
 
 def _estimated_step_s(job: Job, batch_plan: BatchPlan) -> float | None:
-    shape, gpu = architecture(job.model), GPUS.get(job.resources.gpu or "")
+    shape, gpu = planned_architecture(job.model), GPUS.get(job.resources.gpu or "")
     if shape is None or gpu is None or not job.asks_for_gpus:
         return None
     return batch_plan.batch_size_per_rank / step_speed(shape, job, batch_plan, gpu).samples_s

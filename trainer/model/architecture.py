@@ -97,6 +97,11 @@ class Architecture:
         return sum(tower.parameters for tower in self.trained)
 
 
+def planned_architecture(model: Model) -> Architecture | None:
+    """Returns the sizes of a model of whose step a plan knows all; a teacher's part is not known."""
+    return None if model.teacher is not None else architecture(model)
+
+
 def architecture(model: Model) -> Architecture | None:
     """Returns the sizes of a model; None if its config cannot be read, or does not say them."""
     try:

@@ -18,7 +18,7 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,11 +109,8 @@ class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no 
         linear = [attn.in_proj_weight, attn.in_proj_bias, attn.out_proj.weight, attn.out_proj.bias]
         linear += [mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias]
         norms = (self.ln_1, self.ln_2) if isinstance(self.ln_1, _HALF_NORMS) and _is_half(x) else ()
-        rounded = _Rounded.apply(
-            torch.get_autocast_dtype(x.device.type),
-            *linear,
-            *(parameter for norm in norms for parameter in (norm.weight, norm.bias)),
-        )
+        parameters = [*linear, *(parameter for norm in norms for parameter in (norm.weight, norm.bias))]
+        rounded = _rounded(torch.get_autocast_dtype(x.device.type), parameters)
         of_norm = [rounded[8:10], rounded[10:12]] if norms else [None, None]
         joint = F.linear(_normalised(self.ln_1, of_norm[0], x), rounded[0], rounded[1])
         attended = _attention(joint, attn.num_heads, mask, self._causal)
@@ -133,6 +130,17 @@ class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no 
         attn = self.attn
         joint_BTE = F.linear(q_x, attn.in_proj_weight, attn.in_proj_bias)
         return attn.out_proj(_attention(joint_BTE, attn.num_heads, attn_mask, self._causal))
+
+
+def _rounded(dtype: torch.dtype, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Returns the parameters in a shorter type; themselves if they have it, as FSDP gathers them.
+
+    Copies would stay from forward to backward, though FSDP has freed what it gathered.
+    """
+    if all(parameter.dtype == dtype for parameter in parameters):
+        return parameters
+    rounded: tuple[Tensor, ...] = _Rounded.apply(dtype, *parameters)
+    return rounded
 
 
 class _Rounded(torch.autograd.Function):

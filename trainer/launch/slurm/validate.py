@@ -28,8 +28,8 @@ def warnings(job: Job) -> Iterator[str]:
     yield from conflicts(job)
     if job.slurm.retries and job.slurm.nodelist:
         yield (
-            "slurm.retries leaves out the node of a failure, and slurm.nodelist asks for it: a job that is queued "
-            "again may wait for ever; name features of nodes by slurm.constraint instead"
+            "slurm.retries leaves out the node of a failure, and slurm.nodelist asks for it: a job that is "
+            "queued again may wait for ever; name features of nodes by slurm.constraint instead"
         )
 
 
