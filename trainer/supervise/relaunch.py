@@ -64,7 +64,7 @@ class Relaunch:
             await run.exit_files.remove_old()
         else:
             await self._resume()
-        # "lost": a generation may begin without the launcher, which then counts other numbers.
+        # "lost": a generation may begin without the launcher, and the request would name one that has begun.
         if run.starts_again == "always" and not run.decided:
             run.spawn(self._ask_if_killed(), run.round.tasks)
 
