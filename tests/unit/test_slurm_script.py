@@ -343,7 +343,7 @@ def test_requests_to_stop_do_not_end_what_starts_a_supervisor_again(tmp_path: Pa
     [
         ("ExcNodeList=(null)", '[\n    "n2.cluster"\n  ]', "ExcNodeList=n2"),
         ("ExcNodeList=n7,n[8-9]", '[\n    "n1",\n    "n2"\n  ]', "ExcNodeList=n7,n[8-9],n1,n2"),
-        ("ExcNodeList=n7", "[]", "ExcNodeList=n7"),
+        ("ExcNodeList=n7", "[]", None),
         ("ExcNodeList=(null)", "[]", None),
     ],
 )
@@ -361,6 +361,28 @@ def test_the_next_start_does_without_nodes_that_the_run_has_left_out(
     said = in_bash("code=75; exclude_bad_nodes", tmp_path, {"recovery": SPARE}, scontrol=scontrol)
     lines = [line for line in said.splitlines() if line.startswith("asked")]
     assert lines == ([] if asked is None else [f"asked for update JobId=7 {asked}"])
+
+
+@pytest.mark.parametrize(("nodes", "excluded"), [("n1 n2 n3 n3", False), ("n1 n2 n3 n4", True), ("", True)])
+def test_a_bad_node_is_not_excluded_where_the_job_would_then_wait_for_ever(
+    tmp_path: Path, nodes: str, excluded: bool
+) -> None:
+    """The job takes two nodes and a spare one; sinfo names a node once for each of its features."""
+    run = tmp_path / "first-run"
+    run.mkdir()
+    (run / "exit.json").write_text('{\n  "left_out": [\n    "n2"\n  ]\n}\n')
+    scontrol = """case $* in
+    *hostnames\\ n2) echo n2 ;;
+    *hostnames*) echo n1; echo n2 ;;
+    *update*) echo "asked for $*" ;;
+    *) echo 'JobId=7 ExcNodeList=(null) NodeList=n1 ' ;;
+    esac"""
+    sinfo = f"printf '%s\\n' {nodes}" if nodes else "exit 1"
+    sections = {"recovery": SPARE, "resources": {"nodes": 2, "gpus_per_node": 1}}
+    program = "SLURM_JOB_PARTITION=main code=75; exclude_bad_nodes"
+    said = in_bash(program, tmp_path, sections, scontrol=scontrol, sinfo=sinfo)
+    assert ("asked for update JobId=7 ExcNodeList=n2" in said) is excluded, said
+    assert ("may have node n2 again: without it the partition has fewer than 3 nodes" in said) is not excluded
 
 
 OVER_MPI: dict[str, Any] = {"comm": HOROVOD, "recovery": {"max_restarts": 3}, "slurm": {}}

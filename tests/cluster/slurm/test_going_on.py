@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 _SUPERVISOR = """\
 #!/bin/sh
 run=$(dirname "$(dirname "$4")")
+trap 'echo "$SLURMD_NODENAME" >>"$run/asked"' USR2
 echo "$SLURM_PROCID $SLURMD_NODENAME ${CLIPSHIP_RESPAWNED:-0} $$ $CLIPSHIP_TOKEN" >>"$run/started"
 until [ -s "$run/exit.json" ]; do sleep 0.2; done
 exit "$(sed -n 's/.*"exit_code": \\([0-9]*\\).*/\\1/p' "$run/exit.json")"
@@ -116,10 +117,18 @@ def test_nodes_that_the_run_has_left_out_are_not_in_the_next_start(demo: Demo) -
 
 
 def test_a_job_that_loses_its_first_node_is_queued_again(demo: Demo) -> None:
-    """The batch script runs there, and Slurm would leave the rest of the job as it is."""
+    """The batch script runs there, and Slurm would leave the rest of the job as it is.
+
+    The ranks of the other nodes may have gone on, so they are asked to save before.
+    """
     run = StandIns(demo, "first-node")
     run.until_started(2)
     demo.cluster.kill_node("n1")
+    asked = demo.run(run.name) / "asked"
+    demo.until(asked.exists, "nobody is asked to save", run.name, run.job)
+    assert asked.read_text() == "n2\n"
+    assert run.state()["Restarts"] == "0"
+    run.end(75)
     run.until_started(4)
     assert {line[1] for line in run.started()[2:]} == {"n2", "n3"}, demo.output(run.name, run.job)
     run.end(0)
@@ -131,6 +140,28 @@ def test_a_job_that_loses_its_first_node_is_queued_again(demo: Demo) -> None:
 @cells(Cell("torch", "node", spares=1), Cell("torch", "drained"), Cell("horovod", "drained"))
 def test_training_goes_on_in_the_same_job(demo: Demo, cell: Cell) -> None:
     check_goes_on(demo, cell)
+
+
+@pytest.mark.full
+def test_training_without_its_first_node_saves_on_the_others_before_it_is_queued_again(demo: Demo) -> None:
+    name = "first-node-lost"
+    job = demo.submit(
+        name,
+        resources=TWO_NODES,
+        checkpoint={"every_steps": 10_000},
+        optim={"epochs": 40, "warmup_steps": 10},
+        recovery={"max_restarts": 3, "backoff_s": 0.0, "min_nodes": 1},
+    )
+    demo.wait_for_step(name, 7, job)
+    demo.cluster.kill_node("n1")
+    ended = demo.wait(name, job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), demo.output(name, job)
+    assert sorted(demo.losses(name)) == list(range(1, 40 * 22 + 1))
+    lines = (demo.run(name) / "goodput.jsonl").read_text().splitlines()
+    begun = [line for line in map(json.loads, lines) if line["event"] == "begin"]
+    assert [line["ranks"] for line in begun] == [2, 1, 2]
+    alone, again = begun[1:]
+    assert 0 < alone["from_step"] < again["from_step"], "it trained on one node, and saved that"
 
 
 @pytest.mark.full

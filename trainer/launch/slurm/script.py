@@ -98,6 +98,8 @@ class SbatchContext:
     pins_memory: bool
     """True if the ranks pin memory for RDMA."""
     wait_s: int
+    save_s: int
+    """Longest wait, in seconds, for ranks that were asked to save and leave."""
     name_suffix: str
     ip_version: int
     interface: str
@@ -192,6 +194,7 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
         pins_memory=pins_memory(job),
         wait_s=_WAIT_S,
+        save_s=math.ceil(job.timeouts.checkpoint_s + job.timeouts.shutdown_s),
         name_suffix=slurm.name_suffix or "",
         ip_version=6 if slurm.rendezvous == "ipv6" else 4,
         interface=f"dev {slurm.interface}" if slurm.interface else "",
