@@ -131,6 +131,8 @@ def test_ranks_are_ended_first_and_started_when_all_have_ended(tmp_path: Path) -
                 "kind": "fault",
                 "ranks": 2,
                 "left_out": [],
+                "saved_step": 4,
+                "new_step": True,
             }
         ]
         assert not (tmp_path / "exit.json").exists()

@@ -12,6 +12,7 @@ from tests.support.stub_world import LIMITS, StubWorld, play, until
 from trainer.errors import EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR
+from trainer.run.generations import GenerationClaim
 from trainer.supervise import coordinator_seat, presence, recovery
 from trainer.supervise.condemned import condemn
 from trainer.supervise.left_out import left_out_text
@@ -329,6 +330,32 @@ def test_supervisor_that_cannot_join_an_ended_run_says_why(tmp_path: Path) -> No
 
     play(story)
     assert "rank 0's supervisor does not answer" in record(world, "exit.json")["reason"]
+
+
+def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+    claim = ExitFiles.claim
+
+    async def answers_late(self: ExitFiles, its: GenerationClaim) -> GenerationClaim | None:
+        tries.append(its.generation)
+        if len(tries) == 2:  # the file is made after all, once nobody waits for the answer
+            await claim(self, its)
+        return await claim(self, its) if len(tries) > 2 else GenerationClaim("", its.generation, -1, "")
+
+    monkeypatch.setattr(ExitFiles, "claim", answers_late)
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(2)
+        await world.agreed(3, 7)
+        assert await world.end() == [0] * 7
+
+    play(story)
+    assert tries == [2, 2, 2, 3], "the first number is taken, though by this coordinator"
+    assert capfd.readouterr().err.count("the run folder does not answer; waiting up to 20 s") == 1
 
 
 def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ from trainer.launch.kubernetes.pod.names import SSH_KEY, known_host, rendezvous
 from trainer.launch.kubernetes.pod.rank import environment, read_environment
 from trainer.launch.kubernetes.pod.watch import WATCH_S, Watch
 from trainer.launch.start_again import asked_after
-from trainer.run.exit_files import ExitFiles
+from trainer.run.exit_files import ExitFiles, StartRequest
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.layout import EXIT_FILE
 from trainer.supervise.tree import Rendezvous
@@ -311,7 +311,8 @@ def test_the_launcher_ends_an_mpirun_whose_supervisors_ask_to_be_started_again(t
         return asked_after(run, place.start, 2) > 0
 
     for generation in (2, 3):
-        asyncio.run(ExitFiles(str(run), place.start).request_start(record, generation))
+        request = StartRequest(replace(record, generation=generation))
+        asyncio.run(ExitFiles(str(run), place.start).request_start(request))
         with Watch(run, place, exits, silence_s=60.0, start_s=60.0, starts_again=asks):
             limit = time.monotonic() + (60 if generation == 3 else 2 * WATCH_S)
             while not list(exits.iterdir()) and time.monotonic() < limit:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.launch import local
 from trainer.launch.start_again import asked_after, run_generations
-from trainer.run.exit_files import ExitFiles, exit_record_of
+from trainer.run.exit_files import ExitFiles, StartRequest, exit_record_of, requested_start
 from trainer.run.exit_record import ExitRecord
 from trainer.run.lock import Holder
 from trainer.supervise.actions import Actions, Message
@@ -33,6 +33,9 @@ class Story:
         generation: int = 1,
         max_restarts: int = 2,
         has_begun: bool = True,
+        steps_done: float = 5.0,
+        in_memory: int = 4,
+        backoff_s: float = 0.0,
     ) -> None:
         self.folder = folder
         self.said: list[Message] = []
@@ -45,15 +48,15 @@ class Story:
         actions = Actions(
             self.said.append,
             self.ends.append,
-            lambda: 5.0,
+            lambda: steps_done,
             lambda: has_begun,
             fresh_variables=variables,
-            in_memory=lambda: 4,
+            in_memory=lambda: in_memory,
         )
         limits = Limits(
             run_folder=str(folder),
             max_restarts=max_restarts,
-            backoff_s=0.0,
+            backoff_s=backoff_s,
             checkpoint_s=60.0,
             shutdown_s=60.0,
         )
@@ -73,6 +76,10 @@ class Story:
         while not self.ends:
             await asyncio.sleep(0.01)
         return self.ends[0]
+
+    async def until_said(self, kind: str) -> None:
+        while kind not in [message["kind"] for message in self.said]:
+            await asyncio.sleep(0.01)
 
 
 def failed(rank: int, generation: int, cause: str = "killed") -> Message:
@@ -114,14 +121,27 @@ def test_after_a_fault_all_supervisors_leave_and_ask_to_be_started_again(tmp_pat
     (row,) = rows(tmp_path)
     assert (row["generation"], row["cause"], row["kind"]) == (2, "killed", "fault")
     assert row["from_step"] == 4, "the newest step in memory"
+    request = requested_start(tmp_path, "now")
+    assert request is not None
+    assert (request.steps_done, request.in_memory, request.fault_step) == (5, 4, 6)
     assert not (tmp_path / "exit.json").exists()
 
 
 def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path) -> None:
-    """Two restarts are allowed; the coordinator of each generation is another process."""
+    """Two restarts are allowed; the coordinator of each generation is another process.
+
+    New steps in memory do not begin the count anew: only a checkpoint does.
+    """
 
     async def work(generation: int) -> ExitRecord:
-        story = Story(tmp_path, starts_again="always", generation=generation)
+        done = 5 * generation
+        story = Story(
+            tmp_path,
+            starts_again="always",
+            generation=generation,
+            steps_done=float(done),
+            in_memory=done - 1,
+        )
         if generation > 1:
             await story.its.begin()
         story.its.receive(failed(generation % 2, generation, f"cause {chr(96 + generation)}"))
@@ -138,11 +158,11 @@ def test_the_next_coordinator_counts_on_and_ends_the_run_for_good(tmp_path: Path
 
 def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_path: Path) -> None:
     """Rank 0's supervisor was killed; another one left the request, and may be on the only node of before."""
-    record = ExitRecord(0, "n0", EXIT_FAILED, "its supervisor is gone", 1.0)
+    record = ExitRecord(0, "n0", EXIT_FAILED, "its supervisor is gone", 1.0, generation=2)
 
     async def work(in_memory: int) -> None:
         story = Story(tmp_path / str(in_memory), starts_again="lost", generation=2)
-        await story.files.request_start(record, 2, steps_done=9, in_memory=in_memory)
+        await story.files.request_start(StartRequest(record, steps_done=9, in_memory=in_memory))
         await story.its.begin()
         assert not story.ends
 
@@ -153,6 +173,57 @@ def test_a_loss_that_nobody_could_record_is_counted_by_the_next_coordinator(tmp_
         assert (row["generation"], row["node"], row["kind"], row["step"]) == (2, "n0", "lost", 9)
         assert row["from_step"] == from_step
         assert row["seconds"] is None, "step 9 was done before: it is not new"
+
+
+def test_same_fault_is_counted_though_mpi_killed_the_coordinators_that_saw_it(tmp_path: Path) -> None:
+    async def work(generation: int) -> list[ExitRecord]:
+        story = Story(tmp_path, starts_again="always", generation=generation)
+        record = ExitRecord(1, "n1", EXIT_FAILED, "killed; and a hint", 1.0, generation=generation)
+        await story.files.request_start(StartRequest(record, steps_done=5, in_memory=4, fault_step=6))
+        await story.its.begin()
+        await asyncio.sleep(0.1)
+        story.its.close()
+        return story.ends
+
+    assert asyncio.run(asyncio.wait_for(work(2), 30)) == []
+    (row,) = rows(tmp_path)
+    assert (row["kind"], row["rank"], row["step"]) == ("fault", 1, 6)
+    (end,) = asyncio.run(asyncio.wait_for(work(3), 30))
+    assert end.exit_code == EXIT_FAILED
+    assert "the same fault at the same step 2 times in a row" in end.reason
+
+
+@pytest.mark.parametrize("moment", ["while ranks are being ended", "during the wait"])
+def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
+    moment: str, tmp_path: Path
+) -> None:
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="lost", backoff_s=600.0, max_restarts=4)
+        if moment == "during the wait":  # the first restart without a new step does not wait
+            story.its.receive(failed(0, 1, "first"))
+            await story.until_said("regroup")
+            for rank in (0, 1):
+                story.its.receive({"kind": "ended", "rank": rank, "generation": 2})
+            await story.until_said("start")
+            story.said.clear()
+        generation = 3 if moment == "during the wait" else 2
+        story.its.receive(failed(0, generation - 1))
+        await story.until_said("regroup")
+        story.its.receive({"kind": "ended", "rank": 0, "generation": generation})
+        if moment == "during the wait":
+            story.its.receive({"kind": "ended", "rank": 1, "generation": generation})
+            while len(rows(tmp_path)) < 2:
+                await asyncio.sleep(0.01)
+        story.its.receive(lost(1))
+        while asked_after(tmp_path, "now", generation) == 0:
+            await asyncio.sleep(0.01)
+        story.its.close()
+        assert not story.ends, "it waits before all leave, since this is the second restart at one step"
+        assert asked_after(tmp_path, "now", 1) == generation + 1
+        kinds = [(row["generation"], row["kind"]) for row in rows(tmp_path)]
+        assert kinds[-2:] == [(generation, "fault"), (generation + 1, "lost")]
+
+    asyncio.run(asyncio.wait_for(work(), 30))
 
 
 def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: Path) -> None:
@@ -281,7 +352,7 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
         files, record = ExitFiles(str(tmp_path), rendezvous.start), ExitRecord(1, "n", 1, "killed", 1.0)
         (exits / "rank-00001.json").write_text(json.dumps(asdict(record)))
         if generation < 3:
-            asyncio.run(files.request_start(record, generation + 1))
+            asyncio.run(files.request_start(StartRequest(replace(record, generation=generation + 1))))
             return EXIT_START_AGAIN
         (exits / "rank-00001.json").unlink()
         return 0
@@ -294,7 +365,7 @@ def test_clipship_run_starts_mpirun_again_with_the_same_token(
     assert len({one[0] for one in seen}) == 1
 
 
-def test_the_end_names_the_nodes_that_the_run_has_left_out(tmp_path: Path) -> None:
+def test_the_end_names_the_bad_nodes_also_those_that_nobody_could_replace(tmp_path: Path) -> None:
     """A batch script that queues the job again excludes them."""
 
     async def work() -> None:
@@ -310,14 +381,15 @@ def test_the_end_names_the_nodes_that_the_run_has_left_out(tmp_path: Path) -> No
         )
         for member in range(3):
             its.receive({"kind": "joined", "rank": member, "node": f"n{member}"})
-        membership.condemn("n0", "its network is slow")
+        for node in ("n0", "n2"):
+            membership.condemn(node, "its network is slow")
         its.receive(failed(0, 1))
         while not ends:
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(work(), 30))
     text = (tmp_path / "exit.json").read_text()
-    assert '\n  "left_out": [\n    "n0"\n  ]' in text, "as the batch script reads it"
+    assert '\n  "left_out": [\n    "n0",\n    "n2"\n  ]' in text, "as the batch script reads it"
     record = exit_record_of(tmp_path, "now")
     assert record is not None
-    assert record.left_out == ("n0",)
+    assert record.left_out == ("n0", "n2")

@@ -80,27 +80,13 @@ class ExitFiles:
         holder = None if folder is None else await within(WAIT_S, lambda: who_holds(folder))
         return holder is not None and holder.start == self._start
 
-    async def request_start(
-        self,
-        record: ExitRecord,
-        generation: int,
-        *,
-        steps_done: int = 0,
-        in_memory: int = 0,
-        if_killed: bool = False,
-    ) -> None:
-        """Asks the launcher to start all supervisors again as this generation, because of the record.
+    async def request_start(self, its: "StartRequest", *, if_killed: bool = False) -> None:
+        """Asks the launcher to start all supervisors again as the generation that the request's record names.
 
-        `steps_done` and `in_memory` are what the writer knows, see `StartRequest`. With `if_killed` it counts
-        only if all supervisors are killed before one of them can ask.
+        With `if_killed` it counts only if all supervisors are killed before one of them can ask.
         """
         name = IF_KILLED_FILE if if_killed else START_AGAIN_FILE
-        value = {
-            **asdict(record),
-            "generation": generation,
-            "steps_done": steps_done,
-            "in_memory": in_memory,
-        }
+        value = {**asdict(its.record), **{each: getattr(its, each) for each in _REQUEST_STEPS}}
         await within(WAIT_S, lambda: self._write(name, value, again=True))
 
     async def withdraw_start(self) -> None:
@@ -186,8 +172,8 @@ class ExitFiles:
             write_json(temporary, {**masked_values(value), "start": self._start})
             os.replace(temporary, path)
             if name == EXIT_FILE:
-                code = value.get("exit_code")
-                self._add_times("end", {"began": self._began, "time": time.time(), "exit_code": code})
+                end = {name: value.get(name) for name in ("generation", "exit_code")}
+                self._add_times("end", {"began": self._began, "time": time.time(), **end})
         return str(path)
 
 
@@ -241,12 +227,17 @@ class StartRequest:
     """Last step that was done, as far as the writer knows; 0 if it does not know."""
     in_memory: int = 0
     """Newest step in the memory of the writer's node; 0 if there is none."""
+    fault_step: int = 0
+    """Step that the rank of the record was working on; 0 if it is not known or a supervisor is gone."""
+
+
+_REQUEST_STEPS = ("steps_done", "in_memory", "fault_step")
 
 
 def requested_start(run_folder: Path, start: str) -> StartRequest | None:
     """Returns the last request of this start to start all supervisors again; None if there is none."""
     found = _read(run_folder / START_AGAIN_FILE)
-    steps = {name: found.pop(name) for name in ("steps_done", "in_memory") if name in found}
+    steps = {name: found.pop(name) for name in _REQUEST_STEPS if name in found}
     with suppress(TypeError):
         return StartRequest(ExitRecord(**found), **steps) if found.get("start") == start else None
     return None

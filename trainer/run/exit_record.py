@@ -40,9 +40,8 @@ class ExitRecord:
     """Restarts of the ranks before this end, as `Restart.to_json` gives them; set in exit.json only."""
     generation: int = 0
     """Generation of the ranks that ended so; 0 where only the coordinator knows it, which fills it in."""
-
     left_out: Sequence[str] = ()
-    """Nodes without which the run went on since they had failed too often; set in exit.json only."""
+    """Nodes that failed twice or did badly, without which a later start goes on; set in exit.json only."""
     unfit: str = ""
     """Node that all ranks found unfit to train; "" if none. The reason is about that node, not this rank."""
 

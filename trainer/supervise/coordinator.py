@@ -25,6 +25,7 @@ from trainer.supervise.membership import Membership, WorldPlan
 from trainer.supervise.presence import Presence
 from trainer.supervise.recovery import Recovery
 from trainer.supervise.report_collection import ReportCollection
+from trainer.supervise.restarts import Kind
 from trainer.supervise.round import Failure, Round, Weight
 from trainer.supervise.run_state import RunState
 from trainer.supervise.stopping import Stopping
@@ -173,10 +174,13 @@ class Coordinator:
         record = ExitRecord(rank, node, EXIT_FAILED, reason, time.time(), generation=its.generation)
         if not run.keeps_going:
             self._recovery.others_there = False
+            step = run.present_step() if run.starts_again else 0
+            failure = Failure(record, step, others_there=False, kind="lost")
             if its.started:
-                step = run.present_step() if run.starts_again else 0
-                self._record_cause(Weight.LOST, Failure(record, step, others_there=False, kind="lost"))
-            elif not run.starts_again:
+                self._record_cause(Weight.LOST, failure)
+            elif run.starts_again:
+                self._recovery.lose_during_restart(failure)
+            else:
                 run.decide(record)
             return
         self._presence.lose(member, silent=silent)
@@ -253,8 +257,10 @@ class Coordinator:
         run, its, recovery = self._run, self._run.round, self._recovery
         its.causes.append((weight, failure))
         if len(its.causes) == 1 and recovery.relaunch.is_needed(failure) and recovery.can_go_on(failure):
-            # MPI leaves half a second until it kills all
-            run.spawn(recovery.relaunch.request(failure, its.generation + 1, run.present_step()))
+            # MPI leaves half a second until it kills all. One that failed in a collective is no cause.
+            kind: Kind = "lost" if weight is Weight.FAILED_WAITING else failure.kind
+            asked = replace(failure, kind=kind)
+            run.spawn(recovery.relaunch.request(asked, its.generation + 1, run.present_step()))
         if len(its.causes) == 1 and not its.collecting:
             run.spawn(self._decide_on_first_cause(), its.tasks)
 

@@ -3,9 +3,10 @@
 import asyncio
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
+from trainer.run.exit_files import StartRequest
 from trainer.run.exit_record import ExitRecord, record_cause
 from trainer.run.layout import DIAGNOSIS_FILE, EXIT_FILE
 from trainer.supervise.diagnosis import Diagnosis, Missing, cut_off, text
@@ -92,12 +93,13 @@ class Ending:
         self.show(record)
         if self._may_start_again:
             done, kept = own.steps_done, newest_kept(self._context.env)
-            await files.request_start(record, own.ran + 1, steps_done=done, in_memory=kept)
+            following = replace(record, generation=max(own.ran, own.latest) + 1)
+            await files.request_start(StartRequest(following, steps_done=done, in_memory=kept))
             self.end(EXIT_START_AGAIN)
             return
         # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.
         await files.write(EXIT_FILE, asdict(record))
-        await files.write(DIAGNOSIS_FILE, diagnosis.to_json(code, {}))
+        await files.write(DIAGNOSIS_FILE, {"generation": number, **diagnosis.to_json(code, {})})
         self.end(code)
 
     @property

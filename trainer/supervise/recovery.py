@@ -39,6 +39,8 @@ class Recovery:
         self.relaunch = Relaunch(run)
         self.others_there = True
         """False once a supervisor is gone from a run that cannot go on without it."""
+        self._lost_meanwhile: Failure | None = None
+        """Loss of a supervisor during a restart, after which the launcher must start all again."""
 
     def can_go_on(self, failure: Failure) -> bool:
         """Returns whether a restart may help, and can be made.
@@ -76,6 +78,10 @@ class Recovery:
         if not self._run.round.failed and not self._run.decided:
             self._run.round.failed = True
             self._run.spawn(self._go_on_or_end(failure))
+
+    def lose_during_restart(self, failure: Failure) -> None:
+        """Records that a supervisor was lost while the ranks start again; the first loss counts."""
+        self._lost_meanwhile = self._lost_meanwhile or failure
 
     async def _go_on_or_end(self, failure: Failure) -> None:
         run = self._run
@@ -137,7 +143,7 @@ class Recovery:
         await history.write()
         clock.end_part("agree", time.monotonic())
         if go_on.wait_s:
-            await run.until(lambda: run.decided, go_on.wait_s)
+            await run.until(lambda: run.decided or self._lost_meanwhile is not None, go_on.wait_s)
             clock.end_part("wait", time.monotonic())
         await self._start_generation(failure, its, world)
 
@@ -172,9 +178,18 @@ class Recovery:
         return None
 
     async def _same_world(self, failure: Failure, its: Round) -> WorldPlan | None:
-        """Returns the world as it was, once all have ended their ranks; None if the run has ended."""
+        """Returns the world as it was, once all have ended their ranks; None if the run has ended.
+
+        It does not wait for the ranks if a supervisor is lost, since the launcher then ends them all.
+        """
         run = self._run
-        await run.until(lambda: len(its.ended) == len(its.members) or run.decided, REGROUP_S)
+
+        def settled() -> bool:
+            return run.decided or self._lost_meanwhile is not None or len(its.ended) == len(its.members)
+
+        await run.until(settled, REGROUP_S)
+        if self._lost_meanwhile is not None:
+            return run.world
         left = [rank for rank, member in enumerate(its.members) if member not in its.ended]
         if left:
             ranks = ", ".join(map(str, left[:_RANKS]))
@@ -186,8 +201,11 @@ class Recovery:
     async def _start_generation(self, failure: Failure, its: Round, world: WorldPlan) -> None:
         run = self._run
         while not run.decided:
-            variables = await self._meeting(failure, its, world)
+            variables = None if self._lost_meanwhile else await self._meeting(failure, its, world)
             if run.decided:
+                return
+            if self._lost_meanwhile is not None:
+                await self._go_on_or_end(self._lost_meanwhile)
                 return
             settled = (
                 variables is not None and its.ended >= set(world.numbers) and not self._presence.has_orphans
@@ -301,6 +319,7 @@ class Recovery:
             run.membership.record_fault(each.node)
             for row in each.left_out:
                 run.membership.restore(row.kind, row.node, row.reason)
+        run.history.reach_restarted_steps()
         run.round.generation, run.round.members = generation, world.numbers
         self._presence.take_over(members, root.rank, dead)
         place = world.place(root.rank)

@@ -12,7 +12,7 @@ from trainer.run.exit_files import StartRequest
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line
-from trainer.supervise.restarts import Fault, GiveUp, GoOn
+from trainer.supervise.restarts import Fault, GiveUp, GoOn, Kind
 from trainer.supervise.round import Failure
 from trainer.supervise.run_state import RunState
 
@@ -53,9 +53,13 @@ class Relaunch:
 
     async def request(self, failure: Failure, generation: int, steps_done: int) -> None:
         """Asks the launcher, by a file, to start all supervisors again as this generation."""
-        in_memory = self._run.actions.in_memory()
-        files = self._run.exit_files
-        await files.request_start(failure.record, generation, steps_done=steps_done, in_memory=in_memory)
+        its = StartRequest(
+            replace(failure.record, generation=generation),
+            steps_done=steps_done,
+            in_memory=self._run.actions.in_memory(),
+            fault_step=failure.step if failure.kind == "fault" else 0,
+        )
+        await self._run.exit_files.request_start(its)
 
     async def begin(self) -> None:
         """Begins the generation: the first one anew, a later one where the last coordinator left off."""
@@ -83,7 +87,8 @@ class Relaunch:
         if run.stop_at is not None or run.round.done:
             return
         record = ExitRecord(0, "", EXIT_FAILED, KILLED_TOGETHER, time.time())
-        await run.exit_files.request_start(record, run.round.generation + 1, if_killed=True)
+        following = replace(record, generation=run.round.generation + 1)
+        await run.exit_files.request_start(StartRequest(following), if_killed=True)
 
     async def _resume(self) -> None:
         """Goes on where the last generation's coordinator left off; the launcher has started all again.
@@ -96,7 +101,7 @@ class Relaunch:
         generation = run.round.generation
         if not history or history.last.generation < generation:
             request = await run.exit_files.requested_start()
-            if request is not None and not await self._count_lost(request, generation):
+            if request is not None and not await self._count_unrecorded(request, generation):
                 return
         history.reach_restarted_steps()
         if history:
@@ -104,21 +109,25 @@ class Relaunch:
             history.clock = RestartClock(time.monotonic() - seconds_ago)
             run.spawn(run.watch_progress(run.round))
 
-    async def _count_lost(self, request: StartRequest, generation: int) -> bool:
+    async def _count_unrecorded(self, request: StartRequest, generation: int) -> bool:
         """Counts a fault that nobody has recorded; returns False if the run ends because of it.
 
         This node may be new and have nothing in memory, so the step that the request names counts, too.
         """
         run, record = self._run, request.record
         cause = record.reason.partition("; ")[0]
-        from_step = max(await run.history.saved_step(), run.actions.in_memory(), request.in_memory)
-        fault = Fault(record.rank, record.node, max(request.steps_done, from_step), cause, lost=True)
-        answer = await run.history.decide(fault)
+        history = run.history
+        from_step = max(await history.saved_step(), run.actions.in_memory(), request.in_memory)
+        steps_done = max(request.steps_done, from_step)
+        kind: Kind = "fault" if request.fault_step else "lost"
+        fault = Fault(record.rank, record.node, request.fault_step or steps_done, cause, lost=kind == "lost")
+        history.reach_restarted_steps()
+        answer = await history.decide(fault, new_step=steps_done > history.reached)
         if isinstance(answer, GiveUp):
             run.decide(replace(record, reason=f"{record.reason}; {answer.reason}", start=""))
             return False
         seconds_ago = time.time() - record.time
-        failure = Failure(replace(record, details=""), kind="lost", at=time.monotonic() - seconds_ago)
-        run.history.add(generation, failure, fault, from_step, ranks=len(run.round.members))
-        await run.history.write()
+        failure = Failure(replace(record, details=""), kind=kind, at=time.monotonic() - seconds_ago)
+        history.add(generation, failure, fault, from_step, ranks=len(run.round.members))
+        await history.write()
         return True

@@ -25,6 +25,8 @@ class RestartHistory:
         self._policy = RestartPolicy(limits.max_restarts, limits.same_fault_limit, limits.backoff_s)
         self._exit_files = exit_files
         self._restarts: list[Restart] = []
+        self._decided_on: dict[str, Any] = {}
+        """What the last decision took into account, by the names of `Restart`'s fields."""
         self.clock: RestartClock | None = None
         """Clock of the restart under way; None if there is none."""
         self.reached = 0.0
@@ -50,7 +52,9 @@ class RestartHistory:
 
     async def decide(self, fault: Fault, *, new_step: bool = False) -> GoOn | GiveUp:
         """Returns what to do about a fault, see `RestartPolicy.decide`."""
-        return self._policy.decide(fault, await self.saved_step(), new_step=new_step)
+        saved_step = await self.saved_step()
+        self._decided_on = {"saved_step": saved_step, "new_step": new_step}
+        return self._policy.decide(fault, saved_step, new_step=new_step)
 
     async def saved_step(self) -> int:
         """Returns the step of the newest whole checkpoint; 0 if there is none."""
@@ -61,7 +65,9 @@ class RestartHistory:
         at = round(time.time() - (time.monotonic() - failure.at), 3)
         details = failure.record.details[:_DETAILS]
         restart = Restart(generation, fault.cause, fault.rank, fault.node, fault.step, from_step)
-        self._restarts.append(replace(restart, details=details, time=at, kind=failure.kind, **world))
+        told = {"details": details, "time": at, "kind": failure.kind, **self._decided_on, **world}
+        self._restarts.append(replace(restart, **told))
+        self._decided_on = {}
 
     def change_last(self, **fields: Any) -> None:
         """Changes fields of the latest restart."""

@@ -71,6 +71,10 @@ class Restart:
     """Size of the world from this restart on."""
     left_out: tuple[LeftOut, ...] = ()
     """Supervisors that are gone and nodes that do badly, which have no rank from here on."""
+    saved_step: int = 0
+    """Step of the newest checkpoint at the fault, 0 for none; the next coordinator counts with it."""
+    new_step: bool = False
+    """True if a step was done since the fault before that had never been done."""
 
     @property
     def steps_done(self) -> int:
@@ -133,7 +137,7 @@ class RestartPolicy:
             if each.kind != "taken in":
                 lost = each.kind in ("lost", "unfit")
                 fault = Fault(each.rank, each.node, each.step, each.cause, lost=lost)
-                self.decide(fault, each.from_step)
+                self.decide(fault, each.saved_step, new_step=each.new_step)
 
     def decide(self, fault: Fault, saved_step: int, *, new_step: bool = False) -> GoOn | GiveUp:
         """Returns what to do about a fault; `saved_step` is the step of the newest checkpoint, 0 for none.

@@ -109,7 +109,7 @@ class RunState:
         if not self.decided:
             self.decided = True
             generation = record.generation or self.round.generation
-            left_out = tuple(sorted(self.membership.left_out(self.world)))
+            left_out = tuple(sorted(self.membership.bad_nodes))
             restarts = self.history.summaries()
             its = replace(record, restarts=restarts, generation=generation, left_out=left_out)
             self.spawn(self._end(its))
@@ -121,7 +121,11 @@ class RunState:
             record = replace(record, reason=f"{record.reason}; {why_no_restart}")
         if failure.diagnosis is not None and not self.decided:
             stacks = self.round.stacks
-            diagnosis = {**failure.diagnosis.to_json(record.exit_code, stacks), "nccl_ras": failure.ras}
+            diagnosis = {
+                "generation": record.generation,
+                **failure.diagnosis.to_json(record.exit_code, stacks),
+                "nccl_ras": failure.ras,
+            }
             file = await self.exit_files.write(DIAGNOSIS_FILE, diagnosis)
             record = replace(record, details=text(failure.diagnosis, stacks, file))
         self.decide(record)

@@ -41,6 +41,7 @@ class GoodputRecorder:
     ) -> None:
         """`began` is the time at which the start began; `now` returns seconds since the epoch."""
         self._folder, self._now, self._warned = folder, now, False
+        self._generation = generation
         self._before, self._own = Goodput(), GenerationTimes(start, generation, began, True, began)
         self._sum: Steps | None = None
         """Sum of all laps but the first step."""
@@ -48,13 +49,12 @@ class GoodputRecorder:
             begin = {
                 "event": "begin",
                 "start": start,
-                "generation": generation,
                 "ranks": ranks,
                 "began": round(began, 3),
                 "from_step": from_step,
                 "time": round(now(), 3),
             }
-            all_times = generations([*goodput_log.read(folder), begin])
+            all_times = generations([*goodput_log.read(folder), {**begin, "generation": generation}])
             self._before = sum(by_generation(all_times)[:-1], Goodput())
             self._own = all_times[-1]
             self._write(begin)
@@ -119,11 +119,11 @@ class GoodputRecorder:
         self._write({**event, "time": at})
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        """Adds the line; on a full disk the run goes on, and rank 0 warns once."""
+        """Adds the line, with its generation; on a full disk the run goes on, and rank 0 warns once."""
         if self._folder is None:
             return
         try:
-            goodput_log.append(self._folder, event)
+            goodput_log.append(self._folder, {**event, "generation": self._generation})
         except OSError as error:
             if not self._warned:
                 log.warning(
