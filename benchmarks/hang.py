@@ -4,7 +4,8 @@
 collection, slow storage, heat, checkpoints and evaluations. The last kinds are recorded: seconds of data and
 of work of each rank at each step of real runs, in `benchmarks/durations/`, which `--record FOLDER` makes of a
 run folder whose job has `logging.every_steps = 1`. The last line on stdout is JSON; `beyond_15_s` in it has
-the kinds whose steps are too long for a hang to be named in 15 s.
+the kinds whose steps are too long for a hang to be named in 15 s, and `longer_without_alarm_s` says by how
+much any of the pauses could have been longer without a false alarm.
 """
 
 import json
@@ -112,9 +113,9 @@ def line(name: str, outcome: Outcome, seconds: float) -> str:
         f"{max(outcome.usual_s):.1f} s, so their own limit is up to {max(outcome.limit_s):.1f} s"
     )
     return (
-        f"{name:16} {outcome.steps:>8,} steps: {outcome.false_alarms} false alarms; a rank that hangs is "
-        f"named after {max(outcome.named_s):5.1f} s at most, {held}; "
-        f"another rank named {outcome.wrong} times ({seconds:.0f} s)"
+        f"{name:16} {outcome.steps:>8,} steps: {outcome.false_alarms} false alarms, the next one "
+        f"{outcome.spare_s:.1f} s away; a rank that hangs is named after {max(outcome.named_s):5.1f} s at "
+        f"most, {held}; another rank named {outcome.wrong} times ({seconds:.0f} s)"
     )
 
 
@@ -157,6 +158,7 @@ def summary(outcomes: dict[str, Outcome]) -> dict[str, object]:
     return {
         "steps": sum(outcome.steps for outcome in outcomes.values()),
         "false_alarms": sum(outcome.false_alarms for outcome in outcomes.values()),
+        "longer_without_alarm_s": round(min(outcome.spare_s for outcome in outcomes.values()), 1),
         "stops": len(named),
         "named_within_15_s": round(sum(s <= NAMED_S for s, _ in named) / len(named), 4),
         "named_s_max_short_steps": round(max(s for s, limit in named if limit < NAMED_S), 1),

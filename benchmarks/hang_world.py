@@ -4,6 +4,7 @@ Each rank learns its own limits with the code of real ranks. A step of a rank is
 work, then wait in a collective until the slowest rank is there.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class Outcome:
     """Stops at which another rank was named."""
     not_learned: int = 0
     """Stops before enough was learned."""
+    spare_s: float = math.inf
+    """Fewest seconds by which any phase of any step could have been longer without a false alarm."""
 
 
 class World:
@@ -83,11 +86,13 @@ class World:
             self._stop(ready, [data for data, _ in own], outcome)
         for learner, (data_s, work_s) in zip(self._learners, own, strict=True):
             wait_s = end - data_s - work_s
-            outcome.false_alarms += (
-                data_s > learner.limit("data").seconds
-                or end - data_s > learner.limit("step").seconds
-                or wait_s > learner.limit(WAIT).seconds
+            spare_s = min(
+                learner.limit("data").seconds - data_s,
+                learner.limit("step").seconds - (end - data_s),
+                learner.limit(WAIT).seconds - wait_s,
             )
+            outcome.false_alarms += spare_s < 0
+            outcome.spare_s = min(outcome.spare_s, spare_s)
             learner.record("data", data_s)
             learner.record("step", end - data_s)
             learner.record(WAIT, wait_s)

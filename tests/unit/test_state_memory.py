@@ -63,5 +63,12 @@ def test_too_little_memory_of_a_cluster_is_told_with_the_key() -> None:
     shm, memory = too_little_memory(job_of(resources=few, kubernetes={"namespace": "n"}), local=False)
     assert shm.startswith("a worker's /dev/shm (kubernetes.shm_gb) has 2.15 GB")
     assert memory.startswith("the memory of a node (resources.mem_gb_per_gpu) has 3.22 GB")
+    # What [slurm] asks for goes before.
+    for mem, told in {"2048": "2.15 GB", "4G": None, "1T": None, "0": None}.items():
+        job = job_of(resources=few, slurm={"mem": mem}).model_copy(update={"kubernetes": None})
+        told_here = [text.partition(" has ")[::2] for text in too_little_memory(job, local=False)]
+        assert [(name, text.partition(",")[0]) for name, text in told_here] == (
+            [("the memory of a node (slurm.mem)", told)] if told else []
+        )
     many = {"gpus_per_node": 8, "mem_gb_per_gpu": 3.0}
     assert list(too_little_memory(job_of(resources=many, kubernetes={"namespace": "n"}), local=False)) == []

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from trainer.comm.backends import asks_for_memory, disk_only, keeps_in_memory
 from trainer.config import Job
+from trainer.config.slurm_values import memory_bytes
 from trainer.model.size import state_bytes
 from trainer.supervise.state_parts import BUFFERS
 from trainer.sysinfo.shortage import SHARED_MEMORY
@@ -56,6 +57,9 @@ def _known(job: Job, *, local: bool) -> Iterator[tuple[str, int]]:
     if job.kubernetes is not None:
         shm_gb = job.kubernetes.shm_gb or _SHM_GB_OF_GPU * ranks
         yield f"a worker's {SHARED_MEMORY} (kubernetes.shm_gb)", int(shm_gb * 2**30)
-    if job.resources.mem_gb_per_gpu is not None:
+    mem = job.slurm.mem if job.slurm is not None else None
+    if mem is not None and (memory := memory_bytes(mem)) is not None:
+        yield "the memory of a node (slurm.mem)", memory
+    if job.resources.mem_gb_per_gpu is not None and (mem is None or job.kubernetes is not None):
         memory = int(job.resources.mem_gb_per_gpu * ranks * 2**30)
         yield "the memory of a node (resources.mem_gb_per_gpu)", memory

@@ -13,11 +13,10 @@ from trainer.config.slurm_options import (
     STEP_OPTIONS,
     check_options,
 )
-from trainer.config.slurm_values import TIME, Gres, check_output, parse_gres, seconds
+from trainer.config.slurm_values import TIME, Gres, check_output, memory_bytes, parse_gres, seconds
 from trainer.config.types import SchedulerSection, Text, refuse_names
 from trainer.text.pattern import pattern
 
-_MEMORY = pattern(r"[1-9]\d*[KMGT]?|0", re.ASCII)
 _NO_SPACE = pattern(r"[!-~]+")
 _CHAIN = pattern(r"\d+(-\d+)?%1", re.ASCII)
 _REMOVAL_S = 30
@@ -261,11 +260,8 @@ class Slurm(SchedulerSection):
     @field_validator("mem")
     @classmethod
     def _memory(cls, value: str | None) -> str | None:
-        if value is not None and not _MEMORY.fullmatch(value):
-            raise ValueError(
-                f'"{value}" is not an amount of memory for Slurm; write a whole number and one of K, M, G, '
-                'T, such as "480G", or "0" for all of a node'
-            )
+        if value is not None:
+            memory_bytes(value)
         return value
 
     @field_validator("array")

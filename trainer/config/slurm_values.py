@@ -11,10 +11,26 @@ TIME = pattern(
     re.ASCII,
 )
 _WORD = pattern(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
+MEMORY = pattern(r"(?P<count>[1-9]\d*)(?P<unit>[KMGT]?)|0", re.ASCII)
 _COUNT = pattern(r"([1-9]\d*)[KMGT]?", re.ASCII)
 _REPLACED = pattern(r"%(.?)", re.DOTALL)
 _KNOWN = ("j", "x", "u", "A", "a", "%")
 """Letters behind a % in a file's name that do not depend on the node."""
+
+
+def memory_bytes(text: str) -> int | None:
+    """Returns the bytes of an amount of memory such as "480G"; None for "0", which is all of a node.
+
+    A number without a unit is in MiB. Raises ValueError for another text.
+    """
+    if (match := MEMORY.fullmatch(text)) is None:
+        raise ValueError(
+            f'"{text}" is not an amount of memory for Slurm; write a whole number and one of K, M, G, '
+            'T, such as "480G", or "0" for all of a node'
+        )
+    if match["count"] is None:
+        return None
+    return int(match["count"]) << 10 * ("KMGT".index(match["unit"] or "M") + 1)
 
 
 @dataclass(frozen=True)
