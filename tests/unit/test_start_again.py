@@ -220,8 +220,8 @@ def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
         story.its.close()
         assert not story.ends, "it waits before all leave, since this is the second restart at one step"
         assert asked_after(tmp_path, "now", 1) == generation + 1
-        kinds = [(row["generation"], row["kind"]) for row in rows(tmp_path)]
-        assert kinds[-2:] == [(generation, "fault"), (generation + 1, "lost")]
+        kinds = [(row["generation"], row["kind"], row["step"]) for row in rows(tmp_path)]
+        assert kinds[-2:] == [(generation, "fault", 6), (generation + 1, "lost", 5)]
 
     asyncio.run(asyncio.wait_for(work(), 30))
 

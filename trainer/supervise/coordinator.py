@@ -174,8 +174,8 @@ class Coordinator:
         record = ExitRecord(rank, node, EXIT_FAILED, reason, time.time(), generation=its.generation)
         if not run.keeps_going:
             self._recovery.others_there = False
-            step = run.present_step() if run.starts_again else 0
-            failure = Failure(record, step, others_there=False, kind="lost")
+            step = run.present_step() or int(run.history.reached)  # ranks that were ended tell no step
+            failure = Failure(record, step if run.starts_again else 0, others_there=False, kind="lost")
             if its.started:
                 self._record_cause(Weight.LOST, failure)
             elif run.starts_again:

@@ -139,10 +139,14 @@ class Cluster:
         self._spawn(node, words)
 
     def kill_node(self, node: str) -> None:
-        """As a node that loses power: slurmd and all that it started, at once."""
+        """As a node that loses power: slurmd and all that it started, at once.
+
+        They are stopped first: a process of srun that outlives the other by a moment cancels the step.
+        """
         members = self.members(node)
-        for pid in members:
-            _kill(pid)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in members:
+                _signal(pid, number)
         self.processes.pop(node).wait()
 
     def members(self, node: str) -> list[int]:
@@ -285,9 +289,9 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _kill(pid: int) -> None:
+def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def _until(happened: Callable[[], bool], limit_s: float, otherwise: str, logs: Path | None = None) -> None:
