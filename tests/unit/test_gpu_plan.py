@@ -127,6 +127,13 @@ def test_auto_is_refused_where_the_arithmetic_cannot_tell() -> None:
     assert check_without_files(cpu, 1) == 64
 
 
+def test_auto_is_refused_beside_a_teacher_whose_memory_nobody_counts() -> None:
+    job = job_of("ViT-B-32", 1024, optim={"max_batch_size_per_gpu": "auto"})
+    job = job.model_copy(update={"model": job.model.model_copy(update={"teacher": "ViT-L-14"})})
+    with pytest.raises(InputError, match="the memory of the teacher, ViT-L-14, is not estimated: give a n"):
+        check_without_files(job, 1)
+
+
 def test_auto_is_left_to_the_ranks_where_open_clip_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "_config_folders", list)
     job = job_of("ViT-L-14", 32_768, optim={"max_batch_size_per_gpu": "auto"})

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.gpus import GIB, GPUS, Gpu
-from trainer.model.architecture import Architecture, architecture, planned_architecture
+from trainer.model.architecture import Architecture, planned_architecture
 from trainer.model.catalog import known_models
 from trainer.model.fit import advice, fits, largest_micro_batch, memory_of
 from trainer.model.step_speed import step_speed
@@ -26,12 +26,11 @@ def gpu_rows(job: Job, batch_plan: BatchPlan, steps: int | None) -> Iterator[tup
     place of "auto". Without `resources.gpu` there is the memory alone. `steps` is the length of the run, None
     if it is not known.
     """
-    if job.model.teacher is not None:
-        yield "memory", f"not known: that of the teacher, {job.model.teacher}, is not estimated ({_PAGE})"
-        return
-    shape = architecture(job.model)
+    shape = planned_architecture(job.model)
     if shape is None:
-        if known_models():  # without open_clip, on a login node, no model has a size
+        if job.model.teacher is not None:
+            yield "memory", f"not known: that of the teacher, {job.model.teacher}, is not estimated ({_PAGE})"
+        elif known_models():  # without open_clip, on a login node, no model has a size
             yield "memory", f"not known: the config of {job.model.name} does not say its size ({_PAGE})"
         return
     gpu = GPUS.get(job.resources.gpu or "")

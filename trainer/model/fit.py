@@ -12,7 +12,7 @@ from trainer.config.batch_plan import BatchPlan, plan
 from trainer.config.gpus import GIB, GPUS
 from trainer.config.loss_tile import TILE
 from trainer.errors import InputError
-from trainer.model.architecture import Architecture, architecture
+from trainer.model.architecture import Architecture, planned_architecture
 from trainer.model.catalog import known_models
 from trainer.model.step_memory import StepMemory, step_memory
 
@@ -96,12 +96,15 @@ def with_micro_batch(job: Job, world_size: int, gpu_bytes: int | None) -> Job:
 
 def known_shape(job: Job) -> Architecture:
     """Returns the sizes of the job's model; raises InputError if "auto" needs them and nothing knows them."""
-    if shape := architecture(job.model):
+    if shape := planned_architecture(job.model):
         return shape
-    raise InputError(
-        f'optim.max_batch_size_per_gpu = "auto": the config of {job.model.name} does not say how much memory '
-        "it takes (open_clip's own transformers and SigLIP's do): give a number"
+    why = (
+        f"the memory of the teacher, {job.model.teacher}, is not estimated"
+        if job.model.teacher is not None
+        else f"the config of {job.model.name} does not say how much memory it takes (open_clip's own "
+        "transformers and SigLIP's do)"
     )
+    raise InputError(f'optim.max_batch_size_per_gpu = "auto": {why}: give a number')
 
 
 def advice(shape: Architecture, job: Job, world_size: int, gpu_bytes: int) -> str:
