@@ -215,7 +215,7 @@ def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
             while len(rows(tmp_path)) < 2:
                 await asyncio.sleep(0.01)
         story.its.receive(lost(1))
-        while asked_after(tmp_path, "now", generation) == 0:
+        while asked_after(tmp_path, "now", generation) == 0 or rows(tmp_path)[-1]["kind"] != "lost":
             await asyncio.sleep(0.01)
         story.its.close()
         assert not story.ends, "it waits before all leave, since this is the second restart at one step"
@@ -224,6 +224,20 @@ def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
         assert kinds[-2:] == [(generation, "fault", 6), (generation + 1, "lost", 5)]
 
     asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_again(tmp_path: Path) -> None:
+    """The kernel may kill both, one after the other, when memory runs out."""
+
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="lost")
+        story.its.receive(failed(1, 1))
+        story.its.receive(lost(1))
+        assert (await story.ended()).exit_code == EXIT_START_AGAIN
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    (row,) = rows(tmp_path)
+    assert (row["cause"], row["kind"], row["step"]) == ("killed", "fault", 6)
 
 
 def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: Path) -> None:

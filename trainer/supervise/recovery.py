@@ -96,6 +96,7 @@ class Recovery:
         fault = Fault(record.rank, record.node, failure.step, cause, lost=failure.kind in ("lost", "unfit"))
         run.membership.record_fault(record.node)
         answer = await run.history.decide(fault, new_step=run.steps_done() > run.history.reached)
+        failure = replace(failure, others_there=failure.others_there and self.others_there)
         if isinstance(answer, GiveUp):
             await self._end(failure, answer.reason)
         elif not self.can_go_on(failure):  # a stop or a lost supervisor came while the folder was read
