@@ -20,6 +20,7 @@ def test_each_of_eight_ranks_trains_vit_bigg_in_less_than_ten_gib_of_state() -> 
     figures = json.loads(done.stdout.splitlines()[-1])
     whole = 4 * figures["parameters"] / GIB
     assert whole > 9
+    assert figures["replaced"]["fused attention"] == 80, "the model is as training has it"
     assert figures["state"] < 4 * whole / 8 + 0.25, figures
     assert figures["splitting"] < whole / 8 + 0.5, figures
     assert figures["step"] < 10, figures

@@ -1,30 +1,29 @@
 """Memory of rank 0 of eight on null GPUs that split ViT-bigG-14, by torch's own allocator.
 
 `python -m tests.support.fsdp_state_rank SAMPLES`. The other seven ranks are not there: the process group is
-torch's fake one, whose collectives return at once. Weights are never written, so that the host needs no
-memory for them. Prints one line of JSON with GiB: of the state, and of the most while the model was split, in
-a step of SAMPLES samples, and in a checkpoint.
+torch's fake one, whose collectives return at once. The model is built as training builds it, but its weights
+are never written, so that the host needs no memory for them. Prints one line of JSON with GiB: of the state,
+and of the most while the model was split, in a step of SAMPLES samples, and in a checkpoint.
 """
 
 import json
 import sys
 from typing import Any
 
-import open_clip
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.jobs import tiny_job
 from tests.support.null_gpu import nullgpu
+from tests.support.planned_steps import PlannedSteps
 from trainer.checkpoint.state import Snapshot, contents_of
 from trainer.comm.fsdp_backend import FsdpBackend
 from trainer.comm.timer import CommTimer
 from trainer.config.batch_plan import plan
+from trainer.model.architecture import architecture
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World
-from trainer.train.step import MicroBatch, TrainStep
 
 MODEL, RANKS = "ViT-bigG-14", 8
 GIB = 2**30
@@ -34,7 +33,8 @@ class OneOfEight(FsdpBackend):
     """Rank 0, alone."""
 
     def __init__(self, job: Any) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+        if not dist.is_initialized():
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
         self.world, self.device = World(0, RANKS, 0, RANKS, "here", "test"), torch.device("cuda", 0)
         self.heartbeat = Heartbeat.open({})
         self._job, self._settings = job, job.comm.torch
@@ -45,35 +45,24 @@ class OneOfEight(FsdpBackend):
         return [value] * RANKS
 
 
-def unwritten(name: str) -> nn.Module:
-    """The model in host memory that nobody has touched."""
-    with torch.device("meta"):
-        model: nn.Module = open_clip.model.CLIP(**open_clip.get_model_config(name))
-    model = model.to_empty(device="cpu")
-    model.set_grad_checkpointing(True)  # type: ignore[operator]
-    return model.train()
-
-
 def main(samples: int) -> None:
     job = tiny_job(
         model={"name": MODEL, "precision": "bf16", "grad_checkpointing": True},
         optim={"global_batch_size": RANKS * samples},
         comm={"backend": "fsdp"},
     )
-    comm = OneOfEight(job)
-    model = unwritten(MODEL)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    train = TrainStep(job, plan(job, RANKS), comm, model)
-    figures: dict[str, Any] = {"parameters": parameters, "splitting": torch.cuda.max_memory_allocated() / GIB}
-    images = torch.empty(samples, 3, 224, 224, device="cuda")
-    tokens = torch.ones(samples, 77, dtype=torch.int64, device="cuda")
-    for step in range(2):  # the first one makes the optimizer's state
-        torch.cuda.reset_peak_memory_stats()
-        train([MicroBatch(images, tokens)], step)
-    figures["state"] = torch.cuda.memory_allocated() / GIB
-    figures["step"] = torch.cuda.max_memory_allocated() / GIB
+    shape = architecture(job.model)
+    assert shape is not None
+    steps = PlannedSteps(job, plan(job, RANKS), shape, OneOfEight(job), on_host=True)
+    figures: dict[str, Any] = {
+        "parameters": steps.parameters,
+        "replaced": dict(steps.replaced),
+        "splitting": steps.splitting / GIB,
+        "state": steps.state / GIB,
+        "step": steps.peak / GIB,
+    }
     torch.cuda.reset_peak_memory_stats()
-    contents = contents_of(train, 0, 1)
+    contents = contents_of(steps.train, 0, 1)
     with nullgpu.watch() as seen:
         Snapshot(contents, others=contents.keys())  # as on a rank that writes none: the host has no room
     figures["checkpoint"] = torch.cuda.max_memory_allocated() / GIB
