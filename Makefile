@@ -196,7 +196,7 @@ test-nullgpu: venv ## what a step asks of a GPU, on a stand-in for its driver th
 	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu -m 'not full' $(TEST_ARGS)
 	'$(NULLGPU)' $(PY) -m pytest tests/gpu -m 'not computes' $(TEST_ARGS) # as far as a null GPU can
 
-test-nullgpu-full: venv ## the same with every row of the tables of docs/performance.md
+test-nullgpu-full: venv ## the same, and `make bench-gpu` as far as a null GPU can
 	@export PYTHON='$(PY)'
 	'$(NULLGPU)' $(PY) -m pytest tests/nullgpu $(TEST_ARGS)
 

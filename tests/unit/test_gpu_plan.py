@@ -86,14 +86,34 @@ def test_several_ranks_hold_gradients_all_the_time_and_parts_of_the_model_if_it_
     assert split.gradients <= two.gradients // 2
 
 
-@pytest.mark.parametrize(("samples", "gib"), [(16, 5.8), (64, 8.4)])
-def test_bigg_split_over_8_ranks_takes_what_the_allocator_gave_out(samples: int, gib: float) -> None:
-    job, shape = (
-        job_of("ViT-bigG-14", 8 * samples, model={"grad_checkpointing": True, "kernels": "plain"}),
-        architecture(Model(name="ViT-bigG-14")),
-    )
+@pytest.mark.parametrize(
+    ("name", "samples", "model", "fsdp", "gib"),
+    [
+        ("ViT-bigG-14", 16, {"grad_checkpointing": True}, {}, 5.7),
+        ("ViT-bigG-14", 64, {"grad_checkpointing": True}, {}, 8.2),
+        ("ViT-H-14", 16, {}, {"param_dtype": "fp32"}, 9.74),
+        ("ViT-H-14", 4, {}, {"reshard_after_forward": False}, 4.97),
+    ],
+)
+def test_a_model_split_over_8_ranks_takes_what_the_allocator_gave_out(
+    name: str, samples: int, model: dict[str, Any], fsdp: dict[str, Any], gib: float
+) -> None:
+    job = job_of(name, 8 * samples, model=model, comm={"backend": "fsdp", "fsdp": fsdp})
+    shape = architecture(Model(name=name))
     assert shape is not None
     assert step_memory(shape, job, plan(job, 8), shards=8).total / GIB == pytest.approx(gib, rel=0.05)
+
+
+def test_gradients_reduced_in_half_precision_take_half_as_much_while_they_wait() -> None:
+    shape = architecture(Model(name="ViT-H-14"))
+    assert shape is not None
+
+    def weights(**fsdp: Any) -> int:
+        job = job_of("ViT-H-14", 128, comm={"backend": "fsdp", "fsdp": fsdp})
+        return step_memory(shape, job, plan(job, 8), shards=8).weights
+
+    block = 12 * 1280**2
+    assert weights() - weights(reduce_dtype="bf16") == 2 * block
 
 
 @pytest.mark.parametrize("model", ["ViT-B-32", "ViT-L-14", "ViT-B-16-SigLIP"])

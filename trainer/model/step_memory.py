@@ -87,12 +87,13 @@ def _moments(
         for tower, norm in zip(towers, norms, strict=True)
     )
     image += n * _CHANNELS * pixels * value if towers[0].embedding else 0
-    # FSDP lets the copies of a block go after use.
-    brief = checkpointed or shards > 1
+    # What FSDP gathers in half precision needs no copies, and is let go after use.
+    split = shards > 1
+    brief = checkpointed or (split and _gathered_value(job, value) == value)
     copies = [value * (tower.parameters - tower.embedding) if half and not brief else 0 for tower in towers]
-    gathered = _gathered(shape, value) if shards > 1 else 0
 
-    def moment(activations: int, grads: int, casts: int, loss: int = 0) -> StepMemory:
+    def moment(activations: int, grads: int, casts: int, loss: int = 0, passed: int = 0) -> StepMemory:
+        gathered = _gathered(shape, job, value, passed) if split else 0
         return StepMemory(
             weights=wide * shape.parameters // shards + casts + gathered,
             gradients=wide * (trained if always else grads) // shards,
@@ -108,8 +109,8 @@ def _moments(
     return [
         moment(image + text, 0, sum(copies), _loss(shape, job, plan, gpu_bytes)),
         moment(image + text + heads[1], 0, sum(copies)),
-        moment(image + heads[0], towers[1].parameters, copies[0]),
-        moment(n * _CHANNELS * pixels * value, trained, 0),
+        moment(image + heads[0], towers[1].parameters, copies[0], passed=1),
+        moment(n * _CHANNELS * pixels * value, trained, 0, passed=2),
         moment(
             n * (_CHANNELS * pixels * value + max(_passing(tower, value) for tower in shape.towers)), 0, 0
         ),
@@ -122,16 +123,27 @@ def _with_kernels(tower: Tower, job: Job) -> Tower:
     return tower if job.model.kernels == "plain" else replace(tower, saved_activations=saved)
 
 
-def _gathered(shape: Architecture, value: int) -> int:
+def _gathered_value(job: Job, value: int) -> int:
+    """Returns the bytes of a parameter as ranks that hold parts of the model gather it."""
+    return value if job.comm.fsdp.param_dtype == "auto" else max(value, _FLOAT)
+
+
+def _gathered(shape: Architecture, job: Job, value: int, passed: int) -> int:
     """Returns the bytes of what ranks that hold parts of the model have whole at a time.
 
-    These are two blocks, one at work and the next one, the gradient of a block and its copy in float32 to be
-    reduced, and all that belongs to no block.
+    These are two blocks, one at work and the next one, the gradient of a block and its copy to be reduced,
+    and all that belongs to no block. Without `reshard_after_forward` they are the blocks of all towers, but
+    of those whose backward pass is over: of `passed` towers, of which the text tower is the first.
     """
-    towers = shape.towers
-    blocks = [4 * tower.width**2 + 2 * tower.width * tower.hidden for tower in towers]
-    rest = shape.parameters - sum(block * tower.layers for block, tower in zip(blocks, towers, strict=True))
-    return value * (2 * max(blocks) + rest) + (value + _FLOAT) * max(blocks)
+    settings, gathered = job.comm.fsdp, _gathered_value(job, value)
+    reduced = max(value, _FLOAT) if settings.reduce_dtype == "fp32" or value > _FLOAT else 2
+    blocks = [4 * tower.width**2 + 2 * tower.width * tower.hidden for tower in shape.towers]
+    stacks = [block * tower.layers for block, tower in zip(blocks, shape.towers, strict=True)]
+    whole = 2 * max(blocks)
+    if not settings.reshard_after_forward:
+        whole = max(whole, sum(stacks[: len(stacks) - passed]))
+    rest = shape.parameters - sum(stacks)
+    return gathered * (whole + rest) + (gathered + reduced) * max(blocks)
 
 
 def _norm_bytes(job: Job) -> int:
