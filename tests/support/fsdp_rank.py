@@ -1,7 +1,8 @@
 """One rank of the backend fsdp: its steps, its checkpoints and its errors, against one process and torch.
 
 `python -m tests.support.fsdp_rank FOLDER DEGREE [steps]`. Everything is in float64, so that only the order of
-sums differs, but one step in float32. With `steps` it leaves out checkpoints and other models.
+sums differs, but one step in float32 and one in bf16. With `steps` it leaves out checkpoints and other
+models.
 """
 
 import math
@@ -15,6 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tests.support.jobs import tiny_job
 from tests.support.thread_ranks import run_ranks
@@ -22,9 +24,10 @@ from trainer.checkpoint import files, state
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.connect import connect
+from trainer.comm.fsdp_backend import FsdpBackend
 from trainer.comm.protocol import Comm, Reducer
 from trainer.comm.replicas import ReplicaError, check_replicas
-from trainer.comm.torch_backend import TorchBackend
+from trainer.comm.torch_backend import TorchBackend, all_gather_single
 from trainer.config import Checkpoint, Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import build_model
@@ -35,6 +38,13 @@ SAMPLES, STEPS = 64, 3
 BOUND = 1e-12
 BOUND_IN_FLOAT32 = 1e-6
 """Share of the whole gradient's norm: each of its values has rounding errors of its own."""
+
+
+BOUND_IN_BF16 = 2**-8
+"""The same in bf16, whose rounding changes a value by at most 2^-9 of itself. With FSDP the gradients of
+embeddings and layer norms have bf16 before they are reduced: they are rounded once more than with float32
+parameters, and sums over the samples of a micro-batch may be rounded again.
+"""
 
 
 class AsTorch:
@@ -126,24 +136,83 @@ def steps_are_those_of_one_process(comm: Comm, job: Job) -> TrainStep:
     return train
 
 
-def a_gradient_in_float32_is_that_of_one_process(comm: Comm, job: Job) -> None:
-    def rank_main(comm: Any) -> Tensor:
-        train = stepper(job, comm)
-        run_step(train, comm, 0)
-        shards = train.shards
-        return torch.cat(
-            [
-                shards.whole(name, parameter.grad).reshape(-1)
-                for name, parameter in shards.parameters.items()
-                if parameter.grad is not None
-            ]
-        )
+def gradient(job: Job, comm: Any, *, rounded: bool = False) -> Tensor:
+    """The whole model's gradient of the first step, as one vector; collective.
 
-    found, (expected,) = rank_main(comm), run_ranks(1, rank_main)
+    `rounded` rounds all parameters but scalars to bf16 before.
+    """
+    train = stepper(job, comm)
+    with torch.no_grad():
+        for parameter in train.model.parameters():
+            if rounded and parameter.ndim:
+                parameter.copy_(parameter.bfloat16())
+    run_step(train, comm, 0)
+    shards = train.shards
+    return torch.cat(
+        [
+            shards.whole(name, parameter.grad).reshape(-1)
+            for name, parameter in shards.parameters.items()
+            if parameter.grad is not None
+        ]
+    )
+
+
+def gradient_of_one_process(job: Job, *, rounded: bool = False) -> Tensor:
+    (expected,) = run_ranks(1, lambda comm: gradient(job, comm, rounded=rounded))
+    return expected
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference, as a share of the norm that is expected."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def a_gradient_in_float32_is_that_of_one_process(comm: Comm, job: Job) -> None:
+    found, expected = gradient(job, comm), gradient_of_one_process(job)
     assert found.dtype == torch.float32
-    error = float((found - expected).norm() / expected.norm())
+    error = distance(found, expected.double())
     print(f"a gradient in float32 differs by {error:.1e} of its norm", flush=True)
     assert error <= BOUND_IN_FLOAT32
+
+
+PLAIN_LAYER_NORM = functional.layer_norm
+
+
+def layer_norm_of_a_gpu(*tensors: Any) -> Tensor:
+    """Takes all in float32 under autocast, as on a GPU; autocast on CPUs leaves types as they are."""
+    if torch.is_autocast_enabled("cpu"):
+        tensors = tuple(each.float() if isinstance(each, Tensor) else each for each in tensors)
+    return PLAIN_LAYER_NORM(*tensors)
+
+
+def a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(
+    comm: Comm, job: Job, exact: Job
+) -> None:
+    """On CPUs parameters are gathered in float32 otherwise; here they travel as on a GPU."""
+    gathered: set[torch.dtype] = set()
+
+    def recorded(output: Tensor, own: Tensor, **keys: Any) -> Any:
+        gathered.add(output.dtype)
+        return all_gather_single(output, own, **keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "layer_norm", layer_norm_of_a_gpu)
+        patch.setattr(FsdpBackend, "gathers_half", True)
+        patch.setattr("trainer.comm.fsdp_backend.all_gather_single", recorded)
+        patch.setattr(comm, "_job", job)
+        found = gradient(job, comm)
+    assert torch.bfloat16 in gathered
+    assert found.dtype == torch.float32, "gradients are added up in float32"
+    expected, exactly = gradient_of_one_process(job, rounded=True), gradient_of_one_process(exact)
+    error = distance(found, expected.double())
+    ours, theirs = distance(found, exactly), distance(expected, exactly)
+    print(
+        f"a gradient gathered in bf16 differs by {error:.1e} of its norm; "
+        f"by {ours:.3f} from that in float64, and that of one process by {theirs:.3f}",
+        flush=True,
+    )
+    assert error <= BOUND_IN_BF16
+    assert ours <= 1.05 * theirs
 
 
 def each_rank_holds_its_rows_alone(train: TrainStep, degree: int) -> None:
@@ -228,6 +297,8 @@ def main(folder: Path, degree: int, *, steps_alone: bool) -> None:
     train = steps_are_those_of_one_process(comm, job)
     each_rank_holds_its_rows_alone(train, degree)
     a_gradient_in_float32_is_that_of_one_process(comm, job_of(settings, world.size, "fp32"))
+    half = job_of(settings, world.size, "bf16")
+    a_gradient_gathered_in_bf16_is_that_of_one_process_with_rounded_weights(comm, half, job)
     replicas_are_compared_where_there_are_some(train, comm, degree)
     if not steps_alone:
         the_rest(folder, train, comm, job)

@@ -68,7 +68,7 @@ class FsdpBackend(TorchBackend):
         """Returns in which types parameters are gathered and gradients reduced."""
         settings = self._job.comm.fsdp
         half = _HALF.get(self._job.model.precision)
-        gathered = half if settings.param_dtype == "auto" and self.device.type == "cuda" else None
+        gathered = half if settings.param_dtype == "auto" and self.gathers_half else None
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             gathered = None  # its kernels want parameters as wide as the statistics
         reduced = torch.float32 if gathered is not None else None  # None: the parameters' own
@@ -76,6 +76,11 @@ class FsdpBackend(TorchBackend):
             reduced = _HALF.get(settings.reduce_dtype, reduced)
         # Autocast casts where a layer asks for it; what runs between the layers stays in float32.
         return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
+
+    @property
+    def gathers_half(self) -> bool:
+        """True if parameters may be gathered in half precision; on CPUs nothing would be faster."""
+        return self.device.type == "cuda"
 
     @property
     def reshard_after_forward(self) -> bool:
