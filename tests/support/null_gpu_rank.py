@@ -49,7 +49,7 @@ def _given(folder: Path, comm: Comm, sections: dict[str, Any]) -> Counter[str]:
     seen = steps.seen
     assert seen.waits == [], seen.table()
     assert (seen["h2d_pageable"], seen["d2h_pageable"]) == (0, 0), seen.table()
-    assert (seen["mallocs"], seen["host_allocs"]) == (0, 0)
+    steps.check_memory()
     given = Counter[str]()
     for event in seen.collectives:
         given[event.what] += event.bytes
