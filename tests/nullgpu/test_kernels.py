@@ -14,6 +14,7 @@ from trainer.comm.protocol import Comm
         ("ViT-B-32", 1024, {}, 280, 36.1, 1432),
         ("ViT-L-14", 256, {}, 550, 67.3, 2102),
         ("ViT-L-14", 256, {"grad_checkpointing": True}, 920, 11.7, 2774),
+        ("ViT-B-32", 1024, {"micro_batch": 256}, 520, 11.6, 8354),
     ],
 )
 def test_a_step_stays_below_what_open_clip_train_takes(

@@ -131,19 +131,25 @@ def test_efficiency_falls_with_the_number_of_gpus_and_with_a_slow_network(backen
 
 
 @pytest.mark.parametrize(
-    ("backend", "settings", "bucket_mb", "efficiency"),
+    ("backend", "settings", "bucket_mb", "row", "efficiency"),
     [
-        ("torch", {}, 25, 0.98),
-        ("fsdp", {}, 27, 0.978),
-        ("fsdp", {"shard_degree": "node"}, 27, 0.98),
-        ("horovod", {}, 128, 0.97),
-        ("horovod", {"cycle_ms": 0.1, "fusion_mb": 32}, 32, 0.98),
+        ("torch", {}, 25, "torch", 0.983),
+        ("fsdp", {}, 27, "fsdp", 0.979),
+        ("fsdp", {"shard_degree": "node"}, 27, 'fsdp, `shard_degree = "node"`', 0.983),
+        ("horovod", {}, 128, "horovod", 0.971),
+        (
+            "horovod",
+            {"cycle_ms": 0.1, "fusion_mb": 32},
+            32,
+            "horovod, `cycle_ms = 0.1`, `fusion_mb = 32`",
+            0.982,
+        ),
     ],
 )
-def test_l_14_keeps_98_percent_of_its_speed_on_1024_gpus(
-    backend: str, settings: dict[str, Any], bucket_mb: float, efficiency: float
+def test_l_14_keeps_as_much_of_its_speed_on_1024_gpus_as_performance_md_says(
+    backend: str, settings: dict[str, Any], bucket_mb: float, row: str, efficiency: float
 ) -> None:
-    """As a job is by default with torch; fsdp and Horovod need a setting for the last percent."""
+    """The goal of 0.98 is reached by torch as a job is by default; fsdp and Horovod need a setting."""
     shape, _ = l_14()
     comm = {"backend": backend, backend: settings}
 
@@ -152,8 +158,12 @@ def test_l_14_keeps_98_percent_of_its_speed_on_1024_gpus(
         return weak_scaling(shape, job, 256, 1024, GPUS["H100"], NDR, backend, bucket_mb)
 
     assert found().tiles
-    assert efficiency <= found().efficiency < efficiency + 0.004
+    assert found().efficiency == pytest.approx(efficiency, abs=0.0005)
+    assert (found().efficiency >= 0.98) == (backend == "torch" or bool(settings))
     assert found(loss_tile=0).efficiency < found().efficiency - 0.03
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
+    (cells,) = (line.split(" | ") for line in page.splitlines() if line.startswith(f"| {row} | "))
+    assert float(cells[4]) == efficiency
 
 
 def test_a_node_computes_the_loss_at_once_and_several_compute_it_in_tiles_with_products_in_tf32() -> None:
