@@ -71,6 +71,7 @@ def of_fsdp(world: int, **fsdp: Any) -> dict[tuple[str, str], Collective]:
 def test_copies_of_the_model_on_each_node_gather_within_it_and_reduce_their_rows_between_nodes() -> None:
     shape, _ = l_14()
     found = of_fsdp(64, shard_degree="node")
+    assert of_fsdp(64) == found, "several nodes of eight ranks do so by default"
     gather, scatter = found["all_gather", "forward"], found["reduce_scatter", "backward"]
     assert (gather.ranks, gather.stride, gather.nbytes) == (8, 1, 2 * shape.parameters / 8)
     assert (scatter.ranks, scatter.stride, scatter.nbytes) == (8, 1, 4 * shape.parameters)
@@ -93,11 +94,11 @@ def test_every_rank_with_its_own_copy_reduces_as_torch_does() -> None:
 
 
 def test_types_and_kept_parameters_change_what_travels() -> None:
-    plain = of_fsdp(64)
+    plain = of_fsdp(8)
     gather, scatter = ("all_gather", "backward"), ("reduce_scatter", "backward")
-    assert of_fsdp(64, param_dtype="fp32")[gather].nbytes == 2 * plain[gather].nbytes
-    assert of_fsdp(64, reduce_dtype="bf16")[scatter].nbytes == plain[scatter].nbytes / 2
-    assert gather not in of_fsdp(64, reshard_after_forward=False)
+    assert of_fsdp(8, param_dtype="fp32")[gather].nbytes == 2 * plain[gather].nbytes
+    assert of_fsdp(8, reduce_dtype="bf16")[scatter].nbytes == plain[scatter].nbytes / 2
+    assert gather not in of_fsdp(8, reshard_after_forward=False)
 
 
 @pytest.mark.parametrize(("backend", "name"), [("torch", "bf16"), ("horovod", "fp16")])
@@ -134,8 +135,8 @@ def test_efficiency_falls_with_the_number_of_gpus_and_with_a_slow_network(backen
     ("backend", "settings", "bucket_mb", "row", "efficiency"),
     [
         ("torch", {}, 25, "torch", 0.983),
-        ("fsdp", {}, 27, "fsdp", 0.979),
-        ("fsdp", {"shard_degree": "node"}, 27, 'fsdp, `shard_degree = "node"`', 0.983),
+        ("fsdp", {}, 27, "fsdp", 0.983),
+        ("fsdp", {"shard_degree": "world"}, 27, 'fsdp, `shard_degree = "world"`', 0.979),
         ("horovod", {}, 128, "horovod", 0.971),
         (
             "horovod",
@@ -149,7 +150,7 @@ def test_efficiency_falls_with_the_number_of_gpus_and_with_a_slow_network(backen
 def test_l_14_keeps_as_much_of_its_speed_on_1024_gpus_as_performance_md_says(
     backend: str, settings: dict[str, Any], bucket_mb: float, row: str, efficiency: float
 ) -> None:
-    """The goal of 0.98 is reached by torch as a job is by default; fsdp and Horovod need a setting."""
+    """The goal of 0.98 is reached by torch and fsdp as a job is by default; Horovod needs a setting."""
     shape, _ = l_14()
     comm = {"backend": backend, backend: settings}
 
@@ -159,7 +160,7 @@ def test_l_14_keeps_as_much_of_its_speed_on_1024_gpus_as_performance_md_says(
 
     assert found().tiles
     assert found().efficiency == pytest.approx(efficiency, abs=0.0005)
-    assert (found().efficiency >= 0.98) == (backend == "torch" or bool(settings))
+    assert (found().efficiency >= 0.98) == (bool(settings) if backend == "horovod" else "world" not in row)
     assert found(loss_tile=0).efficiency < found().efficiency - 0.03
     page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
     (cells,) = (line.split(" | ") for line in page.splitlines() if line.startswith(f"| {row} | "))

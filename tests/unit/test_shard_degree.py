@@ -23,6 +23,10 @@ from trainer.errors import InputError
         (2, "aaaa", 2),
         (4, "aabb", 4),
         (1, "aabb", 1),
+        ("auto", "aabb", 4),
+        ("auto", "a" * 8, 8),
+        ("auto", "a" * 8 + "b" * 8, 8),
+        ("auto", "a" * 8 + "b" * 7, 15),
     ],
 )
 def test_ranks_are_cut_into_groups_of_consecutive_ones(setting: Any, nodes: str, expected: int) -> None:

@@ -7,6 +7,19 @@ from trainer.config.comm import ShardDegree
 from trainer.errors import InputError
 from trainer.text.wording import many
 
+WHOLE_NODE = 8
+"""Ranks of a node from which on "auto" keeps a copy of the model on each node.
+
+Eight GPUs together hold open_clip's largest model, with its optimizer, in 5 GiB each.
+"""
+
+
+def planned_degree(setting: ShardDegree, ranks: int, per_node: int) -> int:
+    """Returns the number of ranks that hold the model once where each node has so many, at most all ranks."""
+    if setting == "auto":
+        setting = "node" if WHOLE_NODE <= per_node < ranks else "world"
+    return min(ranks, ranks if setting == "world" else per_node if setting == "node" else setting)
+
 
 def shard_degree(setting: ShardDegree, nodes: Sequence[str]) -> int:
     """Returns the number of consecutive ranks that together hold the model once.
@@ -15,25 +28,17 @@ def shard_degree(setting: ShardDegree, nodes: Sequence[str]) -> int:
     groups.
     """
     ranks = len(nodes)
-    if setting == "world":
-        return ranks
-    key = (
-        f'comm.fsdp.shard_degree = "{setting}"'
-        if setting == "node"
-        else f"comm.fsdp.shard_degree = {setting}"
-    )
-    if setting == "node":
-        sizes = [len(list(group)) for _, group in groupby(nodes)]
-        if len(sizes) != len(set(nodes)) or len(set(sizes)) > 1:
-            raise InputError(
-                f"{key} needs the same number of ranks on each node, one node after the other, but the "
-                f"{many(ranks, 'rank')} are on {', '.join(nodes)}: "
-                'choose "world", or change the number of ranks on each node'
-            )
-        return sizes[0]
-    if ranks % setting:
+    sizes = [len(list(group)) for _, group in groupby(nodes)]
+    is_even = len(sizes) == len(set(nodes)) and len(set(sizes)) == 1
+    if setting == "node" and not is_even:
         raise InputError(
-            f"{key} does not divide {many(ranks, 'rank')}: choose a number that does, "
-            '"node", or "world" (all ranks)'
+            'comm.fsdp.shard_degree = "node" needs the same number of ranks on each node, one node after the '
+            f"other, but the {many(ranks, 'rank')} are on {', '.join(nodes)}: "
+            'choose "world", or change the number of ranks on each node'
         )
-    return setting
+    if isinstance(setting, int) and ranks % setting:
+        raise InputError(
+            f"comm.fsdp.shard_degree = {setting} does not divide {many(ranks, 'rank')}: choose a number that "
+            'does, "node", or "world" (all ranks)'
+        )
+    return planned_degree(setting if is_even or setting != "auto" else "world", ranks, sizes[0])

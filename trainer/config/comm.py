@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from trainer.config.types import AboveZero, Mebibytes, Positive, Section, Text, optional_section
 
 Backend = Literal["torch", "fsdp", "horovod"]
-ShardDegree = Literal["world", "node"] | Positive
+ShardDegree = Literal["auto", "world", "node"] | Positive
 
 
 class TorchComm(Section):
@@ -30,10 +30,11 @@ class TorchComm(Section):
 class FsdpComm(Section):
     """Settings of torch's FSDP2 (fully sharded data parallel)."""
 
-    shard_degree: ShardDegree = "world"
+    shard_degree: ShardDegree = "auto"
     """Number of consecutive ranks that together hold the model once. "world": all ranks. "node": those of a
-    node, with a copy on each node (HSDP, hybrid sharding): more memory, less traffic between nodes. A number
-    must divide the number of ranks."""
+    node, with a copy on each node (HSDP, hybrid sharding): more memory, less traffic between nodes. "auto":
+    "node" if there are several nodes of at least 8 ranks each, else "world". A number must divide the number
+    of ranks."""
     reshard_after_forward: bool = True
     """Let the gathered parameters of a block go after its forward pass, and gather them again for its
     backward pass. false saves a third of the traffic and keeps the whole model in memory in between."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.comm.backends import BACKENDS
+from trainer.comm.shard_degree import planned_degree
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan, plan
 from trainer.config.gpus import GIB, GPUS
@@ -37,10 +38,7 @@ def _shards(job: Job, world_size: int) -> int:
     """Returns the number of ranks that together hold the model once."""
     if not _splits(job.comm.backend):
         return 1
-    setting = job.comm.fsdp.shard_degree
-    if setting == "world":
-        return world_size
-    return min(world_size, job.resources.ranks_per_node if setting == "node" else setting)
+    return planned_degree(job.comm.fsdp.shard_degree, world_size, job.resources.ranks_per_node)
 
 
 def _splits(backend: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainer.comm.backends import BACKENDS
+from trainer.comm.shard_degree import planned_degree
 from trainer.config import Job
 from trainer.config.batch_plan import BatchPlan
 from trainer.config.fabric_rates import FabricRate
@@ -121,7 +122,7 @@ def _of_model(
 
 def _of_shards(shape: Architecture, plan: BatchPlan, job: Job) -> Iterator[Collective]:
     """Yields the collectives of ranks of which each group of some consecutive ones holds the model once."""
-    degree = _degree(job, plan.world_size)
+    degree = planned_degree(job.comm.fsdp.shard_degree, plan.world_size, NODE_GPUS)
     settings, half = job.comm.fsdp, job.model.precision in _HALF_PRECISIONS
     value = _HALF if half and settings.param_dtype == "auto" else _FLOAT
     trained = BACKENDS["fsdp"].gradient_bytes(job.comm) * shape.trained_parameters * plan.accumulation
@@ -141,13 +142,6 @@ def _of_shards(shape: Architecture, plan: BatchPlan, job: Job) -> Iterator[Colle
         nbytes, times = trained / degree, plan.accumulation * blocks
         among = {"ranks": copies + 1, "stride": degree}
         yield Collective("all_reduce", "backward", nbytes, times, hidden=True, **among)
-
-
-def _degree(job: Job, world_size: int) -> int:
-    """Returns how many ranks hold the model once, at most all; nodes have `NODE_GPUS` ranks here."""
-    setting = job.comm.fsdp.shard_degree
-    wanted = {"world": world_size, "node": NODE_GPUS}.get(str(setting), setting)
-    return min(world_size, int(wanted))
 
 
 def seconds_of(collective: Collective, gpus: int, fabric: FabricRate) -> float:
