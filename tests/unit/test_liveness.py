@@ -110,10 +110,10 @@ def test_a_run_whose_process_was_killed_is_dead_and_says_how_it_goes_on(
     assert rows["dead"].startswith(time.strftime("since %F"))
     assert "memory" in rows["why"]
     assert rows["last line"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
-    assert rows["resume"] == "`clipship run JOB --nproc 2`; it resumes at step 30"
+    assert rows["resume"] == f"`clipship resume {folder}`; it resumes at step 30"
 
 
-def test_the_job_file_stands_in_the_command_where_the_user_named_it(
+def test_the_command_names_the_run_folder_also_where_the_user_named_the_job_file(
     tmp_path: Path, folder: Path, rank_0: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = tmp_path / "job.toml"
@@ -124,7 +124,7 @@ def test_the_job_file_stands_in_the_command_where_the_user_named_it(
     kill(rank_0)
     assert (
         status(capsys, str(job))["resume"]
-        == f"`clipship run {job} --nproc 2`; no checkpoint was saved: it starts from the beginning"
+        == f"`clipship resume {folder}`; no checkpoint was saved: it starts from the beginning"
     )
 
 
@@ -196,7 +196,7 @@ def test_a_run_that_failed_or_was_stopped_says_how_it_goes_on_and_one_that_is_do
         "details": "",
     }
     (folder / "exit.json").write_text(json.dumps(cause))
-    assert status(capsys, str(folder))["resume"].startswith("`clipship run JOB --nproc 2`")
+    assert status(capsys, str(folder))["resume"].startswith(f"`clipship resume {folder}`;")
     (folder / "exit.json").unlink()
     (folder / "result.json").write_text(json.dumps({"reason": "done"}))
     assert not {"resume", "dead"} & status(capsys, str(folder)).keys()

@@ -9,6 +9,8 @@ import pytest
 
 from trainer.cli.main import main
 from trainer.config import Job
+from trainer.launch.hosts import Host, hosts_text
+from trainer.run.start_record import StartRecord, read_start, write_start
 
 JOB = """
 name = "one"
@@ -100,6 +102,45 @@ def test_what_cannot_go_on_is_refused_with_the_way_out(
     assert main(["resume", str(its)]) == 2
     assert says in capsys.readouterr().err
     assert not started
+
+
+def stopped_early(tmp_path: Path, ranks: int = 2, hosts: str = "") -> Path:
+    """A run folder as a start leaves it that was stopped before its ranks were connected."""
+    given = tmp_path / "given.toml"
+    given.write_text(JOB.format(runs=tmp_path / "runs", resume="auto"))
+    its = tmp_path / "runs" / "one"
+    write_start(its, StartRecord(str(given), ("optim.lr=0.002",), ranks, hosts))
+    (its / "exit.json").write_text(json.dumps({"exit_code": 75, "reason": "asked to stop", "rank": 0}))
+    return its
+
+
+def test_run_that_was_stopped_before_its_first_step_goes_on_with_what_it_was_given(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    its = stopped_early(tmp_path)
+    assert main(["status", str(its)]) == 0
+    assert f"`clipship resume {its}`; no checkpoint was saved" in capsys.readouterr().out
+    assert main(["resume", str(its)]) == 0
+    (start,) = started
+    assert (start["path"], start["nproc"], start["hosts"]) == (tmp_path / "given.toml", 2, None)
+    assert start["job"].optim.lr == 0.002
+
+
+def test_run_on_hosts_goes_on_with_the_same_hosts(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+    its = stopped_early(tmp_path, ranks=0, hosts="a:1,[fd00::2]:1")
+    assert main(["resume", str(its)]) == 0
+    assert started[0]["hosts"] == (Host("a", 1), Host("fd00::2", 1))
+    assert hosts_text(started[0]["hosts"]) == "a:1,[fd00::2]:1"
+
+
+def test_start_records_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.launch.local.supervise", lambda *_, **__: 75)
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(runs=tmp_path / "runs", resume="auto"))
+    assert main(["run", str(path), "--nproc", "2", "--set", "optim.lr=0.002"]) == 75
+    assert read_start(tmp_path / "runs" / "one") == StartRecord(str(path), ["optim.lr=0.002"], 2)
+    (tmp_path / "runs" / "one" / ".start.json").write_text('{"job": 1}')
+    assert read_start(tmp_path / "runs" / "one") is None
 
 
 def test_renamed_folder_is_refused(

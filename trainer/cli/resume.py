@@ -12,6 +12,7 @@ from trainer.errors import InputError
 from trainer.launch.submission import find_run, read_record
 from trainer.run.layout import ENVIRONMENT_FILE, JOB_FILE, RESULT_FILE
 from trainer.run.lock import who_holds
+from trainer.run.start_record import StartRecord, ranks_before, read_start
 from trainer.text.paste import word
 from trainer.text.terminal import say
 from trainer.text.wording import many
@@ -40,8 +41,11 @@ def command(
     says otherwise.
     """
     folder = find_run(run)
-    overrides = _overrides(folder, may_be_done=bool(longer))
     submission = read_record(folder)
+    start = read_start(folder)
+    job_path, overrides = folder / JOB_FILE, _overrides(folder, start, may_be_done=bool(longer))
+    if start is not None and not job_path.is_file():
+        job_path = Path(start.job)
     if submission is not None and nproc is None and hosts is None:
         from trainer.cli import submit
 
@@ -53,13 +57,13 @@ def command(
             no_check=False,
         )
     if nproc is None and hosts is None:
-        nproc = _ranks_before(folder)
-        say(f"{folder}: goes on with {many(nproc, 'rank')}, as before")
+        nproc, hosts = _ranks_before(folder)
+        say(f"{folder}: goes on with {many(nproc, 'rank') if nproc else hosts}, as before")
     from trainer.cli.main import run as run_command
 
     return context.invoke(
         run_command,
-        job_path=folder / JOB_FILE,
+        job_path=job_path,
         overrides=overrides,
         nproc=nproc,
         hosts=hosts,
@@ -68,19 +72,15 @@ def command(
     )
 
 
-def _overrides(folder: Path, *, may_be_done: bool) -> tuple[str, ...]:
+def _overrides(folder: Path, start: StartRecord | None, *, may_be_done: bool) -> tuple[str, ...]:
     """Returns what the run's job needs beside its file to go on in this folder.
 
-    Raises InputError if there is nothing to go on with.
+    `start` is the last start by `clipship run`, whose job file is taken if no rank wrote the folder's. Raises
+    InputError if there is nothing to go on with.
     """
     from trainer.config.loader import load_job
     from trainer.run.folder import run_folder
 
-    if not (folder / JOB_FILE).is_file():
-        raise InputError(
-            f"{folder} has no {JOB_FILE}, which a run's first rank writes there: start it with its own job "
-            "file, by `clipship run` or `clipship submit`"
-        )
     if (folder / RESULT_FILE).exists() and not may_be_done:
         raise InputError(
             f"the run in {folder} is done: `clipship status {word(folder)}` shows its result, and "
@@ -88,6 +88,13 @@ def _overrides(folder: Path, *, may_be_done: bool) -> tuple[str, ...]:
         )
     if holder := who_holds(folder):
         raise InputError(f"the run in {folder} is running: {holder} is writing to it")
+    if not (folder / JOB_FILE).is_file():
+        if start is None:
+            raise InputError(
+                f"{folder} has no {JOB_FILE}, which a run's first rank writes there: start it with its own "
+                "job file, by `clipship run` or `clipship submit`"
+            )
+        return tuple(start.overrides)
     job = load_job(folder / JOB_FILE)
     overrides = []
     if job.checkpoint.resume == "never":  # that was meant for the start which made the folder
@@ -102,21 +109,26 @@ def _overrides(folder: Path, *, may_be_done: bool) -> tuple[str, ...]:
     return tuple(overrides)
 
 
-def _ranks_before(folder: Path) -> int:
-    """Returns the number of ranks that the run's last start had on this machine.
+def _ranks_before(folder: Path) -> tuple[int | None, str | None]:
+    """Returns --nproc and --hosts of the run's last start; one of the two is None.
 
-    Raises InputError if it was on several, or if it is not known.
+    Raises InputError if that was on several nodes by another launcher, or if it is not known.
     """
+    environment = _environment(folder)
+    ranks, hosts = ranks_before(folder, environment)
+    if ranks or hosts:
+        return ranks or None, hosts or None
+    if not environment:
+        raise InputError(f"{folder} does not say how many ranks it had: give --nproc or --hosts")
+    nodes = [rank["node"] for rank in environment]
+    named = ",".join(f"{node}:{nodes.count(node)}" for node in dict.fromkeys(nodes))
+    raise InputError(f"the run in {folder} had ranks on other nodes: name them again, as --hosts {named}")
+
+
+def _environment(folder: Path) -> list[dict[str, str]]:
+    """Returns what environment.json says of each rank; nothing if it is missing or broken."""
     try:
         ranks = json.loads((folder / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
-        nodes = [str(rank["node"]) for rank in ranks]
+        return [{**rank, "node": str(rank["node"])} for rank in ranks]
     except (OSError, ValueError, TypeError, KeyError):
-        nodes = []
-    if not nodes:
-        raise InputError(f"{folder} does not say how many ranks it had: give --nproc or --hosts")
-    if len(set(nodes)) > 1:
-        hosts = ",".join(f"{node}:{nodes.count(node)}" for node in dict.fromkeys(nodes))
-        raise InputError(
-            f"the run in {folder} had ranks on several nodes: name them again, as --hosts {hosts}"
-        )
-    return len(nodes)
+        return []

@@ -70,6 +70,13 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
+def hosts_text(hosts: Sequence[Host]) -> str:
+    """Returns the hosts as `parse_hosts` reads them."""
+    return ",".join(
+        f"[{each.name}]:{each.slots}" if ":" in each.name else f"{each.name}:{each.slots}" for each in hosts
+    )
+
+
 def rendezvous_address(hosts: Sequence[Host]) -> tuple[str, int]:
     """Returns the address of the first host as the others reach it, and a TCP port that is free there now.
 

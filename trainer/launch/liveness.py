@@ -28,6 +28,7 @@ from trainer.run.layout import (
     RANK_STATS_FILE,
 )
 from trainer.run.lock import Holder, is_held
+from trainer.run.start_record import ranks_before
 from trainer.text.paste import word
 from trainer.text.wording import duration, many
 
@@ -239,12 +240,19 @@ def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
         if steps
         else "no checkpoint was saved: it starts from the beginning"
     )
+    resumes = f"`clipship resume {word(facts.folder)}"
+    has_job = (facts.folder / JOB_FILE).is_file()
     if to:
-        command = f"`clipship submit {word(job)} --to {to}`"
+        command = f"{resumes}`" if has_job else f"`clipship submit {word(job)} --to {to}`"
         return f"{command}, unless its scheduler starts it again by itself; {where}"
-    nodes, launchers = ({rank.get(name) for rank in facts.environment} for name in ("node", "launcher"))
-    if len(nodes) <= 1 and launchers <= {"clipship run", "torchrun", "Open MPI", "horovodrun"}:
-        return f"`clipship run {word(job)} --nproc {max(1, len(facts.environment))}`; {where}"
+    if any(ranks_before(facts.folder, facts.environment)):
+        return f"{resumes}`; {where}"
+    if not facts.environment:
+        command = (
+            f"{resumes} --nproc 1`, with your number of ranks" if has_job else "start it again, as before"
+        )
+        return f"{command}; {where}"
+    nodes = {rank.get("node") for rank in facts.environment}
     ranks = f"{many(len(facts.environment), 'rank')} on {many(len(nodes), 'node')}"
     return f"start its {ranks} again, as before; {where}"
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,14 @@ from trainer.config import STANDARD_INPUT, Job
 from trainer.config.overrides import as_variable
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch.commands import answer_of
-from trainer.launch.hosts import KEEP_ALIVE, SSH_OPTIONS, Host, address_as_seen_by, rendezvous_address
+from trainer.launch.hosts import (
+    KEEP_ALIVE,
+    SSH_OPTIONS,
+    Host,
+    address_as_seen_by,
+    hosts_text,
+    rendezvous_address,
+)
 from trainer.launch.interrupt import line_for_signal
 from trainer.launch.live_line import LiveLine
 from trainer.launch.processes import supervise
@@ -39,6 +46,7 @@ from trainer.run.generations import newest_claim
 from trainer.run.goodput_log import BEGAN
 from trainer.run.goodput_log import began as began_at
 from trainer.run.known_folders import remember
+from trainer.run.start_record import StartRecord, write_start
 from trainer.supervise.heartbeat import published_state
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
@@ -87,11 +95,34 @@ def run(
     the epoch, from which the run's time counts; None means now.
     """
     # -P: a folder `trainer` in the working folder is not this package
-    command = (sys.executable, "-P", "-m", "trainer.rank", os.path.abspath(job_path))
-    remember(run_folder(job).parent)
-    return start_ranks(
-        command, job, nproc=nproc, hosts=hosts, folder=run_folder(job), overrides=overrides, began=began
+    path = os.path.abspath(job_path)
+    command = (sys.executable, "-P", "-m", "trainer.rank", path)
+    folder = run_folder(job)
+    remember(folder.parent)
+    asked = StartRecord(
+        path,
+        tuple(overrides),
+        ranks_of(job, nproc, None) if hosts is None else 0,
+        hosts_text(hosts or ()),
     )
+    return start_ranks(
+        command,
+        job,
+        nproc=nproc,
+        hosts=hosts,
+        folder=folder,
+        overrides=overrides,
+        began=began,
+        before=lambda: _keep(folder, asked),
+    )
+
+
+def _keep(folder: Path, asked: StartRecord) -> None:
+    """Record the start for `clipship resume`. A folder that cannot be written is reported by the ranks."""
+    if asked.hosts and not folder.parent.is_dir():
+        return  # this machine does not see the run folder
+    with suppress(OSError):
+        write_start(folder, asked)
 
 
 def start_ranks(
@@ -103,12 +134,14 @@ def start_ranks(
     folder: Path | None = None,
     overrides: Sequence[str] = (),
     began: float | None = None,
+    before: Callable[[], object] = lambda: None,
 ) -> int:
     """Start `command` once for each rank, wait for all, and explain on stderr why the first one failed.
 
     See `run` for result and errors. Ranks read `overrides` of the job from their environment. `folder` is the
     run's, in which supervisors leave their records: if no rank runs on this machine, it is the only place
     that both sides see. The run's time counts from `began`, in seconds since the epoch; None means now.
+    `before` is called once nothing speaks against the start.
     """
     require("torch")  # said once here, not by each rank
     raise_open_files_limit()
@@ -147,6 +180,7 @@ def start_ranks(
             EXIT_DIR: exits,
         }
         fallback_signal = _FALLBACK_SIGNAL.get(launcher, signal.SIGTERM)
+        before()
 
         def recorded_end() -> ExitRecord | None:
             return exit_record_of(folder, rendezvous.start) if folder else None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.run.known_folders import known_folders
-from trainer.run.layout import ARTEFACTS, EXIT_FILE, JOB_FILE, LOGS, SUBMISSION_FILE
+from trainer.run.layout import ARTEFACTS, EXIT_FILE, JOB_FILE, LOGS, START_FILE, SUBMISSION_FILE
 from trainer.text.near import meant, near
 
 HERE = Path("runs")
@@ -13,9 +13,8 @@ HERE = Path("runs")
 
 def is_run(folder: Path) -> bool:
     """Returns whether a run was submitted or started in the folder."""
-    return any(
-        (folder / name).exists() for name in (JOB_FILE, EXIT_FILE, LOGS, f"{ARTEFACTS}/{SUBMISSION_FILE}")
-    )
+    names = (JOB_FILE, EXIT_FILE, LOGS, START_FILE, f"{ARTEFACTS}/{SUBMISSION_FILE}")
+    return any((folder / name).exists() for name in names)
 
 
 def run_hint(given: str) -> str:

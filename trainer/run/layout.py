@@ -64,6 +64,8 @@ SWEEP_FILE = "sweep.json"
 """File in the folder of a sweep, which is beside those of its runs: the runs with their values."""
 SWEEP_REPORT_FILE = "sweep.html"
 LOCK = ".lock"
+START_FILE = ".start.json"
+"""How `clipship run` was asked to start the run the last time; see `trainer.run.start_record`."""
 
 LEFT_BEFORE = frozenset(
     {
