@@ -49,6 +49,10 @@ class ClusterError(Exception):
     """
 
 
+class NoAnswer(ClusterError):
+    """A scheduler was asked and did not answer in time. It may have done what was asked."""
+
+
 class Preempted(Exception):
     """The run was asked to stop; its state is saved, and the same command resumes it.
 

@@ -122,6 +122,15 @@ def test_a_refusal_names_its_keys_and_leaves_how_the_run_ended(
     assert (run / "exit.json").read_text() == "how it ended"
 
 
+def test_a_refusal_leaves_no_folder_that_looks_like_a_run(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", "exit 1")
+    assert main(["submit", "job.toml", "--to", "slurm"]) == 1
+    assert not (folder / "runs" / "mine").exists()
+    capsys.readouterr()
+    assert main(["logs", "-f", "job.toml"]) == 2
+    assert "has no run folder here" in capsys.readouterr().err
+
+
 def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) -> None:
     assert main(["submit", "job.toml", "--to", "slurm"]) == 1
     out, err = capsys.readouterr()
@@ -355,6 +364,6 @@ def test_a_sweep_that_slurm_refuses_leaves_no_record(folder: Path, capsys: Captu
     answers(folder, "sbatch", "echo 'sbatch: error: invalid partition specified: gpux' >&2; exit 1")
     assert sweep() == 2
     assert "0 runs of 4 submitted before this problem" in capsys.readouterr().err
-    assert not list(folder.glob("runs/*/artefacts/submission.json"))
+    assert not list(folder.glob("runs/*/artefacts/*.toml"))
     assert sweep("--set", "slurm.output=/x/%A.out") == 2
     assert "all runs of the sweep would write it; add %a or %j" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from trainer.cli.main import main
+from trainer.errors import InputError
 from trainer.launch import logfiles
 from trainer.launch.logfiles import log_lines
 
@@ -299,3 +300,22 @@ def test_following_logs_shows_what_comes_until_the_run_has_ended(
     ranks.start()
     assert sorted(log_lines(run, None, follow=True)) == ["[0] half a line", "[1] late"]
     ranks.join()
+
+
+def test_following_logs_says_what_it_waits_for(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logfiles, "_POLL_S", 0.01)
+    ends = iter([False, False, True])
+    assert not list(log_lines(run, None, follow=True, over=lambda: next(ends)))
+    assert capsys.readouterr().err.count("yet: waiting for the first") == 1
+    (run / "exit.json").write_text('{"exit_code": 75}')
+    ends = iter([False, True])
+    assert not list(log_lines(run, None, follow=True, over=lambda: next(ends)))
+    assert "the run was stopped: waiting until it is started again" in capsys.readouterr().err
+
+
+def test_following_logs_of_a_run_that_nobody_started_ends(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(InputError, match="the run has not started"):
+        list(log_lines(tmp_path, None, follow=True))

@@ -10,7 +10,7 @@ from trainer.cli.near import NearChoice
 from trainer.cli.options import job_argument, set_option
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.launch.submission import make_artefacts_folder, record, scheduler
+from trainer.launch.submission import make_artefacts_folder, record, removed_if_refused, scheduler
 from trainer.run.known_folders import remember
 from trainer.sysinfo.imports import load
 from trainer.text.paste import word
@@ -77,16 +77,17 @@ def submit(job: "Job", to: str) -> Path:
     from trainer.cli.secret_values import secret_warnings
 
     control = scheduler(to)
-    folder = prepare(job, to)
-    for warning in secret_warnings(job):
-        say(f"warning: {warning}")
     try:
-        submission = control.submit(job, folder)
-        record(folder, submission)
+        with removed_if_refused([record_folder(job, to)]):
+            folder = prepare(job, to)
+            for warning in secret_warnings(job):
+                say(f"warning: {warning}")
+            submission = control.submit(job, folder)
+            record(folder, submission)
     except OSError as problem:
+        where = problem.filename or record_folder(job, to)
         raise InputError(
-            f"{problem.filename or folder}: {problem.strerror}; choose another folder with --set "
-            "logging.runs=FOLDER"
+            f"{where}: {problem.strerror}; choose another folder with --set logging.runs=FOLDER"
         ) from None
     click.echo(submission.id)
     return folder

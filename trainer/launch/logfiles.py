@@ -6,7 +6,7 @@ Imports no torch.
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from pathlib import Path
 from trainer.errors import EXIT_PREEMPTED, InputError
 from trainer.launch.liveness import is_dead
 from trainer.report.folder import last_lines
-from trainer.run.layout import EXIT_FILE, LOGS, RESULT_FILE, rank_logs
+from trainer.run.layout import EXIT_FILE, JOB_FILE, LOGS, RESULT_FILE, START_FILE, rank_logs
+from trainer.text.terminal import say
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 _BEFORE_MESSAGE = re.compile(_STAMP.pattern + r"[A-Z]+ ")
@@ -57,13 +58,18 @@ def log_lines(
 ) -> Iterator[str]:
     """Yields `[rank] line`; with `follow`, until the run has ended.
 
-    `over` tells whether it has; without it, the run folder is asked. Raises InputError if there is nothing to
-    show.
+    `over` tells whether it has; without it, the run folder is asked. What it waits for is said on stderr.
+    Raises InputError if there is nothing to show, with `follow` if nothing can come.
     """
     files: dict[Path, _File] = {}
-    if not _opened(folder, rank, files) and not follow:
+    if not _opened(folder, rank, files) and (not follow or (over is None and not _can_come(folder))):
         raise InputError(_no_logs(folder, rank))
+    waits_for = ""
     while True:
+        if follow and (text := _awaited(folder, files)) != waits_for:
+            waits_for = text
+            if text:
+                say(text)
         # asked before reading, so that lines written before the end are still shown
         ended = over() if over else _has_ended(folder)
         new = [line for file in _opened(folder, rank, files) for line in file.new_lines()]
@@ -98,6 +104,18 @@ def _opened(folder: Path, rank: int | None, files: dict[Path, _File]) -> list[_F
     return list(files.values())
 
 
+def _can_come(folder: Path) -> bool:
+    """Returns whether somebody has started the run, so that its ranks may still write logs."""
+    return any((folder / name).exists() for name in (START_FILE, JOB_FILE, EXIT_FILE))
+
+
+def _awaited(folder: Path, files: Collection[object]) -> str:
+    """Returns what a follower of the logs waits for if no rank may be running; "" otherwise."""
+    if not (folder / RESULT_FILE).exists() and _exit_code(folder) == EXIT_PREEMPTED:
+        return "the run was stopped: waiting until it is started again; Ctrl-C ends this"
+    return "" if files else f"no rank has a log in {folder / LOGS} yet: waiting for the first"
+
+
 def _has_ended(folder: Path) -> bool:
     """Returns whether the run is over.
 
@@ -106,10 +124,15 @@ def _has_ended(folder: Path) -> bool:
     """
     if (folder / RESULT_FILE).exists() or is_dead(folder):
         return True
+    return _exit_code(folder) not in (None, EXIT_PREEMPTED)
+
+
+def _exit_code(folder: Path) -> object:
+    """Returns the exit code in the record of how the last start ended; None if there is none."""
     try:
-        return bool(json.loads((folder / EXIT_FILE).read_text())["exit_code"] != EXIT_PREEMPTED)
+        return json.loads((folder / EXIT_FILE).read_text())["exit_code"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
 
 
 def _no_logs(folder: Path, rank: int | None) -> str:

@@ -6,17 +6,18 @@ Imports no torch, and no scheduler before it is needed.
 import importlib
 import importlib.util
 import json
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from trainer.config.schedulers import SCHEDULERS
-from trainer.errors import ClusterError, InputError
+from trainer.errors import ClusterError, InputError, NoAnswer
 from trainer.run.find import HERE, is_run, run_hint
-from trainer.run.layout import ARTEFACTS, SUBMISSION_FILE
+from trainer.run.layout import ARTEFACTS, LOGS, SUBMISSION_FILE
 from trainer.safe_io.atomic import write_json
 
 if TYPE_CHECKING:
@@ -99,6 +100,27 @@ def make_artefacts_folder(run_folder: Path, advice: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InputError(f"{folder} cannot be made: {problem.strerror}; {advice}") from None
+
+
+@contextmanager
+def removed_if_refused(folders: Iterable[Path]) -> Iterator[None]:
+    """Removes, if the block's submission is refused, what it made in those folders that hold no run yet.
+
+    Otherwise they would look like runs that wait in a queue. What was submitted nevertheless stays.
+    """
+    new = [folder for folder in folders if not is_run(folder)]
+    try:
+        yield
+    except NoAnswer:
+        raise
+    except (InputError, ClusterError, OSError):
+        for folder in new:
+            if not (folder / ARTEFACTS / SUBMISSION_FILE).exists():
+                shutil.rmtree(folder / ARTEFACTS, ignore_errors=True)
+                for empty in (folder / LOGS, folder):
+                    with suppress(OSError):
+                        empty.rmdir()
+        raise
 
 
 def record(folder: Path, submission: Submission) -> None:

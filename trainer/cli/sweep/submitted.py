@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 from trainer.cli.secret_values import secret_warnings
-from trainer.cli.submit import check_submission, prepare, submit
+from trainer.cli.submit import check_submission, prepare, record_folder, submit
 from trainer.cli.sweep.checks import refuse
 from trainer.cli.sweep.trials import Sweep, Trial
 from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
-from trainer.launch.submission import read_record, record
+from trainer.launch.submission import read_record, record, removed_if_refused
 from trainer.sysinfo.imports import load
 from trainer.text.paste import command as pasted
 from trainer.text.terminal import say
@@ -53,11 +53,12 @@ def _submitted(trials: Sequence[Trial], to: str, folder: Path, parallel: int | N
         return
     for warning in dict.fromkeys(warning for trial in trials for warning in secret_warnings(trial.job)):
         say(f"warning: {warning}")
-    runs = [(trial.job, prepare(trial.job, to)) for trial in trials]
-    for own, submission in load(place)(runs, folder, parallel):
-        record(own, submission)
-        click.echo(submission.id)
-        yield
+    with removed_if_refused([record_folder(trial.job, to) for trial in trials]):
+        runs = [(trial.job, prepare(trial.job, to)) for trial in trials]
+        for own, submission in load(place)(runs, folder, parallel):
+            record(own, submission)
+            click.echo(submission.id)
+            yield
 
 
 def _refuse_equal_names(trials: Sequence[Trial], to: str) -> None:

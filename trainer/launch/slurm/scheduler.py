@@ -19,7 +19,7 @@ from typing import NoReturn
 from trainer.config import Job
 from trainer.config.loader import dump_job
 from trainer.config.slurm_values import output_file
-from trainer.errors import ClusterError, InputError
+from trainer.errors import ClusterError, InputError, NoAnswer
 from trainer.launch import logfiles
 from trainer.launch.commands import answer_of
 from trainer.launch.slurm.script import batch_script
@@ -345,7 +345,7 @@ def _call(
             f"(`sbatch {SCRIPT}`)"
         ) from None
     except subprocess.TimeoutExpired:
-        raise ClusterError(
+        raise NoAnswer(
             f"{command[0]} did not answer within {_ANSWER_LIMIT_S} s: is Slurm's controller running? "
             "(`scontrol ping` says so)"
         ) from None
