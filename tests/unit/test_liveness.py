@@ -111,6 +111,7 @@ def test_a_run_whose_process_was_killed_is_dead_and_says_how_it_goes_on(
     assert "memory" in rows["why"]
     assert rows["last line"] == "[0] 2026-01-01 00:00:01,000 INFO step 40/100 loss 1"
     assert rows["resume"] == f"`clipship resume {folder}`; it resumes at step 30"
+    assert rows["checkpoint"] == "step 30, step-00000030"  # though metrics.jsonl does not name it yet
 
 
 def test_the_command_names_the_run_folder_also_where_the_user_named_the_job_file(

@@ -13,8 +13,9 @@ from trainer.launch.liveness import inspect, rows
 from trainer.report.cost import left_s, samples_per_s, total_steps
 from trainer.report.folder import Numbers, RunFacts, has_started, read_run
 from trainer.report.wording import percent, span
+from trainer.run.checkpoints import newest_whole
 from trainer.run.exit_record import rank_name
-from trainer.run.layout import METRICS_FILE
+from trainer.run.layout import CHECKPOINTS, METRICS_FILE
 from trainer.supervise.left_out import left_out_text
 from trainer.supervise.restart_parts import parts_text
 from trainer.telemetry.goodput import CAUSES, account, shown_causes
@@ -42,9 +43,9 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
         yield from _speed(facts, going_on=liveness.state == "alive", written=_age(folder / METRICS_FILE))
     if facts.metrics.evaluations:
         yield "evaluation", _evaluation(facts.metrics.evaluations[-1])
-    if facts.metrics.checkpoints:
-        last = facts.metrics.checkpoints[-1]
-        yield "checkpoint", f"step {last['step']}, {Path(str(last['checkpoint'])).name}"
+    if (step_and_path := last_checkpoint(facts)) is not None:
+        step, path = step_and_path
+        yield "checkpoint", f"step {step}, {path.name}"
     yield from _times(facts, wide=wide)
     yield from _restarts(facts.restarts)
     if facts.result.get("reason"):
@@ -54,6 +55,14 @@ def progress(folder: Path, job: str, to: str | None, *, wide: bool = False) -> I
     yield from rows(facts, liveness, job, to)
     for remark in facts.remarks:
         yield "remark", remark
+
+
+def last_checkpoint(facts: RunFacts) -> tuple[int, Path] | None:
+    """Returns step and folder of the newest whole checkpoint; without any, of the last that was recorded."""
+    recorded = facts.metrics.checkpoints[-1:]
+    return newest_whole(facts.folder / CHECKPOINTS) or next(
+        ((int(last["step"]), Path(str(last["checkpoint"]))) for last in recorded), None
+    )
 
 
 def _speed(facts: RunFacts, *, going_on: bool, written: float) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,10 @@
 """State of a run as `clipship status --json` prints it. Imports no torch and asks no scheduler."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.progress import last_checkpoint
 from trainer.launch.liveness import State, inspect
 from trainer.report.cost import energy_j, gpu_hours, left_s, samples_per_s, taken_s, total_steps
 from trainer.report.folder import RunFacts, has_started, read_run
@@ -27,7 +28,7 @@ def state_of(folder: Path) -> dict[str, Any]:
         "last_sign": liveness.last or None,
         **_progress(facts, liveness.state),
         "evaluation": facts.metrics.evaluations[-1] if facts.metrics.evaluations else None,
-        "checkpoint": _checkpoint(facts.metrics.checkpoints),
+        "checkpoint": _checkpoint(facts),
         **_costs(facts),
         "restarts": len(facts.restarts),
         "end": {name: facts.exit.get(name) for name in _ENDS} if facts.exit else None,
@@ -48,11 +49,9 @@ def _progress(facts: RunFacts, state: State) -> dict[str, Any]:
     }
 
 
-def _checkpoint(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    if not checkpoints:
-        return None
-    last = checkpoints[-1]
-    return {"step": last.get("step"), "path": str(last.get("checkpoint"))}
+def _checkpoint(facts: RunFacts) -> dict[str, Any] | None:
+    last = last_checkpoint(facts)
+    return {"step": last[0], "path": str(last[1])} if last else None
 
 
 def _costs(facts: RunFacts) -> dict[str, Any]:

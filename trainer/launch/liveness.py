@@ -5,7 +5,6 @@ way: on the node where it ran, that is certain. On another node, which the lock 
 the files that a living run keeps writing is known. Imports no torch and asks no scheduler.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from trainer.config.phases import LIMIT_KEYS, NOTHING_DONE, SILENT
 from trainer.report.folder import RunFacts, last_lines, read_job
+from trainer.run.checkpoints import newest_whole
 from trainer.run.layout import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
@@ -45,7 +45,6 @@ _DEFAULT_LIMIT_S = 1800.0
 _DMESG_S = 3.0
 _KILLED = re.compile(r"[Oo]ut of memory.*?[Kk]illed process (\d+) \(([^)]*)\)")
 _START = re.compile(r"start of rank (\d+) of (\d+) on (\S+), process (\d+), by (\S+)")
-_CHECKPOINT = re.compile(r"step-(\d+)")
 _COMPLAINTS = (" ERROR ", " CRITICAL ", "Error", "Traceback")
 _LOGS = 64
 """Largest number of logs that are searched for last lines; a run may have thousands."""
@@ -233,12 +232,9 @@ def _last_line(folder: Path) -> Iterator[tuple[str, str]]:
 
 def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
     """Returns the command that starts the run again, and the step at which it then begins."""
-    names = ((_CHECKPOINT.fullmatch(path.name), path) for path in (facts.folder / CHECKPOINTS).glob("step-*"))
-    steps = [int(name[1]) for name, path in names if name and _is_whole(path)]
+    saved = newest_whole(facts.folder / CHECKPOINTS)
     where = (
-        f"it resumes at step {max(steps)}"
-        if steps
-        else "no checkpoint was saved: it starts from the beginning"
+        f"it resumes at step {saved[0]}" if saved else "no checkpoint was saved: it starts from the beginning"
     )
     resumes = f"`clipship resume {word(facts.folder)}"
     has_job = (facts.folder / JOB_FILE).is_file()
@@ -255,13 +251,6 @@ def resume_hint(facts: RunFacts, job: str, to: str | None) -> str:
     nodes = {rank.get("node") for rank in facts.environment}
     ranks = f"{many(len(facts.environment), 'rank')} on {many(len(nodes), 'node')}"
     return f"start its {ranks} again, as before; {where}"
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        return isinstance(json.loads((checkpoint / "manifest.json").read_text()), dict)
-    except (OSError, ValueError):
-        return False
 
 
 def _time(path: Path) -> float:

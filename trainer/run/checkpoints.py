@@ -115,6 +115,19 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(part for part in folder.glob("step-*") if (part / MANIFEST).is_file())
 
 
+def newest_whole(folder: Path) -> tuple[int, Path] | None:
+    """Returns the step of the newest checkpoint in `folder` whose manifest can be read, and its folder.
+
+    A run goes on there. Its metrics may not name it yet: it is recorded a step after it was written.
+    """
+    for checkpoint in reversed(complete_checkpoints(folder)):
+        number = checkpoint.name.removeprefix("step-")
+        with suppress(OSError, ValueError):
+            if number.isdecimal() and isinstance(json.loads((checkpoint / MANIFEST).read_text()), dict):
+                return int(number), checkpoint
+    return None
+
+
 def newest_step(folder: Path) -> int:
     """Returns the step of the newest complete checkpoint in `folder`; 0 if there is none."""
     checkpoints = complete_checkpoints(folder)
