@@ -18,7 +18,7 @@ from trainer.evaluate.inputs import check_evaluation, class_names, templates
 from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
 from trainer.model.packages import check_loss
 from trainer.model.tags import clean_tag, known_tags
-from trainer.run.folder import check_run_folder, run_folder
+from trainer.run.folder import check_run_folder, run_folder, used_again
 
 JOB = 'name = "run"\n[data]\ntrain = "*.tar"\n[optim]\nglobal_batch_size = 4\nsteps = 2\n'
 
@@ -390,11 +390,25 @@ def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) 
     job = job_in(folder)
     run_folder(job).mkdir(parents=True)
     (run_folder(job) / "job.toml").write_text(dump_job(job))
+    (run_folder(job) / "metrics.jsonl").write_text("{}")
     found = problem(check_run_folder, job_in(folder, "optim.lr=0.25", "optim.grad_clip_norm=1.0"))
     assert (
         "optim.lr is 0.0005 there and 0.25 here; optim.grad_clip_norm is not set there and 1.0 here;" in found
     )
     assert "--set name=" in found
+
+
+def test_a_run_folder_without_a_step_may_be_used_by_another_job(folder: Path) -> None:
+    job, other = job_in(folder), job_in(folder, "optim.lr=0.25")
+    (run_folder(job) / "logs").mkdir(parents=True)
+    (run_folder(job) / "job.toml").write_text(dump_job(job))
+    (run_folder(job) / "metrics.jsonl").touch()
+    check_run_folder(other)
+    assert "did no step: this one takes its place" in used_again(other)
+    assert used_again(job) == ""
+    (run_folder(job) / "checkpoints/step-00000001").mkdir(parents=True)
+    assert "optim.lr is 0.0005 there" in problem(check_run_folder, other)
+    assert used_again(other) == ""
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
 from trainer.launch.local import launcher_for
 from trainer.model.fit import with_gpu_limit
-from trainer.run.folder import run_folder
+from trainer.run.folder import run_folder, used_again
 from trainer.sysinfo.imports import load
 from trainer.sysinfo.variables import name_problems
 from trainer.text.wording import many
@@ -137,6 +137,8 @@ def warnings(job: Job, samples: int | None, *, local: bool = False) -> Iterator[
     A local run has nothing to do with the image and the schedulers of its job.
     """
     optim = job.optim
+    if taken := used_again(job):
+        yield taken
     if LOSSES[optim.loss].contrast == "clip" and optim.global_batch_size < _SMALL_CONTRAST:
         yield (
             f"a global batch of {optim.global_batch_size} compares each pair with few others: a model learns "

@@ -47,8 +47,8 @@ def is_done(job: Job) -> bool:
 def check_run_folder(job: Job, *, fresh: bool = False) -> None:
     """Raises InputError if the folder cannot be written, or holds another job's run.
 
-    The first keys that differ are named. With `fresh`, the folder will be moved aside and made anew, so its
-    content does not matter.
+    The first keys that differ are named. A run that did no step may be taken over. With `fresh`, the folder
+    will be moved aside and made anew, so its content does not matter.
     """
     folder = run_folder(job)
     if fresh or not os.path.lexists(folder):
@@ -60,6 +60,26 @@ def check_run_folder(job: Job, *, fresh: bool = False) -> None:
     else:
         _check_writable(folder)
         _check_same_job(job, folder)
+
+
+def used_again(job: Job) -> str:
+    """Returns a sentence if the job takes over the folder of another job's run that did no step, else ""."""
+    folder = run_folder(job)
+    try:
+        before = load_job(folder / JOB_FILE)
+    except InputError:
+        return ""
+    if not never_trained(folder) or not list(differences(before.model_dump(), job.model_dump())):
+        return ""
+    return f"{folder} has a run of another job that did no step: this one takes its place"
+
+
+def never_trained(folder: Path) -> bool:
+    """Returns whether a run began in the folder, is over, and has no step and no checkpoint to lose."""
+    run = Run(folder)
+    kept = any(run.checkpoints.glob("*")) or run.result.exists()
+    steps = run.metrics.exists() and run.metrics.stat().st_size > 0
+    return run.logs.is_dir() and not kept and not steps and who_holds(folder) is None
 
 
 def move_aside(folder: Path) -> Path:
@@ -115,7 +135,7 @@ def _check_same_job(job: Job, folder: Path) -> None:
             f"run folder {folder} contains a run whose job cannot be read: {_REMEDIES}\n{problem}"
         ) from None
     changed = list(differences(before.model_dump(), job.model_dump()))
-    if changed:
+    if changed and not never_trained(folder):
         more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise InputError(
             f"run folder {folder} contains the run of another job: "
