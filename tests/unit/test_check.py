@@ -252,6 +252,10 @@ def test_an_unknown_tag_is_refused_with_the_nearest(folder: Path, name: str, tag
     )
 
 
+def test_a_tag_of_a_model_without_weights_is_refused() -> None:
+    assert "open_clip has no weights for ViT-S-32-alt" in problem(check_tag, "ViT-S-32-alt", "nonsense")
+
+
 @pytest.mark.parametrize(
     "name", ["ViT-B-32", "ViT-B/32", "ViT-B-32-quickgelu", "hf-hub:org/model", "my-own.json"]
 )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.processes import ended_on_failure
 from trainer.config import Data
+from trainer.data.sample_counts import check_data
 from trainer.data.source import open_source
 from trainer.data.tables import Table, TableColumns, TableSource, list_rows, missing_images, read_table
 from trainer.errors import InputError
@@ -68,6 +69,8 @@ def test_a_missing_column_lists_those_there_and_the_nearest(tmp_path: Path) -> N
     message = refusal(write(tmp_path / "t.csv", "image,captions,url\na,b,c\n"))
     assert "no caption column 'caption'; did you mean 'captions'?" in message
     assert "'image', 'captions', 'url'" in message
+    both = refusal(write(tmp_path / "t.csv", "file,title\na,b\n"))
+    assert "there is no image column 'image'. There is no caption column 'caption'. Its columns" in both
 
 
 @pytest.mark.parametrize(
@@ -134,3 +137,13 @@ def test_missing_images_are_found_by_row_and_named_when_read(tmp_path: Path) -> 
 def test_long_lists_of_rows_are_cut() -> None:
     assert list_rows([7]) == "row 7"
     assert list_rows(range(2, 30)) == "rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 18 more"
+
+
+def test_every_problem_of_the_rows_is_told_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv", "image,caption\nno.png,a\n,b\nt.csv,\n")
+    with pytest.raises(InputError) as refused:
+        check_data(Data(train=(str(tmp_path / "t.csv"),)))
+    message = str(refused.value)
+    assert "column 'image' is empty in row 3" in message
+    assert "column 'caption' is empty in row 4" in message
+    assert "1 of 3 image files of column 'image' are missing: row 2" in message

@@ -38,8 +38,17 @@ def check_synthetic(_files: Sequence[str], data: Data, _key: str) -> int:
 
 
 def check_shards(files: Sequence[str], data: Data, _key: str) -> int | None:
-    """Returns the number of samples of an epoch if files beside the shards count them: a check of FORMATS."""
+    """Returns the number of samples of an epoch if files beside the shards count them: a check of FORMATS.
+
+    Otherwise the first samples of the first shard are looked at. Raises InputError if the job can use none.
+    """
     sizes = None if data.filters else recorded_sizes(files)
+    if sizes is None and not any(map(is_remote, files)):
+        from trainer.data.first_look import check_first_samples, indexed_sizes  # imports numpy
+
+        sizes = indexed_sizes(files, data)
+        if not any(sizes or ()):
+            check_first_samples(files[0], data)
     return None if sizes is None else samples_of_an_epoch(sizes, data)
 
 

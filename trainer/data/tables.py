@@ -178,16 +178,23 @@ def by_image(tables: Sequence[Table], most_bytes: int = MOST_BYTES) -> ImageSour
 def read_table(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table; opens no image file.
 
-    Raises InputError for a missing column (the message lists the columns), for text of another encoding, and
+    Raises InputError for missing columns (the message lists the columns), for text of another encoding, and
     for rows without image or caption.
     """
-    path = Path(path)
+    table = _read_cells(Path(path), columns, keep_others)
+    if problems := _unfilled(table, columns):
+        raise InputError("\n".join(problems))
+    return table
+
+
+def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) -> Table:
+    """Reads a table as `read_table` does, also one whose rows lack an image or a caption."""
     rows = _rows(path, columns.separator or ("\t" if path.suffix == ".tsv" else ","), columns.encoding)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     places = _places(path, header, columns)
     kept, filtered = _filtered(path, rows[1:], columns.filters, places)
     used = {places[name] for name in [columns.image, *([] if columns.templates else columns.captions)]}
-    table = Table(
+    return Table(
         path,
         images=tuple(_cell(row, places[columns.image]).strip() for _, row in kept),
         captions=_captions([row for _, row in kept], columns, places),
@@ -197,18 +204,32 @@ def read_table(path: str | Path, columns: TableColumns, keep_others: bool = Fals
         else (),
         filtered=filtered,
     )
-    _check_filled(table, columns)
-    return table
 
 
 def _places(path: Path, header: Sequence[str], columns: TableColumns) -> dict[str, int]:
-    """Returns the place of each column that is read, by name."""
-    names = {
+    """Returns the place of each column that is read, by name.
+
+    Raises InputError, which names all that are missing.
+    """
+    kinds = {
         "image": [columns.image],
         "caption": columns.caption_fields,
         "filter": [condition.name for condition in columns.filters],
     }
-    return {name: _column(path, header, kind, name) for kind, of_kind in names.items() for name in of_kind}
+    wanted = {name: kind for kind, names in kinds.items() for name in names}
+    missing = [
+        f"no {kind} column {name!r}{_near(name, header)}"
+        for name, kind in wanted.items()
+        if name not in header
+    ]
+    if missing:
+        listed = ", ".join(map(repr, header)) or "none, the file is empty"
+        unset = dict.fromkeys(kind for name, kind in wanted.items() if name not in header)
+        raise InputError(
+            f"{path}: there is {' There is '.join(missing)} Its columns are: {listed}. Set the "
+            f"{' and the '.join(unset)} column, or the separator if names run together."
+        )
+    return {name: header.index(name) for name in wanted}
 
 
 NumberedRow = tuple[int, list[str]]
@@ -264,13 +285,15 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
     """
     rows: list[int] = []
     problems: list[str] = []
+    columns = TableColumns.by(data)
     for file in files:
         try:
-            table = read_table(file, TableColumns.by(data))
+            table = _read_cells(Path(file), columns)
         except InputError as problem:
             problems.append(str(problem))
             continue
         rows.append(len(table.rows))
+        problems += _unfilled(table, columns)
         missing = missing_images(table)
         if missing:
             first = table.image_path(table.rows.index(missing[0]))
@@ -285,8 +308,12 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
 
 
 def missing_images(table: Table) -> list[int]:
-    """Returns the rows whose image file does not exist."""
-    return [row for number, row in enumerate(table.rows) if not table.image_path(number).is_file()]
+    """Returns the rows that name an image file which does not exist."""
+    return [
+        row
+        for number, row in enumerate(table.rows)
+        if table.images[number] and not table.image_path(number).is_file()
+    ]
 
 
 def list_rows(rows: Sequence[int]) -> str:
@@ -354,19 +381,13 @@ def _cell(row: Sequence[str], column: int) -> str:
     return row[column] if column < len(row) else ""
 
 
-def _column(path: Path, header: Sequence[str], kind: str, name: str) -> int:
-    if name in header:
-        return header.index(name)
+def _near(name: str, header: Sequence[str]) -> str:
     near = get_close_matches(name, header, n=1)
-    listed = ", ".join(map(repr, header)) or "none, the file is empty"
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise InputError(
-        f"{path}: there is no {kind} column {name!r}{hint} Its columns are: {listed}. Set the {kind} column, "
-        "or the separator if names run together."
-    )
+    return f"; did you mean {near[0]!r}?" if near else "."
 
 
-def _check_filled(table: Table, columns: TableColumns) -> None:
+def _unfilled(table: Table, columns: TableColumns) -> list[str]:
+    """Returns a message for the image column, and one for the captions, where cells are empty."""
     problems = [] if table.rows else [f"{table.path}: no rows below the header"]
     captions = [any(texts) for texts in zip(*table.captions, strict=True)]
     for names, cells in (([columns.image], table.images), (columns.caption_fields, captions)):
@@ -376,5 +397,4 @@ def _check_filled(table: Table, columns: TableColumns) -> None:
                 f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
             )
             problems.append(f"{table.path}: {of} empty in {every}: fill in the cells or remove the rows")
-    if problems:
-        raise InputError("\n".join(problems))
+    return problems

@@ -11,7 +11,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, groupby
+from itertools import compress, groupby, islice
 from operator import attrgetter
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
@@ -136,8 +136,8 @@ class Content:
         return len(self.rows)
 
 
-def read_headers(file: BinaryIO, selection: Selection) -> Content:
-    """Returns the samples up to the end of the tar, or to the first damage.
+def read_headers(file: BinaryIO, selection: Selection, most: int | None = None) -> Content:
+    """Returns the samples up to the end of the tar, to the first damage, or the first `most` samples.
 
     Contents of members are read for the selection's filters only. Raises OSError if reading fails.
     """
@@ -147,7 +147,7 @@ def read_headers(file: BinaryIO, selection: Selection) -> Content:
     usable: list[_Usable] = []
     members = _Members(file)
     key = ""
-    for key, group in groupby(members, key=attrgetter("key")):
+    for key, group in islice(groupby(members, key=attrgetter("key")), most):
         members_of_key = list(group)
         by_ending = {member.ending: member for member in members_of_key}
         endings.update(by_ending.keys())

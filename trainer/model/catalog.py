@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.config import Model
 from trainer.errors import InputError
-from trainer.model.tags import clean_tag, known_tags
+from trainer.model.tags import clean_tag, has_tags, known_tags
 from trainer.run.checkpoints import MANIFEST, WEIGHTS
 
 _CONFIG_KEYS = ("embed_dim", "vision_cfg", "text_cfg")
@@ -109,13 +109,23 @@ def check_tag(name: str, tag: str | None) -> None:
     if not tag or "/" in tag or os.path.exists(tag) or name.startswith((HUB, FOLDER)):
         return
     known = known_tags(_plain(name))
-    if not known or clean_tag(tag) in known:
+    if clean_tag(tag) in known or not (known or _has_no_tags(name)):
         return
+    if not known:
+        raise InputError(
+            f"model.pretrained: open_clip has no weights for {name}, so none called {tag!r}; for a file, "
+            "give its path"
+        )
     near = difflib.get_close_matches(clean_tag(tag), known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}."
     raise InputError(
         f"model.pretrained: {name} has no weights called {tag!r}; {hint} For a file, give its path"
     )
+
+
+def _has_no_tags(name: str) -> bool:
+    """Returns whether open_clip here knows the model, and has weights for others alone."""
+    return has_tags() and not name.endswith(".json") and _plain(name) in known_models()
 
 
 def _plain(name: str) -> str:

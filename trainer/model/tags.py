@@ -19,6 +19,11 @@ def known_tags(model: str) -> list[str]:
     return sorted(tags.get(model) or tags.get(model.removesuffix(_SAME_TAGS)) or ())
 
 
+def has_tags() -> bool:
+    """Returns whether tags can be read here: open_clip is installed and stores them as it did."""
+    return any(_tables().values())
+
+
 def clean_tag(tag: str) -> str:
     """Returns a tag in the form in which open_clip looks it up."""
     return tag.lower().replace("-", "_")
