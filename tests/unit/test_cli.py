@@ -38,7 +38,8 @@ def files() -> list[str]:
 @pytest.mark.parametrize("name", preset_names())
 def test_init_writes_the_preset_and_says_what_is_next(name: str, capsys: Capture) -> None:
     assert cli.main(["init", "--preset", name, "my.toml"]) == 0
-    assert Path("my.toml").read_text() == schema_line() + preset_text(name)
+    own_name = preset_text(name).replace("job.toml", "my.toml").replace("cc3m.toml", "my.toml")
+    assert Path("my.toml").read_text() == schema_line() + own_name
     assert capsys.readouterr() == ("", "wrote my.toml; next: clipship check my.toml\n")
 
 

@@ -50,7 +50,9 @@ def test_what_is_no_path_here_stays_as_it_is(pattern: str) -> None:
     assert data_pattern(pattern, Path("sub/job.toml")) == pattern
 
 
-@pytest.mark.parametrize(("data", "says"), [(".", "there are no shards"), ("no.csv", "no such file")])
+@pytest.mark.parametrize(
+    ("data", "says"), [(".", "neither shards (*.tar) nor a table"), ("no.csv", "no such file")]
+)
 def test_data_that_cannot_be_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: str, says: str
 ) -> None:
@@ -98,12 +100,36 @@ def answered(folder: Path, *answers: str) -> str:
 
 def test_questions_in_a_terminal_choose_the_preset(tmp_path: Path) -> None:
     (tmp_path / "captions.csv").touch()
-    seen = answered(tmp_path, "captions.csv", "moon", "here", "2", "ViT-B-16")
+    seen = answered(tmp_path, "no/", "captions.csv", "moon", "here", "2", "ViT-B16", "ViT-B-16")
+    assert "no such folder" in seen
+    assert "unknown model 'ViT-B16'; did you mean ViT-B-16" in seen
     assert "'moon' is not one of" in seen
     assert "next: clipship check job.toml" in seen
     job = load_job(tmp_path / "job.toml")
     assert (job.name, job.model.name, job.resources.gpus_per_node) == ("my-clip", "ViT-B-16", 2)
     assert job.data.train == (str(tmp_path / "captions.csv"),)
+
+
+def test_folder_with_a_table_is_taken_and_one_with_several_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "captions.csv").touch()
+    job = written(tmp_path, "--preset", "laptop", "--data", str(folder))
+    assert job.data.train == (str(folder / "captions.csv"),)
+    (folder / "more.tsv").touch()
+    assert main(["init", "--preset", "laptop", "--data", str(folder), str(tmp_path / "x.toml")]) == 2
+    assert "several tables, captions.csv, more.tsv: name one" in capsys.readouterr().err
+
+
+def test_header_tells_of_the_own_data_and_of_the_files_own_name() -> None:
+    text = job_text(Wishes("laptop", "captions.csv"), Path("elsewhere/my job.toml"))
+    header = text.partition("\n\n")[0]
+    assert "made-up" not in header
+    assert "clipship run 'my job.toml' --nproc 2" in header
+    for preset in preset_names():
+        assert "CC3M" not in job_text(Wishes(preset, "x.csv")).partition("\n")[0]
 
 
 def test_enter_alone_leads_to_a_run_of_a_cluster_too(tmp_path: Path) -> None:

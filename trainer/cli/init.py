@@ -3,6 +3,7 @@
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,19 @@ from trainer.cli.presets import preset_text
 from trainer.config.formats import SHARDS, row_of
 from trainer.config.toml_lines import key_lines
 from trainer.errors import InputError
+from trainer.run.layout import JOB_FILE
+from trainer.text.paste import word
 
 _MADE_UP = re.compile(r'(format = "synthetic"|synthetic_samples = |# Your own data instead|# train = )')
 """Beginnings of a preset's lines on made-up pictures, which own data take the place of."""
+_OF_OTHER_DATA = {
+    "on made-up pictures": "on your own pictures",
+    "on CC3M": "on your own pictures",
+    " `--data shards/` or the key train names them.": "",
+}
+"""Words of presets' first lines that own data make wrong, and what stands there then."""
+_PRESETS_FILE = re.compile(r"\b(job|cc3m)\.toml\b")
+"""Names that a preset's first comment has for the job file."""
 _DOORS = ("here", "slurm", "kubernetes")
 
 
@@ -33,9 +44,12 @@ class Wishes:
     model: str = ""
 
 
-def job_text(wishes: Wishes) -> str:
-    """Returns the preset's text with the wishes in it; comments stay."""
-    text = preset_text(wishes.preset)
+def job_text(wishes: Wishes, job_path: Path = Path(JOB_FILE)) -> str:
+    """Returns the preset's text with the wishes in it; comments stay, with the job file's own name."""
+    header, blank, rest = preset_text(wishes.preset).partition("\n\n")
+    for words, instead in _OF_OTHER_DATA.items() if wishes.data else ():
+        header = header.replace(words, instead)
+    text = _PRESETS_FILE.sub(lambda _: word(job_path.name), header) + blank + rest
     if wishes.data:
         text = _with_data(text, wishes.data)
     if wishes.model:
@@ -46,23 +60,37 @@ def job_text(wishes: Wishes) -> str:
 
 
 def data_pattern(given: str, job_path: Path) -> str:
-    """Returns what `data.train` says of a folder of shards, a table or a pattern that the user names.
+    """Returns what `data.train` says of a folder, a table or a pattern that the user names.
 
-    A relative path then starts at the job file's folder. Raises InputError for a folder without shards.
+    Of a folder these are its shards, else its only table. A relative path then starts at the job file's
+    folder. Raises InputError for a folder that has neither, or several tables.
     """
     path = Path(given)
     if path.is_dir():
-        if not any(path.glob("*.tar")):
-            raise InputError(
-                f"--data {given}: there are no shards (*.tar) in that folder; `clipship pack` makes them of "
-                "a table of images and captions"
-            )
-        given = os.path.join(given, "*.tar")
+        given = os.path.join(given, "*.tar") if any(path.glob("*.tar")) else _only_table(path, given)
+    elif given.endswith("/") and "://" not in given:
+        raise InputError(f"--data {given}: no such folder")
     elif row_of(given) is not SHARDS and not path.is_file():
         raise InputError(f"--data {given}: no such file")
     if "://" in given or given == "-" or given.startswith(("/", "~", "pipe:")):
         return given
     return os.path.relpath(given, job_path.parent)
+
+
+def _only_table(folder: Path, given: str) -> str:
+    tables = sorted(
+        file.name for file in folder.iterdir() if file.is_file() and row_of(file.name) is not SHARDS
+    )
+    if len(tables) == 1:
+        return os.path.join(given, tables[0])
+    if tables:
+        raise InputError(
+            f"--data {given}: that folder has several tables, {', '.join(tables)}: name one of them"
+        )
+    raise InputError(
+        f"--data {given}: there are neither shards (*.tar) nor a table (such as captions.csv) in that "
+        "folder; a table has the columns image and caption, and `clipship pack` makes shards of it"
+    )
 
 
 def gpus_here() -> int:
@@ -73,19 +101,45 @@ def gpus_here() -> int:
 def ask(job_path: Path, given: str = "") -> Wishes:
     """Asks four questions in the terminal: data (unless it is given), place, GPUs, model."""
     click.echo("Enter takes the answer in brackets.", err=True)
-    given = given or _asked("Data: shards (shards/) or a table (captions.csv); nothing: made-up pictures", "")
-    pattern = data_pattern(given, job_path) if given else ""
+    question = "Data: shards (shards/) or a table (captions.csv); nothing: made-up pictures"
+
+    def pattern_of(answer: str) -> str:
+        return data_pattern(answer, job_path) if answer else ""
+
+    pattern = pattern_of(given) if given else str(_asked(question, "", _checked(pattern_of)))
     door = _asked("Where it runs", "here", NearChoice(_DOORS))
     own = gpus_here() if door == "here" else tomllib.loads(preset_text(door))["resources"]["gpus_per_node"]
     gpus = int(_asked("GPUs on each node", str(own), click.IntRange(0, 64)))
     preset = door if door != "here" else "gpu" if gpus and pattern else "laptop"
     usual = tomllib.loads(preset_text(preset))["model"]["name"]
-    model = _asked("Model, as open_clip names it", usual)
+
+    def known(name: str) -> str:
+        from trainer.model.catalog import check_model  # it imports pydantic
+
+        check_model(str(job_path.parent / name) if name.endswith(".json") else name)
+        return name
+
+    model = _asked("Model, as open_clip names it", usual, _checked(known))
     return Wishes(preset, pattern, gpus or None, model)
 
 
-def _asked(question: str, default: str, kind: "click.ParamType[Any] | None" = None) -> str:
-    answer = click.prompt(question, default=default, type=kind, show_default=bool(default), err=True)
+def _checked(convert: Callable[[str], str]) -> Callable[[str], str]:
+    """Returns the function as click takes it: after an answer that it refuses, the question comes again."""
+
+    def converted(answer: str) -> str:
+        try:
+            return convert(answer.strip())
+        except InputError as problem:
+            raise click.UsageError(str(problem)) from None
+
+    return converted
+
+
+def _asked(
+    question: str, default: str, kind: "click.ParamType[Any] | Callable[[str], str] | None" = None
+) -> str:
+    typed = {"type": kind} if isinstance(kind, click.ParamType) else {"value_proc": kind}
+    answer = click.prompt(question, default=default, show_default=bool(default), err=True, **typed)
     return str(answer).strip()
 
 

@@ -205,7 +205,10 @@ Examples:
 @click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
 @click.option("--preset", type=NearChoice(preset_names()), help="Example to write.")
 @click.option(
-    "--data", metavar="PATH", default="", help="Folder of shards, table or pattern to train from, in JOB."
+    "--data",
+    metavar="PATH",
+    default="",
+    help="Shards, a table or a folder that has them, to train from, in JOB.",
 )
 @click.option("--list", "list_only", is_flag=True, help="List the presets and write nothing.")
 @click.option("--force", is_flag=True, help="Replace JOB if it exists.")
@@ -230,7 +233,7 @@ def init(job_path: Path, preset: str | None, data: str, list_only: bool, force: 
             f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
             "--list` describes them"
         )
-    write_job_file(job_path, schema_line() + job_text(wishes), force=force)
+    write_job_file(job_path, schema_line() + job_text(wishes, job_path), force=force)
     click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
 
 
