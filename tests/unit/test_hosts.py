@@ -1,6 +1,7 @@
 """`--hosts`, the choice of a launcher, and what is refused before anything starts."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_first_cause_is_the_earliest_failure(tmp_path: Path) -> None:
     for rank, code, time in ((0, 1, 12.0), (3, 75, 11.0), (1, 0, 10.0)):
         record_exit(ExitRecord(rank, "n1", code, "why", time), env)
     assert first_cause(tmp_path) == ExitRecord(3, "n1", 75, "why", 11.0)
+
+
+def test_cause_that_a_supervisor_has_shown_is_not_shown_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cause = ExitRecord(1, "n1", 7, "why", 11.0, "trace")
+    is_shown = True
+
+    def supervise(*given: Any, **_: object) -> int:
+        record_exit(replace(cause, shown=is_shown), {"CLIPSHIP_EXIT_DIR": str(given[2])})
+        return 1
+
+    monkeypatch.setattr(local, "supervise", supervise)
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None) == 7
+    assert capsys.readouterr().err == "trace\n"
+    is_shown = False
+    assert start_ranks(["true"], tiny_job(), nproc=1, hosts=None) == 7
+    assert capsys.readouterr().err == cause.text() + "\n"
 
 
 def test_a_rank_without_a_waiting_folder_leaves_no_record(

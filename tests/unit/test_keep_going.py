@@ -207,6 +207,15 @@ def test_without_keep_going_the_first_death_ends_the_others(capfd: pytest.Captur
     assert "rank 1 ended by signal SIGKILL, so the other ranks were stopped" in capfd.readouterr().err
 
 
+def test_death_whose_cause_is_known_is_not_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank-00001.json").touch()
+    monkeypatch.setenv("CLIPSHIP_EXIT_DIR", str(tmp_path))
+    assert run_ranks(stub("exec sleep 1000", "exit 3"), 2, [], "clipship", keep_going=False) == 3
+    assert capfd.readouterr().err == ""
+
+
 def test_a_signal_ends_all_even_where_the_others_would_go_on() -> None:
     code = run_ranks(
         stub("exec sleep 1000", "exec sleep 1000"), 2, [signal.SIGTERM], "clipship", keep_going=True

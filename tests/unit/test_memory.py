@@ -53,3 +53,18 @@ def test_hint_has_numbers_and_advice() -> None:
             assert key in text
             section, _, field = key.partition(".")
             assert field in type(getattr(tiny_job(), section)).model_fields
+
+
+def test_rank_that_was_killed_beside_free_memory_is_not_said_to_have_lacked_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "none")
+    monkeypatch.setattr(
+        memory, "_fields", lambda _: {"MemTotal": "24000000 kB", "MemAvailable": "20000000 kB"}
+    )
+    said = memory.killed_hint(2_000_000, 2)
+    assert (
+        "memory was not short (the rank held 1.9 GiB at its peak, the machine has 19.1 GiB available" in said
+    )
+    assert "To need less memory" not in said
+    assert "when memory runs out" in memory.killed_hint(9_000_000, 2)

@@ -319,3 +319,13 @@ def test_following_logs_of_a_run_that_nobody_started_ends(tmp_path: Path) -> Non
     (tmp_path / "logs").mkdir()
     with pytest.raises(InputError, match="the run has not started"):
         list(log_lines(tmp_path, None, follow=True))
+
+
+def test_logs_end_with_why_the_run_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _log(run, 0, "Connection closed by peer\n")
+    cause = {"rank": 1, "node": "n", "exit_code": 1, "reason": "killed by SIGKILL", "time": 0.0}
+    (run / "exit.json").write_text(json.dumps(cause))
+    assert main(["logs", str(run)]) == 0
+    told = capsys.readouterr()
+    assert told.out == "[0] Connection closed by peer\n"
+    assert told.err == "clipship: rank 1 on n ended the run with exit code 1: killed by SIGKILL\n"

@@ -1,11 +1,16 @@
 """The command `clipship logs`. Imports no torch."""
 
+import json
 import sys
+from pathlib import Path
 
 import click
 
 from trainer.cli.options import run_argument
 from trainer.launch.submission import find_submission, scheduler
+from trainer.run.exit_record import ExitRecord
+from trainer.run.layout import EXIT_FILE
+from trainer.text.fitting import fit_to
 from trainer.text.paste import word
 from trainer.text.terminal import shown
 
@@ -32,8 +37,22 @@ def command(run: str, follow: bool, rank: int | None) -> None:
     for line in lines if lines is not None else log_lines(folder, rank, follow=follow):
         sys.stdout.write(shown(line) + "\n")
         sys.stdout.flush()
-    if lines is None and is_dead(folder):
+    if cause := _cause(folder):
+        click.echo(fit_to(sys.stderr, shown(cause)), err=True)
+    elif lines is None and is_dead(folder):
         click.echo(
             f"clipship: the run has died: `clipship status {word(run)}` says when, why, and how to resume it",
             err=True,
         )
+
+
+def _cause(folder: Path) -> str:
+    """Returns why the run's last start failed; "" if it did not, or has not ended.
+
+    A rank that was killed could not write it into its log, which ends with what others noticed.
+    """
+    try:
+        record = ExitRecord(**json.loads((folder / EXIT_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return ""
+    return record.headline() if record.exit_code else ""

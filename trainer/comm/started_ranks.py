@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from trainer.comm.keep_going import LONGEST_CUT_OFF_WAIT_S, KeepGoing, left_by_itself
+from trainer.run.exit_record import EXIT_DIR
 from trainer.supervise.stop_request import send_stop_request
 from trainer.supervise.tree import Rendezvous
 from trainer.supervise.variables import RESPAWNED
@@ -155,13 +157,18 @@ class _KeptRanks:
 
 
 def _first_failure(ranks: Sequence[StartedRank], launcher: str, first_rank: int) -> int:
-    """Returns the exit code of the lowest failed rank and names it on stderr; 0 if none failed."""
+    """Returns the exit code of the lowest failed rank; 0 if none failed.
+
+    Names that rank on stderr, unless a supervisor has shown why the run ends.
+    """
+    is_known = any(Path(os.environ.get(EXIT_DIR, os.devnull)).glob("rank-*.json"))
     for number, rank in enumerate(ranks, first_rank):
         if code := rank.process.returncode:
-            print(
-                f"{launcher}: rank {number} ended {_how(code)}, so the other ranks were stopped",
-                file=sys.stderr,
-            )
+            if not is_known:
+                print(
+                    f"{launcher}: rank {number} ended {_how(code)}, so the other ranks were stopped",
+                    file=sys.stderr,
+                )
             return code if code > 0 else 128 - code
     return 0
 

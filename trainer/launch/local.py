@@ -40,7 +40,7 @@ from trainer.launch.rank_env import rank_environment
 from trainer.launch.start_again import asked_after, run_generations, wait_for_hosts
 from trainer.launch.start_times import StartTimes
 from trainer.run.exit_files import exit_record_of
-from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause
+from trainer.run.exit_record import EXIT_DIR, ExitRecord, first_cause, is_shown
 from trainer.run.folder import run_folder
 from trainer.run.generations import newest_claim
 from trainer.run.goodput_log import BEGAN
@@ -235,7 +235,9 @@ def start_ranks(
         end = next(filter(None, reversed(ends) if keeps_going else ends), None)
         if end is None and hosts is not None:
             request_stop(signal.SIGTERM)  # ranks of other hosts outlive a launcher that was killed
-        return _report_end(code, end, folder)
+        # mpirun's own messages may have come since
+        shown_before = end is not None and launcher != "mpirun" and is_shown(start.folder, end)
+        return _report_end(code, end, folder, shown_before=shown_before)
 
 
 @contextmanager
@@ -479,12 +481,15 @@ def _need_module(module: str, launcher: str, remedy: str) -> None:
         raise InputError(f"{launcher} needs {module}, which {sys.executable} does not have: {remedy}")
 
 
-def _report_end(code: int, cause: ExitRecord | None, folder: Path | None) -> int:
-    """Print why the run ended; returns the exit code of the first failed rank, or else the launcher's."""
+def _report_end(code: int, cause: ExitRecord | None, folder: Path | None, *, shown_before: bool) -> int:
+    """Print why the run ended; returns the exit code of the first failed rank, or else the launcher's.
+
+    `shown_before` says that the headline stands there already.
+    """
     if cause is None:
         return code
-    if cause.exit_code:
-        print(shown(cause.text()), file=sys.stderr)
+    if text := cause.details if shown_before else cause.text() if cause.exit_code else "":
+        print(shown(text), file=sys.stderr)
     if cause.exit_code == EXIT_PREEMPTED and folder is not None:
         say(f"to go on: clipship resume {word(folder)}")
     return cause.exit_code

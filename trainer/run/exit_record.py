@@ -44,6 +44,8 @@ class ExitRecord:
     """Nodes that failed twice or did badly, without which a later start goes on; set in exit.json only."""
     unfit: str = ""
     """Node that all ranks found unfit to train; "" if none. The reason is about that node, not this rank."""
+    shown: bool = False
+    """True if a supervisor has shown the headline; set in the launcher's folder only."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "restarts", tuple(self.restarts))  # JSON has lists
@@ -101,12 +103,21 @@ def first_cause(folder: Path) -> ExitRecord | None:
 
     Later failures mostly follow from it.
     """
-    records = [
-        ExitRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank-*.json")
-    ]
     return min(
-        (record for record in records if record.exit_code), key=lambda record: record.time, default=None
+        (record for record in _records(folder) if record.exit_code),
+        key=lambda record: record.time,
+        default=None,
     )
+
+
+def is_shown(folder: Path, cause: ExitRecord) -> bool:
+    """Returns whether a record in the folder says that a supervisor has shown this cause."""
+    ends = (cause.rank, cause.exit_code, cause.reason)
+    return any(each.shown and (each.rank, each.exit_code, each.reason) == ends for each in _records(folder))
+
+
+def _records(folder: Path) -> list[ExitRecord]:
+    return [ExitRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank-*.json")]
 
 
 def _write(record: ExitRecord, folder: str | None) -> bool:

@@ -39,7 +39,7 @@ class Ending:
         """Shows people why the run ends."""
         print(shown(record.headline()), file=sys.stderr, flush=True)
         # If the cause was recorded, the process that started the launcher shows the details, last.
-        if not record_cause(record, self._context.env) and record.details:
+        if not record_cause(replace(record, shown=True), self._context.env) and record.details:
             print(shown(record.details), file=sys.stderr, flush=True)
 
     def leave_cut_off(self, other: str) -> None:

@@ -202,11 +202,8 @@ class OwnRank:
     def _killed(self, generation: Generation, number: int) -> ExitRecord:
         name = signal.Signals(number).name
         most_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # that of the rank, which has ended
-        hint = (
-            f"; the kernel does this when memory runs out: {memory.hint(most_kb)}"
-            if number == signal.SIGKILL
-            else ""
-        )
+        ranks = self._context.world.local_size
+        hint = f"; {memory.killed_hint(most_kb, ranks)}" if number == signal.SIGKILL else ""
         stack = generation.folder / STACK_FILE
         details = stack.read_text(errors="replace")[:4000] if stack.exists() else ""
         return self._record(EXIT_FAILED, f"killed by {name} in {self._where()}{hint}", details)

@@ -12,6 +12,8 @@ _ADVICE = (
     "To need less memory, lower optim.max_batch_size_per_gpu (the gradient stays the same), set "
     "model.grad_checkpointing or lower data.workers; to get more memory, raise resources.mem_gb_per_gpu"
 )
+_SHORT_SHARE = 0.1
+"""Share of the machine's memory: with less than that left, memory may have run out a moment ago."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
@@ -32,6 +34,21 @@ def hint(peak_kb: int | None = None) -> str:
     The figures are this rank's, or those of a dead rank that held `peak_kb` KiB at its peak.
     """
     return f"{', '.join(_numbers(peak_kb))}. {_ADVICE}"
+
+
+def killed_hint(peak_kb: int, ranks: int) -> str:
+    """Returns a sentence on whether memory ran out, after one of `ranks` ranks here was killed by SIGKILL.
+
+    The rank held `peak_kb` KiB at its peak. Memory was not short if the machine has room for all ranks beside
+    what is in use now.
+    """
+    machine = _fields(Path("/proc/meminfo"))
+    if _cgroup_limit() is None and {"MemTotal", "MemAvailable"} <= machine.keys():
+        available, total = (int(machine[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+        if available - ranks * peak_kb > _SHORT_SHARE * total:
+            figures = ", ".join(_numbers(peak_kb))
+            return f"memory was not short ({figures}), so a person, a scheduler or a program sent the signal"
+    return f"the kernel does this when memory runs out: {hint(peak_kb)}"
 
 
 def host_bytes() -> int:
