@@ -20,6 +20,7 @@ from trainer.config import Job
 from trainer.errors import InputError
 from trainer.evaluate import rank
 from trainer.model.build import untrained
+from trainer.model.hub_reach import may_ask_hub
 from trainer.model.loading import loading
 
 
@@ -103,7 +104,8 @@ def test_a_hub_that_does_not_answer_is_no_bad_input(tmp_path: Path, arguments: l
         [sys.executable, "-c", UNREACHABLE, *arguments], capture_output=True, text=True, check=False, env=env
     )
     assert done.stdout.startswith("True "), done.stdout + done.stderr
-    assert "the hub does not answer" in done.stdout
+    assert "the hub does not answer (127.0.0.1 cannot be reached, Connection refused)" in done.stdout
+    assert "Retrying" not in done.stdout + done.stderr
 
 
 def test_what_an_offline_job_does_not_find_in_its_cache_is_bad_input(tmp_path: Path) -> None:
@@ -117,6 +119,15 @@ def test_what_an_offline_job_does_not_find_in_its_cache_is_bad_input(tmp_path: P
         env=env,
     )
     assert done.stdout.startswith("False "), done.stdout + done.stderr
+
+
+def test_hub_is_asked_for_beforehand_only_where_a_part_comes_from_it() -> None:
+    model = tiny_job().model
+    assert not may_ask_hub(model, None)
+    assert not may_ask_hub(model, __file__)
+    assert may_ask_hub(model, "laion2b_s34b_b79k")
+    assert may_ask_hub(model.model_copy(update={"name": "hf-hub:a/b"}), None)
+    assert may_ask_hub(model.model_copy(update={"name": "ViT-B-16-SigLIP"}), None)  # its tokenizer
 
 
 OUT_OF_MEMORY = [

@@ -7,7 +7,7 @@ may reach it). A lack of memory passes through. No message repeats torch's advic
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from open_clip.pretrained import download_pretrained_from_hf
@@ -15,6 +15,7 @@ from open_clip.pretrained import download_pretrained_from_hf
 from trainer.checkpoint.weights import cause, holds_bias
 from trainer.config import Job
 from trainer.errors import InputError, StorageError
+from trainer.model.hub_reach import cache_alone_without_hub, may_ask_hub
 from trainer.sysinfo.memory import is_out_of_memory
 
 _NOT_REACHED = (
@@ -42,14 +43,16 @@ _SHAPES = "Error(s) in loading state_dict"
 def loading(job: Job, pretrained: str | None) -> Iterator[None]:
     """Wraps code that makes a model, its weights or its tokenizer.
 
-    `pretrained` is the weights file, or open_clip's tag.
+    `pretrained` is the weights file, or open_clip's tag. If the hub cannot be reached, its cache has to do.
     """
+    away = ""
     try:
-        yield
+        with cache_alone_without_hub() if may_ask_hub(job.model, pretrained) else nullcontext("") as away:
+            yield
     except InputError:
         raise
     except Exception as error:
-        if is_out_of_memory(error) or (explained := _explained(error, job, pretrained)) is None:
+        if is_out_of_memory(error) or (explained := _explained(error, job, pretrained, away)) is None:
             raise
         raise explained from None
 
@@ -72,8 +75,11 @@ def check_hub_weights(job: Job) -> None:
             download_pretrained_from_hf(job.model.name.removeprefix(_HUB), cache_dir=job.model.cache_dir)
 
 
-def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError | None:
-    """Returns the error to raise instead; None if the fault can only be in this program or in open_clip."""
+def _explained(error: Exception, job: Job, pretrained: str | None, away: str) -> InputError | None:
+    """Returns the error to raise instead; None if the fault can only be in this program or in open_clip.
+
+    `away` says why the hub cannot be reached, if it is known.
+    """
     name = job.model.name
     source = _not_reached(error)
     if source is not None and job.offline:
@@ -83,9 +89,9 @@ def _explained(error: Exception, job: Job, pretrained: str | None) -> InputError
         )
     if source is not None:
         return StorageError(
-            f"{pretrained or name} cannot be fetched, because the hub does not answer ({cause(source)}): "
-            "start again when it does, "
-            "or set model.offline = true to use only what the cache (model.cache_dir) holds"
+            f"{pretrained or name} cannot be fetched, because the hub does not answer "
+            f"({away or cause(source)}): start again when it does, or set model.offline = true to use "
+            "only what the cache (model.cache_dir) holds"
         )
     if isinstance(error, ImportError):
         return InputError(

@@ -1,0 +1,76 @@
+"""Tells beforehand that the Hugging Face hub cannot be reached.
+
+The hub's own client tries each file six times, over 23 s, with two lines for each try. No torch.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from urllib.parse import urlsplit
+
+from trainer.config import Model
+from trainer.config.training import HUB_TEXT
+from trainer.model.catalog import HUB, read_config
+
+log = logging.getLogger("clipship")
+
+_ENDPOINT = "https://huggingface.co"
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+_TRIES_S = (0.0, 0.5, 1.5)
+"""Seconds to wait before each try: a name server may be busy for a moment."""
+_CONNECT_S = 3.0
+
+
+def may_ask_hub(model: Model, pretrained: str | None) -> bool:
+    """Returns whether the model has a part that a hub keeps, which may be in the cache already.
+
+    `pretrained` is the weights file, or open_clip's tag.
+    """
+    text = read_config(model.name).get("text_cfg")
+    return (
+        model.name.startswith(HUB)
+        or (model.text or "").startswith(HUB_TEXT)
+        or (pretrained is not None and not os.path.isfile(pretrained))
+        or model.init == "timm"
+        or (isinstance(text, dict) and "hf_tokenizer_name" in text)
+    )
+
+
+@contextmanager
+def cache_alone_without_hub() -> Iterator[str]:
+    """Lets the block use only the hub's cache if the hub cannot be reached; yields why, "" if it can.
+
+    Through a proxy it counts as reachable.
+    """
+    import huggingface_hub.constants as constants  # takes a tenth of a second, and few jobs need it
+
+    if constants.HF_HUB_OFFLINE or any(map(os.environ.get, _PROXIES)):
+        yield ""
+        return
+    where = urlsplit(os.environ.get("HF_ENDPOINT") or _ENDPOINT)
+    why = _unreachable(where.hostname or "", where.port or (80 if where.scheme == "http" else 443))
+    if why:
+        log.info("%-12s %s: only what the cache has is used", "hub", why)
+    constants.HF_HUB_OFFLINE = bool(why)
+    try:
+        yield why
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+@cache
+def _unreachable(host: str, port: int) -> str:
+    problem = ""
+    for wait_s in _TRIES_S:
+        time.sleep(wait_s)
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            problem = f"{host} cannot be reached, {error.strerror or error}"
+        else:
+            return ""
+    return problem
