@@ -403,6 +403,21 @@ def test_the_batch_of_a_gpu_becomes_that_of_all(capsys: Capture) -> None:
     assert "# the global batch is that of 1 GPU" in shown.out
 
 
+def test_number_of_gpus_becomes_that_of_each_node() -> None:
+    assert table_of(BASE, 8)["resources.gpus_per_node"] == 8
+    program = "torchrun --nproc_per_node 4 --nnodes=2 -m open_clip_train.main"
+    spread = table_of(f"{program} {BASE}", None)
+    assert (spread["resources.nodes"], spread["resources.gpus_per_node"]) == (2, 4)
+    assert "resources.gpus_per_node" not in table_of(BASE, 1)
+    assert "resources.gpus_per_node" not in table_of(BASE, 16)
+    assert "whose product is 16" in job_file(shlex.split(BASE), 16)[1].notes[-1]
+
+
+def test_two_dashes_too_many_are_passed_over() -> None:
+    assert table_of(f"-- {BASE}") == table_of(BASE)
+    assert table_of(f"torchrun -m open_clip_train.main -- {BASE}") == table_of(BASE)
+
+
 def test_flags_may_stand_without_two_dashes_before_them(capsys: Capture) -> None:
     assert cli.main(["from-open-clip", *shlex.split(BASE), "--partial", "--gpus", "3", "--torchscript"]) == 0
     assert "# 64 on each of 3 GPUs" in capsys.readouterr().out

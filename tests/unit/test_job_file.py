@@ -155,7 +155,11 @@ def test_an_unknown_encoding_is_refused_with_those_allowed(job_path: Path) -> No
     [
         ('name = "x"\nseed = \n', "job.toml:2: not valid TOML, column 8: Invalid value"),
         ('name = "x"\n[data\n', "job.toml:2: not valid TOML"),
-        ('name = "x"\nname = "y"\n', "job.toml:2: not valid TOML"),
+        ('name = "x"\nname = "y"\n', "job.toml:2: this key stands in its section already"),
+        (
+            "[a]\n[data.augment]\nx = 1\n[data.augment]\n",
+            "job.toml:4: section [data.augment] stands here again: move its keys into the first one, which",
+        ),
         ('name = """x\n\n', "job.toml:3: not valid TOML: Unterminated string"),
         (f"seed = {'9' * 5000}", "job.toml:1: not valid TOML"),
         (f"seed = {'[' * 5000}", "nested too deeply"),

@@ -566,6 +566,10 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
         ({"image": {"tag": None}}, "image.tag is missing"),
         ({"data": {"train": ("-",), "stream_samples": 64}}, "pods have no standard input"),
         ({"kubernetes": {"mounts": {}}}, "is on no volume that the pods share"),
+        (
+            {"kubernetes": {"mounts": {}}, "logging": {"runs": "/far/runs"}},
+            'section [kubernetes.mounts] with the line "/far/runs" = "pvc:CLAIM", where',
+        ),
         ({"kubernetes": {"mounts": {"/scratch": "pvc:a:ro"}}}, "mounted read-only"),
         ({"logging": {"runs": "/scratch/../runs"}}, "is on no volume"),
         ({"comm": {"launcher": "clipship"}}, "use auto or mpirun"),

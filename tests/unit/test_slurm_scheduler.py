@@ -131,6 +131,16 @@ def test_a_refusal_leaves_no_folder_that_looks_like_a_run(folder: Path, capsys: 
     assert "has no run folder here" in capsys.readouterr().err
 
 
+def test_submit_makes_no_folder_where_file_systems_are_mounted(folder: Path, capsys: Capture) -> None:
+    answers(folder, "sbatch", "echo 7")
+    runs = "/not-mounted-on-this-machine/runs"
+    assert main(["submit", "job.toml", "--to", "slurm", "--set", f"logging.runs={runs}"]) == 2
+    assert (
+        "this machine has no /not-mounted-on-this-machine. Submit from a machine" in capsys.readouterr().err
+    )
+    assert not Path(runs).parent.exists()
+
+
 def test_without_slurm_submit_says_where_to_go(folder: Path, capsys: Capture) -> None:
     assert main(["submit", "job.toml", "--to", "slurm"]) == 1
     out, err = capsys.readouterr()

@@ -18,11 +18,14 @@ from trainer.config.toml_lines import Key, Lines, line_of_a_long_key
 from trainer.errors import InputError
 from trainer.text.masking import masked_values
 from trainer.text.paste import word
+from trainer.text.pattern import pattern
 from trainer.text.wording import many
 
 _MOST_BYTES = 1_000_000  # the limit of a ConfigMap
 _MOST_LEVELS = 64
 _INTEGERS = 2**63
+_TWICE = pattern(r"Cannot declare \((.*)\) twice")
+"""What tomllib says of a section that stands twice, with the parts of its name."""
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -127,6 +130,14 @@ def _syntax_problem(problem: str, text: str, path: Path) -> str:
     line = at[1] if at and at[1] else str(text.count("\n") + 1)
     column = f", column {at[2]}" if at and at[2] else ""
     what = problem[: at.start()] if at else problem
+    if twice := _TWICE.fullmatch(what):
+        name = ".".join(re.findall(r"'([^']*)'", twice[1]))
+        header = re.compile(rf"\s*\[\s*{re.escape(name)}\s*\]")
+        first = next((number for number, text in enumerate(text.split("\n"), 1) if header.match(text)), None)
+        there = f", which line {first} begins" if first else ""
+        return f"{path}:{line}: section [{name}] stands here again: move its keys into the first one{there}"
+    if what == "Cannot overwrite a value":
+        return f"{path}:{line}: this key stands in its section already: remove one of the two"
     return f"{path}:{line}: not valid TOML{column}: {what}; write texts in quotes, sections in [brackets]"
 
 

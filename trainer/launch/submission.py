@@ -93,9 +93,16 @@ def scheduler(name: str) -> Scheduler:
 def make_artefacts_folder(run_folder: Path, advice: str) -> None:
     """Make the run folder with its folder of artefacts.
 
-    Raises InputError, which ends with the advice, if that fails.
+    Raises InputError, which ends with the advice, if that fails, or if it would make a folder in /: that is
+    where file systems of a cluster are mounted, and this machine lacks this one.
     """
     folder = run_folder / ARTEFACTS
+    top = next((part for part in folder.absolute().parents if part.parent == Path("/")), None)
+    if top is not None and not top.exists():
+        raise InputError(
+            f"{run_folder} cannot be made: this machine has no {top}. Submit from a machine that sees it, "
+            f"make {top} yourself, or {advice}"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

@@ -24,6 +24,8 @@ class Line:
     """Flags that the command line gives."""
     gpus: int
     """World size: open_clip_train starts one rank for each GPU."""
+    nodes: int = 1
+    """Nodes that torchrun is told; they share the GPUs evenly."""
 
     def __getitem__(self, flag: str) -> Any:
         return self.values[flag]

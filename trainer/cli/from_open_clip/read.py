@@ -2,8 +2,7 @@
 
 import argparse
 import difflib
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -13,7 +12,8 @@ from trainer.cli.from_open_clip.table import FLAGS, VERSION
 from trainer.errors import InputError
 
 _PROGRAMS = ("open_clip_train.main", "training.main", "open_clip_train/main.py", "training/main.py")
-_RANKS = ("--nproc_per_node", "--nproc-per-node", "--nnodes")
+_RANKS = ("--nproc_per_node", "--nproc-per-node")
+_NODES = ("--nnodes",)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,6 +29,7 @@ def read(arguments: Sequence[str], gpus: int | None) -> Line:
     open_clip_train would refuse.
     """
     before, own = _without_program(arguments)
+    own = [text for text in own if text != "--"]  # a shell's wrapper may leave one more
     parser = _Parser(prog="open_clip_train", add_help=False)
     for flag in FLAGS.values():
         parser.add_argument(flag.name, dest=flag.name, **{**flag.takes, "default": argparse.SUPPRESS})
@@ -43,7 +44,10 @@ def read(arguments: Sequence[str], gpus: int | None) -> Line:
     for name in ("--batch-size", "--accum-freq"):
         if values[name] < 1:
             raise InputError(f"{name} {values[name]}: must be at least 1")
-    return Line(with_model_defaults(values), frozenset(named), gpus or _ranks(before) or 1)
+    nodes = 1 if gpus else _told(before, _NODES) or 1
+    here = _told(before, _RANKS)
+    ranks = gpus or (here or 1) * nodes
+    return Line(with_model_defaults(values), frozenset(named), ranks, nodes)
 
 
 def _without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -54,11 +58,11 @@ def _without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return [], list(arguments)
 
 
-def _ranks(before: Sequence[str]) -> int | None:
-    """Returns the ranks that torchrun is told to start; None if it is not."""
+def _told(before: Sequence[str], options: Collection[str]) -> int | None:
+    """Returns the number that torchrun is told by one of these options; None if it is not."""
     words = [word for text in before for word in text.split("=", 1)]
-    numbers = [int(value) for name, value in pairwise(words) if name in _RANKS and value.isdecimal()]
-    return math.prod(numbers) if numbers else None
+    numbers = [int(value) for name, value in pairwise(words) if name in options and value.isdecimal()]
+    return numbers[-1] if numbers else None
 
 
 def _unknown(text: str) -> str:

@@ -3,6 +3,9 @@
 from trainer.cli.from_open_clip.line import Line
 from trainer.cli.from_open_clip.translation import Flag, Translation
 
+_MOST_GPUS = 8
+"""GPUs that a usual node has at most; more are taken to be on several nodes."""
+
 
 def save_frequency(flag: Flag, line: Line, result: Translation) -> None:
     """Writes the steps between checkpoints, where the epoch's are known."""
@@ -64,8 +67,10 @@ def wandb_project(flag: Flag, line: Line, result: Translation) -> None:
 
 
 def device(flag: Flag, line: Line, result: Translation) -> None:
-    """Takes cuda, where torch decides, and cpu."""
+    """Takes cuda, with a rank for each GPU, and cpu."""
     kind, _, index = line[flag.name].partition(":")
+    if kind in ("cpu", "cuda") and line.gpus > 1:
+        _spread(line, result)
     if kind == "cpu":
         result.set("resources.device", "cpu")
     elif kind != "cuda":
@@ -73,6 +78,19 @@ def device(flag: Flag, line: Line, result: Translation) -> None:
     elif index:
         result.dropped[flag.name] = (
             "a rank takes the GPU of its number; CUDA_VISIBLE_DEVICES chooses among them"
+        )
+
+
+def _spread(line: Line, result: Translation) -> None:
+    """Says how many ranks each node has, if the command line says it or all fit on one node."""
+    each = line.gpus // line.nodes
+    if each <= _MOST_GPUS:
+        result.set("resources.nodes", line.nodes, named=False)
+        result.set("resources.gpus_per_node", each, "one rank for each")
+    else:
+        result.notes.append(
+            f"[resources] lacks nodes and gpus_per_node, whose product is {line.gpus}: the command line does "
+            "not say it, and clusters ask for it"
         )
 
 

@@ -610,10 +610,10 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _key(
             "--device",
             _text("cuda"),
-            "resources.device",
+            "resources.device resources.nodes resources.gpus_per_node",
             run_flags.device,
-            "`cpu` is the same; `cuda` needs no key, since a rank takes the GPU of its number, if there is "
-            "one.",
+            "`cpu` is the same; with `cuda` a rank takes the GPU of its number. A node's ranks follow from "
+            "`--gpus`, or from what torchrun is told.",
         ),
         _dropped("--dist-url", TEXT, "the launcher says where ranks meet"),
         _key(

@@ -150,10 +150,15 @@ def _run_folder(job: Job) -> Iterator[str]:
     mount = on_volume(job.logging.runs, job)
     if mount is None or not mount.is_shared:
         shared = [volume.path for volume in job.kubernetes.volumes if volume.is_shared]
-        volumes = ", ".join(shared) or "none"
+        remedy = (
+            f"put it below a path of [kubernetes.mounts] ({', '.join(shared)})"
+            if shared
+            else f'add to the job file the section [kubernetes.mounts] with the line "{job.logging.runs}" = '
+            '"pvc:CLAIM", where CLAIM is a volume claim of your cluster that many pods may write'
+        )
         yield (
             f"logging.runs = {job.logging.runs} is on no volume that the pods share, so a checkpoint "
-            f"would be lost with its pod: put it below a path of [kubernetes.mounts] (paths: {volumes})"
+            f"would be lost with its pod: {remedy}"
         )
     elif mount.read_only:
         yield (
