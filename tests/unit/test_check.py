@@ -402,6 +402,15 @@ def test_a_run_folder_with_another_job_names_the_keys_that_differ(folder: Path) 
     assert "--set name=" in found
 
 
+def test_another_length_is_refused_with_the_option_that_goes_on(folder: Path) -> None:
+    job = job_in(folder)
+    run_folder(job).mkdir(parents=True)
+    (run_folder(job) / "job.toml").write_text(dump_job(job))
+    assert "give --longer steps=9; or choose" in problem(check_run_folder, job_in(folder, "optim.steps=9"))
+    assert "--longer" not in problem(check_run_folder, job_in(folder, "optim.steps=1"))
+    assert "--longer" not in problem(check_run_folder, job_in(folder, "optim.steps=9", "optim.lr=0.25"))
+
+
 def test_a_run_folder_without_a_step_may_be_used_by_another_job(folder: Path) -> None:
     job, other = job_in(folder), job_in(folder, "optim.lr=0.25")
     (run_folder(job) / "logs").mkdir(parents=True)

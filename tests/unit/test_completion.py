@@ -46,6 +46,8 @@ def test_bash_completes_commands_presets_keys_values_and_runs(tmp_path: Path) ->
     assert completed(tmp_path, "clipship", "run", "--set", "optim.lr") == ["optim.lr="]
     assert "model.precision=bf16" in completed(tmp_path, "clipship", "run", "--set", "model.precision=b")
     assert completed(tmp_path, "clipship", "status", "fi") == ["first-run"]
+    assert completed(tmp_path, "clipship", "eval", "fi") == ["first-run"]
+    assert completed(tmp_path, "clipship", "export", "fi") == ["first-run"]
     assert completed(tmp_path, "clipship", "report", "other-run", "fi") == ["first-run"]
     assert completed(tmp_path, "clipship", "explain", "comm.nccl") == [
         "comm.nccl",

@@ -3,6 +3,7 @@
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,27 @@ def test_captions_with_another_ending_are_refused(tmp_path: Path, indexed: bool)
         main(["index", data.train[0]])
     with pytest.raises(InputError, match=r"Found .*\.json \(5\); a sample needs one of .* and a \.txt"):
         check_data(data)
+
+
+def test_login_node_without_numpy_says_how_to_check_without_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_numpy(name: str) -> Any:
+        raise ModuleNotFoundError(name="numpy")
+
+    (tmp_path / "t.csv").touch()
+    monkeypatch.setattr("trainer.data.sample_counts.load", no_numpy)
+    with pytest.raises(
+        InputError, match=r"data.train: the Python package numpy .* `clipship check --no-data`"
+    ):
+        check_data(Data(train=(str(tmp_path / "t.csv"),)))
+
+
+def test_login_node_without_numpy_looks_into_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.sample_counts.find_spec", lambda _: None)
+    assert check_data(Data(train=(shard(tmp_path / "a.tar", 5, "json"),))) is None
 
 
 def test_shards_that_cannot_be_read_as_such_are_left_to_the_ranks(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ Examples:
 
 Without --data, --zero-shot and --suite, a checkpoint of Clipship is evaluated as its job file says."""
 )
-@click.argument("checkpoint")
+@click.argument("checkpoint", shell_complete=suggested("runs"))
 @click.option(
     "--data", multiple=True, metavar="PATTERN", help="Shards or tables for retrieval; may be repeated."
 )

@@ -39,6 +39,10 @@ _PATTERNS = {
 }
 _MOST_HINTS = 30
 _LONGEST_KEY = 100
+_FEW_KEYS = 10
+"""Keys of a section that a message lists."""
+_LIKELY = 0.4
+"""Similarity from which a key may have been meant, if no other is nearer; difflib's own bound is 0.6."""
 _MOST_PROBLEMS = 100
 _BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 
@@ -172,6 +176,10 @@ def _unknown(key: Key) -> str:
     ]
     if elsewhere:
         return f"unknown key; did you mean {'.'.join(elsewhere[0])}?"
+    likely = difflib.get_close_matches(key[-1], known, n=3, cutoff=_LIKELY)
+    if likely and key[:-1] and len(known) > _FEW_KEYS:
+        names = ", ".join(".".join((*key[:-1], name)) for name in likely)
+        return f"unknown key; the nearest are {names}; `clipship explain {'.'.join(key[:-1])}` lists all"
     return f"unknown key; {inside} has: {', '.join(known)}"
 
 

@@ -6,12 +6,14 @@ Imports no torch.
 import json
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.config import Data, is_remote
 from trainer.config.formats import FORMATS, SHARDS, FormatRow, row_of
 from trainer.data.shard_names import expand_key, expand_shards
 from trainer.errors import InputError
+from trainer.sysinfo.extras import missing_extra
 from trainer.sysinfo.imports import load
 from trainer.text.wording import many
 
@@ -28,7 +30,15 @@ def check_data(data: Data, key: str = "data.train") -> int | None:
     if data.streams:
         return data.stream_samples
     _check_one_format(files, row, key)
-    counted: int | None = load(row.check)(files, data, key)
+    try:
+        counted: int | None = load(row.check)(files, data, key)
+    except ModuleNotFoundError as missing:
+        if not (remedy := missing_extra(missing.name or "")):
+            raise
+        raise InputError(
+            f"{key}: {remedy}; or leave the data to the ranks, by `clipship check --no-data` and `clipship "
+            "submit --no-check`"
+        ) from None
     return counted
 
 
@@ -43,7 +53,7 @@ def check_shards(files: Sequence[str], data: Data, _key: str) -> int | None:
     Otherwise the first samples of the first shard are looked at. Raises InputError if the job can use none.
     """
     sizes = None if data.filters else recorded_sizes(files)
-    if sizes is None and not any(map(is_remote, files)):
+    if sizes is None and find_spec("numpy") and not any(map(is_remote, files)):
         from trainer.data.first_look import check_first_samples, indexed_sizes  # imports numpy
 
         sizes = indexed_sizes(files, data)

@@ -111,6 +111,7 @@ def prepare(folder: Path, kind: Kind = KINDS["digits"]) -> Path:
 
 def _show(job: Job, job_path: Path, nproc: int, seconds: float) -> int:
     folder = run_folder(job)
+    print("demo: reading the model, to show what it learned", flush=True)
     subprocess.run([sys.executable, "-P", "-m", "trainer.demo.show", str(folder)], check=True)
     result = json.loads((folder / RESULT_FILE).read_text())
     accuracy = f"{result['zero_shot_top1']:.1%} of {result['zero_shot_samples']} held-out images"

@@ -60,7 +60,7 @@ def _run_preflight(job: Job, world: World, heartbeat: Heartbeat, folder: Path, a
     heartbeat.limits = job.timeouts.by_phase
     bind_cpus(job, world, os.environ)
     comm = connect(job, world, os.environ, heartbeat)
-    log.info("%-12s %s, %s on %s", "world", many(world.size, "rank"), comm.name, comm.device)
+    log.info("%-12s %s on %s, %s", "backend", comm.name, comm.device, many(world.size, "rank"))
     check_future_folder(folder, comm)
     if job.optim.max_batch_size_per_gpu == "auto":
         job = with_micro_batch(job, world.size, smallest_gpu_bytes(comm))

@@ -136,8 +136,22 @@ def _check_same_job(job: Job, folder: Path) -> None:
         ) from None
     changed = list(differences(before.model_dump(), job.model_dump()))
     if changed and not never_trained(folder):
+        longer = _longer(before, job)
         more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise InputError(
             f"run folder {folder} contains the run of another job: "
-            f"{'; '.join(changed[:3])}{more}; {_REMEDIES}"
+            f"{'; '.join(changed[:3])}{more}; {longer}{_REMEDIES}"
         )
+
+
+def _longer(before: Job, now: Job) -> str:
+    """Returns how to go on to the length of `now`, if nothing but the length differs; else ""."""
+    checkpoint = now.checkpoint.model_copy(update={"longer": True})
+    lengthened = now.model_copy(update={"checkpoint": checkpoint})
+    if any(differences(before.model_dump(), lengthened.model_dump())):
+        return ""
+    unit = "epochs" if now.optim.steps is None else "steps"
+    earlier, wanted = getattr(before.optim, unit), getattr(now.optim, unit)
+    if earlier is not None and wanted < earlier:
+        return ""
+    return f"to go on to this length, give --longer {unit}={wanted}; or "
