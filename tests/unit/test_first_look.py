@@ -1,4 +1,4 @@
-"""What `clipship check` sees in shards without reading them whole."""
+"""`clipship check` sees in an index and in the first samples what a run would refuse."""
 
 import io
 import tarfile

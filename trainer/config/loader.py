@@ -25,7 +25,7 @@ _MOST_BYTES = 1_000_000  # the limit of a ConfigMap
 _MOST_LEVELS = 64
 _INTEGERS = 2**63
 _TWICE = pattern(r"Cannot declare \((.*)\) twice")
-"""What tomllib says of a section that stands twice, with the parts of its name."""
+"""Message of tomllib about a section that stands twice, with the parts of its name."""
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:

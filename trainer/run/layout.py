@@ -65,7 +65,7 @@ SWEEP_FILE = "sweep.json"
 SWEEP_REPORT_FILE = "sweep.html"
 LOCK = ".lock"
 START_FILE = ".start.json"
-"""How `clipship run` was asked to start the run the last time; see `trainer.run.start_record`."""
+"""Record of how `clipship run` was asked to start the run; see `trainer.run.start_record`."""
 
 LEFT_BEFORE = frozenset(
     {

@@ -20,7 +20,7 @@ _LAUNCHERS = frozenset({CLIPSHIP_RUN, "Open MPI", "horovodrun"})
 
 @dataclass(frozen=True)
 class StartRecord:
-    """What `clipship run` was given: the job file, its changes, and the ranks here or on hosts."""
+    """Arguments of `clipship run`: the job file, its changes, and the ranks here or on hosts."""
 
     job: str
     """Absolute path of the job file."""
