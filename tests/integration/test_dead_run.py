@@ -53,7 +53,7 @@ def test_run_that_was_killed_as_a_whole_is_dead_and_goes_on(
         for path in (running.folder / "checkpoints").glob("step-*")
         if (path / "manifest.json").exists()
     )
-    assert f"`clipship run {tmp_path}/job.toml --nproc 2`; it resumes at step {step}" in found
+    assert f"`clipship resume {running.folder}`; it resumes at step {step}" in found
     followed = clipship("logs", "-f", str(running.folder))
     assert "step      5/" in followed.stdout
     assert "the run has died" in followed.stderr
