@@ -168,6 +168,18 @@ def test_check_names_the_device_and_warns_where_there_is_none(
     assert ("but this machine has no GPU" in shown) == device.startswith("a GPU")
 
 
+def test_check_of_ranks_on_this_machine_refuses_a_job_that_asks_for_gpus_where_there_are_none(
+    job: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_plan, "_ANY_GPU", ())
+    gpus = ["--set", "resources.gpus_per_node=2"]
+    assert cli.main(["check", job, "--nproc", "2", *gpus, "--set", "model.name=ViT-B-33"]) == 2
+    told = capsys.readouterr().err
+    assert "resources.gpus_per_node = 2, but this machine has no GPU" in told
+    assert "unknown model 'ViT-B-33'" in told
+    assert cli.main(["check", job, "--nproc", "2", *gpus, "--set", "resources.device=cpu"]) == 0
+
+
 def test_check_takes_the_world_from_resources(job: str, capsys: Capture) -> None:
     assert cli.main(["check", job, "--set", "resources.nodes=2", "--set", "resources.gpus_per_node=4"]) == 0
     shown = capsys.readouterr().out

@@ -447,6 +447,10 @@ def _checked(
         problems.append(str(problem))
         if image and files and job.schedulers:
             problems.append(_ELSEWHERE)
+    if image and ranks is not None:
+        from trainer.cli.device_plan import no_gpu_here
+
+        problems += no_gpu_here(job, local=True)  # without --nproc another machine may be meant
     if image:
         problems += problems_of(
             partial(job_check, job) for job_check in _submission_checks(job, ranks, files=files)
