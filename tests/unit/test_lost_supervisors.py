@@ -358,6 +358,81 @@ def test_run_folder_that_does_not_answer_for_a_while_ends_nothing(
     assert capfd.readouterr().err.count("the run folder does not answer; waiting up to 20 s") == 1
 
 
+def late(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Lets a question to the run folder have no answer the first time."""
+    ask, asked = getattr(ExitFiles, name), []
+
+    async def answers_late(self: ExitFiles) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            raise TimeoutError
+        return await ask(self)
+
+    monkeypatch.setattr(ExitFiles, name, answers_late)
+
+
+def test_next_coordinator_counts_on_though_the_run_folder_answers_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = four_nodes(tmp_path, limits=replace(FEWER, max_restarts=1))
+
+    async def story() -> None:
+        await world.start()
+        world.fail(5)
+        await world.agreed(2, 8)
+        await asyncio.sleep(1.5)  # the roster of this generation travels
+        late(monkeypatch, "restarts")
+        world.lose(0)
+        assert set(await asyncio.gather(*(node.task for node in world.members.values()))) == {1}
+
+    play(story)
+    assert [row["generation"] for row in record(world, "restarts.json")["restarts"]] == [2]
+    assert "all that recovery.max_restarts allows" in record(world, "exit.json")["reason"]
+
+
+def test_claim_of_a_dead_coordinator_is_passed_over_though_the_run_folder_answers_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late(monkeypatch, "newest_claim")
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        (tmp_path / "generations").mkdir()
+        its = {"start": world.rendezvous.start, "generation": 2, "member": 0, "node": "n0"}
+        (tmp_path / "generations" / "00002.json").write_text(json.dumps(its))
+        world.lose(0)
+        await world.agreed(3, 7)
+        assert await world.end() == [0] * 7
+
+    play(story)
+
+
+def test_take_over_with_a_slow_run_folder_blames_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who join meanwhile have lost their ranks by the loss of the coordinator."""
+    ask = ExitFiles.restarts
+
+    async def slowly(self: ExitFiles) -> Any:
+        await asyncio.sleep(1.0)
+        return await ask(self)
+
+    monkeypatch.setattr(ExitFiles, "restarts", slowly)
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        world.lose(0)
+        await world.agreed(2, 7)
+        await asyncio.sleep(1.0)
+        assert await world.end() == [0] * 7
+
+    play(story)
+    (row,) = record(world, "exit.json")["restarts"]
+    assert (row["generation"], row["kind"], row["rank"], row["node"]) == (2, "lost", 0, "n0")
+
+
 def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_path: Path) -> None:
     """When it continues, all connections to it are closed, as if the others had died."""
     world = four_nodes(tmp_path, limits=FEWER)

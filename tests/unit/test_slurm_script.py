@@ -332,10 +332,12 @@ def test_a_supervisor_that_left_or_whose_run_has_ended_is_not_started_again(
 
 
 def test_requests_to_stop_do_not_end_what_starts_a_supervisor_again(tmp_path: Path) -> None:
-    """Slurm signals every process of a step."""
-    ends = "kill -TERM $PPID; kill -USR2 $PPID; exit 75"
-    program = f"sh -c \"$keep\" {tmp_path} sh -c '{ends}'; exit $?"
-    assert in_bash(program, tmp_path, {"recovery": SPARE}).endswith("exit 75")
+    """Slurm signals every process of a step, or under proctrack/cgroup the first one of each task alone."""
+    asks = "sleep 0.3; kill -s $name $PPID; while :; do sleep 0.05; done"
+    asked = f'trap "echo asked \\$name; exit 75" $name; {asks}'
+    for name in ("USR2", "TERM", "HUP"):
+        program = f"sh -c \"$keep\" {tmp_path} sh -c 'name={name}; {asked}'; exit $?"
+        assert in_bash(program, tmp_path, {"recovery": SPARE}).endswith(f"asked {name}\nexit 75")
 
 
 @pytest.mark.parametrize(
@@ -383,6 +385,16 @@ def test_a_bad_node_is_not_excluded_where_the_job_would_then_wait_for_ever(
     said = in_bash(program, tmp_path, sections, scontrol=scontrol, sinfo=sinfo)
     assert ("asked for update JobId=7 ExcNodeList=n2" in said) is excluded, said
     assert ("may have node n2 again: without it the partition has fewer than 3 nodes" in said) is not excluded
+
+
+def test_one_task_of_an_array_speaks_for_itself_alone() -> None:
+    """The job id of one task is the array's own, so a command with it would reach all of them."""
+    script = batch_script(job(slurm={"array": "1-10%1"}, recovery=SPARE, resources={"nodes": 2}))
+    commands = [
+        line for line in script.splitlines() if re.search("scontrol|scancel|squeue|watch_first", line)
+    ]
+    assert any("requeue" in line for line in commands)
+    assert not [line for line in commands if re.search(r"(requeue|job|cancel|=) ?\"?\$SLURM_JOB_ID", line)]
 
 
 OVER_MPI: dict[str, Any] = {"comm": HOROVOD, "recovery": {"max_restarts": 3}, "slurm": {}}

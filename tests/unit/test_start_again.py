@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import stub_world
 from tests.support.jobs import tiny_job
 from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.launch import local
@@ -15,10 +16,12 @@ from trainer.launch.start_again import asked_after, run_generations
 from trainer.run.exit_files import ExitFiles, StartRequest, exit_record_of, requested_start
 from trainer.run.exit_record import ExitRecord
 from trainer.run.lock import Holder
+from trainer.supervise import coordinator
 from trainer.supervise.actions import Actions, Message
 from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.limits import Limits
 from trainer.supervise.membership import Membership
+from trainer.supervise.restart_history import RestartHistory
 from trainer.supervise.tree import Rendezvous
 
 
@@ -99,7 +102,9 @@ def lost(rank: int) -> Message:
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads((folder / "restarts.json").read_text())["restarts"]
+    """Returns the restarts that are recorded; none before the file is there."""
+    file = folder / "restarts.json"
+    found: list[dict[str, object]] = json.loads(file.read_text())["restarts"] if file.exists() else []
     return found
 
 
@@ -215,7 +220,7 @@ def test_supervisor_lost_during_a_restart_lets_the_launcher_start_all_again(
             while len(rows(tmp_path)) < 2:
                 await asyncio.sleep(0.01)
         story.its.receive(lost(1))
-        while asked_after(tmp_path, "now", generation) == 0 or rows(tmp_path)[-1]["kind"] != "lost":
+        while "lost" not in [row["kind"] for row in rows(tmp_path)]:
             await asyncio.sleep(0.01)
         story.its.close()
         assert not story.ends, "it waits before all leave, since this is the second restart at one step"
@@ -238,6 +243,76 @@ def test_supervisor_lost_a_moment_after_its_rank_lets_the_launcher_start_all_aga
     asyncio.run(asyncio.wait_for(work(), 20))
     (row,) = rows(tmp_path)
     assert (row["cause"], row["kind"], row["step"]) == ("killed", "fault", 6)
+
+
+def test_rank_and_its_supervisor_lost_while_ranks_are_being_ended_are_one_fault(tmp_path: Path) -> None:
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="lost", max_restarts=1)
+        story.its.receive(failed(1, 1))
+        await story.until_said("regroup")
+        story.its.receive({"kind": "ended", "rank": 0, "generation": 2})
+        story.its.receive(lost(1))
+        assert (await story.ended()).exit_code == EXIT_START_AGAIN
+        assert story.its._run.membership.bad_nodes == {}
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    (row,) = rows(tmp_path)
+    assert (row["generation"], row["kind"], row["step"]) == (3, "fault", 6)
+    assert asked_after(tmp_path, "now", 1) == 3
+
+
+@pytest.mark.parametrize("moment", ["before the decision", "while ranks are being ended"])
+def test_launcher_is_asked_in_the_moment_of_a_loss(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI kills all half a second later."""
+
+    async def work() -> None:
+        story = Story(tmp_path, starts_again="lost")
+        if moment == "before the decision":
+            monkeypatch.setattr(coordinator, "SETTLE_S", 1e6)
+            story.its.receive({**failed(1, 1), "killed": False})
+        else:
+            story.its.receive(failed(0, 1))
+            await story.until_said("regroup")
+            monkeypatch.setattr(RestartHistory, "saved_step", never)
+        story.its.receive(lost(1))
+        while asked_after(tmp_path, "now", 1) == 0:
+            await asyncio.sleep(0.01)
+        story.its.close()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    assert asked_after(tmp_path, "now", 1) == (2 if moment == "before the decision" else 3)
+
+
+async def never(_history: RestartHistory) -> int:
+    await asyncio.sleep(1e6)
+    return 0
+
+
+def test_coordinator_lost_after_it_has_asked_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mpirun may kill it before the others, which then find its request."""
+    monkeypatch.setattr(stub_world, "KEEPS_GOING", "CLIPSHIP_STARTS_AGAIN")
+    limits = replace(stub_world.LIMITS, backoff_s=600.0, max_restarts=5)
+    world = stub_world.StubWorld(("a", "b", "c"), tmp_path, limits=limits)
+
+    async def story() -> None:
+        first, _, _ = (world.begin(member).coordinator for member in range(3))
+        assert first is not None
+        await stub_world.until(lambda: len(first.state[2]) == 3)
+        world.fail(1)
+        await world.agreed(2, 3)
+        await asyncio.sleep(0.3)
+        world.lose(2)  # a second fault without a new step: the coordinator waits before it lets all leave
+        await stub_world.until(lambda: len(rows(tmp_path)) == 2)
+        world.lose(0)
+        assert await world.members[1].task == EXIT_START_AGAIN
+
+    stub_world.play(story)
+    assert asked_after(tmp_path, world.rendezvous.start, 2) == 3
+    assert [row["generation"] for row in rows(tmp_path)] == [2, 3]
 
 
 def test_all_ranks_killed_at_once_are_counted_by_the_next_coordinator(tmp_path: Path) -> None:

@@ -118,16 +118,20 @@ class ExitFiles:
         return None if folder is None else await within(WAIT_S, lambda: exit_record_of(folder, self._start))
 
     async def newest_claim(self) -> GenerationClaim | None:
-        """Returns the claim of this start's newest generation; None if there is none."""
+        """Returns the claim of this start's newest generation; None if there is none.
+
+        Raises TimeoutError if the folder does not answer in time.
+        """
         folder = self._folder
-        return None if folder is None else await within(WAIT_S, lambda: newest_claim(folder, self._start))
+        return None if folder is None else await answered(lambda: newest_claim(folder, self._start))
 
     async def restarts(self) -> list[dict[str, Any]]:
-        """Returns the restarts of this start so far, as restarts.json has them."""
+        """Returns the restarts of this start so far, as restarts.json has them.
+
+        Raises TimeoutError if the folder does not answer in time.
+        """
         folder = self._folder
-        if folder is None:
-            return []
-        return await within(WAIT_S, lambda: restarts_of(folder, self._start)) or []
+        return [] if folder is None else await answered(lambda: restarts_of(folder, self._start))
 
     async def newest_checkpoint(self) -> int | None:
         """Returns the step of the newest whole checkpoint, 0 if there is none.
@@ -277,6 +281,15 @@ async def within(seconds: float, work: Callable[[], Result]) -> Result | None:
         async with asyncio.timeout(seconds):
             return await result
     return None
+
+
+async def answered(work: Callable[[], Result]) -> Result:
+    """Returns the result of file work; raises TimeoutError if that fails or takes longer than WAIT_S."""
+    results: list[Result] = []
+    await within(WAIT_S, lambda: results.append(work()))
+    if not results:
+        raise TimeoutError("the run folder does not answer")
+    return results[0]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -256,7 +256,9 @@ class Coordinator:
     def _record_cause(self, weight: Weight, failure: Failure) -> None:
         run, its, recovery = self._run, self._run.round, self._recovery
         its.causes.append((weight, failure))
-        if len(its.causes) == 1 and recovery.relaunch.is_needed(failure) and recovery.can_go_on(failure):
+        if not its.asked and recovery.relaunch.is_needed(failure) and recovery.can_go_on(failure):
+            its.asked = True
+            weight, failure = min(its.causes, key=lambda cause: (cause[0], cause[1].record.time))
             # MPI leaves half a second until it kills all. One that failed in a collective is no cause.
             kind: Kind = "lost" if weight is Weight.FAILED_WAITING else failure.kind
             asked = replace(failure, kind=kind)

@@ -94,7 +94,9 @@ class Ending:
         if self._may_start_again:
             done, kept = own.steps_done, newest_kept(self._context.env)
             following = replace(record, generation=max(own.ran, own.latest) + 1)
-            await files.request_start(StartRequest(following, steps_done=done, in_memory=kept))
+            asked = await files.requested_start()
+            if asked is None or asked.record.generation <= own.ran:  # else the coordinator has asked
+                await files.request_start(StartRequest(following, steps_done=done, in_memory=kept))
             self.end(EXIT_START_AGAIN)
             return
         # The exit record is first: a launcher that saw rank 0 die kills the others within half a second.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 
 from trainer.run.generations import GenerationClaim
+from trainer.supervise.patience import Patience
 from trainer.supervise.presence import ORPHANS_S, Presence
 from trainer.supervise.round import Round
 from trainer.supervise.run_state import RunState
@@ -17,8 +18,6 @@ FENCE_S = 3.0
 
 Both sides of a connection wait for `timeouts.silence_s`, and each looks once a second.
 """
-CLAIM_AGAIN_S = 0.5
-"""Seconds between two tries to claim a generation in a run folder that does not answer."""
 
 
 class Fence:
@@ -42,11 +41,13 @@ class Fence:
         """Goes on from the generation `ran` after earlier coordinators, whose processes are `dead`."""
         self.record_start(ran)
         self._is_successor = True
-        newest = await self._run.exit_files.newest_claim()
+        newest = await Patience(self._run).answer(self._run.exit_files.newest_claim, None)
         self._dead, self._claimed_before = frozenset(dead), 0 if newest is None else newest.generation
 
-    async def is_ours(self, its: Round) -> bool:
+    async def is_ours(self, its: Round, *, patient: bool = True) -> bool:
         """Claims the generation; if another part of a cut network has it, this part leaves.
+
+        `patient` allows the run folder the time to answer that a start has.
 
         The smaller part waits first, so that the larger one comes before it; of two equal ones, the part
         that has lost its coordinator counts as the smaller. The claim of another member is passed over only
@@ -64,13 +65,13 @@ class Fence:
             await run.until(lambda: run.decided or not doubtful, until - time.monotonic())
         if is_claimed:
             return not run.decided
-        patience = _Patience(run)
+        patience = Patience(run)
         while not run.decided:
             # Each number since the last generation that ran here is claimed in turn: so two parts of a cut
             # network always meet at the first one.
             number = self._claimed[-1] + 1 if self._claimed else self._ran + 1
             other = await run.actions.claim(number)
-            if other is not None and other.member < 0 and await patience.lasts():
+            if other is not None and other.member < 0 and patient and await patience.lasts():
                 continue
             is_dead = other is not None and other.member in self._dead and number <= self._claimed_before
             if other is not None and not is_dead and other.member != run.member:
@@ -86,25 +87,3 @@ class Fence:
         self._run.decided = True
         where = f"supervisor {other.member} on {other.node}" if other.node else "the run folder"
         self._run.actions.leave(where)
-
-
-class _Patience:
-    """Waits for a run folder that does not answer, or in which a claim is half written."""
-
-    def __init__(self, run: RunState) -> None:
-        self._run, self._until = run, time.monotonic() + run.limits.init_s
-        self._told = False
-
-    async def lasts(self) -> bool:
-        """Waits a moment; returns whether to try again."""
-        run = self._run
-        if not run.limits.run_folder or time.monotonic() >= self._until:
-            return False
-        if not self._told:
-            self._told = True
-            run.actions.say(
-                f"clipship: the run folder does not answer; waiting up to {run.limits.init_s:.0f} s for it "
-                "before the ranks start again"
-            )
-        await run.until(lambda: run.decided, CLAIM_AGAIN_S)
-        return True

@@ -16,8 +16,10 @@ from trainer.supervise.diagnosis import Missing
 from trainer.supervise.fencing import Fence
 from trainer.supervise.left_out import LeftOut, left_out
 from trainer.supervise.membership import WorldPlan
+from trainer.supervise.patience import Patience
 from trainer.supervise.presence import REGROUP_S, Presence
 from trainer.supervise.relaunch import Relaunch
+from trainer.supervise.restart_history import NO_RESTARTS
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line, too_few
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
@@ -81,6 +83,9 @@ class Recovery:
 
     def lose_during_restart(self, failure: Failure) -> None:
         """Records that a supervisor was lost while the ranks start again; the first loss counts."""
+        run = self._run
+        if self._lost_meanwhile is None and not self.relaunch.leaving:
+            run.spawn(self.relaunch.request(failure, run.round.generation + 1, run.present_step()))
         self._lost_meanwhile = self._lost_meanwhile or failure
 
     async def _go_on_or_end(self, failure: Failure) -> None:
@@ -110,15 +115,17 @@ class Recovery:
         """Ends the run because of a failure, unless members that are lost to this one go on without it."""
         run = self._run
         number = failure.record.generation or run.round.generation
-        if not await self._may_write(run.round):
+        if not await self._may_write(run.round, patient=False):
             return
         own = replace(failure, record=replace(failure.record, generation=number))
         await run.end_failed(own, why_no_restart)
 
-    async def _may_write(self, its: Round) -> bool:
+    async def _may_write(self, its: Round, *, patient: bool = True) -> bool:
         """Returns whether no other part of the run goes on; where members are lost, the claim shows that."""
         run = self._run
-        return not (run.keeps_going and run.membership.lost) or await self._fence.is_ours(its)
+        if not (run.keeps_going and run.membership.lost):
+            return True
+        return await self._fence.is_ours(its, patient=patient)
 
     async def _restart(self, failure: Failure, fault: Fault, go_on: GoOn) -> None:
         """Ends all ranks, waits until every supervisor confirms it, and starts the next generation."""
@@ -130,6 +137,9 @@ class Recovery:
             self._presence.lose(member, silent=True)
         its = run.begin_round()
         world = await self._next_world(failure, its)
+        if self._lost_meanwhile is not None and _is_of_one(self._lost_meanwhile, failure):
+            await self.relaunch.leave(replace(failure, others_there=False), fault, go_on)
+            return
         if world is None or not await self._may_write(its):
             return
         clock.end_part("end", time.monotonic())
@@ -248,6 +258,8 @@ class Recovery:
             try:
                 return dict(await run.actions.fresh_variables())
             except OSError as error:
+                if self._lost_meanwhile is not None:
+                    return None
                 await self._end(failure, f"no restart, since the ranks cannot meet again: {error}")
                 return None
         its.meeting = None
@@ -311,12 +323,14 @@ class Recovery:
         surely gone; if the coordinator is none of them, it may be alive beyond a cut in the network.
         """
         run = self._run
+        run.round.failed = True  # those who join meanwhile have lost their ranks by this loss
         if await run.exit_files.end() is not None:  # while this process was stopped
             run.decided = True
             run.actions.leave("the others, which have ended the run")
             return
         await self._fence.take_over(ran, dead)
-        for each in await run.history.restore():
+        rows = await Patience(run).answer(run.exit_files.restarts, NO_RESTARTS)
+        for each in run.history.restore(rows):
             run.membership.record_fault(each.node)
             for row in each.left_out:
                 run.membership.restore(row.kind, row.node, row.reason)
@@ -327,4 +341,10 @@ class Recovery:
         rank = place.rank if place is not None else root.rank
         reason = supervisor_lost("those below it have lost their connections")
         record = ExitRecord(rank, root.node, EXIT_FAILED, reason, time.time(), generation=generation)
+        run.round.failed = False
         self.fail(Failure(record, run.present_step(), kind="lost"))
+
+
+def _is_of_one(loss: Failure, failure: Failure) -> bool:
+    """Returns whether a supervisor was lost whose rank has failed: that is one event."""
+    return (loss.record.rank, loss.record.node) == (failure.record.rank, failure.record.node)

@@ -57,7 +57,8 @@ class ReportCollection:
     def _timed_out(self, diagnosis: Diagnosis, ras: str, at: float) -> Failure:
         its = self._run.round
         rank, node = next(iter(diagnosis.late_or_missing()), (0, self._run.node_of(0)))
-        step = next((report.step for report in diagnosis.reports if report.rank == rank), 0)
+        working_on = self._run.present_step() + 1
+        step = next((report.step for report in diagnosis.reports if report.rank == rank), working_on)
         details = text(diagnosis, its.stacks, "")
         reason = f"timed out: {diagnosis.what}"
         record = ExitRecord(

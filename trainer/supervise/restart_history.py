@@ -4,7 +4,7 @@ It is the coordinator's; restarts.json has the same list. No torch.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restarts import Fault, GiveUp, GoOn, Restart, RestartPolicy, restart_from_json
 from trainer.supervise.round import Failure
 
+NO_RESTARTS: list[dict[str, Any]] = []
 _DETAILS = 4000
 """Characters of a fault's details that are kept with its restart."""
 
@@ -26,7 +27,7 @@ class RestartHistory:
         self._exit_files = exit_files
         self._restarts: list[Restart] = []
         self._decided_on: dict[str, Any] = {}
-        """What the last decision took into account, by the names of `Restart`'s fields."""
+        """Facts of the last decision, by the names of `Restart`'s fields."""
         self.clock: RestartClock | None = None
         """Clock of the restart under way; None if there is none."""
         self.reached = 0.0
@@ -40,15 +41,16 @@ class RestartHistory:
         """Latest restart. Raises IndexError if there is none."""
         return self._restarts[-1]
 
-    async def restore(self) -> tuple[Restart, ...]:
-        """Reads and counts the restarts of an earlier coordinator, and returns them."""
-        self._restarts = [restart_from_json(row) for row in await self._exit_files.restarts()]
+    def restore(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Restart, ...]:
+        """Counts the restarts of an earlier coordinator, as restarts.json has them, and returns them."""
+        self._restarts = [restart_from_json(row) for row in rows]
         self._policy.restore(self._restarts)
         return tuple(self._restarts)
 
     def reach_restarted_steps(self) -> None:
         """Sets `reached` to the last step that was done when a fault came."""
-        self.reached = float(max((each.steps_done for each in self._restarts), default=0))
+        steps = (max(each.steps_done, each.from_step) for each in self._restarts)
+        self.reached = float(max(steps, default=0))
 
     async def decide(self, fault: Fault, *, new_step: bool = False) -> GoOn | GiveUp:
         """Returns what to do about a fault, see `RestartPolicy.decide`."""

@@ -73,6 +73,8 @@ class Round:
     reports: dict[int, RankReport] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     collecting: bool = False
+    asked: bool = False
+    """True once the launcher was asked to start all again."""
     failed: bool = False
     """True once a failure is being decided about."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

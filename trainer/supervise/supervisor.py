@@ -196,7 +196,9 @@ class Supervisor:
 
     async def _claimed(self) -> list[Address]:
         """Returns the address of the coordinator of the newest generation, as the run folder has it."""
-        newest = await self._context.exit_files.newest_claim()
+        newest = None
+        with suppress(TimeoutError):
+            newest = await self._context.exit_files.newest_claim()
         return [(newest.host, newest.port)] if newest is not None and newest.port else []
 
     def _receive(self, message: Message) -> None:

@@ -68,7 +68,9 @@ class SbatchContext:
     """True if each node must see the run folder before a container mounts it; ranks without a container say
     themselves that they do not."""
     job_id: str
-    """Shell's words for the job's id as `squeue --jobs` takes it."""
+    """Shell's words for the job's id as `squeue --jobs` takes it; one for all jobs of a chain."""
+    task_id: str
+    """Shell's words for the id of what runs now: of one task of an array, whose own id may be the array's."""
     max_starts: int
     """Largest number of starts of the job, the first included."""
     exports: Sequence[str]
@@ -165,6 +167,7 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
         output_note=slurm.output or "slurm-JOB.out where sbatch was called",
         looks_first=slurm.container != "none" and resources.nodes + job.recovery.spare_nodes > 1,
         job_id=_job_id(job, in_array),
+        task_id=_TASK_ID if in_array or job.slurm.array else "$SLURM_JOB_ID",
         starts_again=bool(_starts_again(job)),
         max_starts=slurm.max_restarts + 1,
         exports=_exports(variables),
