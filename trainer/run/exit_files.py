@@ -54,6 +54,8 @@ class ExitFiles:
         self._began = goodput_log.began(os.environ, time.time())
         self._recorded: Sequence[Mapping[str, Any]] = ()
         """Restarts as goodput.jsonl has them."""
+        self._writing = threading.Lock()
+        """Lets one thread write at a time: an abandoned one may still be waiting for the file system."""
 
     async def remove_old(self) -> None:
         """Remove the exit files of an earlier start, which would be taken for this one's."""
@@ -170,14 +172,15 @@ class ExitFiles:
             return ""
         self._folder.mkdir(parents=True, exist_ok=True)  # it is missing if the ranks never met
         path = self._folder / name
-        # The first supervisor of this start to write wins.
-        if again or _read(path).get("start") != self._start:
-            temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing at the same time
-            write_json(temporary, {**masked_values(value), "start": self._start})
-            os.replace(temporary, path)
-            if name == EXIT_FILE:
-                end = {name: value.get(name) for name in ("generation", "exit_code")}
-                self._add_times("end", {"began": self._began, "time": time.time(), **end})
+        with self._writing:
+            # The first supervisor of this start to write wins.
+            if again or _read(path).get("start") != self._start:
+                temporary = path.with_name(f".{name}.of-{self._writer}")  # others may be writing meanwhile
+                write_json(temporary, {**masked_values(value), "start": self._start})
+                os.replace(temporary, path)
+                if name == EXIT_FILE:
+                    end = {each: value.get(each) for each in ("generation", "exit_code")}
+                    self._add_times("end", {"began": self._began, "time": time.time(), **end})
         return str(path)
 
 

@@ -106,7 +106,11 @@ class Relaunch:
         generation = run.round.generation
         if not history or history.last.generation < generation:
             request = await run.exit_files.requested_start()
-            if request is not None and not await self._count_unrecorded(request, generation):
+            if (
+                request is not None
+                and request.record.generation == generation
+                and not await self._count_unrecorded(request)
+            ):
                 return
         history.reach_restarted_steps()
         if history:
@@ -114,7 +118,7 @@ class Relaunch:
             history.clock = RestartClock(time.monotonic() - seconds_ago)
             run.spawn(run.watch_progress(run.round))
 
-    async def _count_unrecorded(self, request: StartRequest, generation: int) -> bool:
+    async def _count_unrecorded(self, request: StartRequest) -> bool:
         """Counts a fault that nobody has recorded; returns False if the run ends because of it.
 
         This node may be new and have nothing in memory, so the step that the request names counts, too.
@@ -134,6 +138,6 @@ class Relaunch:
             return False
         seconds_ago = time.time() - record.time
         failure = Failure(replace(record, details=""), kind=kind, at=time.monotonic() - seconds_ago)
-        history.add(generation, failure, fault, from_step, ranks=len(run.round.members))
+        history.add(record.generation, failure, fault, from_step, ranks=len(run.round.members))
         await history.write()
         return True
