@@ -26,7 +26,8 @@ from trainer.data.index import (
 )
 from trainer.data.sample import Source
 from trainer.data.shard_names import expand_shards
-from trainer.data.source import open_source, open_with_index, selection_of, shard_selection
+from trainer.data.shards import shard_selection
+from trainer.data.source import open_source, open_with_index, selection_of
 from trainer.errors import EncodedError, InputError, decode_error, encode_error
 from trainer.run.folder import run_folder
 from trainer.run.layout import INDEX

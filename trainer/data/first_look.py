@@ -7,8 +7,7 @@ from pathlib import Path
 from trainer.config import Data
 from trainer.data.files import open_at_once
 from trainer.data.index import catalogue_file, index_folder, open_index, stale
-from trainer.data.shards import nothing_usable
-from trainer.data.source import shard_selection
+from trainer.data.shards import nothing_usable, shard_selection
 from trainer.data.tar import read_headers
 from trainer.errors import InputError
 

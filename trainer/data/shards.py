@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal
 
-from trainer.config import is_remote
+from trainer.config import Data, is_remote
 from trainer.data.bad_samples import WHOLE, Allowed
 from trainer.data.captions import LINES, CaptionReader
 from trainer.data.files import Files
@@ -116,6 +116,11 @@ class ShardSource:
         # `left_out` is long, and is computed again where it is needed.
         kept = {name: value for name, value in self.__dict__.items() if name != "left_out"}
         return {**kept, "_rows": OrderedDict()}
+
+
+def shard_selection(data: Data) -> Selection:
+    """Returns the members of shards that the job reads, and its filters: a format of FORMATS."""
+    return Selection(tuple(data.image_key), data.caption_keys.ending, data.filters)
 
 
 def open_shards(

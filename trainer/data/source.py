@@ -12,10 +12,9 @@ from trainer.data.index import Selects
 from trainer.data.indexed import FileIndex, index_in_memory
 from trainer.data.sample import MOST_BYTES, RawSample, Source
 from trainer.data.shard_names import expand_shards
-from trainer.data.shards import open_indexed, open_shards
+from trainer.data.shards import open_indexed, open_shards, shard_selection
 from trainer.data.synthetic import SyntheticSource
 from trainer.data.tables import Table, TableColumns, TableSource, by_image, read_table
-from trainer.data.tar import Selection
 from trainer.sysinfo.imports import load
 
 __all__ = ["IMAGE_ENDINGS", "RawSample", "Source", "open_images", "open_labelled", "open_source"]
@@ -77,11 +76,6 @@ def open_labelled(
 def synthetic(data: Data, *_: object) -> Source:
     """Returns made-up samples: a format of FORMATS."""
     return SyntheticSource(data.synthetic_samples)
-
-
-def shard_selection(data: Data) -> Selection:
-    """Returns the members of shards that the job reads, and its filters: a format of FORMATS."""
-    return Selection(tuple(data.image_key), data.caption_keys.ending, data.filters)
 
 
 def indexed_shards(index: FileIndex, data: Data, allowed: Allowed) -> Source:
