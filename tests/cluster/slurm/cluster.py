@@ -141,12 +141,10 @@ class Cluster:
     def kill_node(self, node: str) -> None:
         """As a node that loses power: slurmd and all that it started, at once.
 
-        They are stopped first: a process of srun that outlives the other by a moment cancels the step.
+        First come those that would cancel a step if the srun above them died before them.
         """
-        members = self.members(node)
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in members:
-                _signal(pid, number)
+        for pid in sorted(self.members(node), key=_watches_srun, reverse=True):
+            _kill(pid)
         self.processes.pop(node).wait()
 
     def members(self, node: str) -> list[int]:
@@ -289,9 +287,18 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _watches_srun(pid: int) -> bool:
+    """Returns whether it is the second process of an srun, a child of the first."""
+    with suppress(OSError):
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].partition(") ")
+        parent = int(rest.split()[1])
+        return name == "srun" and Path(f"/proc/{parent}/comm").read_text().strip() == "srun"
+    return False
 
 
 def _until(happened: Callable[[], bool], limit_s: float, otherwise: str, logs: Path | None = None) -> None:
