@@ -26,6 +26,13 @@ def four_nodes(folder: Path, **keys: Any) -> StubWorld:
     return StubWorld([f"n{member // 2}" for member in range(8)], folder, **keys)
 
 
+def claim_second(world: StubWorld, member: int, node: str) -> None:
+    """Claims generation 2 for the member, as its coordinator does."""
+    its = {"start": world.rendezvous.start, "generation": 2, "member": member, "node": node}
+    (world.folder / "generations").mkdir()
+    (world.folder / "generations" / "00002.json").write_text(json.dumps(its))
+
+
 def record(world: StubWorld, name: str) -> Any:
     return json.loads((world.folder / name).read_text())
 
@@ -290,9 +297,7 @@ def test_half_that_loses_the_claim_leaves_and_writes_nothing(tmp_path: Path) -> 
 
     async def story() -> None:
         await world.start()
-        (tmp_path / "generations").mkdir()
-        other = {"start": world.rendezvous.start, "generation": 2, "member": 5, "node": "n2"}
-        (tmp_path / "generations" / "00002.json").write_text(json.dumps(other))
+        claim_second(world, 5, "n2")
         world.lose(2)
         tasks = [node.task for node in world.members.values()]
         assert set(await asyncio.gather(*tasks)) == {1}
@@ -398,9 +403,7 @@ def test_claim_of_a_dead_coordinator_is_passed_over_though_the_run_folder_answer
 
     async def story() -> None:
         await world.start()
-        (tmp_path / "generations").mkdir()
-        its = {"start": world.rendezvous.start, "generation": 2, "member": 0, "node": "n0"}
-        (tmp_path / "generations" / "00002.json").write_text(json.dumps(its))
+        claim_second(world, 0, "n0")
         world.lose(0)
         await world.agreed(3, 7)
         assert await world.end() == [0] * 7
@@ -439,9 +442,7 @@ def test_coordinator_that_was_stopped_leaves_those_who_went_on_alone(tmp_path: P
 
     async def story() -> None:
         await world.start()
-        (tmp_path / "generations").mkdir()
-        other = {"start": world.rendezvous.start, "generation": 2, "member": 2, "node": "n1"}
-        (tmp_path / "generations" / "00002.json").write_text(json.dumps(other))
+        claim_second(world, 2, "n1")
         world.lose(*range(2, 8))
         assert set(await asyncio.gather(world.members[0].task, world.members[1].task)) == {1}
 
@@ -472,9 +473,7 @@ def test_claim_of_a_coordinator_that_died_before_it_started_the_generation_is_pa
 
     async def story() -> None:
         await world.start()
-        (tmp_path / "generations").mkdir()
-        its = {"start": world.rendezvous.start, "generation": 2, "member": 0, "node": "n0"}
-        (tmp_path / "generations" / "00002.json").write_text(json.dumps(its))
+        claim_second(world, 0, "n0")
         world.lose(0)
         await world.agreed(3, 7)
         await world.end()

@@ -1,6 +1,5 @@
 """The command `clipship logs`. Imports no torch."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,8 +7,7 @@ import click
 
 from trainer.cli.options import run_argument
 from trainer.launch.submission import find_submission, scheduler
-from trainer.run.exit_record import ExitRecord
-from trainer.run.layout import EXIT_FILE
+from trainer.run.exit_files import last_exit
 from trainer.text.fitting import fit_to
 from trainer.text.paste import word
 from trainer.text.terminal import shown
@@ -51,8 +49,5 @@ def _cause(folder: Path) -> str:
 
     A rank that was killed could not write it into its log, which ends with what others noticed.
     """
-    try:
-        record = ExitRecord(**json.loads((folder / EXIT_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return ""
-    return record.headline() if record.exit_code else ""
+    record = last_exit(folder)
+    return record.headline() if record is not None and record.exit_code else ""

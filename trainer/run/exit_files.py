@@ -218,9 +218,14 @@ def exit_record_of(run_folder: Path, start: str) -> ExitRecord | None:
 
     Returns None if its supervisors wrote nothing, or if the file is an older start's.
     """
-    record = _read(run_folder / EXIT_FILE)
+    record = last_exit(run_folder)
+    return record if record is not None and record.start == start else None
+
+
+def last_exit(run_folder: Path) -> ExitRecord | None:
+    """Returns how the last start of the run that ended did so; None if nothing says it."""
     with suppress(TypeError):
-        return ExitRecord(**record) if record.get("start") == start else None
+        return ExitRecord(**_read(run_folder / EXIT_FILE))
     return None
 
 

@@ -258,7 +258,7 @@ class Coordinator:
         its.causes.append((weight, failure))
         if not its.asked and recovery.relaunch.is_needed(failure) and recovery.can_go_on(failure):
             its.asked = True
-            weight, failure = min(its.causes, key=lambda cause: (cause[0], cause[1].record.time))
+            weight, failure = its.first_cause
             # MPI leaves half a second until it kills all. One that failed in a collective is no cause.
             kind: Kind = "lost" if weight is Weight.FAILED_WAITING else failure.kind
             asked = replace(failure, kind=kind)
@@ -270,7 +270,7 @@ class Coordinator:
         run, causes = self._run, self._run.round.causes
         # Nothing comes before a kill, so there is nothing to wait for.
         await run.until(lambda: any(weight is Weight.KILLED for weight, _ in causes), SETTLE_S)
-        self._recovery.fail(min(run.round.causes, key=lambda cause: (cause[0], cause[1].record.time))[1])
+        self._recovery.fail(run.round.first_cause[1])
 
     def _on_late(self, message: Message) -> None:
         self._run.spawn(self._collection.collect(message["what"]), self._run.round.tasks)

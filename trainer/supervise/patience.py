@@ -9,6 +9,7 @@ from trainer.supervise.run_state import RunState
 AGAIN_S = 0.5
 """Seconds between two tries."""
 Answer = TypeVar("Answer")
+Otherwise = TypeVar("Otherwise")
 
 
 class Patience:
@@ -32,7 +33,7 @@ class Patience:
         await run.until(lambda: run.decided, AGAIN_S)
         return True
 
-    async def answer(self, ask: Callable[[], Awaitable[Answer]], otherwise: Answer) -> Answer:
+    async def answer(self, ask: Callable[[], Awaitable[Answer]], otherwise: Otherwise) -> Answer | Otherwise:
         """Returns the answer to a question that raises TimeoutError if the folder does not answer."""
         while True:
             try:

@@ -19,7 +19,6 @@ from trainer.supervise.membership import WorldPlan
 from trainer.supervise.patience import Patience
 from trainer.supervise.presence import REGROUP_S, Presence
 from trainer.supervise.relaunch import Relaunch
-from trainer.supervise.restart_history import NO_RESTARTS
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line, too_few
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
@@ -84,7 +83,8 @@ class Recovery:
     def lose_during_restart(self, failure: Failure) -> None:
         """Records that a supervisor was lost while the ranks start again; the first loss counts."""
         run = self._run
-        if self._lost_meanwhile is None and not self.relaunch.leaving:
+        if not run.round.asked:
+            run.round.asked = True
             run.spawn(self.relaunch.request(failure, run.round.generation + 1, run.present_step()))
         self._lost_meanwhile = self._lost_meanwhile or failure
 
@@ -329,7 +329,7 @@ class Recovery:
             run.actions.leave("the others, which have ended the run")
             return
         await self._fence.take_over(ran, dead)
-        rows = await Patience(run).answer(run.exit_files.restarts, NO_RESTARTS)
+        rows = await Patience(run).answer(run.exit_files.restarts, ())
         for each in run.history.restore(rows):
             run.membership.record_fault(each.node)
             for row in each.left_out:

@@ -11,7 +11,6 @@ from trainer.errors import EXIT_FAILED, EXIT_START_AGAIN
 from trainer.run.exit_files import StartRequest
 from trainer.run.exit_record import ExitRecord
 from trainer.supervise.patience import Patience
-from trainer.supervise.restart_history import NO_RESTARTS
 from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restart_wording import restart_line
 from trainer.supervise.restarts import Fault, GiveUp, GoOn, Kind
@@ -28,8 +27,6 @@ class Relaunch:
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        self.leaving = False
-        """True once all supervisors are about to leave."""
 
     def is_needed(self, failure: Failure) -> bool:
         """Returns whether a restart after this failure needs the launcher."""
@@ -40,8 +37,8 @@ class Relaunch:
         """Lets all supervisors leave, so that the launcher starts them again as the next generation."""
         run = self._run
         steps_done = run.present_step() or int(run.history.reached)  # ranks that were ended tell no step
-        self.leaving = True
         its = run.begin_round()
+        its.asked = True
         # First of all: MPI may end this process at any moment, and what is missing is counted at the start.
         await self.request(failure, its.generation, steps_done)
         world = run.world
@@ -101,7 +98,7 @@ class Relaunch:
         If that one was lost, the fault is counted here.
         """
         run, history = self._run, self._run.history
-        for each in history.restore(await Patience(run).answer(run.exit_files.restarts, NO_RESTARTS)):
+        for each in history.restore(await Patience(run).answer(run.exit_files.restarts, ())):
             run.membership.record_fault(each.node)
         generation = run.round.generation
         if not history or history.last.generation < generation:

@@ -14,7 +14,6 @@ from trainer.supervise.restart_parts import RestartClock
 from trainer.supervise.restarts import Fault, GiveUp, GoOn, Restart, RestartPolicy, restart_from_json
 from trainer.supervise.round import Failure
 
-NO_RESTARTS: list[dict[str, Any]] = []
 _DETAILS = 4000
 """Characters of a fault's details that are kept with its restart."""
 

@@ -78,3 +78,8 @@ class Round:
     failed: bool = False
     """True once a failure is being decided about."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def first_cause(self) -> tuple[Weight, Failure]:
+        """The lightest cause, of equal ones the earliest. Raises ValueError if there is none."""
+        return min(self.causes, key=lambda cause: (cause[0], cause[1].record.time))
