@@ -124,7 +124,7 @@ class Ours(Side):
             f"logging.runs={folder / 'runs'}",
             "logging.every_steps=1",
             f"comm.backend={backend}",
-            *(["comm.launcher=horovodrun"] if backend == "horovod" else []),  # in each run the same
+            "comm.launcher=clipship",  # in each run the same
             "resources.cpus_per_gpu=1",  # as theirs: OMP_NUM_THREADS is 1
             *settings,
         ]

@@ -13,8 +13,8 @@ from tests.support import open_mpi_4
 from tests.support.ends import (
     CLIPSHIP,
     DEATH_S,
+    HOROVOD,
     HOROVOD_MPIRUN,
-    HOROVODRUN,
     LATEST_S,
     SHORT,
     begin,
@@ -29,7 +29,7 @@ NODE = os.uname().nodename
 
 
 @pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint")
-@starts(HOROVODRUN)
+@starts(HOROVOD)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=full)])
 @pytest.mark.parametrize(
     ("phase", "step"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_bad_input import sample
-from tests.support.ends import CLIPSHIP, HOROVODRUN, Running, begin, ranks_left, starts
+from tests.support.ends import CLIPSHIP, HOROVOD, Running, begin, ranks_left, starts
 from tests.support.harm import cut_short, flip_a_bit
 from tests.support.range_server import serving
 from trainer.data.shard_files import write_shards
@@ -49,7 +49,7 @@ def test_storage_that_fails_is_asked_again_and_then_named(
 
 
 @pytest.mark.fault("newest checkpoint cut short or flipped bits", goes_on=True)
-@starts(CLIPSHIP, HOROVODRUN)
+@starts(CLIPSHIP, HOROVOD)
 @pytest.mark.parametrize(
     ("harm", "said"),
     [

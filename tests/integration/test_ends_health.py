@@ -13,7 +13,7 @@ import pytest
 from tests.support.ends import (
     CLIPSHIP,
     DEATH_S,
-    HOROVODRUN,
+    HOROVOD,
     MPIRUN,
     SHORT,
     End,
@@ -67,7 +67,7 @@ def test_loader_that_stalls_ends_the_run_at_the_data_limit(
 
 
 @pytest.mark.fault("loader stalls; loader worker killed")
-@starts(HOROVODRUN)
+@starts(HOROVOD)
 def test_death_of_a_loader_process_is_told_with_what_to_look_for(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_full_disk_leaves_the_checkpoint_before_and_follows_the_policy(
 
 
 @pytest.mark.fault("loss not finite")
-@starts(HOROVODRUN)
+@starts(HOROVOD)
 def test_gradient_that_is_no_number_stops_the_run_with_its_samples_recorded(
     tmp_path: Path, backend: str, launcher: str
 ) -> None:

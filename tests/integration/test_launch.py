@@ -35,9 +35,8 @@ needs_sshd = pytest.mark.skipif(
 )
 CLIPSHIP = pytest.param("clipship")
 MPIRUN = pytest.param("mpirun", marks=pytest.mark.mpi)
-HOROVODRUN = pytest.param("horovodrun", marks=[pytest.mark.horovod, needs_horovod])
-every_launcher = pytest.mark.parametrize("launcher", [CLIPSHIP, MPIRUN, HOROVODRUN])
-NAMES = {"clipship": "clipship run", "mpirun": "Open MPI", "horovodrun": "horovodrun"}
+every_launcher = pytest.mark.parametrize("launcher", [CLIPSHIP, MPIRUN])
+NAMES = {"clipship": "clipship run", "mpirun": "Open MPI"}
 
 
 def job_for(launcher: str) -> Job:

@@ -12,8 +12,8 @@ import torch
 
 from tests.support.ends import (
     CLIPSHIP,
+    HOROVOD,
     HOROVOD_MPIRUN,
-    HOROVODRUN,
     MPIRUN,
     SHORT,
     End,
@@ -149,7 +149,7 @@ def test_same_fault_at_the_same_step_ends_the_run_as_a_bug(tmp_path: Path) -> No
 
 @pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
 @full
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVODRUN, HOROVOD_MPIRUN])
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVOD, HOROVOD_MPIRUN])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("phase", "step"), [("step", 3), ("evaluation", 4), ("checkpoint", 4)])
 def test_killed_rank_changes_no_bit(
@@ -165,7 +165,7 @@ def test_killed_rank_changes_no_bit(
 
 @full
 @pytest.mark.fault("rank SIGKILLed in a step, in evaluation, in a checkpoint", goes_on=True)
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVODRUN])
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVOD])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_rank_that_is_killed_while_it_keeps_a_step_costs_one_step_and_no_bit(
     tmp_path: Path, backend: str, launcher: str, victim: int
@@ -180,7 +180,7 @@ def test_rank_that_is_killed_while_it_keeps_a_step_costs_one_step_and_no_bit(
 
 @pytest.mark.fault("rank SIGSTOPped or stuck, rank 0 too", goes_on=True)
 @full
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVODRUN])
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, MPIRUN, HOROVOD])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("deed", ["stop", "slow"])
 def test_late_rank_is_restarted_and_changes_no_bit(
@@ -201,7 +201,7 @@ def test_late_rank_is_restarted_and_changes_no_bit(
 
 @full
 @pytest.mark.fault("loader stalls; loader worker killed", goes_on=True)
-@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVODRUN])
+@pytest.mark.parametrize(("backend", "launcher"), [CLIPSHIP, HOROVOD])
 @pytest.mark.parametrize("deed", ["worker-kill", "worker-stop"])
 def test_rank_without_its_loader_process_is_restarted_and_changes_no_bit(
     tmp_path: Path, backend: str, launcher: str, deed: str

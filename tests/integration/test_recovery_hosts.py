@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support import net_hosts
-from tests.support.ends import CLIPSHIP, HOROVODRUN, Running, begin, full
+from tests.support.ends import CLIPSHIP, HOROVOD, Running, begin, full
 from tests.support.net_hosts import THREE, TWO, Third, three_machines
 
 pytestmark = [
@@ -102,7 +102,7 @@ def furthest(one: Path, other: Path, step: int = STEPS) -> float:
 
 both = pytest.mark.parametrize(
     "start_of",
-    [pytest.param(start.values, id=start.id, marks=start.marks) for start in (CLIPSHIP, HOROVODRUN)],
+    [pytest.param(start.values, id=start.id, marks=start.marks) for start in (CLIPSHIP, HOROVOD)],
 )
 
 

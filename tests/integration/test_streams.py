@@ -44,7 +44,7 @@ def test_one_rank_trains_from_standard_input_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     write_shards([sample(number) for number in range(64)], tmp_path / "shards", 64)
     run = TinyRun(tmp_path)
-    for steps, code, backend in ((4, 0, "torch"), (5, 2, "torch"), (4, 2, "horovod")):
+    for steps, code, backend in ((4, 0, "torch"), (5, 2, "torch"), (4, 0, "horovod")):
         data = {"format": "webdataset", "train": ["-"], "stream_samples": 32, "workers": 2}
         run.write(data=data, comm={"backend": backend}, optim={"steps": steps})
         with (tmp_path / "shards" / "shard-000000.tar").open("rb") as stdin:
@@ -52,7 +52,6 @@ def test_one_rank_trains_from_standard_input_to_its_end(tmp_path: Path) -> None:
         assert done.returncode == code, done.stdout + done.stderr
         if steps == 5:
             assert "standard input ended after 64 samples" in done.stderr
-    assert "horovodrun passes standard input to no rank" in done.stderr
 
 
 def test_fewer_pipes_than_ranks_are_refused(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ MPIRUN = pytest.param("torch", "mpirun", id="torch-mpirun", marks=pytest.mark.mp
 HOROVOD_MPIRUN = pytest.param(
     "horovod", "mpirun", id="horovod-mpirun", marks=[pytest.mark.mpi, pytest.mark.horovod]
 )
-HOROVODRUN = pytest.param("horovod", "horovodrun", id="horovod-horovodrun", marks=pytest.mark.horovod)
-STARTS = (CLIPSHIP, MPIRUN, HOROVOD_MPIRUN, HOROVODRUN)
+HOROVOD = pytest.param("horovod", "clipship", id="horovod-clipship", marks=pytest.mark.horovod)
+STARTS = (CLIPSHIP, MPIRUN, HOROVOD_MPIRUN, HOROVOD)
 full = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 

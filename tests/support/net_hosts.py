@@ -61,8 +61,6 @@ def three_machines(folder: Path, names: Sequence[str] = TWO) -> Iterator[Third]:
     (folder / "names").write_text(f"127.0.0.1 localhost\n{lines}")  # gloo looks its own host's name up
     with ExitStack() as running:
         third = running.enter_context(_network(_name("third")))
-        # Named as the others' cards are: horovodrun looks on its own machine for the interface over which the
-        # hosts reach each other.
         _ip("-n", third, "link", "add", INTERFACE, "type", "bridge")
         _ip("-n", third, "addr", "add", "10.231.0.1/24", "dev", INTERFACE)
         _ip("-n", third, "link", "set", INTERFACE, "up")

@@ -9,7 +9,7 @@ import sys
 from tests.support.jobs import tiny_job
 from trainer.launch.local import start_ranks
 
-STARTS = [("torch", "clipship"), ("torch", "mpirun"), ("horovod", "mpirun"), ("horovod", "horovodrun")]
+STARTS = [("torch", "clipship"), ("torch", "mpirun"), ("horovod", "mpirun"), ("horovod", "clipship")]
 """Every pair of backend and launcher that goes together."""
 
 

@@ -9,13 +9,24 @@ import pytest
 import trainer
 from tests.support.jobs import tiny_job
 from trainer.cli.check import check_without_files
-from trainer.comm.backends import BACKENDS, check_lost_nodes, check_restarts, row_of, starts_again
+from trainer.comm.backends import (
+    BACKENDS,
+    Launcher,
+    check_lost_nodes,
+    check_restarts,
+    launcher_for,
+    launcher_of,
+    meeting_variables,
+    over_mpi,
+    row_of,
+    starts_again,
+)
 from trainer.config import Job
 from trainer.config.comm import Backend
 from trainer.errors import InputError
-from trainer.launch.local import launcher_for
 
 ROOT = Path(trainer.__path__[0])
+LAUNCHERS: tuple[Launcher, ...] = ("clipship", "mpirun")
 MAY_COMPARE = (ROOT / "comm", ROOT / "config")
 
 
@@ -49,12 +60,21 @@ def test_every_backend_of_the_job_file_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_every_launcher_of_a_row_is_accepted_and_every_other_refused(name: str) -> None:
+def test_every_launcher_can_start_every_backend(name: str) -> None:
     job = tiny_job(comm={"backend": name})
     assert row_of(job).name == name
-    for launcher in row_of(job).launchers:
+    for launcher in LAUNCHERS:
         chosen = tiny_job(comm={"backend": name, "launcher": launcher})
         assert launcher_for(chosen, several_hosts=False) == launcher
+        assert bool(meeting_variables(chosen, launcher)) == (name == "horovod" and launcher == "clipship")
+
+
+def test_a_rank_knows_whether_mpi_connects_it() -> None:
+    meets = {"HOROVOD_CONTROLLER": "gloo"}
+    assert launcher_of(meets) == "clipship"
+    by_horovodrun = {**meets, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}
+    assert launcher_of(by_horovodrun) == "mpirun", "it ends all ranks when one is gone, too"
+    assert launcher_of({}) == "mpirun"
 
 
 def restarting(*, comm: dict[str, Any] | None = None, data: dict[str, Any] | None = None) -> Job:
@@ -64,14 +84,11 @@ def restarting(*, comm: dict[str, Any] | None = None, data: dict[str, Any] | Non
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_restarts_are_accepted_under_every_launcher_of_ours(name: str) -> None:
-    row = BACKENDS[name]
-    assert set(row.restarts_under) <= set(row.launchers)
-    for launcher in row.launchers:
+    for launcher in LAUNCHERS:
         job = restarting(comm={"backend": name, "launcher": launcher})
         check_restarts(job, launcher)
         check_without_files(job, 2)
-        in_place = launcher in row.restarts_under
-        expected = "" if launcher != "mpirun" else "lost" if in_place else "always"
+        expected = "" if launcher != "mpirun" else "always" if over_mpi(job, launcher) else "lost"
         assert starts_again(job, launcher) == expected
         assert starts_again(tiny_job(comm={"backend": name}), launcher) == ""
 
@@ -81,9 +98,9 @@ def test_ranks_over_mpi_need_somebody_who_starts_all_again() -> None:
     with pytest.raises(InputError) as refused:
         check_restarts(restarting(comm={"backend": "horovod"}), "mpirun", starts_again=False)
     assert str(refused.value) == (
-        "recovery.max_restarts = 3 needs ranks that can be started again, but with comm.backend = horovod "
-        "under mpirun, MPI ends the whole run when one of its ranks is gone, and nothing is there to start "
-        "all again: set it to 0, use `clipship run`, or comm.backend = torch"
+        "recovery.max_restarts = 3 needs ranks that can be started again, but MPI, which connects those of "
+        "comm.backend = horovod, ends the whole run when one of its ranks is gone, and nothing is there to "
+        "start all again: set it to 0, use `clipship run`, or comm.backend = torch"
     )
     check_restarts(restarting(comm={"backend": "torch"}), "mpirun", starts_again=False)
 

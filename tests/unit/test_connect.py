@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.support.jobs import tiny_job
-from trainer.comm import connect, torch_backend
+from trainer.comm import connect, reach
 from trainer.errors import InputError
 from trainer.supervise.world import World
 
@@ -30,15 +30,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[st
 
 def test_a_name_server_that_fails_for_a_while_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = failing(monkeypatch, socket.EAI_AGAIN, 3)
-    connect._check_resolvable("node", 1)
+    reach.check_resolvable("node", 1)
     assert len(asked) == 4
 
 
 def test_a_name_server_that_keeps_failing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, socket.EAI_AGAIN, 10**9)
-    monkeypatch.setattr(connect, "RESOLVE_S", 0.01)
+    monkeypatch.setattr(reach, "RESOLVE_S", 0.01)
     with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
-        connect._check_resolvable("node", 1)
+        reach.check_resolvable("node", 1)
 
 
 @pytest.mark.timeout(120)
@@ -53,7 +53,7 @@ def test_a_process_group_ends_right_behind_a_barrier_however_often() -> None:
 def test_a_name_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = failing(monkeypatch, socket.EAI_NONAME, 10**9)
     with pytest.raises(InputError, match="MASTER_ADDR = 'node' cannot be resolved"):
-        connect._check_resolvable("node", 1)
+        reach.check_resolvable("node", 1)
     assert len(asked) == 1
 
 
@@ -71,7 +71,7 @@ def test_waiting_for_rank_0_ends_as_soon_as_it_listens() -> None:
 
     rank_0 = threading.Thread(target=serve)
     rank_0.start()
-    torch_backend._wait_until_served("127.0.0.1", port, 60.0)
+    assert reach.wait_until_served("127.0.0.1", port, 60.0)
     rank_0.join(60.0)
     assert accepted
-    torch_backend._wait_until_served("127.0.0.1", port, 0.05)  # nobody listens: torch says so itself
+    assert not reach.wait_until_served("127.0.0.1", port, 0.05)

@@ -5,9 +5,7 @@ import os
 import signal
 import sys
 import time
-from http.client import HTTPConnection
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -115,30 +113,3 @@ def test_ranks_meet_at_a_new_port_that_rank_0_serves() -> None:
 def test_a_rank_knows_its_generation() -> None:
     assert detect({GENERATION: "3"}, "here").generation == 3
     assert detect({}, "here").generation == 1
-
-
-@pytest.mark.horovod
-def test_horovods_server_forgets_the_ranks_of_the_last_generation() -> None:
-    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-
-    from trainer.comm.horovodrun import _Server, _variables
-
-    slots = get_host_assignments([HostInfo("localhost", 2)], 2)
-    server = _Server("127.0.0.1", slots)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        variables = _variables(slots[0], "127.0.0.1", server.server_port)
-
-        def answer(method: str) -> int:
-            connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-            connection.request(method, "/global/0", b"an address" if method == "PUT" else None)
-            with connection.getresponse() as response:
-                return response.status
-
-        assert (answer("PUT"), answer("GET")) == (200, 200)
-        assert fresh_variables(variables) == {}
-        assert answer("GET") == 404
-        assert (answer("PUT"), answer("GET")) == (200, 200)
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.jobs import tiny_job
+from trainer.comm.backends import launcher_for
 from trainer.errors import InputError
 from trainer.launch import local
 from trainer.launch.hosts import Host, parse_hosts, rendezvous_address
-from trainer.launch.local import launcher_for, ranks_without_spares, start_ranks
+from trainer.launch.local import ranks_without_spares, start_ranks
 from trainer.run.exit_record import ExitRecord, first_cause, record_exit
 from trainer.run.generations import GenerationClaim, claim
 from trainer.supervise.tree import Rendezvous
@@ -80,10 +81,10 @@ def test_rendezvous_address_on_this_machine_is_free() -> None:
         ("torch", "auto", False, "clipship"),
         ("torch", "auto", True, "clipship"),
         ("torch", "mpirun", True, "mpirun"),
-        ("horovod", "auto", False, "horovodrun"),
+        ("horovod", "auto", False, "clipship"),
         ("horovod", "auto", True, "mpirun"),
         ("torch", "mpirun", False, "mpirun"),
-        ("horovod", "horovodrun", True, "horovodrun"),
+        ("horovod", "clipship", True, "clipship"),
     ],
 )
 def test_launcher_follows_from_backend_and_hosts(
@@ -98,7 +99,9 @@ def test_launcher_follows_from_backend_and_hosts(
 def test_horovod_that_restarts_its_ranks_is_not_started_by_mpi_on_several_hosts() -> None:
     recovery = {"max_restarts": 3, "spare_nodes": 1}
     job = tiny_job(comm={"backend": "horovod"}, recovery=recovery)
-    assert launcher_for(job, several_hosts=True) == "horovodrun"
+    assert launcher_for(job, several_hosts=True) == "clipship"
+    many = tiny_job(comm={"backend": "horovod"}, recovery=recovery, resources={"nodes": 257})
+    assert launcher_for(many, several_hosts=True) == "mpirun", "they would wait for minutes"
     over_mpi = {"backend": "horovod", "horovod": {"cpu_operations": "mpi"}}
     assert launcher_for(tiny_job(comm=over_mpi, recovery=recovery), several_hosts=True) == "mpirun"
 
@@ -111,33 +114,26 @@ def test_spare_nodes_that_mpi_cannot_use_are_refused_before_the_start() -> None:
         start_ranks(["true"], job, nproc=None, hosts=parse_hosts("a:1,b:1"))
 
 
-def test_horovod_cannot_be_started_without_a_way_to_connect() -> None:
-    job = tiny_job(comm={"backend": "horovod", "launcher": "clipship"})
-    for several in (False, True):
-        with pytest.raises(InputError, match="connect over MPI"):
-            launcher_for(job, several_hosts=several)
-
-
 def test_standard_input_is_refused_where_it_reaches_no_rank() -> None:
     job = tiny_job(data={"format": "webdataset", "train": ("-",), "stream_samples": 8})
     with pytest.raises(InputError, match="clipship passes standard input to no rank of other hosts"):
         start_ranks(["true"], job, nproc=None, hosts=parse_hosts("a:1,b:1"))
 
 
-def test_gloo_under_horovod_needs_the_server_of_horovodrun() -> None:
-    gloo = {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}
-    for launcher in ("auto", "horovodrun"):
-        assert (
-            launcher_for(tiny_job(comm={**gloo, "launcher": launcher}), several_hosts=False) == "horovodrun"
-        )
-    for launcher, several in (("auto", True), ("mpirun", False)):
-        with pytest.raises(InputError, match=f"comm.launcher is {launcher}: use comm.launcher = horovodrun"):
-            launcher_for(tiny_job(comm={**gloo, "launcher": launcher}), several_hosts=several)
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("carrier", "needed", "other"), [("gloo", "clipship", "mpirun"), ("mpi", "mpirun", "clipship")]
+)
+def test_what_carries_horovods_cpu_tensors_decides_what_connects_its_ranks(
+    carrier: str, needed: str, other: str, several: bool
+) -> None:
+    def chosen(launcher: str) -> str:
+        comm = {"backend": "horovod", "horovod": {"cpu_operations": carrier}, "launcher": launcher}
+        return launcher_for(tiny_job(comm=comm), several_hosts=several)
 
-
-def test_horovod_whose_cpu_tensors_go_over_mpi_is_started_by_mpirun() -> None:
-    by_mpi = tiny_job(comm={"backend": "horovod", "horovod": {"cpu_operations": "mpi"}})
-    assert launcher_for(by_mpi, several_hosts=False) == "mpirun"
+    assert chosen("auto") == chosen(needed) == needed
+    with pytest.raises(InputError, match=f"= {carrier} needs comm.launcher = {needed}, but it is {other}"):
+        chosen(other)
 
 
 @pytest.fixture
@@ -171,14 +167,6 @@ def test_missing_ssh_is_refused_with_the_way_to_get_it() -> None:
 def test_a_job_for_several_nodes_says_how_to_run_it_here() -> None:
     with pytest.raises(InputError, match="--nproc"):
         start_ranks(["true"], tiny_job(resources={"nodes": 2}), nproc=None, hosts=None)
-
-
-def test_horovodrun_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_need_module", lambda *_: None)
-    with pytest.raises(InputError, match="::1"):
-        start_ranks(
-            ["true"], tiny_job(comm={"launcher": "horovodrun"}), nproc=None, hosts=parse_hosts("[::1]:2")
-        )
 
 
 def test_first_cause_is_the_earliest_failure(tmp_path: Path) -> None:

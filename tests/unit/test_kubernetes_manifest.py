@@ -573,7 +573,13 @@ def test_kubernetes_expands_no_variable_within_a_value() -> None:
         ({"kubernetes": {"mounts": {"/scratch": "pvc:a:ro"}}}, "mounted read-only"),
         ({"logging": {"runs": "/scratch/../runs"}}, "is on no volume"),
         ({"comm": {"launcher": "clipship"}}, "use auto or mpirun"),
-        ({"comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}}, "needs horovodrun"),
+        (
+            {
+                "comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}},
+                "kubernetes": {"kind": "mpijob", "mounts": {"/scratch": "pvc:a"}},
+            },
+            "cpu_operations = gloo cannot be with MPIJobs",
+        ),
         ({"kubernetes": {"name": "a" * 60, "mounts": {"/scratch": "pvc:a"}}}, "use at most 54"),
         (
             {"resources": {"nodes": 7000, "gpus_per_node": 1}, "optim": {"global_batch_size": 7000}},

@@ -397,7 +397,11 @@ def test_one_task_of_an_array_speaks_for_itself_alone() -> None:
     assert not [line for line in commands if re.search(r"(requeue|job|cancel|=) ?\"?\$SLURM_JOB_ID", line)]
 
 
-OVER_MPI: dict[str, Any] = {"comm": HOROVOD, "recovery": {"max_restarts": 3}, "slurm": {}}
+OVER_MPI: dict[str, Any] = {
+    "comm": HOROVOD | {"launcher": "mpirun"},
+    "recovery": {"max_restarts": 3},
+    "slurm": {},
+}
 MPI_ENDS = """
 [[ $* == *trainer.rank* ]] || exec echo looks >&2
 echo "generation $CLIPSHIP_GENERATION" >&2
@@ -639,11 +643,16 @@ NO_PMIX = (
 )
 
 
+WITHOUT_PMIX = (
+    'comm.launcher = "clipship", for Gloo in place of MPI; or slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'
+)
+
+
 @pytest.mark.parametrize(
     ("slurm", "keys"),
     [
-        ({}, 'slurm.launcher = "mpirun"; or slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'),
-        (PYXIS, 'slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'),
+        ({}, f'slurm.launcher = "mpirun"; or {WITHOUT_PMIX}'),
+        (PYXIS, WITHOUT_PMIX),
     ],
 )
 def test_a_cluster_that_lacks_pmix_is_told_which_package_brings_it(
@@ -829,7 +838,13 @@ def test_images_are_named_as_the_containers_tool_wants(name: str, pyxis: str, ap
             "slurm.gres asks for 3 GPUs of each node, and resources.gpus_per_node is 4: set it to 3",
         ),
         ({"resources": {"nodes": 3}}, "cannot be shared equally by 12 ranks"),
-        ({"comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}}}, "needs horovodrun"),
+        (
+            {
+                "comm": {"backend": "horovod", "horovod": {"cpu_operations": "gloo"}},
+                "slurm": {"launcher": "mpirun"},
+            },
+            'cpu_operations = gloo needs slurm.launcher = "srun"',
+        ),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 
-from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts
+from trainer.comm.backends import check_backend, check_lost_nodes, check_restarts, launcher_for
 from trainer.config import Job
 from trainer.config.batch_plan import plan, schedule
 from trainer.config.formats import FORMATS
@@ -18,7 +18,6 @@ from trainer.data.storage import check_storage
 from trainer.errors import InputError
 from trainer.evaluate.inputs import check_evaluation, check_retrieval
 from trainer.evaluate.suite_folders import check_suite, check_suite_files
-from trainer.launch.local import KEEPING_GOING, launcher_for
 from trainer.model.catalog import check_init, check_model, check_pretrained, check_tag, check_teacher
 from trainer.model.fit import check_micro_batch
 from trainer.model.host_compiler import check_compiler
@@ -120,7 +119,7 @@ def _check_recovery(job: Job) -> None:
         launcher = launcher_for(job, several_hosts=job.resources.nodes > 1)
         check_restarts(job, launcher)
         if not job.schedulers:
-            check_lost_nodes(job, launcher, keeps_going=launcher in KEEPING_GOING)
+            check_lost_nodes(job, launcher, keeps_going=launcher == "clipship")
 
 
 def check_evaluated(job: Job) -> None:

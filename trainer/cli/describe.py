@@ -17,6 +17,7 @@ from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
 from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.suite import suite_rows
 from trainer.cli.unused_keys import unused_keys
+from trainer.comm.backends import launcher_for
 from trainer.config import Data, Job, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
@@ -27,7 +28,6 @@ from trainer.config.schedulers import SCHEDULERS
 from trainer.config.stack_table import table
 from trainer.data.image_folder import image_folder
 from trainer.data.shard_names import expand_shards
-from trainer.launch.local import launcher_for
 from trainer.model.fit import with_gpu_limit
 from trainer.run.folder import run_folder, used_again
 from trainer.sysinfo.imports import load

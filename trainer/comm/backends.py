@@ -14,12 +14,19 @@ from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.errors import InputError
 
-Launcher = Literal["clipship", "mpirun", "horovodrun"]
+Launcher = Literal["clipship", "mpirun"]
+"""Program that starts ranks: Clipship itself, srun or pods; or MPI's, which may also connect the ranks."""
 
 _HOROVOD_FUSION_MB = 128.0
 """Horovod's own default of HOROVOD_FUSION_THRESHOLD, MiB."""
 _HOROVOD_CYCLE_MS = 1.0
 """Horovod's own default of HOROVOD_CYCLE_TIME."""
+_GLOO_RANKS = 256
+"""Ranks of Horovod beyond which MPI connects them.
+
+Over Gloo each asks rank 0 for the address of each other: 256 ranks waited 30 s for that, 1,024 would wait 8
+minutes.
+"""
 _FSDP_BLOCK_MB = 27.0
 """MiB of the gradients of a block of ViT-B; FSDP reduces each block at once."""
 
@@ -41,25 +48,16 @@ class BackendRow:
     """Advice at the end of the message that its library cannot be imported."""
     reads: tuple[str, ...]
     """Keys and sections of `[comm]` that only some backends read, and this one does."""
-    uses_master_address: bool
-    """True if ranks connect at MASTER_ADDR and MASTER_PORT; else MPI or a launcher's server connects them."""
-    how_ranks_connect: str
-    """Part of a message that explains why a launcher is not among `launchers`."""
-    launchers: tuple[Launcher, ...]
-    """Launchers that can start its ranks."""
-    launcher_here: Callable[[Comm], Launcher]
+    over_mpi: bool
+    """True if MPI connects the ranks that it has started; else they meet at MASTER_ADDR and MASTER_PORT."""
+    without_mpi: Mapping[str, str]
+    """Variables of ranks that meet at MASTER_ADDR."""
+    launcher_here: Callable[[Job], Launcher]
     """Choice of `comm.launcher = "auto"` on one host."""
     launcher_on_hosts: Callable[[Job], Launcher]
     """Choice of `comm.launcher = "auto"` on several hosts."""
     bound_to: Callable[[Comm], tuple[str, Launcher] | None]
     """A setting that works with one launcher alone, as "key = value", and that launcher."""
-    restarts_under: tuple[Launcher, ...]
-    """Launchers of `launchers` under which supervisors can start their ranks again.
-
-    Under the others the launcher itself has to start all supervisors again.
-    """
-    why_no_restart: str
-    """Reason why they cannot under the others, as a clause."""
     environment: Callable[[Job], Mapping[str, str]]
     """Variables of a rank that this backend reads."""
     reduced_mb: Callable[[Comm], float]
@@ -171,14 +169,11 @@ _TORCH = BackendRow(
     library="torch",
     missing="`pip install torch` brings it",
     reads=("comm.torch",),
-    uses_master_address=True,
-    how_ranks_connect="whose ranks connect at MASTER_ADDR",
-    launchers=("clipship", "mpirun", "horovodrun"),
-    launcher_here=lambda _comm: "clipship",
+    over_mpi=False,
+    without_mpi={},
+    launcher_here=lambda _job: "clipship",
     launcher_on_hosts=lambda _job: "clipship",
     bound_to=lambda _comm: None,
-    restarts_under=("clipship", "mpirun", "horovodrun"),  # a new store at a new MASTER_PORT is all they need
-    why_no_restart="",
     environment=_torch_environment,
     reduced_mb=lambda comm: comm.torch.bucket_mb,
     gradient_bytes=lambda comm: _BYTES[comm.torch.compression],
@@ -198,10 +193,23 @@ _FSDP = replace(
 )
 
 
+def _horovod_is_bound_to(comm: Comm) -> tuple[str, Launcher] | None:
+    carrier = comm.horovod.cpu_operations
+    launcher: Launcher = "mpirun" if carrier == "mpi" else "clipship"
+    return None if carrier is None else (f"comm.horovod.cpu_operations = {carrier}", launcher)
+
+
+def _horovods_launcher_here(job: Job) -> Launcher:
+    bound = _horovod_is_bound_to(job.comm)
+    return bound[1] if bound else "clipship"
+
+
 def _horovods_launcher_on_hosts(job: Job) -> Launcher:
     """MPI ends all ranks when one is gone, which a job that restarts its ranks would rather not have."""
-    restarts = job.recovery.max_restarts > 0 and job.comm.horovod.cpu_operations != "mpi"
-    return "horovodrun" if restarts else "mpirun"
+    if bound := _horovod_is_bound_to(job.comm):
+        return bound[1]
+    few = job.resources.world_size <= _GLOO_RANKS
+    return "clipship" if job.recovery.max_restarts > 0 and few else "mpirun"
 
 
 _HOROVOD = BackendRow(
@@ -210,18 +218,11 @@ _HOROVOD = BackendRow(
     library="horovod",
     missing="`make horovod` builds it, or use backend = torch",
     reads=("comm.horovod",),
-    uses_master_address=False,
-    how_ranks_connect="whose ranks connect over MPI or Horovod's own Gloo server",
-    launchers=("mpirun", "horovodrun"),
-    launcher_here=lambda comm: "mpirun" if comm.horovod.cpu_operations == "mpi" else "horovodrun",
+    over_mpi=True,
+    without_mpi={"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"},
+    launcher_here=_horovods_launcher_here,
     launcher_on_hosts=_horovods_launcher_on_hosts,
-    bound_to=lambda comm: (
-        ("comm.horovod.cpu_operations = gloo", "horovodrun")
-        if comm.horovod.cpu_operations == "gloo"
-        else None
-    ),
-    restarts_under=("horovodrun",),
-    why_no_restart="MPI ends the whole run when one of its ranks is gone",
+    bound_to=_horovod_is_bound_to,
     environment=_horovod_environment,
     reduced_mb=lambda comm: _HOROVOD_FUSION_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
     gradient_bytes=lambda comm: _BYTES[comm.horovod.compression],
@@ -237,19 +238,18 @@ BACKENDS: dict[str, BackendRow] = {row.name: row for row in (_TORCH, _FSDP, _HOR
 def check_restarts(job: Job, launcher: Launcher, *, starts_again: bool = True) -> None:
     """Raises InputError if the job asks for restarts and its ranks cannot be started again.
 
-    `launcher` starts the ranks; srun counts as mpirun. `starts_again` says whether it can start all
+    `launcher` starts the ranks, as `launcher_for` gives it. `starts_again` says whether it can start all
     supervisors again, as our own commands and scripts can. Samples that can be read only once allow no
     restart.
     """
-    row, recovery = row_of(job), job.recovery
-    if not recovery.max_restarts:
+    if not job.recovery.max_restarts:
         return
-    key = f"recovery.max_restarts = {recovery.max_restarts}"
-    if launcher not in row.restarts_under and not starts_again:
+    key = f"recovery.max_restarts = {job.recovery.max_restarts}"
+    if over_mpi(job, launcher) and not starts_again:
         raise InputError(
-            f"{key} needs ranks that can be started again, but with comm.backend = {row.name} under "
-            f"{launcher}, {row.why_no_restart}, and nothing is there to start all again: set it to 0, use "
-            f"`clipship run`, or comm.backend = torch"
+            f"{key} needs ranks that can be started again, but MPI, which connects those of "
+            f"comm.backend = {job.comm.backend}, ends the whole run when one of its ranks is gone, and "
+            "nothing is there to start all again: set it to 0, use `clipship run`, or comm.backend = torch"
         )
     if STANDARD_INPUT in job.data.train:
         raise InputError(
@@ -299,11 +299,46 @@ def check_lost_nodes(job: Job, launcher: str, *, keeps_going: bool) -> None:
 def starts_again(job: Job, launcher: Launcher) -> Literal["", "lost", "always"]:
     """Returns when the launcher must start all supervisors again, for STARTS_AGAIN.
 
-    Only MPI needs that; srun counts as mpirun for ranks that connect over it.
+    Only MPI needs that.
     """
     if not job.recovery.max_restarts or launcher != "mpirun":
         return ""
-    return "lost" if launcher in row_of(job).restarts_under else "always"
+    return "always" if over_mpi(job, launcher) else "lost"
+
+
+def launcher_for(job: Job, *, several_hosts: bool) -> Launcher:
+    """Returns the launcher that comm.launcher means.
+
+    Raises InputError if another key needs another one.
+    """
+    row, launcher = row_of(job), job.comm.launcher
+    if launcher == "auto":
+        return row.launcher_on_hosts(job) if several_hosts else row.launcher_here(job)
+    if (bound := row.bound_to(job.comm)) and bound[1] != launcher:
+        raise InputError(
+            f"{bound[0]} needs comm.launcher = {bound[1]}, but it is {launcher}: change one of them, or "
+            "leave one out"
+        )
+    return launcher
+
+
+def over_mpi(job: Job, launcher: Launcher) -> bool:
+    """Returns whether MPI connects the job's ranks under this launcher; else they meet at MASTER_ADDR."""
+    return launcher == "mpirun" and row_of(job).over_mpi
+
+
+def meeting_variables(job: Job, launcher: Launcher) -> Mapping[str, str]:
+    """Returns the variables that let the job's ranks meet as this launcher starts them."""
+    return {} if over_mpi(job, launcher) else row_of(job).without_mpi
+
+
+def launcher_of(env: Mapping[str, str]) -> Launcher:
+    """Returns the launcher of Horovod's ranks, from a rank's environment.
+
+    Ranks of Horovod's own horovodrun meet at its server; they count as MPI's, for it ends all, too.
+    """
+    meets = env.get("HOROVOD_CONTROLLER") == "gloo" and "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in env
+    return "clipship" if meets else "mpirun"
 
 
 def row_of(job: Job) -> BackendRow:

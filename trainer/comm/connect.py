@@ -3,27 +3,19 @@
 A backend's library is imported only by a job that asks for it.
 """
 
-import os
-import socket
-import time
 from collections.abc import Mapping
 
 import torch
 
-from trainer.comm.backends import row_of
+from trainer.comm.backends import launcher_of, over_mpi, row_of
 from trainer.comm.device import rank_device
 from trainer.comm.protocol import Comm
+from trainer.comm.reach import check_resolvable
 from trainer.config import Job
 from trainer.errors import InputError
 from trainer.supervise.heartbeat import Heartbeat
 from trainer.supervise.world import World, master_address, shared_devices
 from trainer.sysinfo.imports import load
-
-RESOLVE_S = 30.0
-"""Longest time to retry a name lookup, in seconds.
-
-A name server may be busy, and a pod's name may appear after its ranks start.
-"""
 
 
 def connect(job: Job, world: World, env: Mapping[str, str], heartbeat: Heartbeat | None = None) -> Comm:
@@ -58,21 +50,7 @@ def _backend(
         raise InputError(
             f"comm.backend = {row.name}, but its library cannot be imported ({error}): {row.missing}"
         ) from None
-    if row.uses_master_address and world.size > 1:
-        _check_resolvable(*master_address(env, world))
+    if not over_mpi(job, launcher_of(env)) and world.size > 1:
+        check_resolvable(*master_address(env, world))
     comm: Comm = implementation(job, world, device, heartbeat)
     return comm
-
-
-def _check_resolvable(host: str, port: int) -> None:
-    limit = time.monotonic() + RESOLVE_S
-    while True:
-        try:
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            return
-        except OSError as error:
-            if getattr(error, "errno", None) != socket.EAI_AGAIN or time.monotonic() > limit:
-                raise InputError(
-                    f"MASTER_ADDR = {host!r} cannot be resolved on {os.uname().nodename}: {error}"
-                ) from error
-        time.sleep(1)

@@ -1,4 +1,4 @@
-"""Horovod over NCCL, MPI or gloo. This is one of the two modules that name a communication library."""
+"""Horovod over NCCL, MPI or gloo. This is one of the modules that name a communication library."""
 
 import os
 import socket
@@ -13,7 +13,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from trainer.comm.backends import launcher_of, over_mpi
 from trainer.comm.deterministic_reducer import DeterministicReducer
+from trainer.comm.horovod_meeting import meet
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
@@ -45,6 +47,8 @@ class HorovodBackend:
         self._deterministic = job.comm.deterministic
         self._timer = CommTimer(device, heartbeat)
         self.name = "horovod"
+        if not over_mpi(job, launcher_of(os.environ)):
+            meet(world, job.timeouts.init_s)
         _choose_interface()
         _leave_out_bridges()
         if device.type == "cpu":
@@ -54,7 +58,7 @@ class HorovodBackend:
             raise InputError(
                 f"Horovod says rank {hvd.rank()} of {hvd.size()}, "
                 f"but the launcher's variables say rank {world.rank} of {world.size}: "
-                "start the ranks with mpirun, horovodrun or srun --mpi=pmix, "
+                "start the ranks with `clipship run`, mpirun, horovodrun or srun --mpi=pmix, "
                 "and with the MPI that Horovod was built for"
             )
 
@@ -205,10 +209,10 @@ class HorovodBackend:
 
 
 def _choose_interface() -> None:
-    """Sets HOROVOD_GLOO_IFACE to the network interface that leads to our Gloo server.
+    """Sets HOROVOD_GLOO_IFACE to the network interface that leads to the server of the ranks' addresses.
 
-    An interface that is named already stays. Horovod takes only an interface's name. Without a Gloo server of
-    ours, nothing is set. Raises InputError if Gloo would not find this host's own name.
+    An interface that is named already stays. Horovod takes only an interface's name. Without such a server
+    nothing is set. Raises InputError if Gloo would not find this host's own name.
     """
     server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     if not server:

@@ -1,8 +1,8 @@
 """Starts ranks as processes of this machine, or over ssh on several hosts, and waits for them.
 
 `python -m trainer.comm.localrun --host NAME:RANKS -- COMMAND ...` is a process of its own, so that its end
-ends the ranks too. It listens nowhere: torch's ranks meet at MASTER_ADDR and MASTER_PORT, which rank 0
-serves. It imports no torch, unlike torchrun, whose import alone takes seconds.
+ends the ranks too. It listens nowhere: ranks meet at MASTER_ADDR and MASTER_PORT, which rank 0 serves. It
+imports no torch, unlike torchrun, whose import alone takes seconds.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trainer.comm.ssh_start import start_here, start_on
 from trainer.comm.started_ranks import StartedRank, collect_signals, run_ranks
-from trainer.supervise.variables import STARTED_HERE
+from trainer.supervise.variables import CROSS, STARTED_HERE
 
 _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Prefixes of torchrun's variables: around this process they describe another world."""
@@ -22,11 +22,15 @@ _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a rank: its host, "" for this machine, and its number among those of the host."""
+    """Place of a rank: its host, "" for this machine, and its number among those of the host.
+
+    `cross` is the number of the host among those that have this local rank, and their number.
+    """
 
     host: str
     local_rank: int
     local_size: int
+    cross: tuple[int, int]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,13 +42,27 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer.comm.localrun")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--ranks", type=int, help="Number of ranks, all on this machine.")
-    add_hosts(where)
-    add_common(parser)
+    where.add_argument(
+        "--host",
+        action="append",
+        metavar="NAME:RANKS",
+        help="Host and its number of ranks; give one --host per host, in the order of ranks.",
+    )
+    parser.add_argument(
+        "--ssh", default="ssh", help="Command that reaches other hosts, quoted as for a shell."
+    )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="The others go on if a signal ends one rank's supervisor, or ssh loses its host; it is then "
+        "started again.",
+    )
+    parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     received = collect_signals()
     for name in [name for name in os.environ if name.startswith(_TORCHRUN_PREFIXES)]:
         del os.environ[name]
-    places = places_of(read_hosts(options.host)) if options.host else places_of([("", options.ranks)])
+    places = places_of(_read_hosts(options.host)) if options.host else places_of([("", options.ranks)])
     ssh = shlex.split(options.ssh)
 
     def start(rank: int, more: Mapping[str, str]) -> StartedRank:
@@ -57,44 +75,27 @@ def main(arguments: Sequence[str]) -> int:
     return run_ranks(start, len(places), received, "clipship", keep_going=options.keep_going)
 
 
-def add_hosts(parser: argparse._ActionsContainer, *, required: bool = False) -> None:
-    """Adds the option that names hosts; `read_hosts` reads its values."""
-    parser.add_argument(
-        "--host",
-        action="append",
-        required=required,
-        metavar="NAME:RANKS",
-        help="Host and its number of ranks; give one --host per host, in the order of ranks.",
-    )
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that all our launchers have, and the command."""
-    parser.add_argument(
-        "--ssh", default="ssh", help="Command that reaches other hosts, quoted as for a shell."
-    )
-    parser.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="The others go on if a signal ends one rank's supervisor, or ssh loses its host; it is then "
-        "started again.",
-    )
-    parser.add_argument("command", nargs="+")
-
-
-def read_hosts(hosts: Sequence[str]) -> list[tuple[str, int]]:
+def _read_hosts(hosts: Sequence[str]) -> list[tuple[str, int]]:
     """Returns names and numbers of ranks from values of `--host`."""
     return [(name, int(ranks)) for name, _, ranks in (host.rpartition(":") for host in hosts)]
 
 
 def places_of(hosts: Sequence[tuple[str, int]]) -> list[Place]:
     """Returns the places of all ranks, in their order, from the hosts and their numbers of ranks."""
-    return [Place(host, local, ranks) for host, ranks in hosts for local in range(ranks)]
+    most = max(ranks for _, ranks in hosts)
+    across = [[host for host, ranks in hosts if ranks > local] for local in range(most)]
+    return [
+        Place(host, local, ranks, (across[local].index(host), len(across[local])))
+        for host, ranks in hosts
+        for local in range(ranks)
+    ]
 
 
 def _variables(rank: int, size: int, place: Place) -> dict[str, str]:
-    """Returns the rank's place in a world of `size` ranks, in torch's own names."""
+    """Returns the rank's place in a world of `size` ranks, in torch's names and, across hosts, Horovod's."""
     return {
+        **({"HOROVOD_HOSTNAME": place.host} if place.host else {}),
+        **dict(zip(CROSS, map(str, place.cross), strict=True)),
         STARTED_HERE: "1",
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

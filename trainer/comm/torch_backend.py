@@ -6,7 +6,6 @@ This is one of the three modules that name a communication library.
 import inspect
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -25,6 +24,7 @@ from trainer.comm.deterministic_reducer import DeterministicReducer
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
 from trainer.comm.protocol import Reducer
+from trainer.comm.reach import wait_until_served
 from trainer.comm.shards import Shards, WholeModel
 from trainer.comm.timer import CommTimer, Mark
 from trainer.config import Job, TorchComm
@@ -51,7 +51,6 @@ MESH_RANKS = 64
 """Ranks up to which gloo connects each with every other when they meet."""
 _EARLY = "all_gather of features"
 _SERVED_S = 10.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _ENDED: list[Any] = []
 """Process groups that are kept until the process ends, for torch before 2.8 (pytorch #154976).
 
@@ -301,7 +300,7 @@ def _store(world: World, init_s: float) -> Store:
     timeout = timedelta(seconds=init_s)
     address = listening_address(host)
     if world.rank or address is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        _wait_until_served(host, port, min(_SERVED_S, init_s / 4))
+        wait_until_served(host, port, min(_SERVED_S, init_s / 4))
         store: Store
         store, _, _ = next(torch_rendezvous("env://", world.rank, world.size, timeout=timeout))
         return store
@@ -311,18 +310,3 @@ def _store(world: World, init_s: float) -> Store:
         return TCPStore(
             address, port, world.size, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
         )
-
-
-def _wait_until_served(host: str, port: int, longest_s: float) -> None:
-    """Waits until somebody listens there, at most `longest_s` seconds.
-
-    torch would do that, too, but it tries again only after half a second, and then after ever longer waits.
-    """
-    deadline, wait_s = time.monotonic() + longest_s, _FIRST_WAIT_S
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            socket.create_connection((host, port), timeout=left).close()
-            return
-        except OSError:
-            time.sleep(min(wait_s, left))
-            wait_s = min(1.5 * wait_s, _LONGEST_WAIT_S)

@@ -67,9 +67,8 @@ class HorovodComm(Section):
     """HOROVOD_AUTOTUNE: try fusion and cycle settings in the first steps. Runs are then not repeatable bit
     for bit."""
     cpu_operations: Literal["mpi", "gloo"] | None = None
-    """HOROVOD_CPU_OPERATIONS: library that carries CPU tensors (default: mpi if the ranks were started by
-    MPI). gloo needs launcher = "horovodrun", which auto chooses on one host; mpi needs launcher = "mpirun".
-    """
+    """HOROVOD_CPU_OPERATIONS: library that carries CPU tensors: MPI's, if MPI connects the ranks, which
+    launcher = "mpirun" means, else gloo."""
 
 
 class Nccl(Section):
@@ -92,12 +91,14 @@ class Comm(Section):
     backend: Backend = "torch"
     """Library that averages gradients over the ranks: torch DistributedDataParallel, torch FSDP2 (which also
     splits the model over them) or Horovod."""
-    launcher: Literal["auto", "clipship", "mpirun", "horovodrun"] = "auto"
-    """Program that starts the ranks in `clipship run`, over ssh on other hosts. auto takes clipship itself
-    for torch and fsdp, and for Horovod horovodrun on one host and mpirun on several, unless
-    recovery.max_restarts is set: MPI ends all ranks when one is gone. On one host nothing then listens
-    beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts need no key:
-    see `clipship train --help`."""
+    launcher: Literal["auto", "clipship", "mpirun"] = "auto"
+    """Program that starts the ranks, over ssh on other hosts: Clipship itself or Open MPI's. For Horovod it
+    also says what connects them, in pods and under srun, too: Gloo, at an address that rank 0 serves, or MPI.
+    auto takes clipship, but for Horovod on several hosts mpirun, unless recovery.max_restarts is set and
+    there are at most 256 ranks: MPI ends all ranks when one is gone; over Gloo each rank asks rank 0 for the
+    address of each other, which takes 30 s for 256 ranks and 8 minutes for 1,024. On one host nothing then
+    listens beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts need
+    no key: see `clipship train --help`."""
     deterministic: bool = False
     """Add up gradients in fixed groups and order, and use torch's deterministic kernels: the same run gives
     the same bits. Slower."""

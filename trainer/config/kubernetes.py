@@ -78,10 +78,10 @@ class Kubernetes(SchedulerSection):
     """Requests of a job's pods beyond [resources]: a worker pod per node, and an MPIJob's launcher pod."""
 
     kind: Literal["mpijob", "job", "trainjob"] | None = None
-    """Kind of object that runs the job. job: an Indexed Job with a headless Service, which needs no operator,
-    for the backends torch and fsdp. trainjob: the same pods in a TrainJob of Kubeflow Trainer (v2). mpijob:
-    an MPIJob of the MPI Operator, which starts the ranks of every backend with mpirun. None: job for the
-    backends torch and fsdp, unless comm.launcher is mpirun; mpijob for Horovod."""
+    """Kind of object that runs the job. job: an Indexed Job with a headless Service, which needs no operator.
+    trainjob: the same pods in a TrainJob of Kubeflow Trainer (v2). mpijob: an MPIJob of the MPI Operator,
+    which starts the ranks with mpirun. None: what comm.launcher means, mpijob for mpirun and job for
+    clipship."""
     namespace: Text | None = None
     """Namespace of all objects. None: the one of kubectl's context."""
     name: Text | None = None

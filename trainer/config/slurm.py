@@ -133,11 +133,11 @@ class Slurm(SchedulerSection):
     `python` on PATH."""
 
     launcher: Literal["srun", "mpirun"] = "srun"
-    """Program that starts the ranks. mpirun: Open MPI's, inside the allocation; for Horovod if Slurm has no
-    PMIx."""
+    """Program that starts the ranks. mpirun: Open MPI's, inside the allocation; for Horovod over MPI if Slurm
+    has no PMIx."""
     mpi: Literal["pmix", "pmi2"] = "pmix"
-    """Interface between srun and the MPI of Horovod's ranks; `srun --mpi=list` shows what a cluster has. Open
-    MPI 5 supports only pmix."""
+    """Interface between srun and MPI, where that connects Horovod's ranks (comm.launcher); `srun --mpi=list`
+    shows what a cluster has. Open MPI 5 supports only pmix."""
     rendezvous: Literal["name", "ipv4", "ipv6"] = "name"
     """Address of the first node for the ranks: its name in Slurm, or its first global address (of
     slurm.interface, if given)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainer.errors import InputError
 from trainer.launch.commands import answer_of
-from trainer.sysinfo.addresses import PORTS, address_family, address_towards, free_port, is_here, is_loopback
+from trainer.sysinfo.addresses import PORTS, address_family, free_port, is_loopback
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 """Options of ssh that prevent a hang at the start: nobody sees the password prompt of a launcher's ssh,
@@ -100,23 +100,6 @@ def address_of(host: Host) -> str:
     return next(
         (line.split()[1] for line in answer.stdout.splitlines() if line.startswith("hostname ")), host.name
     )
-
-
-def address_as_seen_by(hosts: Sequence[Host]) -> str:
-    """Returns this machine's IPv4 address as the hosts reach it; loopback if all of them are this machine.
-
-    Raises InputError if a host cannot be reached.
-    """
-    others = [host for host in hosts if not is_here(host.name)]
-    if not others:
-        return "127.0.0.1"
-    try:
-        addresses = [address_towards(address_of(host)) for host in others]
-    except OSError as error:
-        raise InputError(
-            f"--hosts: this machine cannot reach {', '.join(host.name for host in others)}: {error}"
-        ) from None
-    return next((address for address in addresses if not is_loopback(address)), addresses[0])
 
 
 def _free_port_there(host: Host, address: str) -> int:

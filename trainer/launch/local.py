@@ -1,10 +1,9 @@
-"""`clipship run`: starts the ranks of a job here or over ssh, itself or with mpirun or horovodrun.
+"""`clipship run`: starts the ranks of a job here or over ssh, itself or by mpirun.
 
 Every launcher runs the same command in the same environment: `python -m trainer.rank JOB`, a supervisor with
 the rank below it. This process imports no torch.
 """
 
-import importlib.util
 import os
 import secrets
 import shlex
@@ -20,7 +19,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from trainer.comm.backends import Launcher, check_lost_nodes, row_of, starts_again
+from trainer.comm.backends import (
+    Launcher,
+    check_lost_nodes,
+    launcher_for,
+    meeting_variables,
+    over_mpi,
+    starts_again,
+)
 from trainer.config import STANDARD_INPUT, Job
 from trainer.config.overrides import as_variable
 from trainer.errors import EXIT_PREEMPTED, InputError
@@ -29,7 +35,6 @@ from trainer.launch.hosts import (
     KEEP_ALIVE,
     SSH_OPTIONS,
     Host,
-    address_as_seen_by,
     hosts_text,
     rendezvous_address,
 )
@@ -147,7 +152,7 @@ def start_ranks(
     raise_open_files_limit()
     launcher = launcher_for(job, several_hosts=hosts is not None)
     if hosts is not None:
-        check_lost_nodes(job, launcher, keeps_going=launcher in KEEPING_GOING)
+        check_lost_nodes(job, launcher, keeps_going=launcher == "clipship")
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL
     if stdin is None and (launcher != "clipship" or hosts is not None):
         raise InputError(
@@ -156,7 +161,7 @@ def start_ranks(
             "use comm.launcher = clipship on one host, which passes it to one rank"
         )
     all_hosts = tuple(hosts) if hosts is not None else (Host("localhost", _local_ranks(job, nproc)),)
-    keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher in KEEPING_GOING
+    keeps_going = folder is not None and job.recovery.max_restarts > 0 and launcher == "clipship"
     with tempfile.TemporaryDirectory(prefix="clipship-") as exits:
         rendezvous = _rendezvous(all_hosts, hosts is None)
         variables = (
@@ -267,34 +272,6 @@ def _live_line(
         known.keep(live.times)
 
 
-def launcher_for(job: Job, *, several_hosts: bool) -> Launcher:
-    """Returns the launcher that comm.launcher means.
-
-    Raises InputError if it cannot start this backend on these hosts.
-    """
-    row, comm = row_of(job), job.comm
-    launcher = comm.launcher
-    if launcher == "auto":
-        launcher = row.launcher_on_hosts(job) if several_hosts else row.launcher_here(comm)
-    bound = row.bound_to(comm)
-    if bound and launcher == "mpirun":
-        key, needed = bound
-        raise InputError(
-            f"{key} needs the server that {needed} starts, but comm.launcher is {comm.launcher}: "
-            f"use comm.launcher = {needed}, or leave {key.split()[0].rpartition('.')[2]} out"
-        )
-    if launcher not in row.launchers:
-        raise InputError(
-            f"comm.launcher = {launcher} cannot start comm.backend = {row.name}, {row.how_ranks_connect}: "
-            f"use auto, {' or '.join(row.launchers)}"
-        )
-    return launcher
-
-
-KEEPING_GOING: frozenset[Launcher] = frozenset({"clipship", "horovodrun"})
-"""Launchers of our own, under which one supervisor may be lost."""
-
-
 def _keeping_going(job: Job, hosts: Sequence[Host] | None) -> dict[str, str]:
     """Returns the variables that tell supervisors what their launcher does when one of them is lost."""
     spares = 0 if hosts is None else job.recovery.spare_nodes
@@ -351,9 +328,10 @@ def _variables(job: Job, launcher: Launcher, all_hosts: Sequence[Host], here: bo
     if here and ranks > cores:
         # A rank that spins while it waits takes the core from the rank that it waits for.
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    if row_of(job).uses_master_address:
+    if not over_mpi(job, launcher):
         address, port = _free_address(all_hosts, here)
         variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    variables |= meeting_variables(job, launcher)
     return variables
 
 
@@ -448,19 +426,6 @@ def _open_mpi() -> str:
     return mpirun
 
 
-def _horovodrun(start: Start) -> list[str]:
-    _need_module("horovod", "horovodrun", "`make horovod` builds it")
-    if ipv6 := [host.name for host in start.hosts if ":" in host.name]:
-        raise InputError(
-            f"horovodrun cannot read IPv6 addresses ({', '.join(ipv6)}): give host names, or use "
-            "comm.launcher = mpirun"
-        )
-    address = f"--address={address_as_seen_by(start.hosts)}"
-    where = [address, *_host_options(start.hosts), _ssh_option()]
-    where += ["--keep-going"] if start.keeps_going else []
-    return [sys.executable, "-P", "-m", "trainer.comm.horovodrun", *where, "--", *start.command]
-
-
 def _host_options(hosts: Sequence[Host]) -> list[str]:
     return [f"--host={host.name}:{host.slots}" for host in hosts]
 
@@ -472,13 +437,7 @@ def _ssh_option() -> str:
 _COMMANDS: dict[Launcher, Callable[[Start], list[str]]] = {
     "clipship": _clipship,
     "mpirun": _mpirun,
-    "horovodrun": _horovodrun,
 }
-
-
-def _need_module(module: str, launcher: str, remedy: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise InputError(f"{launcher} needs {module}, which {sys.executable} does not have: {remedy}")
 
 
 def _report_end(code: int, cause: ExitRecord | None, folder: Path | None, *, shown_before: bool) -> int:

@@ -5,7 +5,6 @@ belongs to one of these times is in one object, which the supervisor replaces. N
 """
 
 import asyncio
-import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
 
@@ -15,11 +14,10 @@ from trainer.supervise.heartbeat import publish_heartbeat
 from trainer.supervise.nccl_debug import rank_variables
 from trainer.supervise.nursery import Nursery
 from trainer.supervise.rank_process import RankProcess, end_rank, kill_rank, rank_folder, reap_group
-from trainer.supervise.variables import FORGET_URL, GENERATION, USES_AGENT_STORE
+from trainer.supervise.variables import GENERATION, USES_AGENT_STORE
 from trainer.sysinfo.addresses import free_port, is_here, listening_address
 
 _POLL_S = 0.02
-_FORGET_S = 10.0
 
 
 class Generation:
@@ -75,12 +73,8 @@ def fresh_variables(env: Mapping[str, str], address: str = "") -> dict[str, str]
     belongs to another machine.
 
     Nothing of the last generation may be met there: MASTER_PORT is a new port of this machine, which rank 0
-    itself serves, and the launcher's server, if it has one, forgets the old ranks. Raises OSError.
+    itself serves. Raises OSError.
     """
-    if url := env.get(FORGET_URL):
-        request = urllib.request.Request(url, data=b"", method="PUT")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is ours
-        opener.open(request, timeout=_FORGET_S).close()
     variables = {}
     if host := env.get("MASTER_ADDR"):
         if address and not is_here(host):

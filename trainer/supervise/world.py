@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.errors import InputError
-from trainer.supervise.variables import EXPECTED_SIZE, GENERATION, NODE, RESPAWNED, SPARE_NODES, STARTED_HERE
+from trainer.supervise.variables import (
+    CROSS,
+    EXPECTED_SIZE,
+    GENERATION,
+    NODE,
+    RESPAWNED,
+    SPARE_NODES,
+    STARTED_HERE,
+)
 from trainer.text.wording import many
 
 SINGLE = "single process"
@@ -225,12 +233,7 @@ def rank_variables(world: World, cross: tuple[int, int], env: Environment) -> di
     variables = dict(zip(names, map(str, place), strict=True))
     if EXPECTED_SIZE in env:
         variables[EXPECTED_SIZE] = str(world.size)
-    if "HOROVOD_RANK" in env:
-        horovod = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-        variables |= {
-            f"HOROVOD_{name}": str(value) for name, value in zip(horovod, (*place, *cross), strict=True)
-        }
-    return variables
+    return variables | dict(zip(CROSS, map(str, cross), strict=True))
 
 
 def device_index(world: World, visible: int) -> int | None:

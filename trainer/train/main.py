@@ -22,12 +22,12 @@ from trainer.checkpoint.memory_restore import node_memory
 from trainer.checkpoint.resume import best_value, expects_state, restore
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.comm.backends import (
-    Launcher,
     asks_for_memory,
     check_backend,
     check_restarts,
     disk_only,
     keeps_in_memory,
+    launcher_of,
     row_of,
 )
 from trainer.comm.connect import connect
@@ -63,7 +63,7 @@ from trainer.supervise import lease
 from trainer.supervise.condemned import condemn
 from trainer.supervise.console import exit_now, run_rank
 from trainer.supervise.heartbeat import Heartbeat
-from trainer.supervise.variables import FORGET_URL, STARTS_AGAIN
+from trainer.supervise.variables import STARTS_AGAIN
 from trainer.supervise.world import SINGLE, World
 from trainer.sysinfo.shortage import loader_bytes, shared_memory_for_loaders
 from trainer.telemetry.writers import check_installed
@@ -96,8 +96,7 @@ def _whole_run(job_path: Path, overrides: Sequence[str], world: World, heartbeat
     job = load_job(job_path, [*inherited(os.environ), *overrides])
     heartbeat.limits = job.timeouts.by_phase
     heartbeat.learner = limit_learner(job, world, os.environ)
-    launcher: Launcher = "horovodrun" if FORGET_URL in os.environ else "mpirun"
-    check_restarts(job, launcher, starts_again=STARTS_AGAIN in os.environ)
+    check_restarts(job, launcher_of(os.environ), starts_again=STARTS_AGAIN in os.environ)
     bind_cpus(job, world, os.environ)
     if job.data.workers:
         start_process_server()

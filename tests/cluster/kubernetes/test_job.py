@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from tests.cluster.kubernetes.runs import KILL_RANK, Demo
-from tests.cluster.kubernetes.test_runs import BEGAN_TO, EVERY_5, SHORT, settings
+from tests.cluster.kubernetes.test_runs import BACKENDS, BEGAN_TO, EVERY_5, SHORT, settings
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
+full = pytest.mark.full
 
 RECOVERY = {"max_restarts": 3, "backoff_s": 0.0, "keep_every_steps": 1}
 THREE_EPOCHS = {"epochs": 3, "warmup_steps": 4}
@@ -39,10 +40,20 @@ def test_the_demo_learns_the_digits_without_an_operator_over_ethernet(demo: Demo
     assert f"step {last}/{last}" in demo.clipship("status", str(demo.folder / "elsewhere/indexed")).stdout
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.full)])
-def test_a_lost_pod_is_replaced_and_the_run_goes_on_in_its_next_generation(lost: int, demo: Demo) -> None:
-    name = f"replaced-{lost}"
-    job(demo, name, optim=THREE_EPOCHS, checkpoint=NO_CHECKPOINT, recovery=RECOVERY)
+@pytest.mark.parametrize(
+    ("backend", "lost"),
+    [
+        ("torch", 1),
+        ("horovod", 0),
+        *(pytest.param(*way, marks=full) for way in (("torch", 0), ("horovod", 1))),
+    ],
+)
+def test_a_lost_pod_is_replaced_and_the_run_goes_on_in_its_next_generation(
+    demo: Demo, backend: str, lost: int
+) -> None:
+    name = f"replaced-{backend}-{lost}"
+    comm = BACKENDS[backend]
+    job(demo, name, comm=comm, optim=THREE_EPOCHS, checkpoint=NO_CHECKPOINT, recovery=RECOVERY)
     demo.wait_for_step(name, 12)
     [pod] = demo.pods_of_index(name, lost)
     demo.kill_pod(pod["metadata"]["name"])
@@ -55,21 +66,23 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on_in_its_next_generation(lost:
     assert len(demo.pods_of_index(name, 1 - lost)) == 1, "the other pod was replaced, too"
 
 
-@pytest.mark.full
-def test_a_spare_pod_takes_a_lost_ones_place_and_the_job_is_done(demo: Demo) -> None:
-    spare = {**RECOVERY, "spare_nodes": 1}
-    name = job(demo, "spared", optim=THREE_EPOCHS, checkpoint=NO_CHECKPOINT, recovery=spare)
-    demo.wait_for_step("spared", 12)
+@full
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_spare_pod_takes_a_lost_ones_place_and_the_job_is_done(demo: Demo, backend: str) -> None:
+    run, spare = f"spared-{backend}", {**RECOVERY, "spare_nodes": 1}
+    comm = BACKENDS[backend]
+    name = job(demo, run, comm=comm, optim=THREE_EPOCHS, checkpoint=NO_CHECKPOINT, recovery=spare)
+    demo.wait_for_step(run, 12)
     [pod] = demo.pods_of_index(name, 1)
     demo.kill_pod(pod["metadata"]["name"])
-    assert demo.wait("spared") == "succeeded", demo.said("spared")
-    assert demo.steps("spared") == list(range(1, demo.steps("spared")[-1] + 1))
-    assert demo.result("spared")["world_size"] == 2
-    [restart] = demo.result("spared")["restarts"]
+    assert demo.wait(run) == "succeeded", demo.said(run)
+    assert demo.steps(run) == list(range(1, demo.steps(run)[-1] + 1))
+    assert demo.result(run)["world_size"] == 2
+    [restart] = demo.result(run)["restarts"]
     assert (restart["kind"], restart["ranks"]) == ("lost", 2)
 
 
-@pytest.mark.full
+@full
 def test_an_evicted_pod_saves_first_and_the_next_pods_lose_no_step(demo: Demo) -> None:
     name = job(demo, "drained", optim=SHORT, checkpoint=NO_CHECKPOINT)
     demo.wait_for_step("drained", 12)
@@ -88,7 +101,7 @@ def test_a_run_that_fails_again_ends_the_job_with_its_cause(demo: Demo) -> None:
     assert "rank 0 on failing-0 ended the run with exit code 1: killed by SIGKILL" in demo.said("failing")
 
 
-@pytest.mark.full
+@full
 def test_without_recovery_a_killed_rank_is_a_new_start_from_its_checkpoint(demo: Demo) -> None:
     name = job(demo, "retried", optim=SHORT, checkpoint=EVERY_5)
     demo.wait_for_step("retried", 12)

@@ -1,7 +1,7 @@
 """Faults in the allocation of a real Slurm, and the check that the same job goes on: the matrix of all doors.
 
-A cell is a fault, the number of spare nodes and a backend. Under MPI there are no spares, and all supervisors
-start again.
+A cell is a fault, the number of spare nodes and a backend; mpi is Horovod whose ranks MPI connects. There
+are no spares then, and all supervisors start again.
 """
 
 import os
@@ -20,7 +20,8 @@ Fault = Literal["rank", "supervisor", "node", "drained"]
 its rank after Slurm was told to drain the node."""
 TWO_NODES = {"gpus_per_node": 1}
 RANK, SUPERVISOR = b"\0trainer.supervise.rank_start\0", b"\0trainer.rank\0"
-OVER_MPI = {"comm": {"backend": "horovod", "deterministic": False}}
+OVER_MPI = {"comm": {"backend": "horovod", "deterministic": False, "launcher": "mpirun"}}
+COMM = {"torch": {}, "horovod": {"comm": {"backend": "horovod", "deterministic": False}}, "mpi": OVER_MPI}
 SHORTENED, STEPS = {"epochs": 2, "warmup_steps": 10}, 44
 
 
@@ -28,7 +29,7 @@ SHORTENED, STEPS = {"epochs": 2, "warmup_steps": 10}, 44
 class Cell:
     """One cell of the matrix."""
 
-    backend: Literal["torch", "horovod"]
+    backend: Literal["torch", "horovod", "mpi"]
     fault: Fault
     spares: int = 0
 
@@ -38,21 +39,22 @@ class Cell:
     @property
     def ranks(self) -> int:
         """Ranks after the fault: only the loss of a node without a spare leaves fewer, and not under MPI."""
-        return 1 if (self.backend, self.fault, self.spares) == ("torch", "node", 0) else 2
+        return 1 if self.backend != "mpi" and (self.fault, self.spares) == ("node", 0) else 2
 
     @property
     def starts(self) -> str:
         """Times that Slurm queues the job again: only where MPI has lost a node."""
-        return "1" if (self.backend, self.fault) == ("horovod", "node") else "0"
+        return "1" if (self.backend, self.fault) == ("mpi", "node") else "0"
 
 
 CELLS = [
     *(
-        Cell("torch", fault, spares)
+        Cell(backend, fault, spares)
+        for backend in ("torch", "horovod")
         for fault in ("rank", "supervisor", "node", "drained")
         for spares in (0, 1)
     ),
-    *(Cell("horovod", fault) for fault in ("rank", "supervisor", "node", "drained")),
+    *(Cell("mpi", fault) for fault in ("rank", "supervisor", "node", "drained")),
 ]
 
 
@@ -62,7 +64,7 @@ def cells(*short: Cell) -> pytest.MarkDecorator:
 
 
 def _param(cell: Cell, is_short: bool) -> Any:
-    marks = [*([pytest.mark.horovod] if cell.backend == "horovod" else [])]
+    marks = [*([] if cell.backend == "torch" else [pytest.mark.horovod])]
     return pytest.param(cell, id=str(cell), marks=[*marks, *([] if is_short else [pytest.mark.full])])
 
 
@@ -77,7 +79,7 @@ def check_goes_on(demo: Demo, cell: Cell, slurm: Mapping[str, object] | None = N
         optim=SHORTENED,
         recovery={"max_restarts": 3, "backoff_s": 0.0, "spare_nodes": cell.spares, **fewer},
         slurm=slurm or {},
-        **(OVER_MPI if cell.backend == "horovod" else {}),
+        **COMM[cell.backend],
     )
     demo.wait_for_step(name, 7, job)
     harm(demo, cell.fault)
@@ -91,7 +93,7 @@ def check_goes_on(demo: Demo, cell: Cell, slurm: Mapping[str, object] | None = N
     if cell.starts == "0":
         first = result["restarts"][0]
         # PMIx may end all in the moment in which one rank dies, before a supervisor can say which.
-        unnamed = cell.backend == "horovod" and (first["kind"], first["node"]) == ("lost", "")
+        unnamed = cell.backend == "mpi" and (first["kind"], first["node"]) == ("lost", "")
         assert first["node"] == "n2" or unnamed, first
         assert first["ranks"] == cell.ranks
         assert first["kind"] in _kinds(cell), first
@@ -99,7 +101,7 @@ def check_goes_on(demo: Demo, cell: Cell, slurm: Mapping[str, object] | None = N
 
 def _kinds(cell: Cell) -> tuple[str, ...]:
     """Returns what the restart may be called: under MPI only the request to start again may be left."""
-    if cell.backend == "horovod":
+    if cell.backend == "mpi":
         return ("fault", "lost")
     return ("fault",) if cell.fault in ("rank", "drained") else ("lost",)
 

@@ -65,5 +65,5 @@ def test_ranks_in_containers_train_over_two_nodes(
 
 @cells(Cell("torch", "node", spares=1))
 def test_training_goes_on_in_the_same_job(demo: Demo, container: dict[str, object], cell: Cell) -> None:
-    launcher = "mpirun" if cell.backend == "horovod" else "srun"
+    launcher = "mpirun" if cell.backend == "mpi" else "srun"
     check_goes_on(demo, cell, container | {"launcher": launcher})

@@ -137,7 +137,9 @@ def test_a_job_that_loses_its_first_node_is_queued_again(demo: Demo) -> None:
 
 
 # Of each two of fault, spare and backend most pairs are here; the tests above have those of Slurm's own part.
-@cells(Cell("torch", "node", spares=1), Cell("torch", "drained"), Cell("horovod", "drained"))
+@cells(
+    Cell("torch", "node", spares=1), Cell("torch", "drained"), Cell("horovod", "node"), Cell("mpi", "drained")
+)
 def test_training_goes_on_in_the_same_job(demo: Demo, cell: Cell) -> None:
     check_goes_on(demo, cell)
 

@@ -78,7 +78,7 @@ def test_ranks_train_in_containers_on_two_nodes(
     assert list(demo.losses(backend)) == list(range(1, demo.result(backend)["steps"] + 1))
 
 
-@cells(Cell("torch", "rank"), Cell("torch", "node", spares=1), Cell("horovod", "drained"))
+@cells(Cell("torch", "rank"), Cell("horovod", "node", spares=1), Cell("mpi", "drained"))
 def test_training_goes_on_in_the_same_job(demo: Demo, container: dict[str, object], cell: Cell) -> None:
     check_goes_on(demo, cell, container)
 

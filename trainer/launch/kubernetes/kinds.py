@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainer.comm.backends import Launcher, row_of
+from trainer.comm.backends import Launcher, launcher_for
 from trainer.config import Job
 from trainer.launch.kubernetes import indexed_job, mpijob, trainjob
 from trainer.launch.kubernetes.pods import Pods
@@ -44,8 +44,6 @@ class KindRow:
     """Condition of an object that has ended well."""
     phase: Callable[[Object], tuple[str, str] | None]
     """Word for what the object does, and since when; None if nothing has been done about it."""
-    launcher: Launcher
-    """Launcher of the ranks, as the backends' table names it."""
     starter: str
     """Program that starts the ranks."""
     starts_ranks_by: str
@@ -69,6 +67,11 @@ class KindRow:
         return not self.keeps_going
 
     @property
+    def launcher(self) -> Launcher:
+        """Launcher of the ranks, as the backends know it."""
+        return self.view.launcher
+
+    @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}"
 
@@ -88,7 +91,6 @@ _MPIJOB = KindRow(
     ended_at=mpijob.ended_at,
     succeeded="Succeeded",
     phase=mpijob.phase,
-    launcher="mpirun",
     starter="mpirun",
     starts_ranks_by="the MPI Operator starts ranks by mpirun",
     keeps_going=False,
@@ -112,7 +114,6 @@ _JOB = KindRow(
     ended_at=indexed_job.ended_at,
     succeeded="Complete",
     phase=indexed_job.phase,
-    launcher="clipship",
     starter="their pods",
     starts_ranks_by="each pod starts its own",
     keeps_going=True,
@@ -158,21 +159,16 @@ KINDS: dict[str, KindRow] = {row.name: row for row in (_MPIJOB, _JOB, _TRAINJOB)
 
 
 def kind_of(job: Job) -> KindRow:
-    """Returns the row of the job's kind; without the key, that of the first that can start its ranks.
+    """Returns the row of the job's kind; without the key, that of the job's launcher.
 
-    An Indexed Job comes first, since every cluster has it.
+    An Indexed Job comes before a TrainJob, since every cluster has it.
     """
     if job.kubernetes.kind is not None:
         return KINDS[job.kubernetes.kind]
-    able = [row for row in (_JOB, _MPIJOB) if can_start(row, job)]
-    return next((row for row in able if job.comm.launcher in ("auto", row.launcher)), able[0])
+    chosen = launcher_for(job, several_hosts=True)
+    return next(row for row in (_JOB, _MPIJOB) if row.launcher == chosen)
 
 
 def starter(job: Job) -> str:
     """Returns the program that starts the ranks of the job, as messages name it."""
     return kind_of(job).starter
-
-
-def can_start(row: KindRow, job: Job) -> bool:
-    """Returns whether objects of this kind can start the ranks of the job's backend."""
-    return row.launcher in row_of(job).launchers

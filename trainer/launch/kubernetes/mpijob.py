@@ -21,6 +21,8 @@ _ATTRIBUTED_TO_MPI = ("OMPI_", "OPAL_", "PRTE_", "PMIX_", "UCX_")
 class MpiJob(Pods):
     """Values of an MPIJob and its pods."""
 
+    launcher = "mpirun"
+
     @property
     def first_pod(self) -> str:
         return f"{self.name}-worker-0.{self.name}"

@@ -5,10 +5,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import tomli_w
 
-from trainer.comm.backends import row_of
+from trainer.comm.backends import Launcher, meeting_variables, over_mpi
 from trainer.config import Image, Job, Kubernetes
 from trainer.config.fabric_fit import fabric_of
 from trainer.config.kubernetes import JOB_FOLDER, object_name
@@ -63,6 +64,8 @@ class Pods:
     """
 
     job: Job
+    launcher: ClassVar[Launcher] = "clipship"
+    """Launcher of the ranks, as the backends know it."""
 
     @property
     def first_pod(self) -> str:
@@ -179,7 +182,8 @@ class Pods:
     def worker_env(self) -> list[Yaml]:
         """Variables of the pods that have ranks. Device plugins add others."""
         store = {"MASTER_ADDR": self.first_pod, "MASTER_PORT": str(self._port(_MASTER_PORT, 2))}
-        backend = store if row_of(self.job).uses_master_address else {}
+        meeting = {} if over_mpi(self.job, self.launcher) else store
+        backend = {**meeting, **meeting_variables(self.job, self.launcher)}
         devices = NO_GPU if self._without_gpus else {}
         ranks = {
             name: value

@@ -18,7 +18,7 @@ from trainer.config.kubernetes_values import Mount
 from trainer.config.loader import own_keys
 from trainer.config.types import STANDARD_INPUT
 from trainer.errors import InputError
-from trainer.launch.kubernetes.kinds import KINDS, can_start, kind_of
+from trainer.launch.kubernetes.kinds import KINDS, kind_of
 from trainer.launch.kubernetes.network_checks import missing_annotations, network_warnings
 from trainer.text.wording import many
 
@@ -110,19 +110,11 @@ def _data(job: Job) -> Iterator[str]:
 
 def _kind(job: Job) -> Iterator[str]:
     row = kind_of(job)
-    if not can_start(row, job):
-        able = " or ".join(f'"{other.name}"' for other in KINDS.values() if can_start(other, job))
-        yield (
-            f'kubernetes.kind = "{row.name}" cannot start the ranks of comm.backend = {job.comm.backend}, '
-            f"{row_of(job).how_ranks_connect}: set kubernetes.kind = {able}, or leave it out"
-        )
     given = own_keys(job, but_defaults=True).get("kubernetes", {})
     useless = [key for key in row.without if _is_given(given, key)]
     if useless:
         able = " or ".join(
-            f'"{other.name}"'
-            for other in KINDS.values()
-            if can_start(other, job) and not set(useless) & set(other.without)
+            f'"{other.name}"' for other in KINDS.values() if not set(useless) & set(other.without)
         )
         yield (
             f"kubernetes.{', '.join(useless)}: {row.kind}s have no use for it: leave it out"
@@ -142,8 +134,8 @@ def _launcher(job: Job) -> Iterator[str]:
             f"comm.launcher = {job.comm.launcher} cannot start ranks in pods: {row.starts_ranks_by}; "
             f"use auto or {row.launcher}"
         )
-    if bound := row_of(job).bound_to(job.comm):
-        yield f"{bound[0]} needs {bound[1]}, which cannot start ranks in pods: leave it out"
+    if (bound := row_of(job).bound_to(job.comm)) and bound[1] != row.launcher:
+        yield f"{bound[0]} cannot be with {row.kind}s, where {row.starts_ranks_by}: leave one of them out"
 
 
 def _run_folder(job: Job) -> Iterator[str]:

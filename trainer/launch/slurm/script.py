@@ -13,7 +13,7 @@ from typing import Literal
 
 import tomli_w
 
-from trainer.comm.backends import row_of, starts_again
+from trainer.comm.backends import meeting_variables, over_mpi, starts_again
 from trainer.config import Job
 from trainer.config.keys import rank_paths
 from trainer.config.loader import own_keys
@@ -21,7 +21,7 @@ from trainer.config.slurm import GpuRequest
 from trainer.errors import InputError
 from trainer.launch.fabric import cluster_environment, pins_memory
 from trainer.launch.image_name import for_enroot
-from trainer.launch.slurm.validate import can_keep_going, validate
+from trainer.launch.slurm.validate import can_keep_going, launcher, validate
 from trainer.launch.templates import render, sh
 from trainer.run.exit_record import SUPERVISOR_LOST
 from trainer.run.goodput_log import BEGAN
@@ -191,7 +191,7 @@ def _context(job: Job, in_array: bool) -> SbatchContext:
             *slurm.container_flags,
         ],
         python=slurm.python or ("python" if slurm.container == "none" else IMAGE_PYTHON),
-        mpi="none" if row_of(job).uses_master_address else slurm.mpi,
+        mpi=slurm.mpi if over_mpi(job, launcher(job)) else "none",
         supervisor_lost=SUPERVISOR_LOST,
         without_pmix=_without_pmix(job),
         mem_bind=str(slurm.extra.get("mem-bind") or ""),
@@ -248,7 +248,7 @@ def _keeps_going(job: Job) -> bool:
 
 def _starts_again(job: Job) -> str:
     """Returns when the script must start all supervisors again, "" for never: STARTS_AGAIN."""
-    return "" if can_keep_going(job) else starts_again(job, "mpirun")
+    return starts_again(job, launcher(job))
 
 
 def _gpu_request(job: Job) -> GpuRequest | Literal["listed"]:
@@ -329,7 +329,7 @@ def _variables(job: Job) -> dict[str, str]:
     """
     recovery, resources = job.recovery, job.resources
     members = (resources.nodes + recovery.spare_nodes) * resources.ranks_per_node
-    variables = cluster_environment(job, members)
+    variables = {**cluster_environment(job, members), **meeting_variables(job, launcher(job))}
     if again := _starts_again(job):
         variables[STARTS_AGAIN] = again
     if _keeps_going(job):
@@ -340,7 +340,7 @@ def _variables(job: Job) -> dict[str, str]:
         # images say "all", and enroot's hook would look for a driver
         variables = {"NVIDIA_VISIBLE_DEVICES": "void", **variables}
     # PMIx in a container has no munge, and no memory shared with the server outside.
-    if not row_of(job).uses_master_address:
+    if over_mpi(job, launcher(job)):
         variables = {"PMIX_MCA_gds": "hash", "PMIX_MCA_psec": "native", **variables}
     if job.slurm.container == "apptainer":
         return {f"{_PREFIX}{name}": _in_double_quotes(value) for name, value in variables.items()}
@@ -348,16 +348,16 @@ def _variables(job: Job) -> dict[str, str]:
 
 
 def _without_pmix(job: Job) -> str:
-    """Returns the keys of the job file that start Horovod's ranks without PMIx.
-
-    Returns "" for ranks that do not need it.
-    """
+    """Returns the keys of the job file that start Horovod's ranks without PMIx; "" if they do not need it."""
     slurm = job.slurm
-    if row_of(job).uses_master_address or (slurm.launcher, slurm.mpi) != ("srun", "pmix"):
+    if not over_mpi(job, launcher(job)) or (slurm.launcher, slurm.mpi) != ("srun", "pmix"):
         return ""
-    pmi2 = 'slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'
+    others = (
+        'comm.launcher = "clipship", for Gloo in place of MPI; '
+        'or slurm.mpi = "pmi2", for an Open MPI 4 with PMI2'
+    )
     # mpirun starts no pyxis container
-    return pmi2 if slurm.container == "pyxis" else f'slurm.launcher = "mpirun"; or {pmi2}'
+    return others if slurm.container == "pyxis" else f'slurm.launcher = "mpirun"; or {others}'
 
 
 def _in_double_quotes(value: str) -> str:

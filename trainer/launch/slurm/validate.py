@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
+from trainer.comm.backends import (
+    Launcher,
+    check_lost_nodes,
+    check_restarts,
+    launcher_for,
+    over_mpi,
+    row_of,
+)
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems, nccl_unknown
@@ -38,9 +45,20 @@ def starter(job: Job) -> str:
     return job.slurm.launcher
 
 
+def launcher(job: Job) -> Launcher:
+    """Returns the launcher of the job's ranks as the backends know it.
+
+    srun counts as mpirun for ranks that MPI connects: then it is MPI, by PMIx, that starts them.
+    """
+    if job.slurm.launcher == "mpirun":
+        return "mpirun"
+    chosen = launcher_for(job, several_hosts=True)
+    return chosen if over_mpi(job, chosen) else "clipship"
+
+
 def can_keep_going(job: Job) -> bool:
     """Returns whether the ranks' launcher lets the others go on when a supervisor or a node is lost."""
-    return job.slurm.launcher == "srun" and row_of(job).uses_master_address
+    return launcher(job) == "clipship"
 
 
 def _problems(job: Job) -> Iterator[str]:
@@ -49,11 +67,8 @@ def _problems(job: Job) -> Iterator[str]:
             f"data.train = {STANDARD_INPUT}: a batch job has no standard input; give the command that writes "
             "the samples, as pipe:COMMAND"
         )
-    if bound := row_of(job).bound_to(job.comm):
-        yield (
-            f"{bound[0]} needs {bound[1]}, but {job.slurm.launcher} starts the ranks of a batch job: "
-            "leave it out"
-        )
+    if job.slurm.launcher == "mpirun" and (bound := row_of(job).bound_to(job.comm)) and bound[1] != "mpirun":
+        yield f'{bound[0]} needs slurm.launcher = "srun": set it, or leave the other out'
     yield from _listed_gpus(job)
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'
@@ -63,7 +78,7 @@ def _problems(job: Job) -> Iterator[str]:
     for check in (
         lambda: _check_output(job.slurm.output),
         lambda: plan(job, job.resources.world_size),
-        lambda: check_restarts(job, "mpirun"),
+        lambda: check_restarts(job, launcher(job)),
         lambda: check_lost_nodes(job, f"[slurm], {job.slurm.launcher}", keeps_going=can_keep_going(job)),
     ):
         try:

@@ -1,0 +1,104 @@
+"""Horovod's ranks meet over Gloo at an address that rank 0 serves."""
+
+import os
+import socket
+from dataclasses import replace
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import tiny_job
+from trainer.comm.localrun import places_of
+from trainer.errors import InputError
+from trainer.launch.slurm.script import batch_script
+from trainer.supervise.world import World
+from trainer.sysinfo.addresses import free_port
+
+pytest.importorskip("horovod", reason="Horovod is not installed: `make horovod`")
+from trainer.comm.horovod_meeting import _variables, meet
+
+pytestmark = pytest.mark.horovod
+ROOT = World(0, 4, 0, 2, "n1", "Slurm")
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request(method, path, body)
+    with connection.getresponse() as response:
+        return response.status, response.read()
+
+
+@pytest.fixture
+def master_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Port at which the ranks of this process's variables meet, on loopback; what a test adds is undone."""
+    for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    port = free_port("127.0.0.1")
+    monkeypatch.setattr(os, "environ", {**before, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)})
+    return port
+
+
+def test_rank_0_serves_the_addresses_of_all_on_its_own_address_alone(master_port: int) -> None:
+    meet(ROOT, 5.0)
+    assert ask(master_port, "GET", "/global/1")[0] == 404
+    assert ask(master_port, "PUT", "/global/1", b"an address")[0] == 200
+    assert ask(master_port, "DELETE", "/global/1")[0] == 200  # a rank that has met all
+    assert ask(master_port, "GET", "/global/1") == (200, b"an address")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", master_port), timeout=5)
+    assert os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] == str(master_port)
+
+
+def test_a_rank_knows_its_place() -> None:
+    rank = replace(ROOT, rank=3, local_rank=1, node="n2")
+    assert _variables(rank, "10.0.0.1", 20_000, {}) == {
+        "HOROVOD_RANK": "3",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_HOSTNAME": "n2",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "20000",
+    }
+
+
+@pytest.mark.usefixtures("master_port")
+def test_a_rank_without_a_rank_0_says_so() -> None:
+    with pytest.raises(TimeoutError, match="rank 0 does not serve the ranks' addresses at localhost, port"):
+        meet(replace(ROOT, rank=1, local_rank=1), 0.2)
+
+
+def test_an_address_of_ipv6_is_refused(master_port: int) -> None:
+    os.environ["MASTER_ADDR"] = "::1"
+    with pytest.raises(
+        InputError, match="needs an IPv4 address, and ::1, where its ranks would meet, has no"
+    ):
+        meet(ROOT, 1.0)
+
+
+def test_hosts_with_different_numbers_of_ranks_are_told_apart() -> None:
+    first, second, alone = places_of([("a", 2), ("b", 1)])
+    assert [place.cross for place in (first, second, alone)] == [(0, 2), (0, 1), (1, 2)]
+    world = World(0, 3, 0, 2, "a", "clipship run")
+    with pytest.raises(InputError, match="3 ranks, 2 of them on node a: Horovod over Gloo needs as many on"):
+        _variables(world, "10.0.0.1", 1, {})
+    given = {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "alias-of-a"}
+    found = _variables(world, "10.0.0.1", 1, given)
+    assert found["HOROVOD_HOSTNAME"] == "alias-of-a"
+    assert found.keys().isdisjoint({"HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"})
+
+
+def test_srun_starts_ranks_that_meet_over_gloo_without_mpi() -> None:
+    """They go on without a supervisor or a node, as torch's do."""
+    sections: dict[str, Any] = {"comm": {"backend": "horovod"}, "resources": {"nodes": 2}}
+    script = batch_script(tiny_job(**sections, recovery={"max_restarts": 3, "spare_nodes": 1}))
+    assert "HOROVOD_CONTROLLER=gloo" in script
+    assert "--no-kill --kill-on-bad-exit=0" in script
+    assert "--mpi=none" in script
+    over_mpi = batch_script(tiny_job(**sections))
+    assert "HOROVOD_CONTROLLER" not in over_mpi
+    assert "--mpi=pmix" in over_mpi
