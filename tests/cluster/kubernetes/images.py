@@ -17,7 +17,11 @@ from tests.cluster.kubernetes.conftest import IMAGES
 MPI = {"openmpi4": "debian", "openmpi5": "pypi"}
 
 
+PACKAGES = Path(__file__).parents[1] / "image" / "packages.sh"
+
+
 def main(command: list[str]) -> None:
+    subprocess.run([PACKAGES], check=True)
     with (
         tempfile.TemporaryDirectory(prefix="clipship-images-", dir="/var/tmp") as folder,
         daemon.daemon(Path(folder)),

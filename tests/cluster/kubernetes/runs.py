@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 from kubernetes.stream import stream
 
@@ -120,7 +121,19 @@ class Demo:
         deadline = time.monotonic() + LIMIT_S
         while not reached():
             assert time.monotonic() < deadline, otherwise()
+            if missing := self._images_missing():
+                pytest.fail(f"the cluster has no image {', '.join(missing)}: {LOADS_IMAGES}")
             time.sleep(every_s)
+
+    def _images_missing(self) -> set[str]:
+        """Returns the images that pods wait for and that nobody has given to the cluster."""
+        pods = self.cluster.core.list_namespaced_pod(self.cluster.namespace).items
+        states = [state for pod in pods for state in pod.status.container_statuses or ()]
+        return {
+            str(state.image)
+            for state in states
+            if state.state.waiting and state.state.waiting.reason in NO_IMAGE
+        }
 
     def said(self, name: str) -> str:
         """Returns what its user would look at."""
@@ -207,6 +220,9 @@ def _cgroup(process: Path) -> str:
         return ""
 
 
+NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull")
+"""Reasons for which a pod waits for an image that does not come."""
+LOADS_IMAGES = "`python -m tests.cluster.kubernetes.images COMMAND` builds them and hands each to the command"
 PROCESSES = """
 import os, sys
 def processes(mark):
