@@ -221,11 +221,14 @@ def test_what_no_restart_helps_against_ends_the_run(story: Story, message: Messa
     play(story, work)
 
 
-def test_failure_after_a_request_to_stop_ends_the_run() -> None:
+def test_failure_after_a_request_to_stop_ends_the_run_as_one_that_can_go_on() -> None:
     async def work(story: Story, its: Coordinator) -> None:
         its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
         its.receive(failed(1))
-        assert (await story.ended()).exit_code == 1
+        end = await story.ended()
+        assert (end.exit_code, end.rank) == (75, 1)
+        assert end.reason.startswith("asked to stop; then killed; ")
+        assert end.reason.endswith("; the run can go on from its newest checkpoint")
         assert story.kinds() == ["stop"]
 
     play(Story(), work)

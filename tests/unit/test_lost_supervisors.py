@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.support.stub_world import LIMITS, StubWorld, play, until
-from trainer.errors import EXIT_TIMED_OUT
+from trainer.errors import EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_files import ExitFiles
 from trainer.run.exit_record import RANK_DIR
 from trainer.run.generations import GenerationClaim
@@ -110,6 +112,25 @@ def test_lost_coordinator_is_followed_by_one_of_another_node(tmp_path: Path) -> 
         "the new coordinator knows the earlier restarts"
     )
     assert record(world, "generations/00003.json")["member"] == 2
+
+
+@pytest.mark.parametrize("member", [2, 5], ids=["its successor", "another"])
+def test_request_to_stop_that_a_lost_coordinator_had_got_is_not_lost(tmp_path: Path, member: int) -> None:
+    world = four_nodes(tmp_path, limits=FEWER)
+
+    async def story() -> None:
+        await world.start()
+        asked = world.members[member].supervisor
+        tree = asked._context.tree
+        assert tree is not None
+        world.lose(0, 1)
+        with patch.object(tree, "up"):  # it is on its way to the lost one
+            asked._on_signal(signal.SIGUSR2)
+        codes = await asyncio.gather(*(node.task for node in world.members.values()))
+        assert codes == [EXIT_PREEMPTED] * 6
+
+    play(story)
+    assert record(world, "exit.json")["reason"].startswith("asked to stop")
 
 
 def test_machine_that_refuses_calls_is_not_waited_for(

@@ -119,13 +119,18 @@ class Coordinator:
     # Who comes and goes.
 
     def _on_joined(self, message: Message) -> None:
-        """Records a supervisor; `idle` means that it has no rank."""
+        """Records a supervisor.
+
+        `idle` means that it has no rank, `asked` that it knows of a request to stop.
+        """
         member, run = message["rank"], self._run
         self._presence.join(member, message["node"])
         if run.keeps_going:
             self._place_newcomer(member, run.round, idle=bool(message.get("idle")))
         if run.stop_at is not None:
             self._stopping.pass_on()
+        elif message.get("asked"):
+            self._stopping.request(message)
 
     def _place_newcomer(self, member: int, its: Round, *, idle: bool) -> None:
         run = self._run

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
 from trainer.run.exit_record import ExitRecord, supervisor_lost
 from trainer.supervise.actions import Message
 from trainer.supervise.diagnosis import Missing
@@ -44,6 +44,10 @@ class Recovery:
         """Loss of a supervisor during a restart, after which the launcher must start all again."""
 
     def can_go_on(self, failure: Failure) -> bool:
+        """Returns whether the ranks are to be started again: it would help, and nobody asked to stop."""
+        return self._run.stop_at is None and self._would_help(failure)
+
+    def _would_help(self, failure: Failure) -> bool:
         """Returns whether a restart may help, and can be made.
 
         A run whose ranks fail before their first step has a wrong input or a wrong environment, unless one
@@ -55,7 +59,6 @@ class Recovery:
             and run.actions.fresh_variables is not None
             and failure.record.exit_code not in (EXIT_BAD_INPUT, EXIT_PREEMPTED)
             and (run.keeps_going or bool(run.starts_again) or (failure.others_there and self.others_there))
-            and run.stop_at is None
             and not run.decided
             and not run.round.done
             and (self._has_trained or self._can_do_without(failure.record.unfit))
@@ -117,7 +120,12 @@ class Recovery:
         number = failure.record.generation or run.round.generation
         if not await self._may_write(run.round, patient=False):
             return
-        own = replace(failure, record=replace(failure.record, generation=number))
+        record = replace(failure.record, generation=number)
+        hangs = record.exit_code == EXIT_TIMED_OUT
+        if run.stop_at is not None and not hangs and not why_no_restart and self._would_help(failure):
+            reason = f"asked to stop; then {record.reason}; the run can go on from its newest checkpoint"
+            record = replace(record, exit_code=EXIT_PREEMPTED, reason=reason)
+        own = replace(failure, record=record)
         await run.end_failed(own, why_no_restart)
 
     async def _may_write(self, its: Round, *, patient: bool = True) -> bool:
@@ -294,7 +302,7 @@ class Recovery:
         if world is None or world.size <= len(its.members) or its.growing or run.stop_at is not None:
             return
         its.growing = True
-        run.actions.broadcast({"kind": "stop"})
+        run.actions.broadcast({"kind": "stop", "to_grow": True})
 
     async def take_in(self) -> None:
         """Starts the ranks again after they have saved: this is no fault, and no step is done again."""

@@ -131,6 +131,8 @@ class Supervisor:
         self._ending = Ending(self._context, self._own)
         self._seat = CoordinatorSeat(self._context, self._own, self._ending, self._send_down)
         self._parent_loss = ParentLoss(self._context, self._own, self._ending, self._seat)
+        self._asked = False
+        """True once the run has been asked to stop, as far as this supervisor has heard."""
         if tree is None or (world.rank == 0 and not late):
             self._seat.take()
         if tree is not None:
@@ -144,8 +146,12 @@ class Supervisor:
         return self._own.generation
 
     def _about(self) -> Message:
-        """Returns what this supervisor says of itself when it joins."""
-        return {"idle": True} if self._own.is_idle else {}
+        """Returns what this supervisor says of itself when it joins.
+
+        A request to stop that a lost coordinator had got reaches its successor that way.
+        """
+        about = {"idle": self._own.is_idle, "asked": self._asked}
+        return {name: True for name, is_so in about.items() if is_so}
 
     async def run(self, early: Sequence[int] = ()) -> int:
         """Supervises until the run ends, here or elsewhere; returns its exit code.
@@ -206,6 +212,7 @@ class Supervisor:
         own, generation, spawn = self._own, self._own.generation, self._context.spawn
         match message["kind"]:
             case "stop":
+                self._asked = self._asked or not message.get("to_grow")
                 own.request_stop()
             case "collect" if generation is not None:
                 generation.report_requested = True
@@ -235,7 +242,7 @@ class Supervisor:
                 self._ending.end(message["code"])
 
     def _on_signal(self, number: int) -> None:
-        world = self._context.world
+        world, self._asked = self._context.world, True
         self._send_up({"kind": "stop", "signal": int(number), "rank": world.rank, "node": world.node})
 
     def _on_late(self, what: str, generation: Generation) -> None:
