@@ -22,6 +22,7 @@ IN_ORDER = (
     "batch_norm",
     "reducer_averages",
     "fixed_reducer_averages",
+    "fixed_reducer_needs_every_gradient",
     "replicas",
 )
 """Cases of `rank_cases` that leave the group as they found it, so that one start serves all of them."""

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,11 @@ def test_no_rank_waits_once_ddp_has_timed_its_first_steps_and_bytes_are_as_recko
 def test_batch_norm_over_two_ranks_makes_none_wait(torch_given: Given) -> None:
     for rank in (0, 1):
         assert torch_given["batch norm", rank]["all_gather"] > 0
+
+
+def test_sums_in_a_fixed_order_make_none_wait(tmp_path: Path) -> None:
+    given = trained(tmp_path, "torch", {"fixed sums": {"comm": {"deterministic": True}}})
+    assert all(given["fixed sums", rank]["all_reduce"] > 0 for rank in (0, 1))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,7 +1,8 @@
 """One of several ranks on null GPUs: trains in folders of its own and prints its waits once DDP is warm.
 
 `python -m tests.support.null_gpu_rank FOLDER BACKEND JOBS`. JOBS is JSON: sections of a job by the name of a
-case; one after the other is trained. DDP itself waits in its first ten steps, to time them.
+case; one after the other is trained, all with the [comm] of the first. DDP itself waits in its first ten
+steps, to time them.
 """
 
 import json
@@ -22,12 +23,14 @@ FIRST, LAST = 12, 16
 
 
 def main(folder: Path, backend: str, jobs: str) -> None:
+    cases = json.loads(jobs)
+    of_first = next(iter(cases.values())).get("comm", {})
     comm = connect(
-        tiny_job(comm={"backend": backend}, model={"precision": "bf16"}),
+        tiny_job(comm={"backend": backend, **of_first}, model={"precision": "bf16"}),
         detect(os.environ, os.uname().nodename),
         os.environ,
     )
-    for name, sections in json.loads(jobs).items():
+    for name, sections in cases.items():
         given = _given(folder / name / str(comm.world.rank), comm, sections)
         _say(f"rank {comm.world.rank} in {name} waited for nothing and gave {json.dumps(given)}")
     comm.close()

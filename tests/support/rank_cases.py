@@ -127,6 +127,15 @@ def fixed_reducer_averages(comm: Comm) -> None:
     _assert_averages(comm, lambda model: DeterministicReducer(model, comm.all_reduce, comm.world.size))
 
 
+def fixed_reducer_needs_every_gradient(comm: Comm) -> None:
+    """Unless it is told to find out which ones there are, for which the host waits."""
+    model = _Branches().to(comm.device)
+    reducer = DeterministicReducer(model, comm.all_reduce, comm.world.size)
+    reducer.module([0, 2]).backward()
+    with pytest.raises(RuntimeError, match=r"no gradient for weights\.1: set comm\.find_unused_parameters"):
+        reducer.finish()
+
+
 def _assert_averages(comm: Comm, reducer_of: Callable[[nn.Module], Reducer]) -> None:
     model = nn.Linear(2, 1, bias=False, dtype=torch.float64, device=comm.device)
     with torch.no_grad():
@@ -222,6 +231,7 @@ CASES: dict[str, Callable[[Comm], None]] = {
         batch_norm,
         reducer_averages,
         fixed_reducer_averages,
+        fixed_reducer_needs_every_gradient,
         unused_parameters,
         replicas,
         barrier_times_out,

@@ -19,11 +19,18 @@ GROUP_BYTES = 25 * 2**20
 class DeterministicReducer:
     """Implements `protocol.Reducer`; communication does not overlap the backward pass."""
 
-    def __init__(self, model: nn.Module, all_reduce: Callable[[Tensor], Tensor], world_size: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        all_reduce: Callable[[Tensor], Tensor],
+        world_size: int,
+        *,
+        find_unused: bool = False,
+    ) -> None:
         self.module = model
         self.shards: Shards = WholeModel(model)
-        self._all_reduce, self._world_size = all_reduce, world_size
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._all_reduce, self._world_size, self._find_unused = all_reduce, world_size, find_unused
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -32,17 +39,32 @@ class DeterministicReducer:
     def finish(self) -> None:
         """Collective: averages the gradients.
 
-        A gradient that no rank has stays None; a rank that lacks one that others have counts as zero.
+        With `find_unused` a gradient that no rank has stays None, and a rank that lacks one that others have
+        counts as zero; to find that out, the host waits for the device. Without it all ranks must have all:
+        raises RuntimeError.
         """
-        device = self._parameters[0].device
-        used = self._all_reduce(
-            torch.tensor([float(p.grad is not None) for p in self._parameters], device=device)
-        ).tolist()
-        shared = [p for p, ranks in zip(self._parameters, used, strict=True) if ranks]
-        for group in _groups(shared):
+        for group in _groups(self._used() if self._find_unused else self._all()):
             total = self._all_reduce(torch.cat([_gradient(p).reshape(-1) for p in group])) / self._world_size
             for parameter, piece in zip(group, total.split([p.numel() for p in group]), strict=True):
                 parameter.grad = piece.view_as(parameter)
+
+    def _all(self) -> list[nn.Parameter]:
+        if missing := [name for name, parameter in self._parameters.items() if parameter.grad is None]:
+            raise RuntimeError(no_gradient(missing))
+        return list(self._parameters.values())
+
+    def _used(self) -> list[nn.Parameter]:
+        parameters = list(self._parameters.values())
+        has = [float(parameter.grad is not None) for parameter in parameters]
+        used = self._all_reduce(torch.tensor(has, device=parameters[0].device)).tolist()
+        return [parameter for parameter, ranks in zip(parameters, used, strict=True) if ranks]
+
+
+def no_gradient(names: list[str]) -> str:
+    """Returns a sentence for parameters that a step has left out, with what to do."""
+    return (
+        f"no gradient for {', '.join(names[:5])}: set comm.find_unused_parameters = true, or lock the tower"
+    )
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.backends import launcher_of, over_mpi
-from trainer.comm.deterministic_reducer import DeterministicReducer
+from trainer.comm.deterministic_reducer import DeterministicReducer, no_gradient
 from trainer.comm.horovod_meeting import meet
 from trainer.comm.local_reducer import LocalReducer
 from trainer.comm.objects import decode, encode
@@ -166,7 +166,9 @@ class HorovodBackend:
         if self.world.size == 1:
             return LocalReducer(model)
         if self._deterministic:
-            return DeterministicReducer(model, self.all_reduce, self.world.size)
+            return DeterministicReducer(
+                model, self.all_reduce, self.world.size, find_unused=self._find_unused
+            )
         return _Reducer(model, self._settings, self._find_unused, self._timer, self.world.size, self._done)
 
     def _done(self, handle: Any) -> Any:
@@ -317,10 +319,7 @@ class _Reducer:
         """
         missing = [name for name in self._parameters if name not in self._sent]
         if missing and not self._find_unused:
-            raise RuntimeError(
-                f"no gradient for {', '.join(missing[:5])}: "
-                "set comm.find_unused_parameters = true, or lock the tower"
-            )
+            raise RuntimeError(no_gradient(missing))
         if not self._find_unused:
             return
         # It needs a name: Horovod numbers unnamed tensors by how many a rank has sent, and here the ranks

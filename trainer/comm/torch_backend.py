@@ -210,7 +210,9 @@ class TorchBackend:
         if self.world.size == 1:
             return LocalReducer(model)
         if self._deterministic:
-            return DeterministicReducer(model, self.all_reduce, self.world.size)
+            return DeterministicReducer(
+                model, self.all_reduce, self.world.size, find_unused=self._find_unused
+            )
         return _Reducer(model, self._settings, self._find_unused, self._timer, self.device)
 
     def pop_seconds(self) -> float:
