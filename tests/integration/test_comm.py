@@ -21,6 +21,7 @@ IN_ORDER = (
     "gradients_through_collectives",
     "batch_norm",
     "reducer_averages",
+    "buckets_average",
     "fixed_reducer_averages",
     "fixed_reducer_needs_every_gradient",
     "replicas",

@@ -122,6 +122,28 @@ def reducer_averages(comm: Comm) -> None:
     assert (comm.pop_seconds() > 0) is (comm.world.size > 1), "a single rank sends nothing"
 
 
+def buckets_average(comm: Comm) -> None:
+    """Gradients of many parameters, some in the layout of images, are the mean's bits in every step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 20_000))
+    model.extend([nn.Linear(20_000, 64), nn.Linear(64, 4)]).to(memory_format=torch.channels_last).to(
+        comm.device
+    )
+    reducer = comm.reducer(model)
+    for step in range(3):
+        torch.manual_seed(10 * step + comm.world.rank)
+        images = torch.randn(2, 3, 8, 8, device=comm.device)
+        own = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
+        wanted = [comm.all_reduce(gradient / comm.world.size) for gradient in own]
+        model.zero_grad(set_to_none=True)
+        reducer.module(images).square().sum().backward()
+        reducer.finish()
+        for parameter, mean in zip(model.parameters(), wanted, strict=True):
+            assert parameter.grad is not None
+            assert parameter.grad.stride() == parameter.stride()
+            assert torch.equal(parameter.grad, mean), (step, (parameter.grad - mean).abs().max())
+
+
 def fixed_reducer_averages(comm: Comm) -> None:
     """The same of the reducer that repeats itself bit for bit."""
     _assert_averages(comm, lambda model: DeterministicReducer(model, comm.all_reduce, comm.world.size))
@@ -230,6 +252,7 @@ CASES: dict[str, Callable[[Comm], None]] = {
         gradients_through_collectives,
         batch_norm,
         reducer_averages,
+        buckets_average,
         fixed_reducer_averages,
         fixed_reducer_needs_every_gradient,
         unused_parameters,

@@ -53,7 +53,7 @@ def test_horovod_settings_are_in_horovods_units() -> None:
     assert {name: value for name, value in variables.items() if name.startswith("HOROVOD_")} == {
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "150",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1860",
-        "HOROVOD_FUSION_THRESHOLD": "1572864",
+        "HOROVOD_FUSION_THRESHOLD": "0",
         "HOROVOD_CYCLE_TIME": "2.5",
         "HOROVOD_CACHE_CAPACITY": "0",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",

@@ -17,8 +17,8 @@ from trainer.errors import InputError
 Launcher = Literal["clipship", "mpirun"]
 """Program that starts ranks: Clipship itself, srun or pods; or MPI's, which may also connect the ranks."""
 
-_HOROVOD_FUSION_MB = 128.0
-"""Horovod's own default of HOROVOD_FUSION_THRESHOLD, MiB."""
+BUCKET_MB = 25.0
+"""MiB of gradients that travel together with Horovod, unless the job says otherwise."""
 _HOROVOD_CYCLE_MS = 1.0
 """Horovod's own default of HOROVOD_CYCLE_TIME."""
 _GLOO_RANKS = 256
@@ -97,9 +97,9 @@ def _horovod_environment(job: Job) -> dict[str, str]:
     horovod = job.comm.horovod
     settings = as_variables(
         {
-            "HOROVOD_FUSION_THRESHOLD": None
-            if horovod.fusion_mb is None
-            else int(horovod.fusion_mb * 2**20),  # bytes
+            # What travels together is in one tensor already: Horovod would only copy it, through another
+            # buffer, there and back.
+            "HOROVOD_FUSION_THRESHOLD": 0,
             "HOROVOD_CYCLE_TIME": horovod.cycle_ms,
             "HOROVOD_CACHE_CAPACITY": horovod.cache_capacity,
             "HOROVOD_HIERARCHICAL_ALLREDUCE": horovod.hierarchical_allreduce,
@@ -224,7 +224,7 @@ _HOROVOD = BackendRow(
     launcher_on_hosts=_horovods_launcher_on_hosts,
     bound_to=_horovod_is_bound_to,
     environment=_horovod_environment,
-    reduced_mb=lambda comm: _HOROVOD_FUSION_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
+    reduced_mb=lambda comm: BUCKET_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
     gradient_bytes=lambda comm: _BYTES[comm.horovod.compression],
     negotiation_s=lambda comm: (comm.horovod.cycle_ms or _HOROVOD_CYCLE_MS) / 1e3,
     splits_model=False,

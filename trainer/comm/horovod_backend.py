@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.backends import launcher_of, over_mpi
+from trainer.comm.backends import BUCKET_MB, launcher_of, over_mpi
+from trainer.comm.buckets import buckets_of
 from trainer.comm.deterministic_reducer import DeterministicReducer, no_gradient
 from trainer.comm.horovod_meeting import meet
 from trainer.comm.local_reducer import LocalReducer
@@ -255,7 +256,10 @@ def _leave_out_bridges() -> None:
 
 
 class _Reducer:
-    """Sends each gradient when the last backward pass has made it; `finish` waits for all of them."""
+    """Sends each bucket of gradients when the last backward pass has filled it; `finish` waits for them.
+
+    One tensor at a time travels: Horovod copies what it sends together into a buffer of its own, and back.
+    """
 
     def __init__(
         self,
@@ -269,15 +273,24 @@ class _Reducer:
         self.module = model
         self.shards: Shards = WholeModel(model)
         self._find_unused, self._timer, self._world_size, self._done = find_unused, timer, world_size, done
+        self._bucket_bytes = int((BUCKET_MB if settings.fusion_mb is None else settings.fusion_mb) * 2**20)
         self._shortened = settings.compression == "fp16"
-        self._compression = hvd.Compression.fp16 if self._shortened else hvd.Compression.none
         self._accumulating = False
-        self._bytes = 0
-        self._sent: dict[str, tuple[Any, Any]] = {}  # name -> (handle, what decompression needs)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._names = {id(p): name for name, p in self._parameters.items()}
+        self._order: list[int] | None = []
+        """Numbers of the parameters in the order of their gradients in the first step, then None."""
+        self._numbers = {id(p): number for number, p in enumerate(self._parameters.values())}
+        self._lay_out(list(self._parameters.values())[::-1])  # about the order of a backward pass
         for parameter in self._parameters.values():
             parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def _lay_out(self, parameters: Sequence[nn.Parameter]) -> None:
+        keep = parameters[0].device.type == "cpu" if parameters else False
+        self._buckets = buckets_of(
+            parameters, self._bucket_bytes, torch.float16 if self._shortened else None, keep=keep
+        )
+        self._bucket_of = {id(p): number for number, b in enumerate(self._buckets) for p in b.parameters}
+        self._sent: dict[int, Any] = {}  # number of a bucket -> handle
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -287,49 +300,56 @@ class _Reducer:
         finally:
             self._accumulating = False
 
-    def _ready(self, parameter: Tensor) -> None:
-        if not self._accumulating:
-            self._send(self._names[id(parameter)], parameter)
+    def _ready(self, parameter: nn.Parameter) -> None:
+        if self._accumulating:
+            return
+        if self._order is not None:
+            self._order.append(self._numbers[id(parameter)])
+        self._fill(parameter)
 
-    def _send(self, name: str, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        # Multiplied before the sum, which could overflow in fp16. Horovod does it once for all that it sends
-        # together; but what is too large for fp16 must be multiplied before it becomes fp16.
-        factor = 1.0 / self._world_size
-        if self._shortened:
-            parameter.grad.mul_(factor)
-            factor = 1.0
-        compressed, context = self._compression.compress(parameter.grad)
-        self._bytes += compressed.nbytes
-        handle = hvd.allreduce_async_(compressed, name=f"grad.{name}", op=hvd.Sum, prescale_factor=factor)
-        self._sent[name] = handle, context
+    def _fill(self, parameter: nn.Parameter) -> None:
+        number = self._bucket_of[id(parameter)]
+        bucket = self._buckets[number]
+        # Multiplied before the sum, which could overflow in fp16, and before it becomes fp16.
+        bucket.fill(parameter, 1.0 / self._world_size)
+        if bucket.full:
+            name = f"gradients.{number}.{'first' if self._order is not None else 'then'}"
+            self._sent[number] = hvd.allreduce_async_(bucket.flat(), name=name, op=hvd.Sum)
 
     def finish(self) -> None:
-        with self._timer.span("all_reduce of gradients", self._bytes):
-            self._bytes = 0
-            self._send_missing()
-            for name, (handle, context) in self._sent.items():
-                self._parameters[name].grad = self._compression.decompress(self._done(handle), context)
-            self._sent.clear()
+        nbytes = sum(bucket.nbytes for bucket in self._buckets)
+        with self._timer.span("all_reduce of gradients", nbytes):
+            shared = self._fill_missing()
+            for number, bucket in enumerate(self._buckets):
+                self._done(self._sent.pop(number))
+                bucket.hand_out(shared)
+            if self._order is not None:
+                self._lay_out_anew(self._order)
 
-    def _send_missing(self) -> None:
-        """Sends a zero gradient for each parameter that other ranks used and this one did not.
+    def _lay_out_anew(self, order: list[int]) -> None:
+        """Collective: puts together what became ready together in the first step of rank 0."""
+        order += [number for number in self._numbers.values() if number not in set(order)]
+        agreed = self._done(hvd.broadcast_async(torch.tensor(order), 0, name="clipship.order"))
+        parameters = list(self._parameters.values())
+        self._lay_out([parameters[number] for number in agreed.tolist()])
+        self._order = None
+
+    def _fill_missing(self) -> list[nn.Parameter]:
+        """Fills with zeros what this rank did not use; returns the parameters that some rank used.
 
         Raises RuntimeError if a gradient is missing and `find_unused` is off.
         """
-        missing = [name for name in self._parameters if name not in self._sent]
+        parameters = list(self._parameters.values())
+        filled = [self._buckets[self._bucket_of[id(p)]].has(p) for p in parameters]
+        missing = [name for name, has in zip(self._parameters, filled, strict=True) if not has]
         if missing and not self._find_unused:
             raise RuntimeError(no_gradient(missing))
         if not self._find_unused:
-            return
+            return parameters
         # It needs a name: Horovod numbers unnamed tensors by how many a rank has sent, and here the ranks
         # have sent different numbers of them.
-        used = hvd.allreduce(
-            torch.tensor([float(name in self._sent) for name in self._parameters]),
-            name="clipship.used",
-            op=hvd.Sum,
-        )
-        for (name, parameter), count in zip(self._parameters.items(), used.tolist(), strict=True):
-            if count and name in missing:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                self._send(name, parameter)
+        used = torch.tensor([float(p.grad is not None) for p in parameters])
+        ranks = self._done(hvd.allreduce_async(used, name="clipship.used", op=hvd.Sum)).tolist()
+        for name in missing:
+            self._fill(self._parameters[name])
+        return [p for p, count in zip(parameters, ranks, strict=True) if count]

@@ -47,11 +47,12 @@ class FsdpComm(Section):
 
 
 class HorovodComm(Section):
-    """Settings of Horovod; None keeps Horovod's own default."""
+    """Settings of Horovod; None keeps Horovod's own default, where no other is named."""
 
     fusion_mb: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
-    """HOROVOD_FUSION_THRESHOLD in MiB (default 128): small tensors that become ready together are sent
-    together, up to this size."""
+    """MiB of gradients in one all-reduce (default 25): larger buckets use the network better, smaller ones
+    overlap earlier with the backward pass; 0 sends each parameter's alone. Horovod's own fusion, which
+    copies gradients once more, is off."""
     cycle_ms: AboveZero | None = None
     """HOROVOD_CYCLE_TIME in ms (default 1, and 5 without GPUs): time between two rounds in which ranks agree
     on which tensors are ready."""
@@ -64,7 +65,7 @@ class HorovodComm(Section):
     hierarchical_allgather: bool | None = None
     """HOROVOD_HIERARCHICAL_ALLGATHER: gather within each node first, then between nodes."""
     autotune: bool = False
-    """HOROVOD_AUTOTUNE: try fusion and cycle settings in the first steps. Runs are then not repeatable bit
+    """HOROVOD_AUTOTUNE: try cycle and other settings in the first steps. Runs are then not repeatable bit
     for bit."""
     cpu_operations: Literal["mpi", "gloo"] | None = None
     """HOROVOD_CPU_OPERATIONS: library that carries CPU tensors: MPI's, if MPI connects the ranks, which
