@@ -18,14 +18,19 @@ Launcher = Literal["clipship", "mpirun"]
 """Program that starts ranks: Clipship itself, srun or pods; or MPI's, which may also connect the ranks."""
 
 BUCKET_MB = 25.0
-"""MiB of gradients that travel together with Horovod, unless the job says otherwise."""
-_HOROVOD_CYCLE_MS = 1.0
-"""Horovod's own default of HOROVOD_CYCLE_TIME."""
-_GLOO_RANKS = 256
+"""MiB of gradients in one all-reduce of Horovod, unless the job says otherwise."""
+_CPU_CYCLE_MS, _GPU_CYCLE_MS, _GPU_GLOO_CYCLE_MS = 5.0, 0.25, 1.0
+"""Time between two rounds of Horovod: without GPUs, with them over MPI, and with them over Gloo.
+
+A round is work for the cores: 0.25 ms of one on a CPU over Gloo. GPUs wait for rounds longer than they last.
+"""
+_GLOO_HOP_S = 30e-6
+"""Time of a small message over TCP, of which Gloo's round takes many."""
+_GLOO_RANKS = 64
 """Ranks of Horovod beyond which MPI connects them.
 
-Over Gloo each asks rank 0 for the address of each other: 256 ranks waited 30 s for that, 1,024 would wait 8
-minutes.
+Over Gloo a round goes twice round a ring of all ranks, and at the start each rank asks rank 0 for the address
+of each other: 256 ranks would wait 30 s for that.
 """
 _FSDP_BLOCK_MB = 27.0
 """MiB of the gradients of a block of ViT-B; FSDP reduces each block at once."""
@@ -64,8 +69,11 @@ class BackendRow:
     """MiB of gradients that travel in one all-reduce."""
     gradient_bytes: Callable[[Comm], int]
     """Bytes of one value of a gradient that travels."""
-    negotiation_s: Callable[[Comm], float]
-    """Seconds in which ranks find out, before a collective, that all are ready for it; 0: they do not ask."""
+    negotiation_s: Callable[[Job, int, int, float], float]
+    """Seconds in which ranks with GPUs find out, before a collective, that all are ready; 0: they do not ask.
+
+    Called with job, ranks, nodes, and the seconds of a hop between nodes.
+    """
     splits_model: bool
     """True if a rank holds only a part of the weights and of the optimizer's state, where there are several.
 
@@ -177,7 +185,7 @@ _TORCH = BackendRow(
     environment=_torch_environment,
     reduced_mb=lambda comm: comm.torch.bucket_mb,
     gradient_bytes=lambda comm: _BYTES[comm.torch.compression],
-    negotiation_s=lambda _comm: 0.0,
+    negotiation_s=lambda _job, _ranks, _nodes, _hop_s: 0.0,
     splits_model=False,
     problem=lambda _job, _ranks: "",
 )
@@ -206,10 +214,36 @@ def _horovods_launcher_here(job: Job) -> Launcher:
 
 def _horovods_launcher_on_hosts(job: Job) -> Launcher:
     """MPI ends all ranks when one is gone, which a job that restarts its ranks would rather not have."""
+    return _horovods_launcher_of(job, job.resources.world_size)
+
+
+def _horovods_launcher_of(job: Job, ranks: int) -> Launcher:
     if bound := _horovod_is_bound_to(job.comm):
         return bound[1]
-    few = job.resources.world_size <= _GLOO_RANKS
-    return "clipship" if job.recovery.max_restarts > 0 and few else "mpirun"
+    return "clipship" if job.recovery.max_restarts > 0 and ranks <= _GLOO_RANKS else "mpirun"
+
+
+def horovods_cycle_ms(*, gpus: bool, over_mpi: bool) -> float:
+    """Returns the time between two rounds of negotiation, for a job that does not say it."""
+    if not gpus:
+        return _CPU_CYCLE_MS
+    return _GPU_CYCLE_MS if over_mpi else _GPU_GLOO_CYCLE_MS
+
+
+def _horovods_negotiation_s(job: Job, ranks: int, nodes: int, hop_s: float) -> float:
+    """Returns half the time between two rounds, which is the mean wait for the next one, and a round.
+
+    A round is an all-reduce of a few bytes: MPI's goes up and down a tree of nodes, Gloo's twice round a ring
+    of all ranks. The next one begins no earlier than it ends.
+    """
+    chosen = job.comm.launcher
+    if chosen == "auto":
+        chosen = _horovods_launcher_of(job, ranks) if nodes > 1 else _horovods_launcher_here(job)
+    over_mpi = chosen == "mpirun"
+    hops = 2 * math.ceil(math.log2(nodes)) + 1 if over_mpi else 2 * (ranks - 1)
+    round_s = hops * (hop_s if over_mpi else max(hop_s, _GLOO_HOP_S))
+    cycle_s = (job.comm.horovod.cycle_ms or horovods_cycle_ms(gpus=True, over_mpi=over_mpi)) / 1e3
+    return max(cycle_s, round_s) / 2 + round_s
 
 
 _HOROVOD = BackendRow(
@@ -226,7 +260,7 @@ _HOROVOD = BackendRow(
     environment=_horovod_environment,
     reduced_mb=lambda comm: BUCKET_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
     gradient_bytes=lambda comm: _BYTES[comm.horovod.compression],
-    negotiation_s=lambda comm: (comm.horovod.cycle_ms or _HOROVOD_CYCLE_MS) / 1e3,
+    negotiation_s=_horovods_negotiation_s,
     splits_model=False,
     problem=lambda _job, _ranks: "",
 )

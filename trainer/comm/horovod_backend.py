@@ -13,7 +13,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.backends import BUCKET_MB, launcher_of, over_mpi
+from trainer.comm.backends import BUCKET_MB, horovods_cycle_ms, launcher_of, over_mpi
 from trainer.comm.buckets import buckets_of
 from trainer.comm.deterministic_reducer import DeterministicReducer, no_gradient
 from trainer.comm.horovod_meeting import meet
@@ -31,8 +31,6 @@ from trainer.sysinfo.addresses import address_towards, bridges_of_containers
 _EARLY = "all_gather of features"
 _POLL_S = 0.01
 _LOOK_S = 0.0002
-_CPU_CYCLE_MS = "5"
-"""Time between two rounds on a CPU. Rounds every millisecond, as by default, take 16 % of a core."""
 _MPI_INCLUDES, _MPI_EXCLUDES = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
 _MPI_LEAVES_OUT = ("127.0.0.1/8", "sppp")
 """Open MPI itself leaves these out; a list of ours replaces its own."""
@@ -52,8 +50,8 @@ class HorovodBackend:
             meet(world, job.timeouts.init_s)
         _choose_interface()
         _leave_out_bridges()
-        if device.type == "cpu":
-            os.environ.setdefault("HOROVOD_CYCLE_TIME", _CPU_CYCLE_MS)
+        if not self._settings.autotune:  # which tries some
+            _choose_cycle(device)
         hvd.init()
         if (hvd.rank(), hvd.size()) != (world.rank, world.size):
             raise InputError(
@@ -209,6 +207,13 @@ class HorovodBackend:
 
     def close(self) -> None:
         hvd.shutdown()
+
+
+def _choose_cycle(device: torch.device) -> None:
+    """Sets the time between two rounds of negotiation, unless the job or the user has."""
+    over_mpi = "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ
+    cycle_ms = horovods_cycle_ms(gpus=device.type == "cuda", over_mpi=over_mpi)
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{cycle_ms:g}")
 
 
 def _choose_interface() -> None:

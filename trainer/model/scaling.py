@@ -184,6 +184,10 @@ def weak_scaling(
     alone = BatchPlan(1, per_gpu, per_gpu, per_gpu, 1)
     work_s = per_gpu / step_speed(shape, job, alone, gpu).samples_s
 
+    def asked_s(world: int) -> float:
+        nodes = -(-world // NODE_GPUS)
+        return BACKENDS[backend].negotiation_s(job, world, nodes, fabric.latency_us * 1e-6)
+
     def step(world: int) -> tuple[float, float, float, bool]:
         plan = BatchPlan(world, world * per_gpu, per_gpu, per_gpu, 1)
         tiles = in_tiles(shape, job, plan, gpu)
@@ -195,7 +199,7 @@ def weak_scaling(
             "loss": loss_s / _LOSS_PRODUCTS["clip"],
             "backward": work_s * 2 / 3,
         }
-        exposed_s = _exposed_s(found, room, world, fabric, BACKENDS[backend].negotiation_s(job.comm))
+        exposed_s = _exposed_s(found, room, world, fabric, asked_s(world))
         return work_s + loss_s + exposed_s, exposed_s, loss_s, tiles
 
     alone_s = step(1)[0]
