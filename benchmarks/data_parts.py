@@ -40,7 +40,7 @@ PLACES: tuple[tuple[Any, str, str], ...] = (
     (pixels_module, "upright_jpeg", "choose the crop"),
     (RandomCrop, "box", "choose the crop"),
     (simplejpeg, "decode_jpeg_header", "choose the crop"),
-    (simplejpeg, "decode_jpeg", "decode"),
+    (pixels_module, "decoded_jpeg", "decode"),
     (np, "ascontiguousarray", "cut"),
     (pixels_module, "_resize_into", "resize into the batch"),
     (QuickTokenizer, "__call__", "tokens"),

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,16 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import RandomResizedCrop
 
 from trainer.data.pictures import decode
-from trainer.data.pixels import Box, RandomCrop, normalised, reduction, resize, upright_jpeg
+from trainer.data.pixels import (
+    REDUCTIONS,
+    Box,
+    RandomCrop,
+    decoded_jpeg,
+    normalised,
+    reduction,
+    resize,
+    upright_jpeg,
+)
 from trainer.data.sample import BadSample, RawSample
 
 PHOTOGRAPHS = [Image.fromarray(photograph) for photograph in load_sample_images().images]
@@ -65,6 +75,25 @@ def test_the_decoder_makes_images_smaller_only_while_the_crop_stays_large_enough
     height: int, width: int, by: int
 ) -> None:
     assert reduction(Box(0, 0, height, width), (224, 224)) == by
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 700),
+    st.integers(1, 700),
+    st.sampled_from((1, *REDUCTIONS)),
+    st.booleans(),
+    st.integers(0, 2),
+)
+def test_a_decoded_jpeg_has_the_bytes_that_the_decoder_gives_in_memory_of_its_own(
+    height: int, width: int, by: int, soft: bool, subsampling: int
+) -> None:
+    image = encoded(PHOTOGRAPHS[0].resize((width, height)), subsampling=subsampling)
+    height, width = -(-height // by), -(-width // by)
+    found = decoded_jpeg(image, height, width, soft=soft)
+    expected = simplejpeg.decode_jpeg(image, "RGBX", fastupsample=soft, min_height=height, min_width=width)
+    assert np.array_equal(found, expected)
+    assert found.ctypes.data % 2 == 1, "else the decoder writes some rows past the caches"
 
 
 def test_small_images_are_enlarged() -> None:

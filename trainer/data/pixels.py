@@ -94,8 +94,7 @@ class RandomCrop:
         box = self.box(height, width, seed)
         by = reduction(box, self.size)
         soft = min(box.height / self.size[0], box.width / self.size[1]) >= SOFT_COLOUR
-        least = {"min_height": -(-height // by), "min_width": -(-width // by)}
-        pixels = simplejpeg.decode_jpeg(image, FOUR_BYTES, fastupsample=soft, **least)
+        pixels = decoded_jpeg(image, -(-height // by), -(-width // by), soft=soft)
         return _cut(pixels, Box(*(edge // by for edge in box)))
 
     def box(self, height: int, width: int, seed: int) -> Box:
@@ -125,6 +124,20 @@ class RandomCrop:
 def reduction(box: Box, size: tuple[int, int]) -> int:
     """Returns the factor by which the decoder may shrink the image with the crop still at least `size`."""
     return next((by for by in REDUCTIONS if box.height // by >= size[0] and box.width // by >= size[1]), 1)
+
+
+def decoded_jpeg(image: bytes, height: int, width: int, *, soft: bool) -> NDArray[np.uint8]:
+    """Returns uint8 [height, width, 4]; `soft` takes the nearest colour. Raises ValueError if it cannot.
+
+    Height and width are those of the image, or of the image at one of the REDUCTIONS, rounded up.
+    """
+    # To an address that 32 divides, libjpeg-turbo writes past the caches, and the crop would have to come
+    # from main memory. No pixel of four bytes has such an address if the first byte's is odd.
+    memory = np.empty(height * width * BYTES_OF_A_PIXEL + 1, dtype=np.uint8)[1:]
+    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+        image, FOUR_BYTES, fastupsample=soft, min_height=height, min_width=width, buffer=memory
+    )
+    return pixels
 
 
 def resize(pixels: NDArray[np.uint8], out: Tensor) -> None:
