@@ -1,8 +1,8 @@
 """Processor time of each part of our loader: `python -m benchmarks.data_parts PATTERN BATCHES`.
 
-Prints microseconds a sample as JSON. In turns: a batch is made in this process; the calls that it made are
-made again, part by part; simplejpeg alone decodes its images at full size ("decoder"); and a loader process
-makes a batch. Its processor time and the rank's ("sum"), less that of a batch made here, is what lies between
+Prints microseconds a sample as JSON. In turns: a batch is made in this process; it is made again, with a
+clock at each part; simplejpeg alone decodes its images at full size ("decoder"); and a loader process makes a
+batch. Its processor time and the rank's ("sum"), less that of a batch made here, is what lies between
 the processes.
 """
 
@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -35,12 +36,13 @@ from trainer.data.source import open_source
 from trainer.data.tokens import QuickTokenizer, quick
 
 BATCH, WARM_UP, WINDOW = 64, 4, 10_000
+DECODE = "decode"
 PLACES: tuple[tuple[Any, str, str], ...] = (
     (ShardSource, "read", "index and shards"),
     (pixels_module, "upright_jpeg", "choose the crop"),
     (RandomCrop, "box", "choose the crop"),
     (simplejpeg, "decode_jpeg_header", "choose the crop"),
-    (pixels_module, "decoded_jpeg", "decode"),
+    (pixels_module, "decoded_jpeg", DECODE),
     (np, "ascontiguousarray", "cut"),
     (pixels_module, "_resize_into", "resize into the batch"),
     (QuickTokenizer, "__call__", "tokens"),
@@ -53,39 +55,31 @@ IDLE_S = 0.15
 """Seconds in which a loader process that uses no processor time counts as waiting."""
 
 
-class Call(NamedTuple):
-    """A call of a function that belongs to a part."""
-
-    part: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-
-
 @contextmanager
-def recorded() -> Iterator[list[Call]]:
-    """Yields a list to which all calls of the functions of PLACES are appended."""
-    calls: list[Call] = []
+def timed(batch: dict[str, float]) -> Iterator[list[bytes]]:
+    """Adds the processor time of the functions of PLACES to their parts, in seconds.
 
-    def recorder(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    They run in their places, since the caches hold something else where a call is made again. Yields a list
+    to which the images that were decoded are appended.
+    """
+    images: list[bytes] = []
+
+    def timer(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            calls.append(Call(part, function, arguments, options))
-            return function(*arguments, **options)
+            if part == DECODE:
+                images.append(arguments[0])
+            start = time.process_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                batch[part] += time.process_time() - start
 
         return call
 
     with ExitStack() as stack:
         for owner, name, part in PLACES:
-            stack.enter_context(patch.object(owner, name, recorder(part, getattr(owner, name))))
-        yield calls
-
-
-def seconds(calls: list[Call]) -> float:
-    """Returns the processor time of the calls, made again."""
-    start = time.process_time()
-    for _, function, arguments, options in calls:
-        function(*arguments, **options)
-    return time.process_time() - start
+            stack.enter_context(patch.object(owner, name, timer(part, getattr(owner, name))))
+        yield images
 
 
 def measured(pattern: str, batches: int, samples: int = BATCH) -> dict[str, float]:
@@ -141,17 +135,17 @@ def _turn(sides: Sides) -> dict[str, float]:
     requests: list[TrainRequest] = []
     turn = {ORDER: _spent(lambda: requests.append(sides.request()))}
     whole = _spent(lambda: sides.made(requests[0]))
-    with recorded() as calls:
+    parts = dict.fromkeys((part for _, _, part in PLACES), 0.0)
+    with timed(parts) as images:
         sides.made(requests[0])
-    parts = {part: [call for call in calls if call.part == part] for _, _, part in PLACES}
-    turn |= {part: seconds(of_part) for part, of_part in parts.items()}
-    turn[REST] = whole - sum(turn[part] for part in parts)
-    images = [call.arguments[0] for call in parts["decode"]]
-    turn[DECODER] = seconds([Call(DECODER, simplejpeg.decode_jpeg, (image,), {}) for image in images])
+    turn |= parts
+    turn[REST] = whole - sum(parts.values())
+    turn[DECODER] = sum(_spent(partial(simplejpeg.decode_jpeg, image)) for image in images)
     return turn
 
 
 def _spent(work: Callable[[], object]) -> float:
+    """Returns the processor time of this process in seconds."""
     start = time.process_time()
     work()
     return time.process_time() - start
