@@ -177,9 +177,9 @@ def test_horovod_waits_for_half_a_cycle_and_a_round_which_is_long_over_gloo() ->
     assert asked_s(1024, 128, horovod={"cycle_ms": 2.0}) == pytest.approx(2e-3 / 2 + 15 * 5e-6)
     assert asked_s(1024, 128, horovod={"cycle_ms": 0.01}) == pytest.approx(1.5 * 15 * 5e-6)
     assert asked_s(1024, 128, 40e-6) == pytest.approx(1.5 * 15 * 40e-6)
-    assert asked_s(8, 1) == pytest.approx(1e-3 / 2 + 14 * 30e-6), "one host is started by horovodrun"
+    assert asked_s(8, 1) == pytest.approx(1e-3 / 2 + 14 * 30e-6), "on one host there is no MPI"
     assert asked_s(8, 1, launcher="mpirun") == pytest.approx(0.25e-3 / 2 + 5e-6)
-    assert asked_s(1024, 128, launcher="horovodrun") == pytest.approx(1.5 * 2046 * 30e-6)
+    assert asked_s(1024, 128, launcher="clipship") == pytest.approx(1.5 * 2046 * 30e-6)
     assert BACKENDS["torch"].negotiation_s(tiny_job(), 1024, 128, 5e-6) == 0
 
 

@@ -26,7 +26,7 @@ A round is work for the cores: 0.25 ms of one on a CPU over Gloo. GPUs wait for 
 """
 _GLOO_HOP_S = 30e-6
 """Time of a small message over TCP, of which Gloo's round takes many."""
-_GLOO_RANKS = 64
+_GLOO_RANKS = 32
 """Ranks of Horovod beyond which MPI connects them.
 
 Over Gloo a round goes twice round a ring of all ranks, and at the start each rank asks rank 0 for the address
@@ -326,8 +326,13 @@ def check_lost_nodes(job: Job, launcher: str, *, keeps_going: bool) -> None:
         raise InputError(
             f"recovery.{nodes[0]} = {getattr(job.recovery, nodes[0])} is of no use for ranks that connect or "
             f"start over MPI ({launcher}): MPI ends all when one is gone, and they start again on the same "
-            "nodes: leave it out"
+            f"nodes: {_instead(job)}"
         )
+
+
+def _instead(job: Job) -> str:
+    """Returns advice for a job whose ranks MPI would connect or start."""
+    return "leave it out" + (', or set comm.launcher = "clipship"' if row_of(job).over_mpi else "")
 
 
 def starts_again(job: Job, launcher: Launcher) -> Literal["", "lost", "always"]:

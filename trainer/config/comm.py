@@ -97,10 +97,10 @@ class Comm(Section):
     """Program that starts the ranks, over ssh on other hosts: Clipship itself or Open MPI's. For Horovod it
     also says what connects them, in pods and under srun, too: Gloo, at an address that rank 0 serves, or MPI.
     auto takes clipship, but for Horovod on several hosts mpirun, unless recovery.max_restarts is set and
-    there are at most 256 ranks: MPI ends all ranks when one is gone; over Gloo each rank asks rank 0 for the
-    address of each other, which takes 30 s for 256 ranks and 8 minutes for 1,024. On one host nothing then
-    listens beyond loopback; under mpirun Open MPI's own daemon does. Ranks of torch that torchrun starts need
-    no key: see `clipship train --help`."""
+    there are at most 32 ranks: MPI ends all ranks when one is gone; over Gloo they agree in a ring on what is
+    ready, and each asks rank 0 for the address of each other, which takes 30 s for 256 ranks and 8 minutes
+    for 1,024. On one host nothing then listens beyond loopback; under mpirun Open MPI's own daemon does.
+    Ranks of torch that torchrun starts need no key: see `clipship train --help`."""
     deterministic: bool = False
     """Add up gradients in fixed groups and order, and use torch's deterministic kernels: the same run gives
     the same bits. Slower."""
