@@ -46,9 +46,7 @@ def _rows(backend: str, launcher: str) -> Iterator[dict[str, Any]]:
                 f"{backend} on {ranks} ranks under {launcher} failed with {done.returncode}\n"
                 f"{done.stdout}{done.stderr}"
             )
-        rows = [
-            json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)
-        ]  # horovodrun puts the rank before each line
+        rows = [json.loads(found) for found in re.findall(r'\{"ranks".*\}', done.stdout)]
         if not rows:
             raise SystemExit(
                 f"{backend} on {ranks} ranks under {launcher} printed no case\n{done.stdout}{done.stderr}"

@@ -221,17 +221,32 @@ def test_what_no_restart_helps_against_ends_the_run(story: Story, message: Messa
     play(story, work)
 
 
-def test_failure_after_a_request_to_stop_ends_the_run_as_one_that_can_go_on() -> None:
+def test_rank_that_fails_after_a_request_to_stop_ends_the_run_as_before() -> None:
+    """As one that cannot save: it would fail in each later start, too."""
+
     async def work(story: Story, its: Coordinator) -> None:
         its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
         its.receive(failed(1))
-        end = await story.ended()
-        assert (end.exit_code, end.rank) == (75, 1)
-        assert end.reason.startswith("asked to stop; then killed; ")
-        assert end.reason.endswith("; the run can go on from its newest checkpoint")
+        assert (await story.ended()).exit_code == 1
         assert story.kinds() == ["stop"]
 
     play(Story(), work)
+
+
+@pytest.mark.parametrize(("saved", "keeps_going"), [(False, True), (True, True), (True, False)])
+def test_loss_after_a_request_to_stop_ends_the_run_as_one_that_can_go_on(
+    saved: bool, keeps_going: bool
+) -> None:
+    async def work(story: Story, its: Coordinator) -> None:
+        its.receive({"kind": "stop", "signal": 15, "rank": 0, "node": "n0"})
+        if saved:
+            its.receive({"kind": "done", "rank": 0, "code": 75, "reason": "asked to stop"})
+        its.receive({"kind": "lost", "rank": 1, "node": "n1", "reason": "gone"})
+        end = await story.ended()
+        assert (end.exit_code, end.rank) == (75, 1)
+        assert end.reason.startswith("asked to stop; then its supervisor is gone")
+
+    play(Story(keeps_going=keeps_going), work)
 
 
 def test_first_steps_of_a_later_generation_may_fail() -> None:

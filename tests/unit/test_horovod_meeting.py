@@ -16,6 +16,7 @@ from trainer.supervise.world import World
 from trainer.sysinfo.addresses import free_port
 
 pytest.importorskip("horovod", reason="Horovod is not installed: `make horovod`")
+from trainer.comm import horovod_meeting
 from trainer.comm.horovod_meeting import _variables, meet
 
 pytestmark = pytest.mark.horovod
@@ -41,7 +42,7 @@ def master_port(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_rank_0_serves_the_addresses_of_all_on_its_own_address_alone(master_port: int) -> None:
-    meet(ROOT, 5.0)
+    close = meet(ROOT, 5.0)
     assert ask(master_port, "GET", "/global/1")[0] == 404
     assert ask(master_port, "PUT", "/global/1", b"an address")[0] == 200
     assert ask(master_port, "DELETE", "/global/1")[0] == 200  # a rank that has met all
@@ -49,6 +50,49 @@ def test_rank_0_serves_the_addresses_of_all_on_its_own_address_alone(master_port
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", master_port), timeout=5)
     assert os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] == str(master_port)
+    close()
+    with pytest.raises(ConnectionRefusedError):
+        ask(master_port, "GET", "/global/1")
+
+
+def test_the_server_takes_nothing_large_and_shows_no_file(master_port: int) -> None:
+    close = meet(ROOT, 5.0)
+    assert ask(master_port, "HEAD", "/pyproject.toml")[0] == 405
+    assert ask(master_port, "PUT", "/global/1", b"1" * (2**16 + 1))[0] == 413
+    with socket.create_connection(("127.0.0.1", master_port), timeout=20) as stranger:
+        stranger.sendall(b"PUT /global/1 HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
+        assert b" 413 " in stranger.recv(100)
+    with pytest.raises(InputError, match=f"MASTER_PORT = {master_port}, .* is taken on this machine"):
+        meet(ROOT, 5.0)
+    close()
+
+
+@pytest.mark.parametrize("route", [True, False])
+def test_a_node_that_knows_its_name_as_loopback_serves_all_interfaces(
+    master_port: int, monkeypatch: pytest.MonkeyPatch, route: bool
+) -> None:
+    """As Debian has it: others reach the name at another address."""
+    os.environ["MASTER_ADDR"] = "n1"
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+
+    def towards(_host: str) -> str:
+        if not route:
+            raise OSError("unreachable")
+        return "127.0.0.1"
+
+    monkeypatch.setattr(horovod_meeting, "address_towards", towards)
+    if not route:
+        with pytest.raises(
+            InputError, match="n1, where Horovod's ranks would meet, is a loopback address on"
+        ):
+            meet(ROOT, 5.0)
+        return
+    close = meet(ROOT, 5.0)
+    assert os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+    monkeypatch.undo()
+    socket.create_connection(("127.0.0.2", master_port), timeout=5).close()
+    close()
 
 
 def test_a_rank_knows_its_place() -> None:
@@ -60,6 +104,8 @@ def test_a_rank_knows_its_place() -> None:
         "HOROVOD_LOCAL_SIZE": "2",
         "HOROVOD_CROSS_RANK": "1",
         "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_HOSTNAME": "n2",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "20000",
@@ -86,19 +132,20 @@ def test_hosts_with_different_numbers_of_ranks_are_told_apart() -> None:
     world = World(0, 3, 0, 2, "a", "clipship run")
     with pytest.raises(InputError, match="3 ranks, 2 of them on node a: Horovod over Gloo needs as many on"):
         _variables(world, "10.0.0.1", 1, {})
-    given = {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "alias-of-a"}
-    found = _variables(world, "10.0.0.1", 1, given)
+    given = {"CLIPSHIP_CROSS_RANK": "0", "CLIPSHIP_CROSS_SIZE": "2", "CLIPSHIP_HOST": "alias-of-a"}
+    of_a_shell = {"HOROVOD_CROSS_RANK": "7", "HOROVOD_CROSS_SIZE": "9", "HOROVOD_HOSTNAME": "login"}
+    found = _variables(world, "10.0.0.1", 1, given | of_a_shell)
     assert found["HOROVOD_HOSTNAME"] == "alias-of-a"
-    assert found.keys().isdisjoint({"HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"})
+    assert (found["HOROVOD_CROSS_RANK"], found["HOROVOD_CROSS_SIZE"]) == ("0", "2")
 
 
 def test_srun_starts_ranks_that_meet_over_gloo_without_mpi() -> None:
     """They go on without a supervisor or a node, as torch's do."""
     sections: dict[str, Any] = {"comm": {"backend": "horovod"}, "resources": {"nodes": 2}}
     script = batch_script(tiny_job(**sections, recovery={"max_restarts": 3, "spare_nodes": 1}))
-    assert "HOROVOD_CONTROLLER=gloo" in script
+    assert "CLIPSHIP_MEETS=1" in script
     assert "--no-kill --kill-on-bad-exit=0" in script
     assert "--mpi=none" in script
     over_mpi = batch_script(tiny_job(**sections))
-    assert "HOROVOD_CONTROLLER" not in over_mpi
+    assert "CLIPSHIP_MEETS" not in over_mpi
     assert "--mpi=pmix" in over_mpi

@@ -157,6 +157,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"comm": {"backend": "fsdp"}},
     ),
     ("comm.fsdp.shard_degree", {"comm": {"fsdp": {"shard_degree": "node"}}}, {"comm": {"backend": "fsdp"}}),
+    (
+        "comm.horovod.hierarchical_allreduce",
+        {"comm": {"backend": "horovod", "horovod": {"hierarchical_allreduce": True}}},
+        {"comm": {"backend": "horovod", "launcher": "mpirun"}},
+    ),
     ("comm.horovod.autotune", {"comm": {"horovod": {"autotune": True}}}, {"comm": {"backend": "horovod"}}),
     (
         "comm.nccl.debug",

@@ -313,7 +313,7 @@ def test_spare_nodes_that_leave_no_rank_are_refused() -> None:
 
 def test_variables_of_a_rank_are_those_of_its_world() -> None:
     world = World(2, 3, 0, 1, "n2", "clipship run")
-    cross = {"HOROVOD_CROSS_RANK": "2", "HOROVOD_CROSS_SIZE": "3"}
+    cross = {"CLIPSHIP_CROSS_RANK": "2", "CLIPSHIP_CROSS_SIZE": "3"}
     assert rank_variables(world, (2, 3), {}) == {**GIVEN, **cross}
     assert rank_variables(world, (2, 3), {"CLIPSHIP_WORLD_SIZE": "8"}) == {
         **GIVEN,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainer.comm.backends import row_of
+from trainer.comm.backends import launcher_for, over_mpi, row_of
 from trainer.config import Data, Job
 from trainer.config.comm import TorchComm
 from trainer.config.formats import FORMATS
@@ -65,6 +65,15 @@ def _never_steps_without_update(job: Job) -> bool:
 
 def _optimizer_ignores(key: str, job: Job) -> bool:
     return key not in OPTIMIZERS[job.optim.optimizer].reads
+
+
+def _is_over_gloo(job: Job) -> bool:
+    """Returns whether Horovod's ranks meet over Gloo."""
+    of_scheduler = (job.slurm.launcher if "slurm" in job.schedulers else "", job.kubernetes.kind)
+    if not row_of(job).over_mpi or "mpirun" in of_scheduler or "mpijob" in of_scheduler:
+        return False
+    several = job.resources.nodes > 1 or bool(job.schedulers)
+    return not over_mpi(job, launcher_for(job, several_hosts=several))
 
 
 def _backend_ignores(key: str, job: Job) -> bool:
@@ -217,6 +226,11 @@ UNUSED_KEYS = (
         for keys in (_DDP, ("comm.torch.device_backend",), ("comm.fsdp",), ("comm.horovod",))
     ),
     UnusedKeys(
+        ("comm.horovod.hierarchical_allreduce", "comm.horovod.hierarchical_allgather"),
+        _is_over_gloo,
+        "Gloo connects the ranks, and Horovod does that over MPI alone (comm.launcher)",
+    ),
+    UnusedKeys(
         _NCCL,
         lambda job: (
             job.comm.torch.device_backend == "gloo" and not _backend_ignores("comm.torch.device_backend", job)
@@ -224,7 +238,7 @@ UNUSED_KEYS = (
         'comm.torch.device_backend = "gloo" does without NCCL',
     ),
     UnusedKeys(
-        (*_DDP, "comm.horovod.compression", "comm.find_unused_parameters"),
+        (*_DDP, "comm.horovod.compression"),
         lambda job: job.comm.deterministic and not row_of(job).splits_model,
         "comm.deterministic = true adds gradients up in another way",
     ),

@@ -13,6 +13,7 @@ from trainer.comm.shard_degree import shard_degree
 from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.errors import InputError
+from trainer.supervise.variables import MEETS
 
 Launcher = Literal["clipship", "mpirun"]
 """Program that starts ranks: Clipship itself, srun or pods; or MPI's, which may also connect the ranks."""
@@ -55,12 +56,10 @@ class BackendRow:
     """Keys and sections of `[comm]` that only some backends read, and this one does."""
     over_mpi: bool
     """True if MPI connects the ranks that it has started; else they meet at MASTER_ADDR and MASTER_PORT."""
-    without_mpi: Mapping[str, str]
-    """Variables of ranks that meet at MASTER_ADDR."""
     launcher_here: Callable[[Job], Launcher]
     """Choice of `comm.launcher = "auto"` on one host."""
-    launcher_on_hosts: Callable[[Job], Launcher]
-    """Choice of `comm.launcher = "auto"` on several hosts."""
+    launcher_on_hosts: Callable[[Job, int], Launcher]
+    """Choice of `comm.launcher = "auto"` for so many ranks on several hosts."""
     bound_to: Callable[[Comm], tuple[str, Launcher] | None]
     """A setting that works with one launcher alone, as "key = value", and that launcher."""
     environment: Callable[[Job], Mapping[str, str]]
@@ -178,9 +177,8 @@ _TORCH = BackendRow(
     missing="`pip install torch` brings it",
     reads=("comm.torch",),
     over_mpi=False,
-    without_mpi={},
     launcher_here=lambda _job: "clipship",
-    launcher_on_hosts=lambda _job: "clipship",
+    launcher_on_hosts=lambda _job, _ranks: "clipship",
     bound_to=lambda _comm: None,
     environment=_torch_environment,
     reduced_mb=lambda comm: comm.torch.bucket_mb,
@@ -212,12 +210,8 @@ def _horovods_launcher_here(job: Job) -> Launcher:
     return bound[1] if bound else "clipship"
 
 
-def _horovods_launcher_on_hosts(job: Job) -> Launcher:
+def _horovods_launcher_on_hosts(job: Job, ranks: int) -> Launcher:
     """MPI ends all ranks when one is gone, which a job that restarts its ranks would rather not have."""
-    return _horovods_launcher_of(job, job.resources.world_size)
-
-
-def _horovods_launcher_of(job: Job, ranks: int) -> Launcher:
     if bound := _horovod_is_bound_to(job.comm):
         return bound[1]
     return "clipship" if job.recovery.max_restarts > 0 and ranks <= _GLOO_RANKS else "mpirun"
@@ -238,7 +232,7 @@ def _horovods_negotiation_s(job: Job, ranks: int, nodes: int, hop_s: float) -> f
     """
     chosen = job.comm.launcher
     if chosen == "auto":
-        chosen = _horovods_launcher_of(job, ranks) if nodes > 1 else _horovods_launcher_here(job)
+        chosen = _horovods_launcher_on_hosts(job, ranks) if nodes > 1 else _horovods_launcher_here(job)
     over_mpi = chosen == "mpirun"
     hops = 2 * math.ceil(math.log2(nodes)) + 1 if over_mpi else 2 * (ranks - 1)
     round_s = hops * (hop_s if over_mpi else max(hop_s, _GLOO_HOP_S))
@@ -253,7 +247,6 @@ _HOROVOD = BackendRow(
     missing="`make horovod` builds it, or use backend = torch",
     reads=("comm.horovod",),
     over_mpi=True,
-    without_mpi={"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"},
     launcher_here=_horovods_launcher_here,
     launcher_on_hosts=_horovods_launcher_on_hosts,
     bound_to=_horovod_is_bound_to,
@@ -345,14 +338,18 @@ def starts_again(job: Job, launcher: Launcher) -> Literal["", "lost", "always"]:
     return "always" if over_mpi(job, launcher) else "lost"
 
 
-def launcher_for(job: Job, *, several_hosts: bool) -> Launcher:
-    """Returns the launcher that comm.launcher means.
+def launcher_for(job: Job, *, several_hosts: bool, ranks: int | None = None) -> Launcher:
+    """Returns the launcher that comm.launcher means for so many ranks; None takes those of [resources].
 
     Raises InputError if another key needs another one.
     """
     row, launcher = row_of(job), job.comm.launcher
     if launcher == "auto":
-        return row.launcher_on_hosts(job) if several_hosts else row.launcher_here(job)
+        return (
+            row.launcher_on_hosts(job, ranks or job.resources.world_size)
+            if several_hosts
+            else row.launcher_here(job)
+        )
     if (bound := row.bound_to(job.comm)) and bound[1] != launcher:
         raise InputError(
             f"{bound[0]} needs comm.launcher = {bound[1]}, but it is {launcher}: change one of them, or "
@@ -367,17 +364,16 @@ def over_mpi(job: Job, launcher: Launcher) -> bool:
 
 
 def meeting_variables(job: Job, launcher: Launcher) -> Mapping[str, str]:
-    """Returns the variables that let the job's ranks meet as this launcher starts them."""
-    return {} if over_mpi(job, launcher) else row_of(job).without_mpi
+    """Returns the variable that tells a rank to meet the others without MPI, which could connect it."""
+    return {MEETS: "1"} if row_of(job).over_mpi and not over_mpi(job, launcher) else {}
 
 
 def launcher_of(env: Mapping[str, str]) -> Launcher:
-    """Returns the launcher of Horovod's ranks, from a rank's environment.
+    """Returns the launcher of ranks that MPI may connect, from a rank's environment.
 
-    Ranks of Horovod's own horovodrun meet at its server; they count as MPI's, for it ends all, too.
+    Those of Horovod's own horovodrun meet at its server; they count as MPI's, for it ends all, too.
     """
-    meets = env.get("HOROVOD_CONTROLLER") == "gloo" and "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in env
-    return "clipship" if meets else "mpirun"
+    return "clipship" if MEETS in env else "mpirun"
 
 
 def row_of(job: Job) -> BackendRow:

@@ -2,7 +2,7 @@
 
 Each block of a tower is a unit: its parameters are gathered before its forward and its backward pass and let
 go after it, and its gradients are reduced to the rank that owns their rows. All else is as in the backend
-torch. This is one of the three modules that name a communication library.
+torch. This is one of the modules that name a communication library.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -46,8 +46,8 @@ class HorovodBackend:
         self._deterministic = job.comm.deterministic
         self._timer = CommTimer(device, heartbeat)
         self.name = "horovod"
-        if not over_mpi(job, launcher_of(os.environ)):
-            meet(world, job.timeouts.init_s)
+        meets = not over_mpi(job, launcher_of(os.environ))
+        close = meet(world, job.timeouts.init_s) if meets else None
         _choose_interface()
         _leave_out_bridges()
         if not self._settings.autotune:  # which tries some
@@ -60,6 +60,9 @@ class HorovodBackend:
                 "start the ranks with `clipship run`, mpirun, horovodrun or srun --mpi=pmix, "
                 "and with the MPI that Horovod was built for"
             )
+        if close is not None:
+            self.barrier(job.timeouts.init_s)  # all have met
+            close()
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         with self._timer.span("all_gather", tensor.nbytes):

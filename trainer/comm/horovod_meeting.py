@@ -5,24 +5,44 @@ start the ranks that tells them MASTER_ADDR, and each generation of them meets a
 0's machine, whichever that is then.
 """
 
+import errno
 import os
 import socket
+import socketserver
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from trainer.comm.reach import wait_until_served
 from trainer.errors import InputError
-from trainer.supervise.variables import CROSS
+from trainer.supervise.variables import CROSS, HOST
 from trainer.supervise.world import World, master_address
-from trainer.sysinfo.addresses import listening_address
+from trainer.sysinfo.addresses import address_towards, is_loopback, is_own
+
+_LARGEST = 2**16
+"""Bytes of the largest value that the server takes; a rank tells it a few addresses for each other rank."""
+_ELSEWHERE = "192.0.2.1"
+"""Address that no machine has (RFC 5737); the route to it is the machine's way to all others."""
 
 
 class _Handler(RendezvousHandler):  # type: ignore[misc]
-    """Horovod's handler, which forgets nothing: a rank that has met all says so while others still look."""
+    """Horovod's handler, which takes nothing large, shows no file, and forgets nothing.
 
-    def do_DELETE(self) -> None:  # noqa: N802  (the name is that of http.server)
+    A rank that has met all says so while others still look for it.
+    """
+
+    def do_PUT(self) -> None:  # noqa: N802  (these names are those of http.server)
+        length = self.headers.get("Content-Length", "")
+        if length.isascii() and length.isdigit() and int(length[:9]) <= _LARGEST and len(length) < 9:
+            super().do_PUT()
+        else:
+            self.send_status_code(413)
+
+    def do_HEAD(self) -> None:  # noqa: N802
+        self.send_status_code(405)
+
+    def do_DELETE(self) -> None:  # noqa: N802
         self.send_status_code(200)
 
 
@@ -35,24 +55,58 @@ class _Server(RendezvousHTTPServer):  # type: ignore[misc]
     def __init__(self, address: str, port: int) -> None:
         super().__init__((address, port), _Handler, False)
 
+    def close(self) -> None:
+        """Ends the server's thread, and frees the port."""
+        self.shutdown()
+        self.server_close()
 
-def meet(world: World, longest_s: float) -> None:
+    def server_bind(self) -> None:
+        """Binds without http.server's question to a name server, which may take long to answer."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+
+
+def meet(world: World, longest_s: float) -> Callable[[], None]:
     """Sets Horovod's variables of this rank; rank 0 serves the addresses, the others wait for that.
 
-    Raises InputError if MASTER_ADDR and MASTER_PORT are not set, or mean no IPv4 address, as Horovod needs,
-    and TimeoutError if rank 0 does not serve them within `longest_s` seconds.
+    Returns what closes the server once all ranks have met. Raises InputError if MASTER_ADDR and MASTER_PORT
+    are not set, mean no IPv4 address, as Horovod needs, or are taken, and TimeoutError if rank 0 does not
+    serve the addresses within `longest_s` seconds.
     """
     host, port = master_address(os.environ, world)
     address = _ipv4(host)
+    own = is_own(address, socket.AF_INET)
+    hidden = own and is_loopback(address) and not is_loopback(host)
+    if hidden:  # Debian gives a machine's name the address 127.0.1.1 on the machine itself
+        address = _address_for_others(host)
+    close = _nothing
     if world.rank == 0:
-        server = _Server(listening_address(address) or "", port)
-        port = server.server_port
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server = _serve(address if own and not hidden else "", port)
+        port, close = server.server_port, server.close
     elif not wait_until_served(address, port, longest_s):
         raise TimeoutError(
             f"rank 0 does not serve the ranks' addresses at {host}, port {port}, after {longest_s:g} s"
         )
     os.environ.update(_variables(world, address, port, os.environ))
+    return close
+
+
+def _nothing() -> None:
+    pass
+
+
+def _serve(address: str, port: int) -> _Server:
+    try:
+        server = _Server(address, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise InputError(
+            f"MASTER_PORT = {port}, where rank 0 serves the addresses of Horovod's ranks, is taken on this "
+            "machine: give a free one"
+        ) from None
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
 
 
 def _ipv4(host: str) -> str:
@@ -67,6 +121,17 @@ def _ipv4(host: str) -> str:
     return str(found[0][4][0])
 
 
+def _address_for_others(host: str) -> str:
+    """Returns this machine's address for others, where its own name means only itself. Raises InputError."""
+    try:
+        return address_towards(_ELSEWHERE)
+    except OSError:
+        raise InputError(
+            f"{host}, where Horovod's ranks would meet, is a loopback address on this machine, which has no "
+            'route to others: give its address, on Slurm by slurm.rendezvous = "ipv4"'
+        ) from None
+
+
 def _variables(world: World, address: str, port: int, env: Mapping[str, str]) -> dict[str, str]:
     """Returns Horovod's variables: this rank's place, and the address of the server.
 
@@ -77,17 +142,20 @@ def _variables(world: World, address: str, port: int, env: Mapping[str, str]) ->
         "HOROVOD_SIZE": world.size,
         "HOROVOD_LOCAL_RANK": world.local_rank,
         "HOROVOD_LOCAL_SIZE": world.local_size,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": env.get(HOST) or world.node,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
     }
-    variables = {name: str(value) for name, value in place.items()}
-    variables |= {"HOROVOD_HOSTNAME": env.get("HOROVOD_HOSTNAME") or world.node}
-    variables |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": address}
-    if set(CROSS) <= env.keys():
-        return variables
-    if world.size % world.local_size:
-        raise InputError(
-            f"{world.size} ranks, {world.local_size} of them on node {world.node}: Horovod over Gloo needs "
-            f"as many on each node, or {' and '.join(CROSS)} for each rank, as `clipship run` sets them"
-        )
-    cross = world.rank // world.local_size, world.size // world.local_size
-    return variables | dict(zip(CROSS, map(str, cross), strict=True))
+    cross: tuple[str | int, ...] = tuple(env[name] for name in CROSS if name in env)
+    if len(cross) < len(CROSS):
+        if world.size % world.local_size:
+            raise InputError(
+                f"{world.size} ranks, {world.local_size} of them on node {world.node}: Horovod over Gloo "
+                f"needs as many on each node, or {' and '.join(CROSS)} for each rank, as `clipship run` sets "
+                "them"
+            )
+        cross = world.rank // world.local_size, world.size // world.local_size
+    place |= dict(zip(("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"), cross, strict=True))
+    return {name: str(value) for name, value in place.items()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trainer.comm.ssh_start import start_here, start_on
 from trainer.comm.started_ranks import StartedRank, collect_signals, run_ranks
-from trainer.supervise.variables import CROSS, STARTED_HERE
+from trainer.supervise.variables import CROSS, HOST, STARTED_HERE
 
 _TORCHRUN_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Prefixes of torchrun's variables: around this process they describe another world."""
@@ -92,9 +92,9 @@ def places_of(hosts: Sequence[tuple[str, int]]) -> list[Place]:
 
 
 def _variables(rank: int, size: int, place: Place) -> dict[str, str]:
-    """Returns the rank's place in a world of `size` ranks, in torch's names and, across hosts, Horovod's."""
+    """Returns the rank's place in a world of `size` ranks, in torch's own names and in ours."""
     return {
-        **({"HOROVOD_HOSTNAME": place.host} if place.host else {}),
+        **({HOST: place.host} if place.host else {}),
         **dict(zip(CROSS, map(str, place.cross), strict=True)),
         STARTED_HERE: "1",
         "RANK": str(rank),

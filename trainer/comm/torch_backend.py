@@ -1,6 +1,6 @@
 """torch.distributed: NCCL on GPUs, gloo on CPUs.
 
-This is one of the three modules that name a communication library.
+This is one of the modules that name a communication library.
 """
 
 import inspect

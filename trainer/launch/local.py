@@ -150,7 +150,8 @@ def start_ranks(
     """
     require("torch")  # said once here, not by each rank
     raise_open_files_limit()
-    launcher = launcher_for(job, several_hosts=hosts is not None)
+    ranks = None if hosts is None else sum(host.slots for host in hosts)
+    launcher = launcher_for(job, several_hosts=hosts is not None, ranks=ranks)
     if hosts is not None:
         check_lost_nodes(job, launcher, keeps_going=launcher == "clipship")
     stdin = None if STANDARD_INPUT in job.data.train else subprocess.DEVNULL

@@ -18,6 +18,8 @@ EXIT_DIR = "CLIPSHIP_EXIT_DIR"
 RANK_DIR = "CLIPSHIP_RANK_DIR"
 """Variable with the folder in which a supervisor and its rank exchange files; unset for a rank without a
 supervisor."""
+STOPPED_THEN = "asked to stop; then"
+"""Begin of the reason of a run that lost a supervisor after a request to stop, before all was saved."""
 SUPERVISOR_LOST = "its supervisor is gone"
 """Beginning of the reason of a run that lost one; batch scripts then ask whether its node is lost."""
 _RECORD = "rank-{:05d}.json"

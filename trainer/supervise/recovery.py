@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, EXIT_TIMED_OUT
-from trainer.run.exit_record import ExitRecord, supervisor_lost
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
 from trainer.supervise.actions import Message
 from trainer.supervise.diagnosis import Missing
 from trainer.supervise.fencing import Fence
@@ -121,12 +121,20 @@ class Recovery:
         if not await self._may_write(run.round, patient=False):
             return
         record = replace(failure.record, generation=number)
-        hangs = record.exit_code == EXIT_TIMED_OUT
-        if run.stop_at is not None and not hangs and not why_no_restart and self._would_help(failure):
-            reason = f"asked to stop; then {record.reason}; the run can go on from its newest checkpoint"
+        if self._has_stopped_a_run(failure):
+            reason = f"{STOPPED_THEN} {record.reason}; a later start does again what was not saved"
             record = replace(record, exit_code=EXIT_PREEMPTED, reason=reason)
         own = replace(failure, record=record)
         await run.end_failed(own, why_no_restart)
+
+    def _has_stopped_a_run(self, failure: Failure) -> bool:
+        """Returns whether a supervisor or a node was lost after a request to stop, as when nodes are taken.
+
+        Ranks that fail by themselves may do that again when they save the next time, so those count.
+        """
+        run = self._run
+        saved = EXIT_PREEMPTED in run.round.done.values() and run.limits.max_restarts > 0
+        return run.stop_at is not None and failure.kind == "lost" and (saved or self._would_help(failure))
 
     async def _may_write(self, its: Round, *, patient: bool = True) -> bool:
         """Returns whether no other part of the run goes on; where members are lost, the claim shows that."""

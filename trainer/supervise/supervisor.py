@@ -242,7 +242,9 @@ class Supervisor:
                 self._ending.end(message["code"])
 
     def _on_signal(self, number: int) -> None:
-        world, self._asked = self._context.world, True
+        world, tree, self._asked = self._context.world, self._context.tree, True
+        if self._seat.coordinator is None and tree is not None and not tree.has_parent:
+            return  # the coordinator hears of it when this supervisor joins
         self._send_up({"kind": "stop", "signal": int(number), "rank": world.rank, "node": world.node})
 
     def _on_late(self, what: str, generation: Generation) -> None:

@@ -337,6 +337,11 @@ class Tree:
             return (self.rendezvous.host if host is None else host), port
         return "", 0
 
+    @property
+    def has_parent(self) -> bool:
+        """True while there is a way to the root."""
+        return self._parent is not None
+
     def call_roll(self) -> None:
         """Lets this supervisor and all below it say again that they are there."""
         self._answer_roll()

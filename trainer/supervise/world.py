@@ -296,7 +296,7 @@ def shared_devices(records: Sequence[tuple[int, str, str]]) -> None:
 
 
 def master_address(env: Environment, world: World) -> tuple[str, int]:
-    """Returns host and TCP port at which torch's ranks meet: MASTER_ADDR and MASTER_PORT.
+    """Returns host and TCP port at which ranks meet without MPI: MASTER_ADDR and MASTER_PORT.
 
     A single process gets loopback and port 0, which means any free port. Raises InputError if several ranks
     have no such address: each would wait for the others on its own host.

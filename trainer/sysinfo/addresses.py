@@ -26,16 +26,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listening_address(host: str) -> str | None:
-    """Returns the address of this machine that others reach as `host`.
+def listening_address(host: str, family: int = 0) -> str | None:
+    """Returns the address of this machine that others reach as `host`, of a family of addresses if given.
 
     Returns None if it cannot be known; then the listener must bind to all addresses. Debian gives a machine
     the address 127.0.1.1 on the machine itself; other machines know it by another address.
     """
     with suppress(OSError):
-        for family, _, _, _, socket_address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+        found = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+        for its_family, _, _, _, socket_address in found:
             address = str(socket_address[0])
-            if (is_loopback(host) or not is_loopback(address)) and is_own(address, family):
+            if (is_loopback(host) or not is_loopback(address)) and is_own(address, its_family):
                 return address
     return None
 

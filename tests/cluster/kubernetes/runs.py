@@ -132,7 +132,9 @@ class Demo:
         return {
             str(state.image)
             for state in states
-            if state.state.waiting and state.state.waiting.reason in NO_IMAGE
+            if state.image in self.images.values()
+            and state.state.waiting
+            and state.state.waiting.reason in NO_IMAGE
         }
 
     def said(self, name: str) -> str:
@@ -220,7 +222,7 @@ def _cgroup(process: Path) -> str:
         return ""
 
 
-NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull")
+NO_IMAGE = ("ImagePullBackOff", "ErrImageNeverPull")
 """Reasons for which a pod waits for an image that does not come."""
 LOADS_IMAGES = "`python -m tests.cluster.kubernetes.images COMMAND` builds them and hands each to the command"
 PROCESSES = """

@@ -24,7 +24,7 @@ def validate(job: Job) -> None:
     """Raises InputError with every problem, one per line."""
     problems = list(_problems(job))
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError("\n".join(dict.fromkeys(problems)))  # two checks may meet the same one
 
 
 def warnings(job: Job) -> Iterator[str]:
@@ -69,6 +69,8 @@ def _problems(job: Job) -> Iterator[str]:
         )
     if job.slurm.launcher == "mpirun" and (bound := row_of(job).bound_to(job.comm)) and bound[1] != "mpirun":
         yield f'{bound[0]} needs slurm.launcher = "srun": set it, or leave the other out'
+    if job.slurm.launcher == "mpirun" and row_of(job).over_mpi and job.comm.launcher == "clipship":
+        yield 'comm.launcher = "clipship" needs slurm.launcher = "srun": set it, or leave the other out'
     yield from _listed_gpus(job)
     if job.slurm.container != "none" and job.slurm.image is None and job.image.tag is None:
         yield f'slurm.container = "{job.slurm.container}" needs an image: give slurm.image or image.tag'

@@ -10,6 +10,7 @@ start another pod in this one's place. Imports no torch.
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -135,10 +136,13 @@ class Node:
         """Returns the address at which the others reach this pod, which is the one of index 0; "" if unknown.
 
         The others get it from the run folder: a name server may know the name late, or a lost pod's address.
+        One of IPv4 comes first, which Horovod needs.
         """
         host = self._rendezvous.host
         self._wait(lambda: is_here(host), _NAME_S)
-        return listening_address(host) or listening_address(os.uname().nodename) or ""
+        names = (host, os.uname().nodename)
+        ways = [(name, family) for family in (socket.AF_INET, socket.AF_UNSPEC) for name in names]
+        return next(filter(None, (listening_address(name, family) for name, family in ways)), "")
 
     def _not_there(self, start: Start, limit_s: float) -> str:
         missing = ", ".join(map(str, start.missing(self._pods)[:5])) or "0"
