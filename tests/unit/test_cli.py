@@ -83,8 +83,11 @@ def test_init_never_replaces_a_file_unless_forced(capsys: Capture) -> None:
         ),
         (["check", "job.toml", "--set", "logging.runs=job.toml"], "is a file"),
         (
-            ["check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=clipship"],
-            "cannot start comm.backend = horovod",
+            [
+                *("check", "job.toml", "--set", "comm.backend=horovod", "--set", "comm.launcher=clipship"),
+                *("--set", "comm.horovod.cpu_operations=mpi"),
+            ],
+            "comm.horovod.cpu_operations = mpi needs comm.launcher = mpirun",
         ),
         (["run", "job.toml", "--nproc", "2", "--hosts", "a:1"], "give either --nproc or --hosts"),
         (["run", "job.toml", "--hosts", "a:b"], "a:b"),

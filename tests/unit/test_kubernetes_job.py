@@ -102,8 +102,8 @@ def test_no_pod_has_what_only_sshd_needs(user: int) -> None:
     ("sections", "expected"),
     [
         (
-            {"comm": HOROVOD},
-            'over MPI or Horovod\'s own Gloo server: set kubernetes.kind = "mpijob", or leave it out',
+            {"comm": {**HOROVOD, "horovod": {"cpu_operations": "mpi"}}},
+            "comm.horovod.cpu_operations = mpi cannot be with Jobs, where each pod starts its own",
         ),
         ({"comm": {"launcher": "mpirun"}}, "each pod starts its own; use auto or clipship"),
         (

@@ -19,6 +19,7 @@ from trainer.errors import InputError
 from trainer.supervise.variables import CROSS, HOST
 from trainer.supervise.world import World, master_address
 from trainer.sysinfo.addresses import address_towards, is_loopback, is_own
+from trainer.text.wording import many
 
 _LARGEST = 2**16
 """Bytes of the largest value that the server takes; a rank tells it a few addresses for each other rank."""
@@ -152,9 +153,9 @@ def _variables(world: World, address: str, port: int, env: Mapping[str, str]) ->
     if len(cross) < len(CROSS):
         if world.size % world.local_size:
             raise InputError(
-                f"{world.size} ranks, {world.local_size} of them on node {world.node}: Horovod over Gloo "
-                f"needs as many on each node, or {' and '.join(CROSS)} for each rank, as `clipship run` sets "
-                "them"
+                f"{many(world.size, 'rank')}, {world.local_size} of them on node {world.node}: Horovod over "
+                f"Gloo needs as many on each node, or {' and '.join(CROSS)} for each rank, as `clipship run` "
+                "sets them"
             )
         cross = world.rank // world.local_size, world.size // world.local_size
     place |= dict(zip(("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"), cross, strict=True))
