@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.run.exit_record import EXIT_DIR, RANK_DIR
-from trainer.supervise import heartbeat
+from trainer.supervise import generation, heartbeat
 from trainer.supervise.generation import Generation, fresh_variables
 from trainer.supervise.heartbeat import HEARTBEAT_FILE, published_state
 from trainer.supervise.nursery import Nursery
@@ -108,6 +108,14 @@ def test_ranks_meet_at_a_new_port_that_rank_0_serves() -> None:
     assert int(variables.pop("MASTER_PORT")) > 1
     assert variables == {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     assert fresh_variables({}) == {}
+
+
+def test_ranks_of_horovod_meet_at_an_address_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "own_ipv4", lambda: "127.0.0.1")
+    lost = {"MASTER_ADDR": "192.0.2.7", "MASTER_PORT": "1"}
+    assert fresh_variables(lost, "::1")["MASTER_ADDR"] == "::1"
+    assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "::1")["MASTER_ADDR"] == "127.0.0.1"
+    assert fresh_variables({**lost, "CLIPSHIP_MEETS": "1"}, "127.0.0.2")["MASTER_ADDR"] == "127.0.0.2"
 
 
 def test_a_rank_knows_its_generation() -> None:

@@ -76,12 +76,12 @@ def test_a_node_that_knows_its_name_as_loopback_serves_all_interfaces(
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
 
-    def towards(_host: str) -> str:
+    def own() -> str:
         if not route:
             raise OSError("unreachable")
         return "127.0.0.1"
 
-    monkeypatch.setattr(horovod_meeting, "address_towards", towards)
+    monkeypatch.setattr(horovod_meeting, "own_ipv4", own)
     if not route:
         with pytest.raises(
             InputError, match="n1, where Horovod's ranks would meet, is a loopback address on"

@@ -18,13 +18,11 @@ from trainer.comm.reach import wait_until_served
 from trainer.errors import InputError
 from trainer.supervise.variables import CROSS, HOST
 from trainer.supervise.world import World, master_address
-from trainer.sysinfo.addresses import address_towards, is_loopback, is_own
+from trainer.sysinfo.addresses import is_loopback, is_own, own_ipv4
 from trainer.text.wording import many
 
 _LARGEST = 2**16
 """Bytes of the largest value that the server takes; a rank tells it a few addresses for each other rank."""
-_ELSEWHERE = "192.0.2.1"
-"""Address that no machine has (RFC 5737); the route to it is the machine's way to all others."""
 
 
 class _Handler(RendezvousHandler):  # type: ignore[misc]
@@ -125,7 +123,7 @@ def _ipv4(host: str) -> str:
 def _address_for_others(host: str) -> str:
     """Returns this machine's address for others, where its own name means only itself. Raises InputError."""
     try:
-        return address_towards(_ELSEWHERE)
+        return own_ipv4()
     except OSError:
         raise InputError(
             f"{host}, where Horovod's ranks would meet, is a loopback address on this machine, which has no "

@@ -14,8 +14,8 @@ from trainer.supervise.heartbeat import publish_heartbeat
 from trainer.supervise.nccl_debug import rank_variables
 from trainer.supervise.nursery import Nursery
 from trainer.supervise.rank_process import RankProcess, end_rank, kill_rank, rank_folder, reap_group
-from trainer.supervise.variables import GENERATION, USES_AGENT_STORE
-from trainer.sysinfo.addresses import free_port, is_here, listening_address
+from trainer.supervise.variables import GENERATION, MEETS, USES_AGENT_STORE
+from trainer.sysinfo.addresses import free_port, is_here, listening_address, own_ipv4
 
 _POLL_S = 0.02
 
@@ -70,7 +70,7 @@ def fresh_variables(env: Mapping[str, str], address: str = "") -> dict[str, str]
     """Returns the variables by which the ranks of the next generation meet; rank 0's supervisor calls it.
 
     `address` is the one by which other supervisors reach this one; MASTER_ADDR becomes that if the launcher's
-    belongs to another machine.
+    belongs to another machine. Horovod's ranks need one of IPv4.
 
     Nothing of the last generation may be met there: MASTER_PORT is a new port of this machine, which rank 0
     itself serves. Raises OSError.
@@ -78,7 +78,8 @@ def fresh_variables(env: Mapping[str, str], address: str = "") -> dict[str, str]
     variables = {}
     if host := env.get("MASTER_ADDR"):
         if address and not is_here(host):
-            host = variables["MASTER_ADDR"] = address
+            host = own_ipv4() if MEETS in env and ":" in address else address
+            variables["MASTER_ADDR"] = host
         variables["MASTER_PORT"] = str(free_port(listening_address(host) or ""))
     if USES_AGENT_STORE in env:
         variables[USES_AGENT_STORE] = "False"

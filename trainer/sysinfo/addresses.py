@@ -14,6 +14,8 @@ from pathlib import Path
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux gives to outgoing connections, which might take a port between the check
 and its use."""
+_ELSEWHERE = "192.0.2.1"
+"""Address that no machine has (RFC 5737)."""
 _OF_CONTAINERS = re.compile(r"(docker|podman|cni|virbr|lxcbr|lxdbr)\d+|br-[0-9a-f]{12}")
 _INTERFACES = Path("/sys/class/net")
 
@@ -74,6 +76,11 @@ def address_towards(host: str, port: int = 9) -> str:
         except OSError as error:
             problem = error
     raise problem
+
+
+def own_ipv4() -> str:
+    """Returns this machine's IPv4 address on the route to all other machines. Raises OSError without one."""
+    return address_towards(_ELSEWHERE)
 
 
 def loopback_interface() -> str | None:
