@@ -166,6 +166,11 @@ def test_l_14_keeps_as_much_of_its_speed_on_1024_gpus_as_performance_md_says(
     assert float(cells[4]) == efficiency
 
 
+def test_gradients_that_travel_alone_are_not_reckoned_as_ever_more() -> None:
+    alone = tiny_job(comm={"backend": "horovod", "horovod": {"fusion_mb": 0.0}})
+    assert BACKENDS["horovod"].reduced_mb(alone.comm) == 1.0
+
+
 def test_horovod_waits_for_half_a_cycle_and_a_round_which_is_long_over_gloo() -> None:
     """MPI's round is a tree of nodes, Gloo's goes twice round all ranks, each hop over TCP."""
 

@@ -33,6 +33,8 @@ _GLOO_RANKS = 32
 Over Gloo a round goes twice round a ring of all ranks, and at the start each rank asks rank 0 for the address
 of each other: 256 ranks would wait 30 s for that.
 """
+_PARAMETER_MB = 1.0
+"""MiB of the gradient of a usual matrix, if each parameter's travels alone."""
 _FSDP_BLOCK_MB = 27.0
 """MiB of the gradients of a block of ViT-B; FSDP reduces each block at once."""
 
@@ -251,7 +253,9 @@ _HOROVOD = BackendRow(
     launcher_on_hosts=_horovods_launcher_on_hosts,
     bound_to=_horovod_is_bound_to,
     environment=_horovod_environment,
-    reduced_mb=lambda comm: BUCKET_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb,
+    reduced_mb=lambda comm: max(
+        _PARAMETER_MB, BUCKET_MB if comm.horovod.fusion_mb is None else comm.horovod.fusion_mb
+    ),
     gradient_bytes=lambda comm: _BYTES[comm.horovod.compression],
     negotiation_s=_horovods_negotiation_s,
     splits_model=False,
