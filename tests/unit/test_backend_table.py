@@ -24,6 +24,8 @@ from trainer.comm.backends import (
 from trainer.config import Job
 from trainer.config.comm import Backend
 from trainer.errors import InputError
+from trainer.launch.kubernetes.validate import warnings as kubernetes_warnings
+from trainer.launch.slurm.validate import warnings as slurm_warnings
 
 ROOT = Path(trainer.__path__[0])
 LAUNCHERS: tuple[Launcher, ...] = ("clipship", "mpirun")
@@ -67,6 +69,20 @@ def test_every_launcher_can_start_every_backend(name: str) -> None:
         chosen = tiny_job(comm={"backend": name, "launcher": launcher})
         assert launcher_for(chosen, several_hosts=False) == launcher
         assert bool(meeting_variables(chosen, launcher)) == (name == "horovod" and launcher == "clipship")
+
+
+def test_many_ranks_without_mpi_are_told() -> None:
+    comm = {"backend": "horovod", "launcher": "clipship"}
+    (said,) = slurm_warnings(tiny_job(comm=comm, resources={"nodes": 33}))
+    assert said.startswith("Gloo connects 33 ranks of comm.backend = horovod: it is slow beyond 32; MPI, ")
+    assert list(slurm_warnings(tiny_job(comm=comm, resources={"nodes": 32}))) == []
+    assert list(slurm_warnings(tiny_job(comm={"backend": "horovod"}, resources={"nodes": 33}))) == []
+    (kubernetes,) = (
+        line
+        for line in kubernetes_warnings(tiny_job(comm=comm, resources={"nodes": 33}))
+        if line.startswith("Gloo")
+    )
+    assert kubernetes == said
 
 
 def test_a_rank_knows_whether_mpi_connects_it() -> None:

@@ -5,7 +5,7 @@ compares a backend's name. Imports neither torch nor Horovod.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -370,6 +370,16 @@ def over_mpi(job: Job, launcher: Launcher) -> bool:
 def meeting_variables(job: Job, launcher: Launcher) -> Mapping[str, str]:
     """Returns the variable that tells a rank to meet the others without MPI, which could connect it."""
     return {MEETS: "1"} if row_of(job).over_mpi and not over_mpi(job, launcher) else {}
+
+
+def many_without_mpi(job: Job, launcher: Launcher) -> Iterator[str]:
+    """Yields a sentence if MPI could connect the job's ranks, which are many for what else does."""
+    ranks = job.resources.world_size
+    if meeting_variables(job, launcher) and ranks > _GLOO_RANKS:
+        yield (
+            f"Gloo connects {ranks} ranks of comm.backend = {job.comm.backend}: it is slow beyond "
+            f'{_GLOO_RANKS}; MPI, which comm.launcher = "mpirun" chooses, is not, but ends all when one is gone'
+        )
 
 
 def launcher_of(env: Mapping[str, str]) -> Launcher:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainer.comm.backends import check_lost_nodes, check_restarts, row_of
+from trainer.comm.backends import check_lost_nodes, check_restarts, many_without_mpi, row_of
 from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.config.fabric_fit import fabric_problems
@@ -56,6 +56,7 @@ def warnings(job: Job) -> Iterator[str]:
             f"{limits.checkpoint_s:g}: a pod may be killed while its checkpoint is written"
         )
     yield from network_warnings(job)
+    yield from many_without_mpi(job, kind_of(job).launcher)
     for path in _outside(job):
         yield f"{path} is on no volume of [kubernetes.mounts]: the image must contain it"
 

@@ -7,6 +7,7 @@ from trainer.comm.backends import (
     check_lost_nodes,
     check_restarts,
     launcher_for,
+    many_without_mpi,
     over_mpi,
     row_of,
 )
@@ -33,6 +34,7 @@ def warnings(job: Job) -> Iterator[str]:
         yield from nccl_unknown(job)
         yield from plugin_advice(job)
     yield from conflicts(job)
+    yield from many_without_mpi(job, launcher(job))
     if job.slurm.retries and job.slurm.nodelist:
         yield (
             "slurm.retries leaves out the node of a failure, and slurm.nodelist asks for it: a job that is "
