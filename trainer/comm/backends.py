@@ -378,7 +378,8 @@ def many_without_mpi(job: Job, launcher: Launcher) -> Iterator[str]:
     if meeting_variables(job, launcher) and ranks > _GLOO_RANKS:
         yield (
             f"Gloo connects {ranks} ranks of comm.backend = {job.comm.backend}: it is slow beyond "
-            f'{_GLOO_RANKS}; MPI, which comm.launcher = "mpirun" chooses, is not, but ends all when one is gone'
+            f"{_GLOO_RANKS}; "
+            'MPI, which comm.launcher = "mpirun" chooses, is not, but ends all when one is gone'
         )
 
 
