@@ -14,6 +14,7 @@ from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.errors import InputError
 from trainer.supervise.variables import MEETS
+from trainer.text.wording import many
 
 Launcher = Literal["clipship", "mpirun"]
 """Program that starts ranks: Clipship itself, srun or pods; or MPI's, which may also connect the ranks."""
@@ -377,7 +378,7 @@ def many_without_mpi(job: Job, launcher: Launcher) -> Iterator[str]:
     ranks = job.resources.world_size
     if meeting_variables(job, launcher) and ranks > _GLOO_RANKS:
         yield (
-            f"Gloo connects {ranks} ranks of comm.backend = {job.comm.backend}: it is slow beyond "
+            f"Gloo connects {many(ranks, 'rank')} of comm.backend = {job.comm.backend}: it is slow beyond "
             f"{_GLOO_RANKS}; "
             'MPI, which comm.launcher = "mpirun" chooses, is not, but ends all when one is gone'
         )
