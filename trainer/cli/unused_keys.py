@@ -18,6 +18,7 @@ from trainer.config.loader import own_keys
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
+from trainer.sysinfo.imports import load
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ def _optimizer_ignores(key: str, job: Job) -> bool:
 
 def _is_over_gloo(job: Job) -> bool:
     """Returns whether Horovod's ranks meet over Gloo."""
-    of_scheduler = (job.slurm.launcher if "slurm" in job.schedulers else "", job.kubernetes.kind)
-    if not row_of(job).over_mpi or "mpirun" in of_scheduler or "mpijob" in of_scheduler:
+    if not row_of(job).over_mpi:
         return False
-    several = job.resources.nodes > 1 or bool(job.schedulers)
-    return not over_mpi(job, launcher_for(job, several_hosts=several))
+    places = [place for name in job.schedulers if (place := SCHEDULERS[name].launcher)]
+    launchers = [load(place)(job) for place in places]
+    here = [] if launchers else [launcher_for(job, several_hosts=job.resources.nodes > 1)]
+    return not any(over_mpi(job, launcher) for launcher in (*launchers, *here))
 
 
 def _backend_ignores(key: str, job: Job) -> bool:

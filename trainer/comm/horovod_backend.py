@@ -336,7 +336,7 @@ class _Reducer:
 
     def _lay_out_anew(self, order: list[int]) -> None:
         """Collective: puts together what became ready together in the first step of rank 0."""
-        order += [number for number in self._numbers.values() if number not in set(order)]
+        order += sorted(set(self._numbers.values()) - set(order))
         agreed = self._done(hvd.broadcast_async(torch.tensor(order), 0, name="clipship.order"))
         parameters = list(self._parameters.values())
         self._lay_out([parameters[number] for number in agreed.tolist()])
@@ -350,9 +350,9 @@ class _Reducer:
         parameters = list(self._parameters.values())
         filled = [self._buckets[self._bucket_of[id(p)]].has(p) for p in parameters]
         missing = [name for name, has in zip(self._parameters, filled, strict=True) if not has]
-        if missing and not self._find_unused:
-            raise RuntimeError(no_gradient(missing))
         if not self._find_unused:
+            if missing:
+                raise RuntimeError(no_gradient(missing))
             return parameters
         # It needs a name: Horovod numbers unnamed tensors by how many a rank has sent, and here the ranks
         # have sent different numbers of them.

@@ -7,6 +7,7 @@ start the ranks that tells them MASTER_ADDR, and each generation of them meets a
 
 import errno
 import os
+import re
 import socket
 import socketserver
 import threading
@@ -17,7 +18,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from trainer.comm.reach import wait_until_served
 from trainer.errors import InputError
 from trainer.supervise.variables import CROSS, HOST
-from trainer.supervise.world import World, master_address
+from trainer.supervise.world import World, cross_of, master_address
 from trainer.sysinfo.addresses import is_loopback, is_own, own_ipv4
 from trainer.text.wording import many
 
@@ -33,7 +34,7 @@ class _Handler(RendezvousHandler):  # type: ignore[misc]
 
     def do_PUT(self) -> None:  # noqa: N802  (these names are those of http.server)
         length = self.headers.get("Content-Length", "")
-        if length.isascii() and length.isdigit() and int(length[:9]) <= _LARGEST and len(length) < 9:
+        if re.fullmatch(r"[0-9]{1,5}", length) and int(length) <= _LARGEST:
             super().do_PUT()
         else:
             self.send_status_code(413)
@@ -155,6 +156,6 @@ def _variables(world: World, address: str, port: int, env: Mapping[str, str]) ->
                 f"Gloo needs as many on each node, or {' and '.join(CROSS)} for each rank, as `clipship run` "
                 "sets them"
             )
-        cross = world.rank // world.local_size, world.size // world.local_size
+        cross = cross_of(world)
     place |= dict(zip(("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"), cross, strict=True))
     return {name: str(value) for name, value in place.items()}

@@ -9,6 +9,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,13 +83,13 @@ def _read_hosts(hosts: Sequence[str]) -> list[tuple[str, int]]:
 
 def places_of(hosts: Sequence[tuple[str, int]]) -> list[Place]:
     """Returns the places of all ranks, in their order, from the hosts and their numbers of ranks."""
-    most = max(ranks for _, ranks in hosts)
-    across = [[host for host, ranks in hosts if ranks > local] for local in range(most)]
-    return [
-        Place(host, local, ranks, (across[local].index(host), len(across[local])))
-        for host, ranks in hosts
-        for local in range(ranks)
-    ]
+    across = Counter(local for _, ranks in hosts for local in range(ranks))
+    before: Counter[int] = Counter()
+    places = []
+    for host, ranks in hosts:
+        places += [Place(host, local, ranks, (before[local], across[local])) for local in range(ranks)]
+        before.update(range(ranks))
+    return places
 
 
 def _variables(rank: int, size: int, place: Place) -> dict[str, str]:

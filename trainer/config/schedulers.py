@@ -26,6 +26,8 @@ class SchedulerRow:
     """Module that implements `trainer.launch.submission.Scheduler`: submit, status, logs, cancel."""
     starter: str
     """Function from a job to the program that starts its ranks there, as messages name it."""
+    launcher: str | None = None
+    """Function from a job to the launcher of its ranks there, as the backends know it."""
     readers: str = "the submitted text"
     """Name of the submitted text and its readers; values of a job that look like secrets would get there."""
     secret: str | None = None
@@ -58,6 +60,7 @@ _SLURM = SchedulerRow(
     validate="trainer.launch.slurm.script:batch_script",  # rendering also finds problems with mounts
     control="trainer.launch.slurm.scheduler",
     starter="trainer.launch.slurm.validate:starter",
+    launcher="trainer.launch.slurm.validate:launcher",
     readers="the batch script",
     warnings="trainer.launch.slurm.validate:warnings",
     submit_together="trainer.launch.slurm.array:submit_together",
@@ -70,6 +73,7 @@ _KUBERNETES = SchedulerRow(
     validate="trainer.launch.kubernetes.validate:validate",
     control="trainer.launch.kubernetes.scheduler",
     starter="trainer.launch.kubernetes.kinds:starter",
+    launcher="trainer.launch.kubernetes.kinds:launcher",
     readers="the ConfigMap and the objects beside it, which all who may read them in the namespace see",
     secret='kubernetes.env.{name} = "secret:SECRET:KEY" takes the value from a Secret',
     warnings="trainer.launch.kubernetes.validate:warnings",

@@ -29,7 +29,7 @@ from trainer.supervise.supervisor_context import SupervisorContext
 from trainer.supervise.tree import Rendezvous, Tree
 from trainer.supervise.tree_plan import Address
 from trainer.supervise.variables import KEEPS_GOING, RESPAWNED
-from trainer.supervise.world import World, first_world, rank_variables
+from trainer.supervise.world import World, cross_of, first_world, rank_variables
 
 TICK_S = 0.5
 HELD_UP_S = 2.0
@@ -65,7 +65,7 @@ def supervise(
     first = first_world(world, env)
     generation = None
     if first is not None:
-        own = {} if first.size == world.size else rank_variables(first, _cross(first), env)
+        own = {} if first.size == world.size else rank_variables(first, cross_of(first), env)
         generation = start_rank(world.generation, env={**env, **own}, is_root=first.rank == 0)
     supervisor: Supervisor | None = None
     try:
@@ -84,11 +84,6 @@ def supervise(
         if last is not None:
             last.close()
         nursery.close()
-
-
-def _cross(first: World) -> tuple[int, int]:
-    """Returns Horovod's rank and size across nodes in the first generation: all nodes have as many ranks."""
-    return first.rank // first.local_size, first.size // first.local_size
 
 
 class Supervisor:

@@ -222,6 +222,11 @@ def number_of_spares(member: World, env: Environment) -> int:
     return _number(SPARE_NODES, env.get(SPARE_NODES, "0")) * member.local_size
 
 
+def cross_of(world: World) -> tuple[int, int]:
+    """Returns Horovod's rank and size across nodes in a world whose nodes all have as many ranks."""
+    return world.rank // world.local_size, world.size // world.local_size
+
+
 def rank_variables(world: World, cross: tuple[int, int], env: Environment) -> dict[str, str]:
     """Returns the variables that give a rank its place in a world which its launcher did not make.
 

@@ -15,8 +15,6 @@ from tests.cluster.image.images import build, write_job
 from tests.cluster.kubernetes.conftest import IMAGES
 
 MPI = {"openmpi4": "debian", "openmpi5": "pypi"}
-
-
 PACKAGES = Path(__file__).parents[1] / "image" / "packages.sh"
 
 

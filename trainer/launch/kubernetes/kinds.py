@@ -169,6 +169,11 @@ def kind_of(job: Job) -> KindRow:
     return next(row for row in (_JOB, _MPIJOB) if row.launcher == chosen)
 
 
+def launcher(job: Job) -> Launcher:
+    """Returns the launcher of the job's ranks as the backends know it."""
+    return kind_of(job).launcher
+
+
 def starter(job: Job) -> str:
     """Returns the program that starts the ranks of the job, as messages name it."""
     return kind_of(job).starter
