@@ -113,7 +113,10 @@ both = pytest.mark.parametrize(
 def test_spare_machine_takes_the_place_of_a_lost_one_and_changes_no_bit(
     tmp_path: Path, machines: Third, start_of: tuple[str, str], victim: int
 ) -> None:
-    whole = whole_run(tmp_path / "whole", start_of)
+    # On two machines, too: ranks of one node alone compute the loss in one piece, with other roundings.
+    undisturbed = start(tmp_path / "whole", machines, start_of).end()
+    assert undisturbed.code == 0, undisturbed.errors
+    whole = undisturbed.folder
     recovery = {"spare_nodes": 1}
     running = start(
         tmp_path / "run", machines, start_of, f"unplug:{victim}:step:3:1", THREE, recovery=recovery
@@ -126,6 +129,33 @@ def test_spare_machine_takes_the_place_of_a_lost_one_and_changes_no_bit(
     assert {rank["node"] for rank in environment} == {name for name in THREE if name != THREE[victim]}
     assert losses(end.folder) == losses(whole)
     assert furthest(end.folder, whole) == 0.0
+
+
+@both
+@pytest.mark.fault("rank killed twice on one node", goes_on=True)
+def test_spare_machine_gets_the_newest_step_from_the_only_one_that_has_it(
+    tmp_path: Path, machines: Third, start_of: tuple[str, str]
+) -> None:
+    """Its machine is left out after the second fault, so it has no rank that could send the step."""
+    whole = start(tmp_path / "whole", machines, start_of, names=TWO[:1]).end()
+    running = start(
+        tmp_path / "run",
+        machines,
+        start_of,
+        "kill:0:step:3:1,kill:0:step:5:2",
+        recovery={"spare_nodes": 1},
+        checkpoint={"every_steps": 50},
+    )
+    end = running.end()
+    assert (whole.code, end.code) == (0, 0), end.errors
+    assert [(each["from_step"], each["node"]) for each in restarts(end.folder)] == [
+        (2, "node-a"),
+        (4, "node-a"),
+    ]
+    assert "step 4, from the memory of node-a" in end.output
+    assert not (end.folder / "handed-over").exists()
+    assert losses(end.folder) == losses(whole.folder)
+    assert furthest(end.folder, whole.folder) == 0.0
 
 
 @both

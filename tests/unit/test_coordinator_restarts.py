@@ -18,6 +18,8 @@ from trainer.supervise import recovery
 from trainer.supervise.actions import Actions, Message
 from trainer.supervise.coordinator import Coordinator
 from trainer.supervise.limits import Limits
+from trainer.supervise.membership import Membership
+from trainer.supervise.variables import HANDED_OVER_BY
 
 LIMITS = Limits(checkpoint_s=60.0, shutdown_s=60.0, max_restarts=2, backoff_s=0.0)
 START = {"MASTER_PORT": "4711"}
@@ -25,7 +27,7 @@ START = {"MASTER_PORT": "4711"}
 
 @dataclass
 class Story:
-    """A coordinator of two ranks, and all that it has said."""
+    """A coordinator of two members, and all that it has said."""
 
     limits: Limits = LIMITS
     steps_done: float = 5.0
@@ -38,6 +40,7 @@ class Story:
     no_port: bool = False
     moments: dict[str, float] = field(default_factory=dict)
     keeps_going: bool = False
+    ranks: int = 2
 
     def begin(self) -> Coordinator:
         actions = Actions(
@@ -51,7 +54,14 @@ class Story:
             claim=no_other,
         )
         exit_files = ExitFiles(self.limits.run_folder, "now")
-        self.its = Coordinator(range(2), self.limits, exit_files, actions, keeps_going=self.keeps_going)
+        self.its = Coordinator(
+            range(self.ranks),
+            self.limits,
+            exit_files,
+            actions,
+            membership=Membership(range(2), self.ranks, self.ranks),
+            keeps_going=self.keeps_going,
+        )
         for rank in (0, 1):
             self.its.receive({"kind": "joined", "rank": rank, "node": f"n{rank}"})
         return self.its
@@ -412,6 +422,35 @@ def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have
         assert parts["first_step"] == pytest.approx(0.2, abs=0.02)
 
     play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
+
+
+@pytest.mark.parametrize(("saved", "giver"), [(4, 0), (5, None)])
+def test_node_without_a_rank_hands_the_newest_step_over_if_no_other_has_it(
+    tmp_path: Path, saved: int, giver: int | None
+) -> None:
+    """Node n0 has failed twice, so that n1, which was a spare, has the only rank of the third generation."""
+    checkpoint = tmp_path / "checkpoints" / f"step-{saved:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    story = Story(replace(LIMITS, run_folder=str(tmp_path)), obedient=False, keeps_going=True, ranks=1)
+
+    async def work(story: Story, its: Coordinator) -> None:
+        for generation, step in ((2, 3), (3, 5)):
+            its.receive(failed(0, generation - 1, step=step + 1))
+            await story.until(lambda: story.kinds().count("regroup") == len(story.lines) + 1)
+            for member, kept in ((0, step), (1, 0)):
+                ended = {"kind": "ended", "rank": member, "generation": generation, "in_memory": kept}
+                its.receive(ended)
+            await story.until(lambda: story.kinds()[-1] in ("start", "meet"))
+            if story.kinds()[-1] == "meet":
+                its.receive({"kind": "meeting", "generation": generation, "variables": START})
+            await story.until(lambda: story.kinds()[-1] == "start")
+        assert story.broadcast[-1]["world"] == "1 1 n1"
+        assert story.broadcast[-1].get("giver") == giver
+        assert story.broadcast[-1]["variables"].get(HANDED_OVER_BY) == (None if giver is None else "n0")
+        assert story.lines[-1].endswith("all ranks go on from step 5; without node n0: it has failed 2 times")
+
+    play(story, work)
 
 
 def test_line_and_record_say_the_newest_step_that_a_node_has_in_memory(tmp_path: Path) -> None:

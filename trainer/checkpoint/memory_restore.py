@@ -11,7 +11,7 @@ The value of the best metric so far comes from the disk all the same: it belongs
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from trainer.comm.backends import keeps_in_memory
 from trainer.comm.protocol import Comm
 from trainer.comm.replicas import broadcast_replicas
 from trainer.config import Job
+from trainer.run.folder import run_folder
+from trainer.supervise.handover import take
 from trainer.supervise.state_folder import STATE_DIR
 from trainer.supervise.state_parts import BUFFERS
 from trainer.supervise.tree import Rendezvous
+from trainer.supervise.variables import GENERATION, HANDED_OVER_BY
 
 log = logging.getLogger("clipship")
 
@@ -58,6 +61,8 @@ class NodeMemory:
     """First rank of the node, which reads for all of them."""
     kept: tuple[Kept, ...] = ()
     """Whole steps in the folder, the newest first; only the leader has looked."""
+    run_folder: Path | None = None
+    """Run folder if another node hands a step over there, and this rank takes it."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,21 @@ def node_memory(job: Job, comm: Comm, env: Mapping[str, str]) -> NodeMemory | No
     peers = [rank for rank, place in enumerate(places) if place == (comm.world.node, given)]
     start = rendezvous.start if rendezvous is not None else ""
     folder = Path(given) if given else None
-    kept = tuple(kept_steps(folder, start)) if folder is not None and peers[0] == comm.world.rank else ()
-    return NodeMemory(folder, start, peers.index(comm.world.rank), len(peers), peers[0], kept)
+    kept = kept_steps(folder, start) if folder is not None and peers[0] == comm.world.rank else []
+    taken = run_folder(job) if env.get(HANDED_OVER_BY) and comm.world.rank == 0 else None
+    if taken is not None:
+        kept = [*_handed_over(taken, env, start), *kept]
+    return NodeMemory(folder, start, peers.index(comm.world.rank), len(peers), peers[0], tuple(kept), taken)
+
+
+def _handed_over(folder: Path, env: Mapping[str, str], start: str) -> list[Kept]:
+    """Returns the step that another node hands over in the run folder, or nothing and says so."""
+    node = env[HANDED_OVER_BY]
+    taken = take(folder, int(env[GENERATION]))
+    found = [] if taken is None else kept_steps(taken, start)
+    if not found:
+        log.warning("resume       no step came from the memory of %s, which has no rank any more", node)
+    return [replace(kept, node=node) for kept in found]
 
 
 def choose(offers: Sequence[Offer], on_disk: int) -> Choice:
@@ -151,4 +169,4 @@ def _load(memory: NodeMemory, choice: Choice, train: TrainState, comm: Comm) -> 
         scaler = kept.load(train)
     except (OSError, RuntimeError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
-    return {**kept.about, "scaler": scaler, "node": comm.world.node}
+    return {**kept.about, "scaler": scaler, "node": kept.node or comm.world.node}

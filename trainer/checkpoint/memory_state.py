@@ -27,7 +27,9 @@ from trainer.supervise.state_parts import (
     BUFFERS,
     Header,
     WholeStep,
+    data_file,
     headers_of_buffer,
+    layout_file,
     remove_headers,
     whole_steps,
     write_header,
@@ -42,7 +44,7 @@ class PartWriter:
         self.layout = layout
         self._folder, self._start, self._part, self._parts = folder, start, part, parts
         self.begin, self.end = layout.range_of(part, parts)
-        path = folder / _layout_file(layout.digest)
+        path = folder / layout_file(layout.digest)
         if not path.exists():
             write_json(path, layout.to_json())
         self.rows: list[Tensor] = []
@@ -51,7 +53,7 @@ class PartWriter:
         self._cleared: set[int] = set()
 
     def _open(self, buffer: int) -> mmap.mmap:
-        path = self._folder / _data_file(self.layout.digest, buffer)
+        path = self._folder / data_file(self.layout.digest, buffer)
         flags = os.O_RDWR | os.O_CREAT
         descriptor = open_plain(path, flags, 0o600)
         try:
@@ -84,8 +86,8 @@ class PartWriter:
 
     def _remove_other_bytes(self, buffer: int) -> None:
         """Removes the bytes of another layout: an optimizer gets more state when more parameters train."""
-        for path in self._folder.glob(_data_file("*", buffer)):
-            if path.name != _data_file(self.layout.digest, buffer):
+        for path in self._folder.glob(data_file("*", buffer)):
+            if path.name != data_file(self.layout.digest, buffer):
                 path.unlink(missing_ok=True)
 
     def seal(self, buffer: int, step: int, about: Mapping[str, Any]) -> None:
@@ -112,6 +114,8 @@ class Kept:
     about: Mapping[str, Any]
     layout: Layout
     folder: Path
+    node: str = ""
+    """Node that has kept the step; empty: the one that reads it."""
 
     def load(self, train: TrainState) -> dict[str, float]:
         """Copies weights and optimizer into the state; returns the changing numbers of the scaler's state.
@@ -152,7 +156,7 @@ def bytes_kept(folder: Path) -> int:
 
 def _verified(folder: Path, whole: WholeStep) -> Kept:
     """Returns the step. Raises ValueError if its bytes differ from what its headers say, OSError."""
-    layout = Layout.from_json(json.loads(read_plain(folder / _layout_file(whole.layout))))
+    layout = Layout.from_json(json.loads(read_plain(folder / layout_file(whole.layout))))
     if layout.digest != whole.layout:
         raise ValueError("the layout is another one")
     memory = _mapped(folder, layout, whole.buffer)
@@ -172,17 +176,9 @@ def _verified(folder: Path, whole: WholeStep) -> Kept:
 
 def _mapped(folder: Path, layout: Layout, buffer: int) -> mmap.mmap:
     """Returns the bytes of a buffer as a private copy. Raises OSError, ValueError if it is too short."""
-    with open(folder / _data_file(layout.digest, buffer), "rb", opener=open_plain) as file:
+    with open(folder / data_file(layout.digest, buffer), "rb", opener=open_plain) as file:
         return mmap.mmap(file.fileno(), layout.size, access=mmap.ACCESS_COPY)
 
 
 def _checksum(sums: Tensor) -> str:
     return hashlib.sha256(sums.numpy().tobytes()).hexdigest()
-
-
-def _data_file(digest: str, buffer: int) -> str:
-    return f"{digest}-{buffer}.data"
-
-
-def _layout_file(digest: str) -> str:
-    return f"{digest}.layout"

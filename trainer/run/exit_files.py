@@ -10,6 +10,7 @@ longer than WAIT_S seconds. Imports no torch.
 import asyncio
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from trainer.run.layout import (
     DIAGNOSIS_FILE,
     EXIT_FILE,
     GOODPUT_FILE,
+    HANDED_OVER,
     IF_KILLED_FILE,
     LOCK,
     RESTARTS_FILE,
@@ -194,6 +196,7 @@ def remove_exit_files(run_folder: Path, start: str) -> None:
         for name in _FILES:
             (run_folder / name).unlink(missing_ok=True)
         remove_claims(run_folder, start)
+        shutil.rmtree(run_folder / HANDED_OVER, ignore_errors=True)
         with suppress(OSError):
             os.utime(run_folder / LOCK)
 

@@ -291,7 +291,7 @@ class Coordinator:
     def _on_ended(self, message: Message) -> None:
         member, its = message["rank"], self._run.round
         its.ended.add(member)
-        its.in_memory = max(its.in_memory, message.get("in_memory", 0))
+        its.kept[member] = message.get("in_memory", 0)
         membership = self._run.membership
         if member in membership.lost:  # it was only late
             membership.join(member, membership.nodes[member])

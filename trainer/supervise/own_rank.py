@@ -19,16 +19,19 @@ from trainer.supervise import heartbeat
 from trainer.supervise.actions import Message
 from trainer.supervise.condemned import condemned
 from trainer.supervise.generation import Generation, fresh_variables
+from trainer.supervise.handover import give
 from trainer.supervise.heartbeat import RankState
 from trainer.supervise.learned_limits import LEARNED_LIMITS, to_text
 from trainer.supervise.membership import Place, place_in
 from trainer.supervise.nccl_debug import flight_record
 from trainer.supervise.rank_report import STACK_FILE, RankReport, is_stopped, python_stack, report
-from trainer.supervise.state_folder import newest_kept
+from trainer.supervise.state_folder import STATE_DIR, newest_kept
 from trainer.supervise.stopped_rank import STOPPED_S, StoppedRank
 from trainer.supervise.supervisor_context import SupervisorContext
+from trainer.supervise.tree import Rendezvous
 from trainer.supervise.world import first_world, rank_variables
 from trainer.sysinfo import memory
+from trainer.text.terminal import say
 
 
 class OwnRank:
@@ -248,6 +251,8 @@ class OwnRank:
             self.number = self._context.world.rank if place is None else place.rank
             if place is None:
                 self.generation = None
+                if message.get("giver") == self._context.world.rank and not self.closed:
+                    self._context.spawn(self._hand_over(number))
                 return
             variables |= self._place_variables(place)
         if self.closed or number != self.latest:
@@ -264,6 +269,22 @@ class OwnRank:
             )
             return
         heartbeat.limit_init(self.generation.memory, self._context.limits.init_s)
+
+    async def _hand_over(self, generation: int) -> None:
+        """Gives the newest step of this node to a generation in which the node has no rank."""
+        env, run_folder = self._context.env, self._context.limits.run_folder
+        rendezvous = Rendezvous.from_env(env)
+        if rendezvous is None or STATE_DIR not in env or not run_folder:
+            return
+
+        def is_wanted() -> bool:
+            return not self.closed and self.latest == generation
+
+        folder, state = Path(run_folder), Path(env[STATE_DIR])
+        try:
+            await asyncio.to_thread(give, folder, generation, state, rendezvous.start, is_wanted)
+        except OSError as error:
+            say(f"clipship: the step in memory cannot be handed over: {error}")
 
     def _place_variables(self, place: Place) -> dict[str, str]:
         world = replace(

@@ -14,6 +14,7 @@ from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
 from trainer.supervise.actions import Message
 from trainer.supervise.diagnosis import Missing
 from trainer.supervise.fencing import Fence
+from trainer.supervise.handover import giver_of
 from trainer.supervise.left_out import LeftOut, left_out
 from trainer.supervise.membership import WorldPlan
 from trainer.supervise.patience import Patience
@@ -24,6 +25,7 @@ from trainer.supervise.restart_wording import restart_line, too_few
 from trainer.supervise.restarts import Fault, GiveUp, GoOn
 from trainer.supervise.round import Failure, Round
 from trainer.supervise.run_state import RunState
+from trainer.supervise.variables import HANDED_OVER_BY
 from trainer.text.wording import many
 
 GROW_S = 3.0
@@ -159,7 +161,8 @@ class Recovery:
         if world is None or not await self._may_write(its):
             return
         clock.end_part("end", time.monotonic())
-        from_step = max(await history.saved_step(), its.in_memory)
+        its.saved_step = await history.saved_step()
+        from_step = max(its.saved_step, its.in_memory)
         history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
         if run.decided:  # a stop has come, or a supervisor is lost
             return
@@ -254,11 +257,16 @@ class Recovery:
             its.generation += 1  # this number is used up
 
     def _start(self, its: Round, world: WorldPlan, variables: Mapping[str, str]) -> None:
+        membership = self._run.membership
         its.started, its.members = True, world.numbers
         self._fence.record_start(its.generation)
         start: Message = {"kind": "start", "generation": its.generation, "variables": dict(variables)}
         if self._run.keeps_going:
             start["world"] = world.to_text()
+            its.kept = {member: step for member, step in its.kept.items() if member not in membership.lost}
+            if (giver := giver_of(its.kept, world.numbers, its.saved_step)) is not None:
+                start["giver"] = giver
+                start["variables"][HANDED_OVER_BY] = membership.nodes[giver]
         self._run.actions.broadcast(start)
         self._run.actions.members_changed()
 

@@ -58,8 +58,10 @@ class Round:
     """False until every supervisor may start its rank of this generation."""
     ended: set[int] = field(default_factory=set)
     """Members that have no rank of the generation before any more."""
-    in_memory: int = 0
-    """Newest step that any node of them has kept in memory; 0 if none has."""
+    kept: dict[int, int] = field(default_factory=dict)
+    """Newest step that the node of each of them has kept in memory; 0 if it has none."""
+    saved_step: int = 0
+    """Step of the newest checkpoint when the ranks of the generation before had ended; 0 if there is none."""
     meeting: Message | None = None
     """Answer of rank 0's supervisor: variables by which the ranks meet, or the problem."""
     regrouped_again: bool = False
@@ -78,6 +80,11 @@ class Round:
     failed: bool = False
     """True once a failure is being decided about."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def in_memory(self) -> int:
+        """Newest step that any node has kept in memory; 0 if none has."""
+        return max(self.kept.values(), default=0)
 
     @property
     def first_cause(self) -> tuple[Weight, Failure]:

@@ -9,6 +9,8 @@ STARTED_HERE = "CLIPSHIP_STARTED_HERE"
 """Variable that `clipship run` sets if it starts the ranks itself."""
 GENERATION = "CLIPSHIP_GENERATION"
 """Variable with the generation of a rank: how many times the ranks of this start have been started."""
+HANDED_OVER_BY = "CLIPSHIP_HANDED_OVER_BY"
+"""Variable with the node, without a rank in this generation, that hands its newest step over to rank 0."""
 MEETS = "CLIPSHIP_MEETS"
 """Variable that a launcher sets to 1 for Horovod's ranks that meet at MASTER_ADDR, without MPI."""
 CROSS = ("CLIPSHIP_CROSS_RANK", "CLIPSHIP_CROSS_SIZE")
