@@ -84,11 +84,11 @@ def test_a_spare_pod_takes_a_lost_ones_place_and_the_job_is_done(demo: Demo, bac
 
 @full
 def test_an_evicted_pod_saves_first_and_the_next_pods_lose_no_step(demo: Demo) -> None:
-    name = job(demo, "drained", optim=SHORT, checkpoint=NO_CHECKPOINT)
-    demo.wait_for_step("drained", 12)
+    name = job(demo, "drained-job", optim=SHORT, checkpoint=NO_CHECKPOINT)
+    demo.wait_for_step("drained-job", 12)
     demo.evict_pod(demo.pods_of_index(name, 1)[0]["metadata"]["name"])
-    assert demo.wait("drained") == "succeeded", demo.said("drained")
-    assert demo.steps("drained") == list(range(1, demo.steps("drained")[-1] + 1))
+    assert demo.wait("drained-job") == "succeeded", demo.said("drained")
+    assert demo.steps("drained-job") == list(range(1, demo.steps("drained")[-1] + 1))
     assert ended(demo, name, 0) == [EXIT_PREEMPTED, EXIT_DONE]
 
 
@@ -113,7 +113,8 @@ def test_without_recovery_a_killed_rank_is_a_new_start_from_its_checkpoint(demo:
 def test_bad_input_ends_the_job_at_once(demo: Demo) -> None:
     name = job(demo, "wrong-job", data={"train": str(demo.folder / "nothing" / "*.tar")})
     assert demo.wait("wrong-job") == "failed", demo.said("wrong-job")
-    assert ended(demo, name, 0) == [EXIT_BAD_INPUT]
+    # The first pod that fails ends the Job, and the other one may be deleted before it has.
+    assert EXIT_BAD_INPUT in ended(demo, name, 0) + ended(demo, name, 1)
     assert "no file matches" in demo.said("wrong-job")
 
 
