@@ -424,33 +424,66 @@ def test_parts_of_a_restart_come_from_rank_0_where_the_coordinator_does_not_have
     play(Story(replace(LIMITS, run_folder=str(tmp_path))), work)
 
 
-@pytest.mark.parametrize(("saved", "giver"), [(4, 0), (5, None)])
-def test_node_without_a_rank_hands_the_newest_step_over_if_no_other_has_it(
-    tmp_path: Path, saved: int, giver: int | None
-) -> None:
-    """Node n0 has failed twice, so that n1, which was a spare, has the only rank of the third generation."""
+async def lose_twice(
+    story: Story, its: Coordinator, *steps: int, fault: int = 0, joined: bool = False
+) -> Message:
+    """A fault in each generation, of one rank; returns the message that starts the last one.
+
+    `steps` are those that node n0 has in memory each time; with `joined` it says so as it comes back.
+    """
+    for generation, step in enumerate(steps, 2):
+        its.receive(failed(fault, generation - 1, step=step + 1))
+        await story.until(lambda: story.kinds().count("regroup") == len(story.lines) + 1)
+        kind = {"kind": "joined", "node": "n0", "idle": True} if joined else {"kind": "ended"}
+        its.receive({"rank": 0, "generation": generation, "in_memory": step, **kind})
+        its.receive({"kind": "ended", "rank": 1, "generation": generation, "in_memory": 0})
+        await story.until(lambda: story.kinds()[-1] in ("start", "meet"))
+        if story.kinds()[-1] == "meet":
+            its.receive({"kind": "meeting", "generation": generation, "variables": START})
+        await story.until(lambda: story.kinds()[-1] == "start")
+    return story.broadcast[-1]
+
+
+def with_a_spare(tmp_path: Path, saved: int) -> Story:
+    """A run of one rank, on n0, with a spare on n1, and a checkpoint."""
     checkpoint = tmp_path / "checkpoints" / f"step-{saved:08d}"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").touch()
-    story = Story(replace(LIMITS, run_folder=str(tmp_path)), obedient=False, keeps_going=True, ranks=1)
+    limits = replace(LIMITS, run_folder=str(tmp_path), max_restarts=9)
+    return Story(limits, obedient=False, keeps_going=True, ranks=1)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("saved", "giver"), [(4, 0), (5, None)])
+def test_node_without_a_rank_hands_the_newest_step_over_if_no_other_has_it(
+    tmp_path: Path, saved: int, giver: int | None, joined: bool
+) -> None:
+    """Node n0 has failed twice, so that n1, which was a spare, has the only rank of the third generation."""
 
     async def work(story: Story, its: Coordinator) -> None:
-        for generation, step in ((2, 3), (3, 5)):
-            its.receive(failed(0, generation - 1, step=step + 1))
-            await story.until(lambda: story.kinds().count("regroup") == len(story.lines) + 1)
-            for member, kept in ((0, step), (1, 0)):
-                ended = {"kind": "ended", "rank": member, "generation": generation, "in_memory": kept}
-                its.receive(ended)
-            await story.until(lambda: story.kinds()[-1] in ("start", "meet"))
-            if story.kinds()[-1] == "meet":
-                its.receive({"kind": "meeting", "generation": generation, "variables": START})
-            await story.until(lambda: story.kinds()[-1] == "start")
-        assert story.broadcast[-1]["world"] == "1 1 n1"
-        assert story.broadcast[-1].get("giver") == giver
-        assert story.broadcast[-1]["variables"].get(HANDED_OVER_BY) == (None if giver is None else "n0")
+        start = await lose_twice(story, its, 3, 5, joined=joined)
+        assert start["world"] == "1 1 n1"
+        assert start.get("giver") == giver
+        assert start["variables"].get(HANDED_OVER_BY) == (None if giver is None else "n0")
         assert story.lines[-1].endswith("all ranks go on from step 5; without node n0: it has failed 2 times")
 
-    play(story, work)
+    play(with_a_spare(tmp_path, saved), work)
+
+
+def test_step_that_the_run_has_gone_back_behind_is_not_handed_over(tmp_path: Path) -> None:
+    """The third generation began at the checkpoint and did steps, so what n0 still has is of another past."""
+
+    async def work(story: Story, its: Coordinator) -> None:
+        await lose_twice(story, its, 3, 5)
+        story.steps_done = 4.0
+        its.receive({**failed(0, 3, step=5), "kind": "failed"})
+        await story.until(lambda: story.kinds()[-1] == "regroup")
+        for member, step in ((0, 5), (1, 0)):
+            its.receive({"kind": "ended", "rank": member, "generation": 4, "in_memory": step})
+        await story.until(lambda: len(story.lines) == 3)
+        assert "all ranks go on from step 2" in story.lines[-1]
+
+    play(with_a_spare(tmp_path, 2), work)
 
 
 def test_line_and_record_say_the_newest_step_that_a_node_has_in_memory(tmp_path: Path) -> None:

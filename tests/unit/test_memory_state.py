@@ -20,7 +20,7 @@ from trainer.checkpoint.memory_state import PartWriter, forget, kept_steps
 from trainer.checkpoint.resume import Start, restore
 from trainer.comm.protocol import Comm
 from trainer.run.folder import run_folder
-from trainer.supervise.handover import give, take
+from trainer.supervise.handover import give
 from trainer.supervise.state_folder import STATE_DIR
 from trainer.supervise.state_parts import newest_step
 from trainer.supervise.tree import Rendezvous
@@ -254,7 +254,7 @@ def test_step_of_a_node_without_a_rank_comes_by_way_of_the_run_folder(tmp_path: 
     (tmp_path / "memory").mkdir()
     train, again = _train(alone), _train(alone, steps=0)
     keep([MemoryKeeper(tmp_path / "memory", start, train, 0, 1)], 5)
-    give(folder, 3, tmp_path / "memory", start)
+    give(folder, 3, tmp_path / "memory", start, lambda: True)
     found = restore(job, alone, folder / "checkpoints", again, SAMPLES, node_memory(job, alone, env))
     assert str(found) == "step 5, from the memory of n7"
     assert same(train, again)
@@ -270,7 +270,7 @@ def test_step_that_was_damaged_on_its_way_is_not_taken(
     folder.mkdir(parents=True)
     (tmp_path / "memory").mkdir()
     keep([MemoryKeeper(tmp_path / "memory", start, _train(alone), 0, 1)], 5)
-    give(folder, 3, tmp_path / "memory", start)
+    give(folder, 3, tmp_path / "memory", start, lambda: True)
     (data,) = (folder / "handed-over" / "00003").glob("*.data")
     with data.open("r+b") as file:
         file.write(b"damaged")
@@ -280,24 +280,6 @@ def test_step_that_was_damaged_on_its_way_is_not_taken(
     assert found.is_beginning
     assert "no step came from the memory of n7" in caplog.text
     assert not (folder / "handed-over").exists()
-
-
-def test_nobody_waits_for_a_step_that_does_not_come(tmp_path: Path) -> None:
-    """A giver that is wanted no more, or that has nothing, leaves no whole folder."""
-    assert take(tmp_path, 3, stalled_s=0.1) is None
-    (tmp_path / "memory").mkdir()
-    give(tmp_path, 3, tmp_path / "memory", START)
-    assert not (tmp_path / "handed-over").exists()
-
-
-def test_giver_stops_once_its_step_is_not_wanted(tmp_path: Path, alone: Comm) -> None:
-    (tmp_path / "memory").mkdir()
-    keep(keepers(tmp_path / "memory", _train(alone)), 5)
-    give(tmp_path, 3, tmp_path / "memory", START, lambda: False)
-    assert [path.name for path in (tmp_path / "handed-over").iterdir()] == ["00003.part"]
-    give(tmp_path, 4, tmp_path / "memory", START)
-    assert take(tmp_path, 4) == tmp_path / "handed-over" / "00004"
-    assert [path.name for path in (tmp_path / "handed-over").iterdir()] == ["00004"], "the old part is gone"
 
 
 def test_later_checkpoints_are_moved_aside_and_leftovers_removed(tmp_path: Path, alone: Comm) -> None:

@@ -3,8 +3,9 @@
 Each node's first rank says which steps its node has kept whole, with their checksums. The newest one wins if
 all that have it agree about it; a step about which they differ is not trusted, and it is said. The first rank
 that has the step reads it, and the others get weights and optimizer from it over the backend, so a node that
-is new, or that missed the step, needs nothing from the disk. If no node has a step that is trusted (all were
-lost, or a node's power was), the newest checkpoint on the disk is the fallback; it also wins if it is newer.
+is new, or that missed the step, needs nothing from the disk. A step that only a node without a rank has comes
+by way of the run folder (`trainer.supervise.handover`). If no node has a step that is trusted (all were lost,
+or a node's power was), the newest checkpoint on the disk is the fallback; it also wins if it is newer.
 
 The value of the best metric so far comes from the disk all the same: it belongs to a checkpoint there.
 """
@@ -60,9 +61,10 @@ class NodeMemory:
     leader: int
     """First rank of the node, which reads for all of them."""
     kept: tuple[Kept, ...] = ()
-    """Whole steps in the folder, the newest first; only the leader has looked."""
-    run_folder: Path | None = None
-    """Run folder if another node hands a step over there, and this rank takes it."""
+    """Whole steps, the newest first: those in the folder, or one that another node has handed over.
+
+    Only the leader has looked.
+    """
 
 
 @dataclass(frozen=True)
@@ -94,19 +96,22 @@ def node_memory(job: Job, comm: Comm, env: Mapping[str, str]) -> NodeMemory | No
     start = rendezvous.start if rendezvous is not None else ""
     folder = Path(given) if given else None
     kept = kept_steps(folder, start) if folder is not None and peers[0] == comm.world.rank else []
-    taken = run_folder(job) if env.get(HANDED_OVER_BY) and comm.world.rank == 0 else None
-    if taken is not None:
-        kept = [*_handed_over(taken, env, start), *kept]
-    return NodeMemory(folder, start, peers.index(comm.world.rank), len(peers), peers[0], tuple(kept), taken)
+    if env.get(HANDED_OVER_BY) and comm.world.rank == 0:
+        kept = _handed_over(job, comm, env, start) or kept
+    return NodeMemory(folder, start, peers.index(comm.world.rank), len(peers), peers[0], tuple(kept))
 
 
-def _handed_over(folder: Path, env: Mapping[str, str], start: str) -> list[Kept]:
-    """Returns the step that another node hands over in the run folder, or nothing and says so."""
+def _handed_over(job: Job, comm: Comm, env: Mapping[str, str], start: str) -> list[Kept]:
+    """Returns the step that another node hands over in the run folder, or nothing and says so.
+
+    It waits for half of the time that the start has left, so that there is some for a checkpoint.
+    """
     node = env[HANDED_OVER_BY]
-    taken = take(folder, int(env[GENERATION]))
-    found = [] if taken is None else kept_steps(taken, start)
+    log.info("%-12s waits for the step that %s hands over", "resume", node)
+    folder = take(run_folder(job), int(env[GENERATION]), 0.5 * comm.heartbeat.remaining_s)
+    found = [] if folder is None else kept_steps(folder, start)
     if not found:
-        log.warning("resume       no step came from the memory of %s, which has no rank any more", node)
+        log.warning("%-12s no step came from the memory of %s: the disk has to serve", "resume", node)
     return [replace(kept, node=node) for kept in found]
 
 

@@ -122,8 +122,8 @@ def _from_memory(comm: Comm, checkpoints: Path, train: TrainState, memory: NodeM
     """Collective: restores the newest step that a node has in memory; None if the disk has to serve."""
     on_disk = comm.broadcast_object(newest_step(checkpoints) if comm.world.rank == 0 else 0)
     found = restore_from_memory(comm, memory, train, on_disk)
-    if memory.run_folder is not None:
-        remove(memory.run_folder)
+    if comm.world.rank == 0:
+        remove(checkpoints.parent)
     if found is None:
         return None
     if comm.world.rank == 0:

@@ -121,11 +121,13 @@ class Coordinator:
     def _on_joined(self, message: Message) -> None:
         """Records a supervisor.
 
-        `idle` means that it has no rank, `asked` that it knows of a request to stop.
+        `idle` means that it has no rank, `asked` that it knows of a request to stop, and `in_memory` is as in
+        `ended`.
         """
         member, run = message["rank"], self._run
         self._presence.join(member, message["node"])
         if run.keeps_going:
+            run.round.kept[member] = message.get("in_memory", 0)
             self._place_newcomer(member, run.round, idle=bool(message.get("idle")))
         if run.stop_at is not None:
             self._stopping.pass_on()

@@ -5,81 +5,96 @@ it has no rank that could send the step. The supervisor copies the step's files 
 rank 0 reads them there, with headers and checksums as in memory. No torch.
 """
 
+import os
 import shutil
+import stat
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from trainer.run.layout import HANDED_OVER
 from trainer.safe_io.plain import open_plain
+from trainer.supervise.membership import WorldPlan
 from trainer.supervise.state_parts import files_of, whole_steps
 
-STALLED_S = 20.0
-"""Seconds without a new byte after which nobody waits for a step any more."""
-_POLL_S = 0.05
+_POLL_S = 0.1
 _PIECE = 1 << 24
 
 
-def giver_of(kept: Mapping[int, int], world: Collection[int], saved_step: int) -> int | None:
-    """Returns a member that has the newest step in its node's memory if no rank and no checkpoint has it.
+def source_of(
+    kept: Mapping[int, int], nodes: Mapping[int, str], world: WorldPlan, saved_step: int
+) -> tuple[int, int | None]:
+    """Returns the step from which a world goes on, and the member that has to hand it over, if one has to.
 
-    `kept` has the newest step of each member's node, `world` are the members that have a rank, and
-    `saved_step` is the step of the newest checkpoint.
+    `kept` has the newest step of each member's node, `nodes` the node of each member, and `saved_step` is the
+    step of the newest checkpoint. Nobody hands a step over if a node of the world has one in memory: it is
+    one step older at most, and sooner done again than copied.
     """
+    in_world = {node for _, node in world.members}
+    near = max((step for member, step in kept.items() if nodes.get(member) in in_world), default=0)
     newest = max(kept.values(), default=0)
-    others = max((kept.get(member, 0) for member in world), default=0)
-    if newest <= max(others, saved_step):
-        return None
-    return min(member for member, step in kept.items() if step == newest)
+    if near > saved_step or newest <= saved_step:
+        return max(near, saved_step), None
+    return newest, min(member for member, step in kept.items() if step == newest)
 
 
-def give(
-    run_folder: Path, generation: int, state: Path, start: str, goes_on: Callable[[], bool] = lambda: True
-) -> None:
+def give(run_folder: Path, generation: int, state: Path, start: str, goes_on: Callable[[], bool]) -> None:
     """Copies the newest whole step of the folder `state` for rank 0 of a generation.
 
-    It does nothing without such a step, and stops once `goes_on` returns False. Raises OSError.
+    If that fails, it leaves an empty folder, so that rank 0 waits no longer. It stops once `goes_on` returns
+    False. Raises OSError.
     """
-    steps = whole_steps(state, start)
-    if not steps:
+    if not goes_on():
         return
+    whole, part = _places(run_folder, generation)
     remove(run_folder)
-    whole, part = _places(run_folder, generation)
-    part.parent.mkdir(mode=0o700, exist_ok=True)
-    part.mkdir(mode=0o700)
-    for name in files_of(steps[0]):
-        with (
-            open(state / name, "rb", opener=open_plain) as source,
-            open(part / name, "xb", opener=open_plain) as copy,
-        ):
-            while piece := source.read(_PIECE):
-                if not goes_on():
-                    return
-                copy.write(piece)
-                copy.flush()
-    part.rename(whole)
-
-
-def take(run_folder: Path, generation: int, stalled_s: float = STALLED_S) -> Path | None:
-    """Waits for the step of a generation; returns its folder, or None if no byte comes for `stalled_s`."""
-    whole, part = _places(run_folder, generation)
-    copied, since = -1, time.monotonic()
-    while not whole.is_dir():
-        size = 0
+    try:
+        part.parent.mkdir(mode=0o700, exist_ok=True)
+        if not stat.S_ISDIR(part.parent.lstat().st_mode):
+            raise NotADirectoryError(f"{part.parent} is a link")
+        part.mkdir(mode=0o700)
+        steps = whole_steps(state, start)
+        if not steps:
+            raise FileNotFoundError(f"{state} has no whole step")
+        for name in files_of(steps[0]):
+            if not _copy(state / name, part / name, goes_on):
+                return
+        part.rename(whole)
+    except OSError:
         with suppress(OSError):
-            size = sum(path.stat().st_size for path in part.iterdir())
-        if size != copied:
-            copied, since = size, time.monotonic()
-        elif time.monotonic() - since > stalled_s:
+            whole.mkdir(mode=0o700)
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def take(run_folder: Path, generation: int, longest_s: float) -> Path | None:
+    """Waits up to `longest_s` for the step of a generation; returns its folder, or None."""
+    whole, _ = _places(run_folder, generation)
+    until = time.monotonic() + longest_s
+    while True:
+        with suppress(OSError):
+            os.listdir(run_folder)  # else a network file system may remember what was there before
+            if whole.name in os.listdir(whole.parent):
+                return whole
+        if time.monotonic() >= until:
             return None
         time.sleep(_POLL_S)
-    return whole
 
 
 def remove(run_folder: Path) -> None:
     """Removes all that was handed over, as far as possible."""
     shutil.rmtree(run_folder / HANDED_OVER, ignore_errors=True)
+
+
+def _copy(source: Path, copy: Path, goes_on: Callable[[], bool]) -> bool:
+    """Copies a file piece by piece; returns False if it was stopped. Raises OSError."""
+    with open(source, "rb", opener=open_plain) as its, open(copy, "xb", opener=open_plain) as own:
+        while piece := its.read(_PIECE):
+            if not goes_on():
+                return False
+            own.write(piece)
+    return goes_on()
 
 
 def _places(run_folder: Path, generation: int) -> tuple[Path, Path]:

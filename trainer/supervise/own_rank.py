@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer.config.phases import NOTHING_DONE
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from trainer.run.exit_files import within
 from trainer.run.exit_record import ExitRecord, first_cause
 from trainer.run.layout import FLIGHT_RECORDS
 from trainer.supervise import heartbeat
@@ -280,11 +281,14 @@ class OwnRank:
         def is_wanted() -> bool:
             return not self.closed and self.latest == generation
 
-        folder, state = Path(run_folder), Path(env[STATE_DIR])
-        try:
-            await asyncio.to_thread(give, folder, generation, state, rendezvous.start, is_wanted)
-        except OSError as error:
-            say(f"clipship: the step in memory cannot be handed over: {error}")
+        def hand_over() -> None:
+            try:
+                give(Path(run_folder), generation, Path(env[STATE_DIR]), rendezvous.start, is_wanted)
+            except OSError as error:
+                if is_wanted():
+                    say(f"the step in memory cannot be handed over, so the checkpoint has to serve: {error}")
+
+        await within(self._context.limits.init_s, hand_over)
 
     def _place_variables(self, place: Place) -> dict[str, str]:
         world = replace(

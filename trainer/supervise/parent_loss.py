@@ -66,9 +66,7 @@ class ParentLoss:
         if lost["relayed"]:  # the one above looks for another way
             if ending is not None:
                 await ending
-            self._context.send_up(
-                {"kind": "ended", "rank": self._context.world.rank, "generation": own.latest + 1}
-            )
+            await own.end_before(own.latest + 1)
             return
         roster = self.roster
         assert roster is not None

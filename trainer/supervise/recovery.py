@@ -14,7 +14,7 @@ from trainer.run.exit_record import STOPPED_THEN, ExitRecord, supervisor_lost
 from trainer.supervise.actions import Message
 from trainer.supervise.diagnosis import Missing
 from trainer.supervise.fencing import Fence
-from trainer.supervise.handover import giver_of
+from trainer.supervise.handover import source_of
 from trainer.supervise.left_out import LeftOut, left_out
 from trainer.supervise.membership import WorldPlan
 from trainer.supervise.patience import Patience
@@ -153,7 +153,9 @@ class Recovery:
         clock.end_part("detect", time.monotonic())
         for member in failure.silent if run.keeps_going else ():
             self._presence.lose(member, silent=True)
+        had_stepped = run.present_step() > 0
         its = run.begin_round()
+        its.had_stepped = had_stepped
         world = await self._next_world(failure, its)
         if self._lost_meanwhile is not None and _is_of_one(self._lost_meanwhile, failure):
             await self.relaunch.leave(replace(failure, others_there=False), fault, go_on)
@@ -162,7 +164,7 @@ class Recovery:
             return
         clock.end_part("end", time.monotonic())
         its.saved_step = await history.saved_step()
-        from_step = max(its.saved_step, its.in_memory)
+        from_step, _ = self._source(its, world)
         history.reached = max(history.reached, float(from_step))  # ranks that leave tell no step any more
         if run.decided:  # a stop has come, or a supervisor is lost
             return
@@ -257,18 +259,32 @@ class Recovery:
             its.generation += 1  # this number is used up
 
     def _start(self, its: Round, world: WorldPlan, variables: Mapping[str, str]) -> None:
-        membership = self._run.membership
+        _, giver = self._source(its, world)
         its.started, its.members = True, world.numbers
         self._fence.record_start(its.generation)
         start: Message = {"kind": "start", "generation": its.generation, "variables": dict(variables)}
         if self._run.keeps_going:
             start["world"] = world.to_text()
-            its.kept = {member: step for member, step in its.kept.items() if member not in membership.lost}
-            if (giver := giver_of(its.kept, world.numbers, its.saved_step)) is not None:
+            if giver is not None:
                 start["giver"] = giver
-                start["variables"][HANDED_OVER_BY] = membership.nodes[giver]
+                start["variables"][HANDED_OVER_BY] = self._run.membership.nodes[giver]
         self._run.actions.broadcast(start)
         self._run.actions.members_changed()
+
+    def _source(self, its: Round, world: WorldPlan) -> tuple[int, int | None]:
+        """Returns what `source_of` says about the members who are there.
+
+        If the generation before has done a step, what other nodes have kept is older, and given up.
+        """
+        membership = self._run.membership
+        nodes = membership.nodes
+        had_rank = {nodes.get(member) for member in its.members}
+        kept = {
+            member: step
+            for member, step in its.kept.items()
+            if member not in membership.lost and (not its.had_stepped or nodes.get(member) in had_rank)
+        }
+        return source_of(kept, nodes, world, its.saved_step)
 
     async def _meeting(self, failure: Failure, its: Round, world: WorldPlan) -> Mapping[str, str] | None:
         """Returns the variables by which the ranks meet, which the new rank 0's supervisor chooses.

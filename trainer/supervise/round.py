@@ -60,6 +60,8 @@ class Round:
     """Members that have no rank of the generation before any more."""
     kept: dict[int, int] = field(default_factory=dict)
     """Newest step that the node of each of them has kept in memory; 0 if it has none."""
+    had_stepped: bool = False
+    """True if the generation before has done a step, as far as it is known."""
     saved_step: int = 0
     """Step of the newest checkpoint when the ranks of the generation before had ended; 0 if there is none."""
     meeting: Message | None = None
@@ -80,11 +82,6 @@ class Round:
     failed: bool = False
     """True once a failure is being decided about."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    @property
-    def in_memory(self) -> int:
-        """Newest step that any node has kept in memory; 0 if none has."""
-        return max(self.kept.values(), default=0)
 
     @property
     def first_cause(self) -> tuple[Weight, Failure]:

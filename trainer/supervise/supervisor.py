@@ -25,6 +25,7 @@ from trainer.supervise.nursery import Nursery
 from trainer.supervise.own_rank import OwnRank
 from trainer.supervise.parent_loss import ParentLoss
 from trainer.supervise.rank_process import SIGNALS, end_rank
+from trainer.supervise.state_folder import newest_kept
 from trainer.supervise.supervisor_context import SupervisorContext
 from trainer.supervise.tree import Rendezvous, Tree
 from trainer.supervise.tree_plan import Address
@@ -145,8 +146,9 @@ class Supervisor:
 
         A request to stop that a lost coordinator had got reaches its successor that way.
         """
-        about = {"idle": self._own.is_idle, "asked": self._asked}
-        return {name: True for name, is_so in about.items() if is_so}
+        in_memory = newest_kept(self._context.env) if self._own.is_idle else 0
+        about = {"idle": self._own.is_idle, "asked": self._asked, "in_memory": in_memory}
+        return {name: value for name, value in about.items() if value}
 
     async def run(self, early: Sequence[int] = ()) -> int:
         """Supervises until the run ends, here or elsewhere; returns its exit code.
