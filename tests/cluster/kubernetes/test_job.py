@@ -87,8 +87,8 @@ def test_an_evicted_pod_saves_first_and_the_next_pods_lose_no_step(demo: Demo) -
     name = job(demo, "drained-job", optim=SHORT, checkpoint=NO_CHECKPOINT)
     demo.wait_for_step("drained-job", 12)
     demo.evict_pod(demo.pods_of_index(name, 1)[0]["metadata"]["name"])
-    assert demo.wait("drained-job") == "succeeded", demo.said("drained")
-    assert demo.steps("drained-job") == list(range(1, demo.steps("drained")[-1] + 1))
+    assert demo.wait("drained-job") == "succeeded", demo.said("drained-job")
+    assert demo.steps("drained-job") == list(range(1, demo.steps("drained-job")[-1] + 1))
     assert ended(demo, name, 0) == [EXIT_PREEMPTED, EXIT_DONE]
 
 
