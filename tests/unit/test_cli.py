@@ -211,6 +211,15 @@ partition = "gpu"
 """
 
 
+PODS = """
+[image]
+tag = "registry.example/clipship:1"
+[kubernetes.mounts]
+"/far" = "pvc:far"
+[kubernetes]
+"""
+
+
 def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: Capture) -> None:
     Path("job.toml").write_text(CLUSTER)
     assert cli.main(["check", "job.toml"]) == 2
@@ -220,6 +229,24 @@ def test_check_without_data_says_what_will_run_where_only_nodes_see_it(capsys: C
     assert "data        not checked: /far/{00..09}.tar\n" in shown
     assert "backend     torch, ranks started by srun ([slurm])\n" in shown
     assert "evaluation  retrieval on /far/eval.tar, " in shown
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "way"),
+    [
+        ("", "MPI"),
+        ("[recovery]\nmax_restarts = 3", "Gloo"),
+        ("[slurm]\npartition = 'gpu'\n[recovery]\nmax_restarts = 3", "Gloo"),
+        ("[slurm]\npartition = 'gpu'\nlauncher = 'mpirun'", "MPI"),
+        (f"{PODS}kind = 'mpijob'", "MPI"),
+        (f"{PODS}kind = 'job'", "Gloo"),
+    ],
+)
+def test_check_says_what_connects_horovods_ranks(capsys: Capture, scheduler: str, way: str) -> None:
+    without = CLUSTER.partition("[slurm]")[0]
+    Path("job.toml").write_text(f'{without}[comm]\nbackend = "horovod"\n{scheduler}\n')
+    assert cli.main(["check", "job.toml", "--no-data"]) == 0
+    assert f"backend     horovod over {way}, ranks started by " in capsys.readouterr().out
 
 
 def test_check_looks_at_the_files_that_the_image_is_built_from(capsys: Capture) -> None:

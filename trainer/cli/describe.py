@@ -17,7 +17,7 @@ from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
 from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.suite import suite_rows
 from trainer.cli.unused_keys import unused_keys
-from trainer.comm.backends import launcher_for
+from trainer.comm.backends import connection, launcher_for, launchers_of
 from trainer.config import Data, Job, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
@@ -95,7 +95,7 @@ def rows_of(facts: Facts) -> list[tuple[str, str]]:
         environment_row(job, local=local),
         ("batch", batch_text(facts.planned, facts.batch_plan)),
         *(gpu_rows(job, facts.batch_plan, total_steps(job, samples)) if on_gpus(job, local=local) else []),
-        ("backend", f"{job.comm.backend}, ranks started by {_launcher(job, local=local)}"),
+        ("backend", _backend(job, local=local)),
         ("steps", _steps(job, samples)),
         ("learning", _learning(job)),
         ("optimizer", _optimizer(job)),
@@ -216,6 +216,12 @@ def _world(job: Job, world_size: int, *, local: bool) -> str:
         f"{many(world_size, 'rank')}: {many(nodes, 'node')} of {many(per_node, unit)} ([resources])"
         f"{with_spares(job)}"
     )
+
+
+def _backend(job: Job, *, local: bool) -> str:
+    ways = [connection(job, launcher) for launcher in launchers_of(job, local=local)]
+    over = f" over {' or '.join(dict.fromkeys(ways))}" if any(ways) else ""
+    return f"{job.comm.backend}{over}, ranks started by {_launcher(job, local=local)}"
 
 
 def _launcher(job: Job, *, local: bool) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainer.comm.backends import launcher_for, over_mpi, row_of
+from trainer.comm.backends import launchers_of, over_mpi, row_of
 from trainer.config import Data, Job
 from trainer.config.comm import TorchComm
 from trainer.config.formats import FORMATS
@@ -18,7 +18,6 @@ from trainer.config.loader import own_keys
 from trainer.config.losses import LOSSES
 from trainer.config.optimizers import OPTIMIZERS
 from trainer.config.schedulers import SCHEDULERS
-from trainer.sysinfo.imports import load
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,7 @@ def _is_over_gloo(job: Job) -> bool:
     """Returns whether Horovod's ranks meet over Gloo."""
     if not row_of(job).over_mpi:
         return False
-    places = [place for name in job.schedulers if (place := SCHEDULERS[name].launcher)]
-    launchers = [load(place)(job) for place in places]
-    here = [] if launchers else [launcher_for(job, several_hosts=job.resources.nodes > 1)]
-    return not any(over_mpi(job, launcher) for launcher in (*launchers, *here))
+    return not any(over_mpi(job, launcher) for launcher in launchers_of(job))
 
 
 def _backend_ignores(key: str, job: Job) -> bool:

@@ -12,8 +12,10 @@ from typing import Literal
 from trainer.comm.shard_degree import shard_degree
 from trainer.config import STANDARD_INPUT, Comm, Job, Timeouts
 from trainer.config.optimizers import OPTIMIZERS
+from trainer.config.schedulers import SCHEDULERS
 from trainer.errors import InputError
 from trainer.supervise.variables import MEETS
+from trainer.sysinfo.imports import load
 from trainer.text.wording import many
 
 Launcher = Literal["clipship", "mpirun"]
@@ -361,6 +363,21 @@ def launcher_for(job: Job, *, several_hosts: bool, ranks: int | None = None) -> 
             "leave one out"
         )
     return launcher
+
+
+def launchers_of(job: Job, *, local: bool = False) -> list[Launcher]:
+    """Returns the launcher of the job's ranks under each of its schedulers; without any, `clipship run`'s.
+
+    `local`: on this machine, whatever schedulers it has.
+    """
+    places = [] if local else [place for name in job.schedulers if (place := SCHEDULERS[name].launcher)]
+    several = not local and job.resources.nodes > 1
+    return [load(place)(job) for place in places] or [launcher_for(job, several_hosts=several)]
+
+
+def connection(job: Job, launcher: Launcher) -> str:
+    """Returns what connects the job's ranks under this launcher, "" if the backend has one way only."""
+    return "" if not row_of(job).over_mpi else "MPI" if over_mpi(job, launcher) else "Gloo"
 
 
 def over_mpi(job: Job, launcher: Launcher) -> bool:
