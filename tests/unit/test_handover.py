@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.supervise.handover import give, remove, source_of, take
+from trainer.run.generations import remove_handed_over
+from trainer.supervise.handover import give, source_of, take
 from trainer.supervise.membership import WorldPlan
 from trainer.supervise.state_parts import Header, data_file, layout_file, newest_step, write_header
 
@@ -67,7 +68,7 @@ def test_newest_whole_step_arrives_with_all_its_files_alone(memory: Path, run_fo
     assert newest_step(taken, START) == 7
     assert (taken / data_file(LAYOUT, 1)).read_bytes() == BYTES
     assert len(list(taken.iterdir())) == 4, "layout, bytes and two headers"
-    remove(run_folder)
+    remove_handed_over(run_folder)
     assert list(run_folder.iterdir()) == []
 
 

@@ -24,7 +24,7 @@ from trainer.config.batch_plan import schedule
 from trainer.config.resume_rule import differences, may_change_keys
 from trainer.errors import InputError
 from trainer.run.checkpoints import newest_step
-from trainer.supervise.handover import remove
+from trainer.run.generations import remove_handed_over
 from trainer.text.masking import masked
 from trainer.text.wording import many
 
@@ -123,7 +123,7 @@ def _from_memory(comm: Comm, checkpoints: Path, train: TrainState, memory: NodeM
     on_disk = comm.broadcast_object(newest_step(checkpoints) if comm.world.rank == 0 else 0)
     found = restore_from_memory(comm, memory, train, on_disk)
     if comm.world.rank == 0:
-        remove(checkpoints.parent)
+        remove_handed_over(checkpoints.parent)
     if found is None:
         return None
     if comm.world.rank == 0:

@@ -17,7 +17,7 @@ from trainer.cli.spare_plan import no_spares_here, spares_by_hand, with_spares
 from trainer.cli.state_memory import in_memory, too_little_memory
 from trainer.cli.suite import suite_rows
 from trainer.cli.unused_keys import unused_keys
-from trainer.comm.backends import connection, launcher_for, launchers_of
+from trainer.comm.backends import connection, launchers_of
 from trainer.config import Data, Job, Optim
 from trainer.config.batch_plan import BatchPlan, batch_text, plan, steps_per_epoch
 from trainer.config.formats import FORMATS
@@ -228,7 +228,7 @@ def _launcher(job: Job, *, local: bool) -> str:
     if not local:
         for name in job.schedulers:
             return f"{load(SCHEDULERS[name].starter)(job)} ([{name}])"
-    launcher = launcher_for(job, several_hosts=not local and job.resources.nodes > 1)
+    launcher = launchers_of(job, local=local)[0]
     return f"{launcher} (auto)" if job.comm.launcher == "auto" else launcher
 
 

@@ -10,7 +10,6 @@ longer than WAIT_S seconds. Imports no torch.
 import asyncio
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +21,12 @@ from typing import Any, TypeVar
 from trainer.run import goodput_log
 from trainer.run.checkpoints import newest_step
 from trainer.run.exit_record import ExitRecord
-from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims
+from trainer.run.generations import GenerationClaim, claim, newest_claim, remove_claims, remove_handed_over
 from trainer.run.layout import (
     CHECKPOINTS,
     DIAGNOSIS_FILE,
     EXIT_FILE,
     GOODPUT_FILE,
-    HANDED_OVER,
     IF_KILLED_FILE,
     LOCK,
     RESTARTS_FILE,
@@ -196,7 +194,7 @@ def remove_exit_files(run_folder: Path, start: str) -> None:
         for name in _FILES:
             (run_folder / name).unlink(missing_ok=True)
         remove_claims(run_folder, start)
-        shutil.rmtree(run_folder / HANDED_OVER, ignore_errors=True)
+        remove_handed_over(run_folder)
         with suppress(OSError):
             os.utime(run_folder / LOCK)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from trainer.run.generations import remove_handed_over
 from trainer.run.layout import HANDED_OVER
 from trainer.safe_io.plain import open_plain
 from trainer.supervise.membership import WorldPlan
@@ -48,7 +49,7 @@ def give(run_folder: Path, generation: int, state: Path, start: str, goes_on: Ca
     if not goes_on():
         return
     whole, part = _places(run_folder, generation)
-    remove(run_folder)
+    remove_handed_over(run_folder)
     try:
         part.parent.mkdir(mode=0o700, exist_ok=True)
         if not stat.S_ISDIR(part.parent.lstat().st_mode):
@@ -80,11 +81,6 @@ def take(run_folder: Path, generation: int, longest_s: float) -> Path | None:
         if time.monotonic() >= until:
             return None
         time.sleep(_POLL_S)
-
-
-def remove(run_folder: Path) -> None:
-    """Removes all that was handed over, as far as possible."""
-    shutil.rmtree(run_folder / HANDED_OVER, ignore_errors=True)
 
 
 def _copy(source: Path, copy: Path, goes_on: Callable[[], bool]) -> bool:

@@ -62,12 +62,10 @@ class ParentLoss:
         """
         tree, own, limits = self._context.tree, self._own, self._context.limits
         assert tree is not None
-        ending = None if own.generation is None else asyncio.ensure_future(own.generation.end())
         if lost["relayed"]:  # the one above looks for another way
-            if ending is not None:
-                await ending
             await own.end_before(own.latest + 1)
             return
+        ending = None if own.generation is None else asyncio.ensure_future(own.generation.end())
         roster = self.roster
         assert roster is not None
         tree.lose_parent()

@@ -153,9 +153,7 @@ class Recovery:
         clock.end_part("detect", time.monotonic())
         for member in failure.silent if run.keeps_going else ():
             self._presence.lose(member, silent=True)
-        had_stepped = run.present_step() > 0
         its = run.begin_round()
-        its.had_stepped = had_stepped
         world = await self._next_world(failure, its)
         if self._lost_meanwhile is not None and _is_of_one(self._lost_meanwhile, failure):
             await self.relaunch.leave(replace(failure, others_there=False), fault, go_on)

@@ -91,7 +91,8 @@ class RunState:
         for task in self.round.tasks:
             task.cancel()
         its = self.round
-        self.round = Round(its.generation + 1, its.members, started=False)
+        had_stepped = self.present_step() > 0
+        self.round = Round(its.generation + 1, its.members, started=False, had_stepped=had_stepped)
         self.actions.broadcast({"kind": "regroup", "generation": self.round.generation})
         return self.round
 
