@@ -6,6 +6,7 @@ from typing import Literal
 from trainer.config import Job, Model
 from trainer.config.gpus import GPUS, Gpu
 from trainer.model.architecture import Architecture, architecture
+from trainer.model.catalog import read_config
 from trainer.model.fit import largest_micro_batch
 from trainer.model.step_speed import training_flops
 
@@ -30,6 +31,11 @@ class GpuCase:
         if shape is None:
             raise ValueError(f"the size of {self.model} is not known: is open_clip installed?")
         return shape
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that the text tower knows."""
+        return int(read_config(self.model)["text_cfg"].get("vocab_size", 49408))
 
     @property
     def flops(self) -> float:
@@ -60,6 +66,7 @@ CASES = {
     "B-32": GpuCase("ViT-B-32", 1024),
     "L-14": GpuCase("ViT-L-14", 256),
     "B-32-accumulated": GpuCase("ViT-B-32", 1024, accumulation=4),
+    "B-16": GpuCase("ViT-B-16", 512),
     "SigLIP-B-16": GpuCase("ViT-B-16-SigLIP", 512, "siglip"),
 }
 

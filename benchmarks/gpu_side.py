@@ -23,10 +23,6 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.gpu_cases import CASES, GpuCase
-from trainer.model.architecture import Architecture
-
-END_TOKEN = 49407
-"""Id that ends a caption for CLIP's tokenizer, the largest one."""
 
 
 class StepTimer:
@@ -50,10 +46,13 @@ class StepTimer:
             os._exit(0)  # what a trainer does at its end is no part of a step
 
 
-def tokens_of(shape: Architecture, samples: int) -> Tensor:
-    """Returns captions of full length, int64 [samples, context length]."""
-    tokens = torch.randint(1, 1000, (samples, shape.text.tokens), dtype=torch.int64)
-    tokens[:, -1] = END_TOKEN
+def tokens_of(case: GpuCase, samples: int) -> Tensor:
+    """Returns captions of full length, int64 [samples, context length].
+
+    Each ends with the largest id, which ends a caption for CLIP's tokenizer.
+    """
+    tokens = torch.randint(1, 1000, (samples, case.shape.text.tokens), dtype=torch.int64)
+    tokens[:, -1] = case.vocabulary - 1
     return page_locked(tokens)
 
 
@@ -83,7 +82,7 @@ def ours(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
 
     size = samples // case.accumulation
     images = page_locked(torch.randint(0, 256, (size, 4, *case.shape.image_size), dtype=torch.uint8))
-    batch = Batch(images, tokens_of(case.shape, size), 0, 0, 0, torch.arange(size), [""] * size, [""] * size)
+    batch = Batch(images, tokens_of(case, size), 0, 0, 0, torch.arange(size), [""] * size, [""] * size)
 
     def loaded(setup: TrainSetup, skipped: Skipped) -> Iterator[Batch]:
         return iter([batch] * steps * case.accumulation)
@@ -130,7 +129,7 @@ def theirs(case: GpuCase, samples: int, steps: int, folder: Path) -> None:
 
     size = samples // case.accumulation
     images = page_locked(torch.randn(size, 3, *case.shape.image_size))
-    data = TheirData((images, tokens_of(case.shape, size)), steps * case.accumulation, samples * steps)
+    data = TheirData((images, tokens_of(case, size)), steps * case.accumulation, samples * steps)
     replaced: dict[str, Callable[..., Any]] = {
         "get_data": lambda *_, **__: {"train": data},
         "get_tokenizer": lambda *_, **__: NoTokenizer(),
