@@ -1,6 +1,8 @@
 """Steps of models of real size on a null GPU, and what they ask of it."""
 
 import gc
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import open_clip
@@ -11,6 +13,7 @@ from tests.support.jobs import tiny_job
 from tests.support.null_gpu import nullgpu
 from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
+from trainer.model.fused_block import BlockOps
 from trainer.model.kernels import use_kernels
 from trainer.model.outputs import features, half_type
 from trainer.train.step import MicroBatch, TrainStep
@@ -34,6 +37,9 @@ class RealStep:
         if self.job.model.grad_checkpointing:
             self.model.set_grad_checkpointing(True)
         use_kernels(self.model, self.job.model)
+        for module in self.model.modules():
+            if getattr(module, "_fused", None) is not None:
+                module._fused = counting(module._fused)
         self._plan = plan(self.job, 1)
         self._step = TrainStep(self.job, self._plan, comm, self.model)
         size = self._plan.micro_batch_size
@@ -76,7 +82,30 @@ class Measured:
 
 
 def moved_gib(call: Any) -> float:
-    """GiB that the operators of a call read and write."""
+    """GiB that the operators of a call read and write, and the fused kernels, which are no operators."""
+    before = _fused_bytes.total()
     with nullgpu.bytes_moved() as traffic:
         call()
-    return float(traffic.bytes) / 2**30
+    return float(traffic.bytes + _fused_bytes.total() - before) / 2**30
+
+
+_fused_bytes: Counter[str] = Counter()
+
+
+def counting(ops: BlockOps) -> BlockOps:
+    """Returns the functions, which add the bytes of their tensors, read and written, to `_fused_bytes`."""
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            results = function(*arguments)
+            written = [results] if isinstance(results, torch.Tensor) else results
+            # A sum to which nothing is added is the input itself, and is not written.
+            new = [tensor for tensor in written if not any(tensor is given for given in arguments)]
+            tensors = [one for one in (*arguments, *new) if isinstance(one, torch.Tensor)]
+            _fused_bytes[name] += sum(tensor.nbytes for tensor in tensors)
+            return results
+
+        return call
+
+    functions = {name: value for name, value in vars(ops).items() if callable(value)}
+    return replace(ops, **{name: counted(name, function) for name, function in functions.items()})

@@ -20,7 +20,8 @@ from trainer.config import Job
 from trainer.config.batch_plan import plan
 from trainer.model.build import Clip, build_model
 from trainer.model.caption_length import CaptionLength
-from trainer.model.kernels import use_kernels
+from trainer.model.fused_block import PLAIN
+from trainer.model.kernels import PatchProduct, is_patch_embedding, use_kernels
 from trainer.model.loss_tiles import Tiles
 from trainer.model.outputs import features
 from trainer.model.rank_loss import RankLoss
@@ -213,6 +214,7 @@ def test_a_compiler_gets_the_plain_quick_gelu(alone: Comm, tmp_path: Path) -> No
     assert "QuickGELU" not in str(built(compiled, alone, "fast").kernels)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["single operations", "fused blocks"])
 @pytest.mark.parametrize(
     ("config", "precision"),
     [
@@ -224,8 +226,10 @@ def test_a_compiler_gets_the_plain_quick_gelu(alone: Comm, tmp_path: Path) -> No
     ],
 )
 def test_in_half_precision_the_gradient_is_as_near_to_that_of_float64_as_the_plain_one(
-    alone: Comm, tmp_path: Path, config: str, precision: str
+    alone: Comm, tmp_path: Path, config: str, precision: str, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if fused:  # as on a GPU, by the plain form of what Triton computes there
+        monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
     tokens = captions(CONTEXT - 1)
     exact = gradients(
         job := job_of(tmp_path, config, model={"precision": "fp64"}),
@@ -236,11 +240,35 @@ def test_in_half_precision_the_gradient_is_as_near_to_that_of_float64_as_the_pla
     half = job_of(tmp_path, config, model={"precision": precision})
     fast = built(half, alone, "fast")
     assert "half-precision layer norms" in str(fast.kernels)
+    assert ("fused blocks" in str(fast.kernels)) is fused
     norms = [module for module in fast.model.modules() if isinstance(module, nn.LayerNorm)]
     assert LayerNorm not in map(type, norms)
     plain = error(gradients(half, alone, built(half, alone, "plain"), tokens), exact)
     found = error(gradients(half, alone, fast, tokens), exact)
     assert 0 < found < 1.2 * plain
+
+
+@pytest.mark.parametrize(("size", "bias"), [(32, False), (35, True)])
+def test_patches_are_cut_for_a_product_that_has_the_gradient_of_the_convolution(
+    size: int, bias: bool
+) -> None:
+    """Also where the side is no multiple of the patch."""
+    plain = nn.Conv2d(3, 12, 8, 8, bias=bias, dtype=torch.float64)
+    fast = copy.deepcopy(plain)
+    assert is_patch_embedding(fast)
+    fast.__class__ = PatchProduct
+    images = torch.randn(2, 3, size, size, dtype=torch.float64)
+    for module in (plain, fast):
+        out = module(images)
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+    torch.testing.assert_close(fast(images), plain(images), rtol=1e-12, atol=1e-12)
+    for one, other in zip(fast.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "stride", "colours"), [(4, 4, 3), (8, 4, 3), (8, 8, 4)])
+def test_a_convolution_that_cuts_no_patches_of_an_image_stays(size: int, stride: int, colours: int) -> None:
+    assert not is_patch_embedding(nn.Conv2d(colours, 12, size, stride))
 
 
 def test_a_resnet_pools_by_one_query_and_every_weight_has_the_gradient_of_the_plain_one(alone: Comm) -> None:

@@ -18,7 +18,7 @@ both. `REPLACEMENTS` lists all of them, and `model.kernels = "plain"` leaves the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,19 +34,34 @@ from open_clip.transformer import (
     text_global_pool,
 )
 from timm.layers import Attention as TimmAttention  # type: ignore[attr-defined]
+from timm.layers import Mlp as TimmMlp  # type: ignore[attr-defined]
 from timm.layers.drop import DropPath
+from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from trainer.config import Model
 from trainer.model.caption_length import CaptionLength
+from trainer.model.fused_block import (
+    BlockOps,
+    BlockParts,
+    attended,
+    block_ops,
+    fused_forward,
+    heads_of,
+    kind_of_gelu,
+)
+from trainer.model.rounding import rounded
 from trainer.text.wording import many
 
 _POOLED = ("argmax", "eos")
 _QUICK = 1.702
 _HALF = ("bf16", "fp16")
 _RANDOM = (nn.Dropout, DropPath)
+_COLOURS = 3
+_PATCH = 8
+"""Least side of patches that are cut for a product; a smaller kernel is the stem of a convolutional tower."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +72,15 @@ class Kernels:
     """Number of modules by what is done to them."""
     caption_length: CaptionLength | None = None
     """Finds the length to which captions are cut for training; None: they stay as they are."""
+    problem: str = ""
+    """What keeps blocks from being fused on this GPU, in words; empty if nothing does."""
 
     def __str__(self) -> str:
         parts = [many(count, name) for name, count in self.replaced.items()]
         if self.caption_length is not None:
             parts.append("captions cut behind the longest of a micro-batch")
+        if self.problem:
+            parts.append(f"blocks not fused ({self.problem})")
         return "fast: " + ", ".join(parts) if parts else "plain"
 
 
@@ -74,23 +93,30 @@ def use_kernels(model: nn.Module, settings: Model) -> Kernels:
         return Kernels()
     replaced: Counter[str] = Counter()
     text = _text_tower(model)
+    ops, problem = (
+        block_ops(settings, next(model.parameters()).device) if settings.precision in _HALF else (None, "")
+    )
     for module in model.modules():
         row = REPLACEMENTS.get(type(module))
         if row is not None and row.fits(module, settings):
             module.__class__ = row.kind  # the instance keeps its settings, hooks and names
             if row.name:
                 replaced[row.name] += 1
+        if ops is not None and isinstance(module, _Block | _TimmBlock) and module.parts().can_be_fused():
+            module._fused = ops
+            replaced["fused block"] += 1
     causal = text is not None and _is_causal(text.attn_mask)
     if causal:
         for block in text.transformer.resblocks:
             block._causal = True
-    return Kernels(replaced, _caption_length(text, settings) if causal else None)
+    return Kernels(replaced, _caption_length(text, settings) if causal else None, problem)
 
 
 class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no types
     """Block of open_clip's own transformers; inputs are [B, T, width]."""
 
     _causal = False
+    _fused: BlockOps | None = None
 
     def forward(
         self,
@@ -105,18 +131,43 @@ class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no 
 
     def _rounded_forward(self, x: Tensor, mask: Tensor | None) -> Any:
         """Computes what autocast would, from parameters that are rounded together."""
+        if self._fused is not None and (mask is None or (self._causal and mask.dim() == 2)):
+            return fused_forward(self._fused, x, self.parts(), causal=mask is not None)
         attn, mlp = self.attn, self.mlp
         linear = [attn.in_proj_weight, attn.in_proj_bias, attn.out_proj.weight, attn.out_proj.bias]
         linear += [mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias]
         norms = (self.ln_1, self.ln_2) if isinstance(self.ln_1, _HALF_NORMS) and _is_half(x) else ()
         parameters = [*linear, *(parameter for norm in norms for parameter in (norm.weight, norm.bias))]
-        rounded = _rounded(torch.get_autocast_dtype(x.device.type), parameters)
-        of_norm = [rounded[8:10], rounded[10:12]] if norms else [None, None]
-        joint = F.linear(_normalised(self.ln_1, of_norm[0], x), rounded[0], rounded[1])
-        attended = _attention(joint, attn.num_heads, mask, self._causal)
-        x = x + self.ls_1(F.linear(attended, rounded[2], rounded[3]))
-        hidden = mlp.gelu(F.linear(_normalised(self.ln_2, of_norm[1], x), rounded[4], rounded[5]))
-        return x + self.ls_2(F.linear(hidden, rounded[6], rounded[7]))
+        short = rounded(torch.get_autocast_dtype(x.device.type), parameters)
+        of_norm = [short[8:10], short[10:12]] if norms else [None, None]
+        joint = F.linear(_normalised(self.ln_1, of_norm[0], x), short[0], short[1])
+        attended = self._attended(joint, mask)
+        x = x + self.ls_1(F.linear(attended, short[2], short[3]))
+        hidden = mlp.gelu(F.linear(_normalised(self.ln_2, of_norm[1], x), short[4], short[5]))
+        return x + self.ls_2(F.linear(hidden, short[6], short[7]))
+
+    def _attended(self, joint_BTE: Tensor, mask: Tensor | None) -> Tensor:
+        heads = self.attn.num_heads
+        if mask is None or (self._causal and mask.dim() == 2):
+            return attended(joint_BTE, heads, causal=mask is not None)
+        if mask.dim() != 2:
+            mask = mask.view(len(joint_BTE), heads, *mask.shape[1:])
+        return attended(joint_BTE, heads, mask=mask.to(joint_BTE.dtype))
+
+    def parts(self) -> BlockParts:
+        attn, mlp = self.attn, self.mlp
+        return BlockParts(
+            self.ln_1,
+            (attn.in_proj_weight, attn.in_proj_bias),
+            attn.num_heads,
+            (attn.out_proj.weight, attn.out_proj.bias),
+            self.ls_1,
+            self.ln_2,
+            (mlp.c_fc.weight, mlp.c_fc.bias),
+            kind_of_gelu(mlp.gelu),
+            (mlp.c_proj.weight, mlp.c_proj.bias),
+            self.ls_2,
+        )
 
     def attention(
         self,
@@ -129,53 +180,47 @@ class _Block(ResidualAttentionBlock):  # type: ignore[misc]  # open_clip has no 
             return super().attention(q_x, k_x, v_x, attn_mask)
         attn = self.attn
         joint_BTE = F.linear(q_x, attn.in_proj_weight, attn.in_proj_bias)
-        return attn.out_proj(_attention(joint_BTE, attn.num_heads, attn_mask, self._causal))
-
-
-def _rounded(dtype: torch.dtype, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Returns the parameters in a shorter type; themselves if they have it, as FSDP gathers them.
-
-    Copies would stay from forward to backward, though FSDP has freed what it gathered.
-    """
-    if all(parameter.dtype == dtype for parameter in parameters):
-        return parameters
-    rounded: tuple[Tensor, ...] = _Rounded.apply(dtype, *parameters)
-    return rounded
-
-
-class _Rounded(torch.autograd.Function):
-    """Rounds tensors to a shorter type, and widens their gradients again, with one kernel each."""
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.dtypes = [tensor.dtype for tensor in tensors]
-        rounded = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-        torch._foreach_copy_(rounded, tensors)
-        fixed = (new for new, needed in zip(rounded, ctx.needs_input_grad[1:], strict=True) if not needed)
-        ctx.mark_non_differentiable(*fixed)
-        ctx.set_materialize_grads(False)
-        return tuple(rounded)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = {number: grad for number, grad in enumerate(grads) if grad is not None}
-        wide = {number: torch.empty_like(grad, dtype=ctx.dtypes[number]) for number, grad in given.items()}
-        if given:
-            torch._foreach_copy_(list(wide.values()), list(given.values()))
-        return None, *(wide.get(number) for number in range(len(grads)))
+        return attn.out_proj(self._attended(joint_BTE, attn_mask))
 
 
 class _TimmAttention(TimmAttention):
     """Attention of timm's vision transformers without a gate; the input is [B, T, width]."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        q, k, v = _heads(self.qkv(x), self.num_heads)
+        q, k, v = heads_of(self.qkv(x), self.num_heads)
         dropped = self.attn_drop.p if self.training else 0.0
         out = F.scaled_dot_product_attention(
             self.q_norm(q), self.k_norm(k), v, attn_mask=attn_mask, dropout_p=dropped, is_causal=is_causal
         )
         seen: Tensor = self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))
         return seen
+
+
+class _TimmBlock(TimmBlock):
+    """Block of timm's vision transformers; inputs are [B, T, width]."""
+
+    _fused: BlockOps | None = None
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Any:
+        if self._fused is None or attn_mask is not None or is_causal or not _rounds(x):
+            return super().forward(x, attn_mask, is_causal)
+        return fused_forward(self._fused, x, self.parts(), causal=False)
+
+    def parts(self) -> BlockParts:
+        attn: Any = self.attn
+        mlp: Any = self.mlp
+        return BlockParts(
+            self.norm1,
+            (attn.qkv.weight, attn.qkv.bias),
+            attn.num_heads,
+            (attn.proj.weight, attn.proj.bias),
+            self.ls1,
+            self.norm2,
+            (mlp.fc1.weight, mlp.fc1.bias),
+            kind_of_gelu(mlp.act),
+            (mlp.fc2.weight, mlp.fc2.bias),
+            self.ls2,
+        )
 
 
 class _LayerNorm(LayerNorm):  # type: ignore[misc]
@@ -212,6 +257,19 @@ class _QuickGelu(torch.autograd.Function):
 class _QuickGELU(QuickGELU):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Any:
         return _QuickGelu.apply(x)
+
+
+class PatchProduct(nn.Conv2d):
+    """Patch embedding as one matrix product. cuDNN's convolutions take up to ten times as long for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = self.kernel_size
+        rows, columns = x.shape[2] // height, x.shape[3] // width
+        x = x[:, :, : rows * height, : columns * width]  # what a convolution leaves out
+        x = x.reshape(len(x), x.shape[1], rows, height, columns, width)
+        patches_BTF = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        out_BDT: Tensor = F.linear(patches_BTF, self.weight.flatten(1), self.bias).transpose(1, 2)
+        return out_BDT.view(*out_BDT.shape[:2], rows, columns)
 
 
 class _AttentionPool(AttentionPool2d):  # type: ignore[misc]
@@ -297,12 +355,46 @@ def _usual_block(block: Any, _: Model) -> bool:
     )
 
 
-def _plain_timm(attn: Any, _: Model) -> bool:
+def _has_gain(norm: Any) -> bool:
+    return isinstance(norm, LayerNorm | LayerNormFp32) and norm.weight is not None and norm.bias is not None
+
+
+def _plain_timm_block(block: Any, settings: Model) -> bool:
+    attn, mlp = block.attn, block.mlp
+    same = (block.drop_path1, block.drop_path2, attn.q_norm, attn.k_norm, attn.norm, mlp.norm)
+    drops = (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2)
+    return (
+        type(attn) is TimmAttention
+        and type(mlp) is TimmMlp
+        and bool(_plain_timm(attn, settings))
+        and all(isinstance(module, nn.Identity) for module in same)
+        and all(module.p == 0 for module in drops)
+    )
+
+
+def _plain_timm(attn: Any, _: Model) -> Any:
     return attn.fused_attn and getattr(attn, "gate", None) is None and hasattr(attn, "norm")
 
 
 def _in_half_precision(norm: Any, settings: Model) -> bool:
-    return settings.precision in _HALF and norm.weight is not None and norm.bias is not None
+    return settings.precision in _HALF and _has_gain(norm)
+
+
+def _cuts_patches(conv: Any, _: Model) -> bool:
+    # On a CPU the convolution is as fast, and its sums are open_clip's to the last bit.
+    return bool(conv.weight.is_cuda) and is_patch_embedding(conv)
+
+
+def is_patch_embedding(conv: nn.Conv2d) -> bool:
+    """Returns whether the convolution multiplies each patch of an image by itself: `PatchProduct` fits."""
+    return (
+        min(conv.kernel_size) >= _PATCH
+        and conv.in_channels == _COLOURS
+        and conv.groups == 1
+        and conv.kernel_size == conv.stride
+        and conv.padding == (0, 0)
+        and conv.dilation == (1, 1)
+    )
 
 
 def _not_compiled(_: Any, settings: Model) -> bool:
@@ -316,6 +408,7 @@ def _pools_one_token(tower: Any, _: Model) -> bool:
 
 REPLACEMENTS: dict[type[nn.Module], Replacement] = {
     ResidualAttentionBlock: Replacement(_Block, _usual_block, "fused attention"),
+    TimmBlock: Replacement(_TimmBlock, _plain_timm_block),
     TimmAttention: Replacement(_TimmAttention, _plain_timm, "fused attention"),
     LayerNorm: Replacement(_LayerNorm, _in_half_precision, "half-precision layer norm"),
     LayerNormFp32: Replacement(_LayerNormFp32, _in_half_precision, "half-precision layer norm"),
@@ -323,27 +416,9 @@ REPLACEMENTS: dict[type[nn.Module], Replacement] = {
     AttentionPool2d: Replacement(_AttentionPool, lambda *_: True, "one-query pooling"),
     CLIP: Replacement(_Clip, _pools_one_token),
     TextTransformer: Replacement(_TextTower, _pools_one_token),
+    nn.Conv2d: Replacement(PatchProduct, _cuts_patches, "patch product"),
 }
 """The replacement of each class. Subclasses of these classes stay as they are."""
-
-
-def _attention(joint_BTE: Tensor, heads: int, mask: Tensor | None, causal: bool) -> Tensor:
-    """Returns [B, T, D] of queries, keys and values that lie behind one another in E = 3 D."""
-    q, k, v = _heads(joint_BTE, heads)
-    if causal and mask is not None and mask.dim() == 2:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    else:
-        if mask is not None:
-            mask = (mask if mask.dim() == 2 else mask.view(len(q), heads, *mask.shape[1:])).to(q.dtype)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return out.transpose(1, 2).flatten(2)
-
-
-def _heads(joint_BTE: Tensor, heads: int) -> Iterator[Tensor]:
-    """Yields views of queries, keys and values, [B, heads, T, D / heads] each."""
-    samples, length, width = joint_BTE.shape
-    parts = joint_BTE.view(samples, length, 3, heads, width // (3 * heads))
-    return (part.transpose(1, 2) for part in parts.unbind(2))
 
 
 def _is_half(x: Tensor) -> bool:

@@ -1,0 +1,159 @@
+"""What a block calls between its products has the gradients of torch's own operations; Triton has the same.
+
+Triton runs in its interpreter, which computes each program on the CPU, in a process of its own: it is chosen
+when Triton is imported.
+"""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.config import Model
+from trainer.model import fused_block
+from trainer.model.fused_block import PLAIN, BlockOps, add_and_norm, attended, attention, gelu, problem_of
+from trainer.model.kernels import use_kernels
+
+WIDTH, TOKENS = 24, 7
+EXACT = 1e-12
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def gradients(value: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of some function of the value that has no symmetry."""
+    weights = torch.linspace(-1, 2, value.numel(), dtype=value.dtype).view_as(value)
+    return list(torch.autograd.grad((value * value * weights).sum(), of))
+
+
+def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_sum_and_its_norm_have_the_gradients_of_single_operations(adds: bool) -> None:
+    x, branch, bias = some(3, TOKENS, WIDTH), some(3, TOKENS, WIDTH), some(WIDTH)
+    norm = nn.LayerNorm(WIDTH, dtype=torch.float64)
+    nn.init.normal_(norm.weight)
+    inputs = [x, norm.weight, norm.bias, *([branch, bias] if adds else [])]
+    stream = x + (branch + bias) if adds else x
+    expected = gradients(torch.cat([stream, norm(stream)]), inputs)
+    added, its_bias = (branch + bias.detach(), bias) if adds else (None, None)
+    found = torch.cat(add_and_norm(PLAIN, x, added, its_bias, norm, torch.float64))
+    torch.testing.assert_close(found, torch.cat([stream, norm(stream)]), rtol=EXACT, atol=EXACT)
+    assert_same(gradients(found, inputs), expected)
+
+
+@pytest.mark.parametrize("kind", ["none", "tanh", "quick"])
+def test_gelu_gives_its_input_and_the_bias_in_it_their_gradients(kind: str) -> None:
+    x, bias = some(3, TOKENS, WIDTH), some(WIDTH)
+    y = x + bias
+    plain = y * torch.sigmoid(1.702 * y) if kind == "quick" else F.gelu(y, approximate=kind)
+    found = gelu(PLAIN, x + bias.detach(), bias, kind)
+    torch.testing.assert_close(found, plain, rtol=EXACT, atol=EXACT)
+    assert_same(gradients(found, [x, bias]), gradients(plain, [x, bias]))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_gives_its_input_and_the_bias_in_it_their_gradients(causal: bool) -> None:
+    joint, bias = some(2, TOKENS, 3 * WIDTH), some(3 * WIDTH)
+    plain = attended(joint + bias, 3, causal)
+    found = attention(PLAIN, joint + bias.detach(), bias, 3, causal)
+    assert_same(gradients(found, [joint, bias]), gradients(plain, [joint, bias]))
+
+
+def test_triton_computes_what_the_plain_form_does() -> None:
+    """Every function, in the interpreter, as a start tries them on a GPU: lengths, types, kinds and masks."""
+    program = (
+        "import torch; from trainer.model import fused_block as f; "
+        "print(f.problem_of(f.fused(), torch.device('cpu'), torch.float32) or 'none')"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "none\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["norm", "norm_backward", "gelu_backward", "attention", "attention_backward"]
+)
+def test_a_start_finds_a_function_that_computes_something_else(name: str) -> None:
+    def slightly_off(*arguments: Any) -> Any:
+        result = getattr(PLAIN, name)(*arguments)
+        return 1.05 * result if isinstance(result, Tensor) else (result[0], 1.05 * result[1], *result[2:])
+
+    wrong = BlockOps(**{**vars(PLAIN), name: slightly_off})
+    assert "differs from that of torch" in problem_of(wrong, torch.device("cpu"))
+    assert problem_of(PLAIN, torch.device("cpu")) == ""
+
+
+def test_what_triton_raises_is_told_and_stops_nothing() -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no such GPU\nmore lines")
+
+    told = problem_of(BlockOps(**{**vars(PLAIN), "attention": broken}), torch.device("cpu"))
+    assert told == "Triton failed: RuntimeError: no such GPU"
+
+
+@pytest.fixture
+def fused_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are fused as on a GPU, with the plain form of the functions."""
+    monkeypatch.setattr("trainer.model.kernels.block_ops", lambda *_: (PLAIN, ""))
+
+
+BLOCKS: dict[str, Callable[[], nn.Module]] = {
+    "usual": lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=7),
+    "layer scale": lambda: timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, depth=2, num_classes=7, init_values=0.5
+    ),
+    "norm of queries and keys": lambda: timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, depth=2, num_classes=7, qk_norm=True
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("usual", 2), ("layer scale", 2), ("norm of queries and keys", 0)]
+)
+@pytest.mark.usefixtures("fused_here")
+def test_blocks_of_timm_are_fused_where_that_is_the_same(name: str, blocks: int) -> None:
+    """In bfloat16 the fused gradient is as near to that in float64 as the plain one."""
+    plain = BLOCKS[name]()
+    fused = copy.deepcopy(plain)
+    replaced = use_kernels(fused, Model(precision="bf16")).replaced
+    assert replaced["fused block"] == blocks
+    exact = copy.deepcopy(plain).double()
+    images = torch.randn(4, 3, 32, 32)
+    expected = of_weights(exact, exact(images.double()))
+    errors = []
+    for model in (fused, plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(images)
+        errors.append(float((of_weights(model, out).double() - expected).norm() / expected.norm()))
+    assert errors[0] <= 1.2 * errors[1]
+
+
+def of_weights(model: nn.Module, out: Tensor) -> Tensor:
+    found = torch.autograd.grad((out * torch.linspace(-1, 1, 7)).sum(), list(model.parameters()))
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def test_no_kernel_runs_on_a_cpu() -> None:
+    assert fused_block.block_ops(Model(precision="bf16"), torch.device("cpu")) == (None, "")

@@ -1,0 +1,353 @@
+"""Functions that a transformer's block in half precision calls between its products, with their gradients.
+
+Each passes over its values once where torch's own operations pass several times: a residual is added, normed
+and counted in one go, and the sums that biases get as gradients fall off on the way. `PLAIN` computes them by
+torch's operations, on any device and in any type; `triton_kernels.py` has them for GPUs. Letters: B samples,
+T tokens, E = 3 D for queries, keys and values behind one another.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from open_clip.transformer import QuickGELU
+from timm.layers.activations import GELUTanh
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.utils._triton import has_triton
+
+from trainer.config import Model
+from trainer.model.host_compiler import missing_parts
+from trainer.model.rounding import rounded
+
+_QUICK = 1.702
+_LANES = (32, 64, 128)
+"""Values of a head that fill the tiles of the fused attention."""
+_CLOSE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
+"""Largest difference of both forms by type, as a share of a result's norm: a few roundings of each value."""
+
+
+@dataclass(frozen=True)
+class BlockOps:
+    """The functions of a block. Sums over samples and tokens are float32, or float64 where all else is."""
+
+    norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+    """(x, added or None, gain, bias, eps, dtype): returns x + added, its layer norm in `dtype`, and mean and
+    reciprocal deviation of each row.
+    """
+    norm_backward: Callable[..., tuple[Tensor, Tensor]]
+    """(gradient of the norm, gradient of the sum or None, the sum, means, deviations, gain): returns the
+    gradient of the sum [B, T, D], and sums [3, D]: gradients of gain and bias, and of a bias that was added.
+    """
+    gelu_backward: Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]]
+    """(gradient, x, kind of GELU): returns the gradient of x, and its sum over all rows."""
+    attention: Callable[[Tensor, int, bool], Tensor]
+    """(joint_BTE, heads, causal): returns [B, T, D]."""
+    attention_backward: Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor]]
+    """(joint_BTE, gradient_BTD, heads, causal): returns the gradient of joint_BTE, and its sum [E]."""
+    longest: int
+    """Most tokens that `attention` takes."""
+
+
+def _norm(
+    x: Tensor, added: Tensor | None, gain: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    stream = x if added is None else x + added
+    wide = _wide(stream)
+    variance, mean = torch.var_mean(wide, -1, correction=0)
+    rstd = (variance + eps).rsqrt()
+    normed = (wide - mean[..., None]) * rstd[..., None] * gain + bias
+    return stream, normed.to(dtype), mean.flatten(), rstd.flatten()
+
+
+def _norm_backward(
+    grad: Tensor, passed: Tensor | None, stream: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows = stream.shape[:-1]
+    wide, mean, rstd = _wide(grad), mean.view(*rows, 1), rstd.view(*rows, 1)
+    unit = (_wide(stream) - mean) * rstd
+    scaled = wide * gain
+    out = (scaled - unit * (scaled * unit).mean(-1, keepdim=True) - scaled.mean(-1, keepdim=True)) * rstd
+    short = (out if passed is None else out + passed).to(stream.dtype)
+    return short, torch.stack([_sums(wide * unit), _sums(wide), _sums(short)])
+
+
+def _gelu_backward(grad: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    wide = _wide(x)
+    if kind == "quick":
+        gate = torch.sigmoid(_QUICK * wide)
+        out = _wide(grad) * gate * (1 + _QUICK * wide * (1 - gate))
+    else:
+        out = torch.ops.aten.gelu_backward(_wide(grad), wide, approximate=kind)
+    short = out.to(x.dtype)
+    return short, _sums(short)
+
+
+def heads_of(joint_BTE: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns views of queries, keys and values, [B, heads, T, D / heads] each."""
+    samples, length, width = joint_BTE.shape
+    parts = joint_BTE.view(samples, length, 3, heads, width // (3 * heads))
+    q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
+    return q, k, v
+
+
+def attended(joint_BTE: Tensor, heads: int, causal: bool = False, mask: Tensor | None = None) -> Tensor:
+    """Returns attention [B, T, D] by torch's own operation, with its graph."""
+    q, k, v = heads_of(joint_BTE, heads)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    return out.transpose(1, 2).flatten(2)
+
+
+def _attention_backward(
+    joint_BTE: Tensor, grad_BTD: Tensor, heads: int, causal: bool
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        joint = joint_BTE.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(attended(joint, heads, causal), joint, grad_BTD)
+    return grad, _sums(grad)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _sums(tensor: Tensor) -> Tensor:
+    return _wide(tensor).flatten(0, -2).sum(0)
+
+
+PLAIN = BlockOps(_norm, _norm_backward, _gelu_backward, attended, _attention_backward, longest=1 << 30)
+
+
+def fused() -> BlockOps:
+    """Returns the functions in Triton, which compiles them at their first call."""
+    from trainer.model import triton_kernels as kernels
+
+    return BlockOps(
+        kernels.norm,
+        kernels.norm_backward,
+        kernels.gelu_backward,
+        kernels.attention,
+        kernels.attention_backward,
+        kernels.LONGEST,
+    )
+
+
+class _AddAndNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        ops: BlockOps,
+        x: Tensor,
+        added: Tensor | None,
+        added_bias: Tensor | None,
+        gain: Tensor,
+        bias: Tensor,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        stream, normed, mean, rstd = ops.norm(x, added, gain, bias, eps, dtype)
+        ctx.save_for_backward(stream, mean, rstd, gain)
+        ctx.ops, ctx.added = ops, None if added is None else added.dtype
+        ctx.types = [None if p is None else p.dtype for p in (added_bias, gain, bias)]
+        ctx.set_materialize_grads(False)
+        return stream, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, passed: Tensor | None, grad: Tensor) -> tuple[Any, ...]:
+        stream, mean, rstd, gain = ctx.saved_tensors
+        out, sums = ctx.ops.norm_backward(grad, passed, stream, mean, rstd, gain)
+        of_added = None if ctx.added is None else out.to(ctx.added)
+        of_bias, of_gain, of_norm = (
+            None if dtype is None else part.to(dtype)
+            for dtype, part in zip(ctx.types, (sums[2], sums[0], sums[1]), strict=True)
+        )
+        return None, out, of_added, of_bias, of_gain, of_norm, None, None
+
+
+def add_and_norm(
+    ops: BlockOps,
+    x: Tensor,
+    added: Tensor | None,
+    added_bias: Tensor | None,
+    norm: Any,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Returns x + added, and its layer norm in `dtype`.
+
+    Later residuals are added to the sum that is returned, x itself if nothing is added: so their gradient and
+    that of the norm meet here. `added_bias` is a parameter that is in `added` already, without its graph: it
+    gets its gradient here.
+    """
+    result: tuple[Tensor, Tensor] = _AddAndNorm.apply(
+        ops, x, added, added_bias, norm.weight, norm.bias, norm.eps, dtype
+    )
+    return result
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ops: BlockOps, x: Tensor, bias: Tensor, kind: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.ops, ctx.kind, ctx.dtype = ops, kind, bias.dtype
+        return torch.sigmoid(_QUICK * x).mul_(x) if kind == "quick" else F.gelu(x, approximate=kind)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        out, sums = ctx.ops.gelu_backward(grads[0], *ctx.saved_tensors, ctx.kind)
+        return None, out, sums.to(ctx.dtype), None
+
+
+def gelu(ops: BlockOps, x: Tensor, bias: Tensor, kind: str) -> Tensor:
+    """Returns GELU of x, by its `kind` (`kind_of_gelu`).
+
+    `bias` is in x already, without its graph: it gets its gradient here.
+    """
+    result: Tensor = _Gelu.apply(ops, x, bias, kind)
+    return result
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ops: BlockOps, joint_BTE: Tensor, bias: Tensor, heads: int, causal: bool) -> Tensor:
+        ctx.save_for_backward(joint_BTE)
+        ctx.ops, ctx.heads, ctx.causal, ctx.dtype = ops, heads, causal, bias.dtype
+        return ops.attention(joint_BTE, heads, causal)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        out, sums = ctx.ops.attention_backward(*ctx.saved_tensors, grads[0], ctx.heads, ctx.causal)
+        return None, out, sums.to(ctx.dtype), None, None
+
+
+def attention(ops: BlockOps, joint_BTE: Tensor, bias: Tensor, heads: int, causal: bool) -> Tensor:
+    """Returns [B, T, D]. `bias` is in joint_BTE already, without its graph: it gets its gradient here."""
+    result: Tensor = _Attention.apply(ops, joint_BTE, bias, heads, causal)
+    return result
+
+
+Weights = tuple[Tensor, Tensor]
+"""Weight and bias of a linear layer."""
+
+
+class BlockParts(NamedTuple):
+    """Modules and parameters of a block: x + scale_1(out(attention(norm_1(x)))), and so the MLP's half."""
+
+    norm_1: nn.Module
+    joint: Weights
+    heads: int
+    out: Weights
+    scale_1: nn.Module
+    norm_2: nn.Module
+    widens: Weights
+    gelu: str
+    narrows: Weights
+    scale_2: nn.Module
+
+    def can_be_fused(self) -> bool:
+        """Returns whether each part is what `fused_forward` takes it for."""
+        biases = (self.joint[1], self.out[1], self.widens[1], self.narrows[1])
+        return (
+            self.gelu != ""
+            and all(bias is not None for bias in biases)
+            and all(
+                isinstance(norm, nn.LayerNorm) and norm.weight is not None and norm.bias is not None
+                for norm in (self.norm_1, self.norm_2)
+            )
+        )
+
+
+def kind_of_gelu(module: nn.Module) -> str:
+    """Returns `none` for GELU, `tanh` for its approximation, `quick` for QuickGELU, else nothing."""
+    if isinstance(module, QuickGELU):
+        return "quick"
+    if isinstance(module, GELUTanh):
+        return "tanh"
+    return module.approximate if type(module) is nn.GELU else ""
+
+
+def fused_forward(ops: BlockOps, x: Tensor, parts: BlockParts, causal: bool) -> Tensor:
+    """Computes what a block does under autocast, from parameters that are rounded together.
+
+    A bias is used without its graph where a later function gives it its gradient.
+    """
+    dtype = torch.get_autocast_dtype(x.device.type)
+    lanes = parts.joint[1].numel() // (3 * parts.heads)
+    by_kernel = x.shape[1] <= ops.longest and lanes in _LANES
+    unscaled = isinstance(parts.scale_1, nn.Identity)
+    of_joint = parts.joint[1].detach() if by_kernel else parts.joint[1]
+    of_out = parts.out[1].detach() if unscaled else parts.out[1]
+    of_widens = parts.widens[1].detach()
+    short = rounded(
+        dtype, [parts.joint[0], of_joint, parts.out[0], of_out, parts.widens[0], of_widens, *parts.narrows]
+    )
+    x, normed = add_and_norm(ops, x, None, None, parts.norm_1, dtype)
+    joint = F.linear(normed, short[0], short[1])
+    if by_kernel:
+        seen = attention(ops, joint, parts.joint[1], parts.heads, causal)
+    else:
+        seen = attended(joint, parts.heads, causal)
+    added = parts.scale_1(F.linear(seen, short[2], short[3]))
+    x, normed = add_and_norm(ops, x, added, parts.out[1] if unscaled else None, parts.norm_2, dtype)
+    hidden = gelu(ops, F.linear(normed, short[4], short[5]), parts.widens[1], parts.gelu)
+    out: Tensor = x + parts.scale_2(F.linear(hidden, short[6], short[7]))
+    return out
+
+
+def block_ops(settings: Model, device: torch.device) -> tuple[BlockOps | None, str]:
+    """Returns the functions in Triton for a device, and in words why there are none; empty if there are.
+
+    They are tried on a small block at each start, where their results must be those of the plain form.
+    """
+    if device.type != "cuda" or settings.compile:
+        return None, ""
+    lacking = [*missing_parts(), *([] if has_triton() else ["Triton"])]
+    if lacking:
+        return None, f"this node lacks {' and '.join(lacking)}"
+    ops = fused()
+    problem = problem_of(ops, device)
+    return (None, problem) if problem else (ops, "")
+
+
+def problem_of(ops: BlockOps, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str:
+    """Returns, in words, what keeps `ops` from giving the plain form's results; empty if nothing does."""
+    try:
+        with torch.no_grad():
+            return _difference(ops, device, dtype)
+    except Exception as error:  # a compiler can fail in any way, and the plain form is there
+        return f"Triton failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _difference(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> str:
+    results = [_results(form, device, dtype) for form in (ops, PLAIN)]
+    for (name, found), (_, expected) in zip(*results, strict=True):
+        error = (found.float() - expected.float()).norm()
+        if not error <= _CLOSE[dtype] * expected.float().norm():
+            return f"{name} of Triton differs from that of torch"
+    return ""
+
+
+def _results(ops: BlockOps, device: torch.device, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+
+    def some(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    found = []
+    for tokens, causal, stream_dtype in ((50, False, dtype), (77, True, torch.float32)):
+        joint, grad = some(3, tokens, 3 * 128), some(3, tokens, 128)
+        found.append(("attention", ops.attention(joint, 2, causal)))
+        found += [("attention", part) for part in ops.attention_backward(joint, grad, 2, causal)]
+        x, passed = (some(3, tokens, 128, dtype=stream_dtype) for _ in range(2))
+        gain = some(128, dtype=torch.float32)
+        for added in (None, grad):
+            stream, normed, mean, rstd = ops.norm(x, added, gain, gain, 1e-5, dtype)
+            found += [("layer norm", part) for part in (stream, normed, mean, rstd)]
+        found += [("layer norm", part) for part in ops.norm_backward(grad, passed, stream, mean, rstd, gain)]
+        kinds = ("none", "tanh", "quick")
+        found += [("GELU", part) for kind in kinds for part in ops.gelu_backward(grad, normed, kind)]
+    return found
