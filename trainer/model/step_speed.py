@@ -1,6 +1,6 @@
 """Estimate of a training step's time on a GPU, from the peaks of its data sheet; imports no torch.
 
-docs/performance.md has the formula and says what it leaves out. It is an estimate, and nothing measured it.
+docs/performance.md has the formula, says what it leaves out, and compares it with what an H100 took.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,14 @@ from trainer.model.step_memory import step_memory
 
 _BACKWARD = 2
 """Products of a backward pass for each one of the forward pass."""
-_TRAFFIC = {"fast": 8.0, "plain": 11.1}
+_PRODUCTS = 0.7
+"""Share of a GPU's peak that matrix products reach; an H100 gave 0.53 to 0.76, by their sizes."""
+_TRAFFIC = {"fast": 6.7, "plain": 11.1}
 """Bytes that operators read and write in both passes, for each byte that the forward pass keeps.
 
 Both were measured for ViT-B-32 and ViT-L-14 in bf16 (docs/performance.md), by `model.kernels`.
 """
-_SECOND_FORWARD = 0.29
+_SECOND_FORWARD = 0.33
 """Traffic that another forward pass adds, as a share of that of both passes."""
 _HOUR_S = 3600.0
 
@@ -44,14 +46,14 @@ def training_flops(shape: Architecture, job: Job) -> float:
 
 
 def step_speed(shape: Architecture, job: Job, plan: BatchPlan, gpu: Gpu) -> StepSpeed:
-    """Returns the estimate: products at the GPU's peak, then all memory traffic at its full bandwidth."""
+    """Returns the estimate: products at their share of the peak, then all traffic at its full bandwidth."""
     needed = training_flops(shape, job)
     again = (plan.accumulation > 1) + job.model.grad_checkpointing
     flops = needed + again * sum(map(_forward_flops, shape.towers))
     kept = _whole_activations(shape, job, plan)
     traffic = kept * _TRAFFIC[job.model.kernels] * (1 + again * _SECOND_FORWARD)
     peak = gpu.tflops[job.model.precision] * 1e12
-    seconds = flops / peak + traffic / (gpu.bandwidth_gb_s * 1e9)
+    seconds = flops / (_PRODUCTS * peak) + traffic / (gpu.bandwidth_gb_s * 1e9)
     return StepSpeed(1 / seconds, needed / seconds / peak)
 
 
