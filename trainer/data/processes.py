@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from trainer.data.shared_buffers import Borrowed, BufferPool, Lent
 from trainer.errors import InputError, MachineError
 from trainer.run.exit_record import RANK_DIR
-from trainer.sysinfo.forks import can_fork
+from trainer.sysinfo.forks import can_fork, fork
 from trainer.sysinfo.parent import end_with_parent
 
 Loaded = TypeVar("Loaded")
@@ -72,7 +72,7 @@ def _fork_instead(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> i
     """
     if "forkserver" not in args[-1]:  # the tracker of semaphores is small, and needs nothing of ours
         return _spawn_quietly(path, args, passfds)
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             _close_all_but({0, 1, 2, *passfds})

@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.sysinfo.parent import signal_with_parent
@@ -23,17 +25,38 @@ def adopt_orphans(adopts: bool = True) -> bool:
     return sys.platform == "linux" and not ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopts))
 
 
+def fork() -> int:
+    """Forks as `os.fork` does. Python warns of any other thread; `can_fork` knows which do harm."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def can_fork() -> bool:
     """Returns whether a child of this process would be whole: no thread runs that a fork would lose.
 
     Threads that their library ends before each fork, as OpenBLAS does, do no harm; one fork shows which
-    these are.
+    these are. Nor do those that their library starts again in the child.
     """
-    child = os.fork()
+    child = fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    return _TASKS.is_dir() and len(list(_TASKS.iterdir())) == 1
+    return _TASKS.is_dir() and sum(not _starts_again(task) for task in _TASKS.iterdir()) == 1
+
+
+_START_AGAIN = frozenset({"jemalloc_bg_thd"})
+"""Names of threads whose library holds its locks over a fork and starts them again in the child.
+
+jemalloc does so (`background_thread_postfork_child` in its src/background_thread.c). pyarrow brings it,
+pandas imports pyarrow, and transformers imports pandas, where they are installed.
+"""
+
+
+def _starts_again(task: Path) -> bool:
+    with suppress(OSError):  # the thread has ended meanwhile
+        return (task / "comm").read_text().strip() in _START_AGAIN
+    return False
 
 
 def fork_for(guardian: int) -> int:
@@ -42,13 +65,13 @@ def fork_for(guardian: int) -> int:
     `guardian` is an ancestor that has called `adopt_orphans`. It can wait for the child as for its own, and
     the kernel kills the child when it ends. In this process it returns the id of a process that is gone.
     """
-    middle = os.fork()
+    middle = fork()
     if middle:
         os.waitpid(middle, 0)
         return middle
     try:
         own = os.getpid()
-        if os.fork():
+        if fork():
             os._exit(0)
         _wait_until(lambda: os.getppid() != own)
         signal_with_parent(signal.SIGKILL)
