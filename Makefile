@@ -20,6 +20,7 @@ BENCH_ARGS ?=
 DEMO ?= digits
 DEMO_ARGS ?=
 JOB ?=
+KIT_ARGS ?=
 NULLGPU ?= ../shared/nullgpu/run
 STACK ?=
 PARITY_ARGS ?=
@@ -40,7 +41,7 @@ NO_HOROVOD := $(VENV)/horovod-missing
 DOCS_VENV := .venv-docs
 DOCS := $(DOCS_VENV)/pinned-$(shell { pwd; cat docs/requirements.txt; } | sha256sum | cut -c 1-16)
 
-.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
+.PHONY: help venv horovod check fmt fuzz test goldens test-packages test-slurm test-slurm-full test-pyxis bench-cli bench-gpu gpu-kit bench-start bench-step test-faults test-faults-full bench-generations bench-goodput bench-hang bench-heartbeat bench-data bench-install test-full test-nullgpu test-nullgpu-full test-gpu demo parity reference models-table docs lock clean check-stacks image test-image test-image-full test-torch test-kubernetes test-kubernetes-full
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do
@@ -85,7 +86,7 @@ check: venv ## format, lint, types and layers, as CI runs them
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	if command -v shellcheck >/dev/null; then
-	    shellcheck docker/*.sh docker/plugins/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
+	    shellcheck benchmarks/*.sh docker/*.sh docker/plugins/*.sh tests/*.sh tests/cluster/*/*.sh .ci/run
 	else
 	    echo 'shellcheck is not installed: the shell scripts were not checked'
 	fi
@@ -187,6 +188,9 @@ bench-generations: venv ## loses a node of 1,250 with 8 supervisors each, simula
 
 bench-data: venv ## our loader against open_clip_train's on one core, and an index of 100 million samples; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.data $(BENCH_ARGS)
+
+gpu-kit: venv ## one folder that measures this project on a GPU machine without network: bash gpu-kit/check SECONDS; KIT_ARGS='--help'
+	@$(PY) -m benchmarks.gpu_kit $(KIT_ARGS)
 
 bench-gpu: venv ## a step of ours against open_clip_train's on one GPU, in turns, with MFU; the last line is JSON; BENCH_ARGS='--help'
 	@$(PY) -m benchmarks.gpu $(BENCH_ARGS)

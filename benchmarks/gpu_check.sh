@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# bash check [SECONDS]: measures this project on the machine's GPU; results in $OUT (default: gpu-results).
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-python3}
+site=$here/site
+if [[ ! -e $site ]]; then
+    rm -rf "$site.part"
+    "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
+        --target "$site.part" "$here"/wheels/*.whl
+    mv "$site.part" "$site"
+fi
+out=$(realpath -m "${OUT:-gpu-results}")
+cd "$here/clipship"
+export PYTHONPATH=$site:$PWD${PYTHONPATH:+:$PYTHONPATH}
+exec "$python" -m benchmarks.gpu_check --seconds "${1:-780}" --out "$out"
