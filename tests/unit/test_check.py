@@ -135,7 +135,7 @@ def test_a_good_table_is_counted(tmp_path: Path) -> None:
     [
         ("file,text\n0.png,a\n", ["column 'image'", "'file', 'text'"]),
         ("image,caption\n0.png,\n1.png,\n", ["column 'caption' is empty"]),
-        ("image,caption\n0.png,\n1.png,b\n2.png,\n", ["column 'caption' is empty", "2", "4"]),
+        ("image,caption\n0.png,\n2.png,\n", ["column 'caption' is empty in every row"]),
         ("image,caption\n0.png,a\n7.png,b\n8.png,c\n", ["2 of 3 image files", "rows 3, 4", "7.png"]),
         ("image,caption\n", ["no rows"]),
         ("", ["empty"]),

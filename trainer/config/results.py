@@ -98,6 +98,9 @@ class Eval(Section):
     Their features are averaged."""
     batch_size: Positive = 64
     """Images, or texts, in one forward pass."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """Reaction if an evaluation fails, for example because it has too many bad samples or a file is gone.
+    continue: report it and go on without its metrics; stop: save the step and end the run."""
     suite: Suite = optional_section(Suite)
 
     @field_validator("zero_shot", "retrieval", mode="before")
