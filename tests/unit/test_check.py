@@ -407,7 +407,7 @@ def test_another_length_is_refused_with_the_option_that_goes_on(folder: Path) ->
     run_folder(job).mkdir(parents=True)
     (run_folder(job) / "job.toml").write_text(dump_job(job))
     assert "give --longer steps=9; or choose" in problem(check_run_folder, job_in(folder, "optim.steps=9"))
-    assert "--longer" not in problem(check_run_folder, job_in(folder, "optim.steps=1"))
+    assert "give --shorter steps=1; or choose" in problem(check_run_folder, job_in(folder, "optim.steps=1"))
     assert "--longer" not in problem(check_run_folder, job_in(folder, "optim.steps=9", "optim.lr=0.25"))
 
 

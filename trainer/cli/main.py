@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.cli.json_output import json_option, print_json
-from trainer.cli.longer import longer_option, say_what_changes
 from trainer.cli.near import NearChoice, NearGroup
+from trainer.cli.new_length import NewLength, length_options, one_length, with_length
 from trainer.cli.options import (
     given_hosts,
     hosts_option,
@@ -292,6 +292,7 @@ Examples:
   clipship run job.toml --hosts node1:4,node2:4
   clipship run job.toml --nproc 1 --name try-2 --set optim.lr=1e-3
   clipship run job.toml --nproc 2 --longer steps=20000
+  clipship run job.toml --nproc 2 --shorter steps=6000
 
 Hosts must accept ssh without a password, and must have the job file, the data and this \
 Python environment at the same paths."""
@@ -301,7 +302,7 @@ Python environment at the same paths."""
 @nproc_option
 @hosts_option
 @click.option("--name", metavar="NAME", help="Name of the run and of its folder, in place of JOB's.")
-@longer_option
+@length_options
 @click.option(
     "--fresh", is_flag=True, help="Move an existing run folder aside (to NAME.old-1) and begin a new run."
 )
@@ -311,7 +312,8 @@ def run(
     nproc: int | None,
     hosts: str | None,
     fresh: bool,
-    longer: tuple[str, ...] = (),
+    longer: NewLength | None = None,
+    shorter: NewLength | None = None,
     name: str | None = None,
 ) -> int:
     """Train JOB here or on hosts over ssh; resumes from the run folder's newest checkpoint."""
@@ -319,21 +321,24 @@ def run(
     with _nothing_started(), waiting(f"checking {job_path}"):
         say(f"reading {job_path}")  # before the imports, which take longer than this
         named_hosts = given_hosts(nproc, hosts)
-        if fresh and longer:
+        length, told = one_length(longer, shorter), ""
+        if fresh and length:
             raise InputError(
-                "give either --longer or --fresh: the one goes on with the run, the other begins anew"
+                f"give either --{length.option} or --fresh: the one goes on with the run, the other begins "
+                "anew"
             )
-        overrides = (*overrides, *longer)
         if name is not None:
             overrides = (*overrides, f"name={name}")
+        if length:
+            overrides, told = with_length(job_path, overrides, length)
         from trainer.cli.describe import warnings
         from trainer.cli.spare_plan import no_spares_here
         from trainer.launch import local
         from trainer.run.folder import done_text, is_done, run_folder
 
         job, _, samples = _checked(job_path, overrides, nproc, hosts=named_hosts, fresh=fresh)
-    if longer:
-        say_what_changes(job, run_folder(job), samples)
+    if told:
+        say(told)
     if fresh:
         _set_aside(job)
     elif is_done(job):

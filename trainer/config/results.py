@@ -63,6 +63,9 @@ class Checkpoint(Section):
     longer: bool = False
     """Let a start go on to more steps than the run had before, as `clipship run --longer` does. The learning
     rate then follows the longer curve, from the first new step on."""
+    shorter: bool = False
+    """Let a start end at fewer steps than the run was to have, as `clipship run --shorter` does, which sets
+    optim.decay_from_step, too."""
     every_rank_writes: bool = False
     """Let each rank write its part of the optimizer's state: for large models on a parallel file system that
     all ranks share."""
