@@ -200,6 +200,7 @@ Examples:
   clipship init --list
   clipship init
   clipship init --preset gpu --data shards/
+  clipship init --preset laptop --data captions.csv --held-out val.csv
   clipship init --preset slurm cc3m.toml"""
 )
 @click.argument("job_path", metavar="[JOB]", type=click.Path(path_type=Path), default=JOB_FILE)
@@ -210,29 +211,55 @@ Examples:
     default="",
     help="Shards, a table or a folder that has them, to train from, in JOB.",
 )
+@click.option(
+    "--held-out",
+    metavar="PATH",
+    default="",
+    help="Pairs to evaluate on; none: no evaluation. Without it, a twentieth of the data, 1,000 at most.",
+)
+@click.option(
+    "--no-data",
+    is_flag=True,
+    help="Take --data and --held-out as they are, if only the cluster's nodes see them.",
+)
 @click.option("--list", "list_only", is_flag=True, help="List the presets and write nothing.")
 @click.option("--force", is_flag=True, help="Replace JOB if it exists.")
-def init(job_path: Path, preset: str | None, data: str, list_only: bool, force: bool) -> None:
+def init(
+    job_path: Path,
+    preset: str | None,
+    data: str,
+    held_out: str,
+    no_data: bool,
+    list_only: bool,
+    force: bool,
+) -> None:
     """Write a commented job file to start from (default: job.toml).
 
-    In a terminal and without --preset, four questions choose it: data, place, GPUs, model.
+    In a terminal and without --preset, questions choose it: place, data, GPUs, model. Batch, length and name
+    follow the data; a table is cut into two beside JOB, one to train on and one to evaluate on.
     """
     if list_only:
         for name in preset_names():
             click.echo(fit_to(sys.stdout, f"{name:<12}{preset_summary(name)}"))
         return
-    from trainer.cli.init import Wishes, ask, data_pattern, job_text
+    from trainer.cli.init import ask, job_text, wishes_of
 
     if preset is not None:
-        wishes = Wishes(preset, data_pattern(data, job_path) if data else "")
+        wishes = wishes_of(preset, data, held_out, job_path, here=not no_data)
     elif sys.stdin.isatty() and sys.stderr.isatty():
         check_free(job_path, force=force)
-        wishes = ask(job_path, data)
+        wishes = ask(job_path, data, held_out, here=not no_data)
     else:
         raise InputError(
             f"no preset is chosen: give --preset with one of {', '.join(preset_names())}; `clipship init "
             "--list` describes them"
         )
+    tables = wishes.own.tables if wishes.own else {}
+    for path in (job_path, *tables):
+        check_free(path, force=force)
+    for path, text in tables.items():
+        write_job_file(path, text, force=force)
+        say(f"wrote {path}")
     write_job_file(job_path, schema_line() + job_text(wishes, job_path), force=force)
     click.echo(f"wrote {job_path}; next: {paste('clipship', 'check', job_path)}", err=True)
 
