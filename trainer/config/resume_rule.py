@@ -42,7 +42,7 @@ def _differences(
 ) -> Iterator[str]:
     for key, new in now.items():
         name = f"{section}{key}"
-        old = before[key] if key in before else _defaults().get(name)
+        old = before[key] if key in before else key_defaults().get(name)
         if name in free:
             continue
         if isinstance(new, Mapping):
@@ -52,7 +52,7 @@ def _differences(
 
 
 @cache
-def _defaults() -> Mapping[str, Any]:
+def key_defaults() -> Mapping[str, Any]:
     """Returns the default of every key that has one, by name."""
     return {
         ".".join(key): field.get_default(call_default_factory=True, validated_data={})
