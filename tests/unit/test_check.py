@@ -14,6 +14,7 @@ from trainer.config.loader import dump_job, load_job
 from trainer.data.sample_counts import check_data, recorded_sizes
 from trainer.data.shard_names import expand_shards
 from trainer.errors import InputError
+from trainer.evaluate.imagenet import imagenet_words
 from trainer.evaluate.inputs import check_evaluation, class_names, templates
 from trainer.model.catalog import check_model, check_pretrained, check_tag, known_models
 from trainer.model.packages import check_loss
@@ -313,6 +314,23 @@ def test_a_bad_file_of_lines_is_named_with_its_line(
     found = problem(check_evaluation, evaluation(folder, **{key: str(path)}))
     assert expected in found
     assert found.startswith(f"eval.{key}: ")
+
+
+def test_words_of_a_set_are_known_by_name_and_left_to_the_ranks_without_open_clip(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = evaluation(folder, class_names="set:imagenet", templates="set:imagenet")
+    assert (len(class_names(named)), len(templates(named))) == (1000, 80)
+    found = problem(check_evaluation, evaluation(folder, class_names="set:imagnet"))
+    assert found == 'eval.class_names: there is no set called "imagnet"; there are imagenet'
+    imagenet_words.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    try:
+        check_evaluation(named)
+        with pytest.raises(InputError, match="open_clip_torch"):
+            class_names(named)
+    finally:
+        imagenet_words.cache_clear()
 
 
 @pytest.mark.parametrize("template", ["a {style} photo of a {}", "{} and {}", "a } of a {}", "a {} {0}"])

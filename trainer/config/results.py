@@ -36,13 +36,13 @@ def is_checkpoint(name: str) -> bool:
     return name not in ("auto", "never")
 
 
-TEMPLATE_SET = "set:"
-"""Beginning of an `eval.templates` that names a set of Clipship's own."""
+NAMED_SET = "set:"
+"""Beginning of an `eval.templates` or `eval.class_names` that names a set of words."""
 
 
-def is_file_of_templates(name: str) -> bool:
-    """Returns whether `eval.templates` is a path, and not the name of a set."""
-    return not name.startswith(TEMPLATE_SET)
+def is_file_of_words(name: str) -> bool:
+    """Returns whether `eval.templates` or `eval.class_names` is a path, and not the name of a set."""
+    return not name.startswith(NAMED_SET)
 
 
 class Checkpoint(Section):
@@ -90,15 +90,16 @@ class Eval(Section):
     class; empty: none."""
     class_key: Text = "cls"
     """Ending of the member that holds the class number, counted from 0."""
-    class_names: Annotated[Text | tuple[Text, ...], JobPath(lists=False)] = ()
-    """Class names in the order of their numbers, or a file with one per line. The classes of a folder are
-    numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
+    class_names: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False)] = ()
+    """Class names in the order of their numbers, a file with one per line, or "set:imagenet": open_clip's
+    names of ImageNet's 1,000 classes, in the order of the folders' WordNet numbers. The classes of a folder
+    are numbered in the order of its subfolders' names; if this is empty, those names are the class names ("_"
     reads as a space)."""
-    templates: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_templates, lists=False)] = (
+    templates: Annotated[Text | tuple[Text, ...], JobPath(when=is_file_of_words, lists=False)] = (
         "a photo of a {}.",
     )
-    """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese".
-    Their features are averaged."""
+    """Sentences with `{}` for the class name, a file with one per line, or a set by its name: "set:chinese",
+    "set:english", and "set:imagenet", open_clip's 80 sentences. Their features are averaged."""
     batch_size: Positive = 64
     """Images, or texts, in one forward pass."""
     on_failure: Literal["continue", "stop"] = "continue"
