@@ -19,7 +19,7 @@ from trainer.comm.protocol import Comm
 from trainer.config.batch_plan import plan
 from trainer.data import pictures
 from trainer.data.shard_files import PackedSample, write_shards
-from trainer.errors import InputError, Preempted
+from trainer.errors import InputError, Preempted, StorageError
 from trainer.evaluate import zero_shot
 from trainer.evaluate.evaluation import Evaluation, Metrics
 from trainer.evaluate.rounds import EvaluationFailed
@@ -111,10 +111,11 @@ def test_an_evaluation_with_more_bad_samples_than_the_job_allows_fails_on_all_ra
     def failed(comm: Comm) -> str:
         with pytest.raises(EvaluationFailed) as caught:
             evaluate(comm, zero_shot=(f"{tmp_path}/*.tar",), class_names=("a",) * 4, batch_size=1, data=data)
+        assert not isinstance(caught.value, StorageError)
         return str(caught.value)
 
     one, other = run_ranks(2, failed)
-    assert one == other
+    assert one == other, "and exit code 2"
     expected = (
         "bad samples: 3 of 4 (3 not an image)" if "max_bad_share" in data else "sample 0: the image has"
     )
@@ -139,6 +140,7 @@ def test_memory_that_runs_out_on_one_rank_fails_on_all(shard: str, monkeypatch: 
     def failed(comm: Comm) -> str:
         with pytest.raises(EvaluationFailed) as caught:
             evaluate(comm, zero_shot=(shard,), class_names=("a",) * 4)
+        assert isinstance(caught.value, StorageError), "exit code 1: a later start may have more memory"
         return str(caught.value)
 
     assert set(run_ranks(2, failed)) == {

@@ -346,7 +346,7 @@ def check_tables(files: Sequence[str], data: Data, key: str) -> int:
     try:
         Allowed.by(data).check(left_out_of(tables), sum(rows))
     except InputError as problem:
-        problems.append(str(problem))
+        problems.append(f"{key}: {problem}")
     if problems:
         raise InputError("\n".join(problems))
     return samples_of_an_epoch(rows, data)

@@ -50,12 +50,13 @@ class Evaluation:
         self._class_names = class_names(settings) if settings.zero_shot else ()
         self._templates = templates(settings) if settings.zero_shot else ()
         self._captioned = open_images(job.retrieval_data) if settings.retrieval else None
-        for source in (self._labelled, self._captioned):
-            if source is None:
-                continue
+
+    def say_left_out(self) -> None:
+        """Logs how many samples are not used, as known before any is read, and names them on rank 0."""
+        for source in filter(None, (self._labelled, self._captioned)):
             for cause, count in source.left_out.by_cause.items():
                 log.info("%-12s %s not used: %s", "evaluation", many(count, "sample"), cause)
-            if comm.world.rank == 0:
+            if self._comm.world.rank == 0:
                 name_left_out(source.left_out)
 
     def __call__(self, clip: Clip, stop: Callable[[], bool] = never, *, ema: bool = False) -> Metrics:

@@ -13,7 +13,7 @@ import torch
 from trainer.comm.protocol import Comm
 from trainer.data.bad_samples import Skipped, check_share
 from trainer.data.sample import BadSample
-from trainer.errors import InputError, MachineError, Preempted
+from trainer.errors import InputError, MachineError, Preempted, StorageError
 from trainer.sysinfo.memory import is_out_of_memory
 from trainer.text.wording import many
 
@@ -25,6 +25,10 @@ class EvaluationFailed(InputError):
 
     The model and all ranks are as they were before the evaluation.
     """
+
+
+class EvaluationCutOff(EvaluationFailed, StorageError):
+    """An evaluation that failed for a reason which a later start may not meet: exit code 1."""
 
 
 class Block(Protocol):
@@ -61,8 +65,8 @@ class Rounds:
     comm: Comm
     stop: Callable[[], bool] = never
     """Function that returns whether this rank is asked to stop; it is called before each round."""
-    _failures: list[str] = field(default_factory=list)
-    """Reasons why this rank cannot go on."""
+    _failures: list[tuple[bool, str]] = field(default_factory=list)
+    """Reasons why this rank cannot go on, each after whether a later start may."""
 
     def of(self, count: int, block: int) -> Iterator[int]:
         """Collective: yields where each round begins among `count` items in blocks of `block`.
@@ -79,8 +83,8 @@ class Rounds:
         ends = torch.tensor([float(bool(self._failures)), float(self.stop())], device=self.comm.device)
         failed, stopped = self.comm.all_reduce(ends).tolist()
         if failed:
-            reasons = self.comm.all_gather_object("\n".join(self._failures))
-            raise EvaluationFailed(next(filter(None, reasons)))
+            later, reason = next(filter(None, self.comm.all_gather_object([*self._failures])))[0]
+            raise EvaluationCutOff(reason) if later else EvaluationFailed(reason)
         if stopped:
             raise Preempted("asked to stop during an evaluation")
 
@@ -92,11 +96,11 @@ class Rounds:
         try:
             yield from results
         except (InputError, MachineError) as problem:
-            self._failures.append(str(problem))
+            self._failures.append((isinstance(problem, StorageError | MachineError), str(problem)))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._failures.append(f"memory ran out; a smaller eval.batch_size needs less: {error}")
+            self._failures.append((True, f"memory ran out; a smaller eval.batch_size needs less: {error}"))
 
     def bad_of_all(self, skipped: Skipped, max_share: float) -> dict[str, int]:
         """Collective: returns the number of samples that the ranks have left out of one set, by cause.
