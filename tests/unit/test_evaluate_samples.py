@@ -20,7 +20,7 @@ from trainer.config.batch_plan import plan
 from trainer.data import pictures
 from trainer.data.shard_files import PackedSample, write_shards
 from trainer.errors import InputError, Preempted, StorageError
-from trainer.evaluate import zero_shot
+from trainer.evaluate import evaluation, zero_shot
 from trainer.evaluate.evaluation import Evaluation, Metrics
 from trainer.evaluate.rounds import EvaluationFailed
 from trainer.model.build import build_model
@@ -120,6 +120,20 @@ def test_an_evaluation_with_more_bad_samples_than_the_job_allows_fails_on_all_ra
         "bad samples: 3 of 4 (3 not an image)" if "max_bad_share" in data else "sample 0: the image has"
     )
     assert expected in one
+
+
+def test_a_board_that_cannot_be_made_ends_no_evaluation(
+    tmp_path: Path, alone: Comm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 alone makes it, and the others would wait for it."""
+    write_shards(noise(), tmp_path, 8)
+
+    def lost(*_: object, **__: object) -> None:
+        raise StorageError("the shard is gone")
+
+    monkeypatch.setattr(evaluation, "board", lost)
+    assert evaluate(alone, tmp_path, retrieval=(f"{tmp_path}/*.tar",))["retrieval_images"] == 4
+    assert "the retrieval board is NOT WRITTEN: the shard is gone" in caplog.text
 
 
 def test_a_set_without_a_usable_sample_has_no_figures(tmp_path: Path, alone: Comm) -> None:

@@ -35,10 +35,12 @@ def row_groups_by_image(data: Data, progress: Progress | None = None) -> Source:
 class _ByImage:
     """Source of the images of tables whose rows name some of them more than once."""
 
-    left_out = LeftOut()
-
     def __init__(self, source: ColumnarSource, rows: Sequence[Sequence[int]]) -> None:
         self._source, self._rows = source, rows
+
+    @property
+    def left_out(self) -> LeftOut:
+        return self._source.left_out
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -9,6 +9,7 @@ from trainer.config import Job
 from trainer.config.results import EMA
 from trainer.data.bad_samples import Allowed, name_left_out, without
 from trainer.data.source import Source, open_images, open_labelled
+from trainer.errors import InputError
 from trainer.evaluate.board import board
 from trainer.evaluate.inputs import class_names, templates
 from trainer.evaluate.ranking import Pairs
@@ -84,10 +85,10 @@ class Evaluation:
     def _show(self, pairs: Pairs, source: Source) -> None:
         if self._run_folder is None:
             return
-        rows = board(pairs, source, most_pixels=self._job.data.max_image_pixels)
         try:
+            rows = board(pairs, source, most_pixels=self._job.data.max_image_pixels)
             write_board(self._run_folder, rows)
-        except OSError as error:  # a full disk ends no run
+        except (OSError, InputError) as error:  # neither a full disk nor lost data end a run
             log.warning("%-12s the retrieval board is NOT WRITTEN: %s", "evaluation", error)
 
     def _retrieval(
