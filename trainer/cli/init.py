@@ -50,7 +50,7 @@ class Wishes:
     """GPUs of each node."""
     model: str = ""
     own: OwnData | None = None
-    """What is known of the data."""
+    """Facts about the data, if they could be looked at."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class NewLength(NamedTuple):
 
 
 class Lengthened(NamedTuple):
-    """What a new length does to a run."""
+    """Changes that give a run another length, and their effect in words."""
 
     overrides: tuple[str, ...]
     told: str

@@ -1,4 +1,4 @@
-"""What a first job file says of own data: how many there are, what is held out, and a name. No torch."""
+"""Looks at own data for a first job file: their number, a held-out part, and a name. No torch."""
 
 import csv
 import io

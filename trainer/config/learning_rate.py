@@ -26,10 +26,8 @@ def learning_rate(settings: Optim, step: int, steps: int) -> float:
 def words(settings: Optim) -> str:
     """Returns what follows the warm-up, in words."""
     if settings.decay_from_step is not None:
-        return (
-            f"then to step {settings.decay_from_step:,}, and from {settings.decay_from_lr:g} there down to "
-            f"{settings.min_lr:g}"
-        )
+        end = f"from {settings.decay_from_lr:.3g} down to {settings.min_lr:g}"
+        return f"then its schedule, and after step {settings.decay_from_step:,} {end}"
     if settings.schedule != "constant":
         return f"then a {'line' if settings.schedule == 'linear' else 'cosine'} to {settings.min_lr:g}"
     if not settings.cooldown_share:
