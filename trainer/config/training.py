@@ -346,8 +346,6 @@ class Optim(Section):
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}")
         if self.steps is not None and self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} is longer than the run of {self.steps} steps")
-        if (self.decay_from_step is None) != (self.decay_from_lr is None):
-            raise ValueError("decay_from_step and decay_from_lr belong together: set both or none")
         if self.label_smoothing and LOSSES[self.loss].contrast == "siglip":
             raise ValueError(
                 "label_smoothing changes the target of a softmax, and the siglip loss has none: remove it"
@@ -356,4 +354,6 @@ class Optim(Section):
             raise ValueError(
                 f'cooldown_share belongs to schedule = "constant": a {self.schedule} decay has no cooldown'
             )
+        if (self.decay_from_step is None) != (self.decay_from_lr is None):
+            raise ValueError("decay_from_step and decay_from_lr belong together: set both or none")
         return self

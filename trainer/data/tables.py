@@ -189,20 +189,6 @@ def left_out_of(tables: Sequence[Table]) -> LeftOut:
     return LeftOut(Counter(sample.cause for sample in bad), bad[:NAMED_IN_ALL], filtered)
 
 
-def read_table(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
-    """Reads a table; opens no image file. Rows without an image or a caption become its `bad`.
-
-    Raises InputError for missing columns (the message lists the columns), for text of another encoding, and
-    if no row can be used.
-    """
-    table = read_all_rows(path, columns, keep_others)
-    bad = {place: sample for place in range(len(table.rows)) if (sample := _flaw(table, place, columns))}
-    kept = [place for place in range(len(table.rows)) if place not in bad]
-    if not kept:
-        raise InputError("\n".join(unfilled(table, columns)))
-    return table if not bad else _with_rows(table, kept, tuple(bad.values()))
-
-
 def _flaw(table: Table, place: int, columns: TableColumns) -> BadSample | None:
     """Returns what is wrong with a row."""
     if not table.images[place]:
@@ -229,7 +215,25 @@ def _with_rows(table: Table, kept: Sequence[int], bad: tuple[BadSample, ...]) ->
 
 def read_all_rows(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
     """Reads a table as `read_table` does, with the rows that lack an image or a caption."""
-    path = Path(path)
+    return _read_cells(Path(path), columns, keep_others)
+
+
+def read_table(path: str | Path, columns: TableColumns, keep_others: bool = False) -> Table:
+    """Reads a table; opens no image file. Rows without an image or a caption become its `bad`.
+
+    Raises InputError for missing columns (the message lists the columns), for text of another encoding, and
+    if no row can be used.
+    """
+    table = read_all_rows(path, columns, keep_others)
+    bad = {place: sample for place in range(len(table.rows)) if (sample := _flaw(table, place, columns))}
+    kept = [place for place in range(len(table.rows)) if place not in bad]
+    if not kept:
+        raise InputError("\n".join(unfilled(table, columns)))
+    return table if not bad else _with_rows(table, kept, tuple(bad.values()))
+
+
+def _read_cells(path: Path, columns: TableColumns, keep_others: bool = False) -> Table:
+    """Reads a table as `read_table` does, also one whose rows lack an image or a caption."""
     rows = _rows(path, columns.separator or ("\t" if path.suffix == ".tsv" else ","), columns.encoding)
     header = [cell.strip() for cell in rows[0][1]] if rows else []
     places = _places(path, header, columns)
