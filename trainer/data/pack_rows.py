@@ -95,7 +95,7 @@ class TextRows:
         return tuple(
             PackRow(
                 row,
-                self.table.image_path(row).absolute(),
+                self.table.image_path(row).absolute() if self.table.images[row] else None,
                 self.table.origin(row),
                 self._captions(row),
                 _json(others[row]),
